@@ -1,0 +1,198 @@
+"""The tables of a job file, as pydantic models.
+
+Every field says what it is: `--help` is made from here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Table(BaseModel):
+    """A table of the job file: immutable, and strict about names and types."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
+
+
+class Run(Table):
+    """Name, place and seed of the run."""
+
+    name: str | None = Field(None, description="name and Ray namespace; default: job and time")
+    dir: str | None = Field(None, description="folder of all runs; default: $HYPHA_RAY_HOME/runs or ~/hypha_ray/runs")
+    seed: int = Field(0, ge=0, description="seed of initial weights, data order and dropout")
+    mode: Literal["elastic", "replay"] = Field("elastic", description="replay: equal batches and bit-exact repetition")
+
+
+class Model(Table):
+    """The model to train: a repository, or a configuration to start from random weights."""
+
+    repository: str | None = Field(None, description="hub id or local folder")
+    revision: str | None = Field(None, description="branch, tag or commit of the repository")
+    type: str = Field("causal-lm", description="task, which chooses the Auto class; see docs/configuration.md")
+    token: SecretStr | None = Field(None, description="hub token; better: the HF_TOKEN environment variable")
+    config: dict[str, Any] | None = Field(
+        None, description="transformers configuration, with model_type, for random weights"
+    )
+    trust_remote_code: bool = Field(
+        False, description="run code of the repository, where the node's owner allows it too"
+    )
+    input_names: list[str] | None = Field(None, description="slice tensors passed to the model; default: by type")
+
+
+class Preprocessor(Table):
+    """The tokenizer or image processor that is saved beside the trained model."""
+
+    repository: str | None = Field(None, description="hub id or local folder; default: the one of the dataset")
+    revision: str | None = Field(None, description="branch, tag or commit of the repository")
+
+
+class Dataset(Table):
+    """The prepared dataset: a folder, or a name that a data shard announces."""
+
+    path: str | None = Field(None, description="prepared folder")
+    name: str | None = Field(None, description="name that a data shard announces")
+    shards: Count = Field(1, description="data shard actors that serve it")
+
+
+class Rounds(Table):
+    """How much work there is, and how it is cut."""
+
+    update_rounds: Count = Field(100, description="outer rounds")
+    samples_between_updates: Count = Field(1200, description="samples over all workers in a round")
+    max_batch_size: Count = Field(32, description="samples in one inner step of one worker")
+    accumulation: Count = Field(1, description="micro-batches that a batch is computed in, to save memory")
+    evaluate_every: int = Field(1, ge=0, description="rounds between evaluations; 0: only after the last")
+
+
+class InnerOptimizer(Table):
+    """What every worker does with its own gradients."""
+
+    name: Literal["adamw", "muon", "sgd"] = Field("adamw", description="muon: 2-D weights by Muon, the rest by AdamW")
+    learning_rate: Positive = Field(1e-3, description="peak learning rate of AdamW and SGD")
+    muon_learning_rate: Positive = Field(2e-2, description="peak learning rate of the 2-D weights under muon")
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.95), strict=False, description="decay of AdamW's averages")
+    epsilon: Positive = Field(1e-8, description="AdamW's epsilon")
+    momentum: Fraction = Field(0.0, description="momentum of sgd; Muon's is 0.95")
+    weight_decay: NotNegative = Field(0.1, description="decoupled weight decay")
+    schedule: Literal["constant", "linear", "linear-with-warmup", "cosine-with-warmup", "wsd"] = Field(
+        "constant", description="learning rate over inner steps"
+    )
+    warmup_steps: int = Field(0, ge=0, description="inner steps of linear warm-up")
+    total_steps: Count | None = Field(None, description="inner steps of the schedule; default: as planned")
+    decay_steps: Count | None = Field(None, description="inner steps of wsd's decay; default: a fifth of all")
+    clip_norm: Positive | None = Field(1.0, description="gradient norm above which gradients are scaled down")
+
+
+class OuterOptimizer(Table):
+    """What the parameter server does with the mean delta."""
+
+    name: Literal["nesterov"] = Field("nesterov", description="outer optimizer")
+    learning_rate: Positive = Field(0.7, description="η in θ ← θ + η(μv + Δ̄)")
+    momentum: Fraction = Field(0.9, description="μ in v ← μv + Δ̄")
+
+
+class Sync(Table):
+    """When and how workers exchange deltas."""
+
+    strategy: Literal["diloco"] = Field("diloco", description="who waits for whom")
+    fragments: Count = Field(1, description="parts of the parameters with a server each")
+    codec: Literal["fp32"] = Field("fp32", description="what deltas are encoded as")
+    quorum: Count | None = Field(None, description="deltas that close a round after grace_s; default: all")
+    grace_s: NotNegative = Field(30.0, description="longest wait for the other deltas once the quorum is in")
+    weighting: Literal["samples", "uniform"] = Field("samples", description="weight of a worker's delta in the mean")
+
+
+class WorkerResources(Table):
+    """What one actor needs of a node."""
+
+    cpu: NotNegative = Field(1.0, description="CPU cores")
+    gpu: NotNegative = Field(0.0, description="GPUs")
+    memory_gb: NotNegative = Field(0.0, description="memory in GB that Ray reserves")
+    gpu_type: str | None = Field(None, description="accelerator label, nvidia, amd or any")
+
+
+class ServerResources(WorkerResources):
+    """What a parameter server needs; it computes while workers wait, so it reserves no CPU unless told to."""
+
+    cpu: NotNegative = Field(0.0, description="CPU cores")
+
+
+class Price(Table):
+    """What a job pays for a lease."""
+
+    bid: NotNegative = Field(100.0, description="public bid")
+    max: NotNegative = Field(100.0, description="private limit")
+
+
+class Resources(Table):
+    """How many machines, and which."""
+
+    num_workers: Count = Field(2, description="workers wanted")
+    min_workers: Count = Field(1, description="workers needed to go on")
+    worker: WorkerResources = Field(WorkerResources(), description="needs of a worker")
+    parameter_server: ServerResources = Field(ServerResources(), description="needs of a parameter server")
+    worker_price: Price = Field(Price(), description="price of a worker's lease")
+    parameter_server_price: Price = Field(Price(), description="price of a server's lease")
+    min_memory_mb: Count | None = Field(None, description="the training guide's name for worker.memory_gb, in MB")
+    min_gpus: int | None = Field(None, ge=0, description="the training guide's name for worker.gpu")
+    gpu_type: str | None = Field(None, description="the training guide's name for worker.gpu_type")
+    start_deadline_s: Positive = Field(120.0, description="longest wait for leases and for workers to get ready")
+
+
+class Worker(Table):
+    """How a worker computes."""
+
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where the lease has one")
+    autocast: Literal["none", "bf16"] = Field("none", description="bf16: mixed precision in forward and backward")
+    compile: bool = Field(False, description="torch.compile the model")
+    report_every_s: Positive = Field(1.0, description="seconds between progress reports")
+    prefetch_mb: Count = Field(256, description="memory for slices that wait to be trained on")
+
+
+class Checkpoint(Table):
+    """Which snapshots are written and kept; the commit log is always whole."""
+
+    every_rounds: Count = Field(1, description="rounds between snapshots")
+    keep: Count = Field(2, description="newest snapshots that stay")
+
+
+class Telemetry(Table):
+    """Where metrics go."""
+
+    sinks: list[Literal["console", "jsonl", "prometheus", "otel", "aim"]] = Field(
+        ["console", "jsonl", "prometheus"], description="metrics.jsonl is always written"
+    )
+    aim_repository: str | None = Field(None, description="local Aim repository; default: the run directory")
+
+
+class Testing(Table):
+    """Settings that only tests use."""
+
+    slowdown: list[Annotated[float, Field(ge=1)]] = Field(
+        [], description="factor by which worker i's batches take longer"
+    )
+
+
+class Job(Table):
+    """A whole job."""
+
+    run: Run = Run()
+    model: Model = Model()
+    preprocessor: Preprocessor = Preprocessor()
+    dataset: Dataset = Dataset()
+    rounds: Rounds = Rounds()
+    inner_optimizer: InnerOptimizer = InnerOptimizer()
+    outer_optimizer: OuterOptimizer = OuterOptimizer()
+    sync: Sync = Sync()
+    resources: Resources = Resources()
+    worker: Worker = Worker()
+    checkpoint: Checkpoint = Checkpoint()
+    telemetry: Telemetry = Telemetry()
+    testing: Testing = Testing()

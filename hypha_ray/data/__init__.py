@@ -1,0 +1,1 @@
+"""Corpora become prepared datasets; data shards serve their slices."""

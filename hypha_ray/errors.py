@@ -1,0 +1,87 @@
+"""Everything that can go wrong for a user, as one tree.
+
+    HyphaError                      exit code   a user would …
+    ├─ ConfigError                  2           mend the job file or the command line
+    ├─ DataError                    3           mend or prepare the dataset
+    ├─ AuthenticationError          4           give a token, or trust the model's code
+    ├─ CheckpointError              5           choose another checkpoint
+    └─ TryAgainError                75          wait, or bring more machines
+       ├─ CapacityError                         the cluster lacks a resource
+       ├─ ClusterError                          Ray can't be reached, or an actor is gone
+       └─ HubError                              a model or dataset hub can't be reached
+
+Each error says what is wrong and where, what was got and what is allowed, and what to do about it. It travels
+between actors, so its arguments are plain strings.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class HyphaError(Exception):
+    """An error that a user can act on; printed as one line, without a traceback.
+
+    Args:
+        code: a stable name such as ``CFG001``.
+        what: what is wrong and where.
+        got: what was found, if that helps.
+        allowed: what would have been right.
+        fix: what to do.
+
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, code: str, what: str, got: str = "", allowed: str = "", fix: str = "") -> None:
+        super().__init__(code, what, got, allowed, fix)
+        self.code, self.what, self.got, self.allowed, self.fix = code, what, got, allowed, fix
+
+    def __str__(self) -> str:
+        found = ", ".join(filter(None, [self.got and f"got {self.got}", self.allowed and f"allowed {self.allowed}"]))
+        text = f"error[{self.code}]: {self.what}"
+        text += f" — {found}" if found else ""
+        text += "" if text.endswith((".", "?", "!")) else "."
+        return f"{text} Fix: {self.fix}" if self.fix else text
+
+
+class ConfigError(HyphaError):
+    """The command line or the job file is wrong."""
+
+    exit_code = 2
+
+
+class DataError(HyphaError):
+    """A dataset or slice is missing, damaged or doesn't fit the model."""
+
+    exit_code = 3
+
+
+class AuthenticationError(HyphaError):
+    """A token is missing or wrong, or untrusted code would have to run."""
+
+    exit_code = 4
+
+
+class CheckpointError(HyphaError):
+    """A checkpoint or model folder can't be used."""
+
+    exit_code = 5
+
+
+class TryAgainError(HyphaError):
+    """Nothing is wrong with the job; it may work later."""
+
+    exit_code = 75
+
+
+class CapacityError(TryAgainError):
+    """The cluster lacks a resource, now or ever."""
+
+
+class ClusterError(TryAgainError):
+    """Ray can't be reached, or an actor died."""
+
+
+class HubError(TryAgainError):
+    """A hub can't be reached and the local cache doesn't help."""

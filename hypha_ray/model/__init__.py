@@ -1,0 +1,1 @@
+"""Models built or loaded, laid out flat, evaluated and exported."""

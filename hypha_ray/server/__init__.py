@@ -1,0 +1,1 @@
+"""The parameter server: a reducer over immutable objects."""

@@ -1,0 +1,1 @@
+"""The commit log, the only truth about a run, and its snapshots."""

@@ -1,0 +1,1 @@
+"""Metrics and events: files, console, Prometheus, OpenTelemetry, Aim, plots."""

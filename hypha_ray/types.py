@@ -1,0 +1,249 @@
+"""The frozen records that travel between scheduler, workers, server and store.
+
+A *span* is a run of samples of one slice in one epoch; every sample that is trained on is in exactly one span of
+exactly one committed delta. Every event from a worker carries its `Source`, so that late, repeated and foreign
+messages are recognised.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+Flat: TypeAlias = "dict[str, npt.NDArray[np.generic]]"
+"""A fragment's tensors as they travel: group name to one contiguous 1-D array."""
+
+
+@dataclass(frozen=True, slots=True)
+class SliceInfo:
+    """One file of a prepared dataset, as its manifest lists it."""
+
+    index: int
+    file: str
+    sha256: str
+    samples: int
+    split: str = "train"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Span:
+    """Samples ``start … stop - 1`` of a slice, in that epoch's order."""
+
+    epoch: int
+    slice: int
+    start: int
+    stop: int
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where one tensor lies: elements ``offset … offset + size - 1`` of a group of a fragment.
+
+    `dtype` is the tensor's own, by its torch name without the prefix (``bfloat16``); the group's is at least float32.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    fragment: int
+    group: str
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A model's trained parameters and its buffers as flat arrays, the same on every machine.
+
+    Groups are named ``parameters/float32``, ``buffers/float32``, ``buffers/int64``: parameters take outer steps, float
+    buffers are averaged, integer buffers taken from one worker. A tied tensor stands once, under its first name;
+    `tied` has pairs of alias and name. Frozen parameters are left out.
+    """
+
+    entries: tuple[Entry, ...]
+    tied: tuple[tuple[str, str], ...] = ()
+    fragments: int = 1
+
+    def groups(self, fragment: int) -> dict[str, int]:
+        """Sizes of a fragment's groups, in elements."""
+        sizes: dict[str, int] = {}
+        for entry in self.entries:
+            if entry.fragment == fragment:
+                sizes[entry.group] = max(sizes.get(entry.group, 0), entry.offset + entry.size)
+        return sizes
+
+    def sha256(self) -> str:
+        """Fingerprint by which two processes know that they mean the same model."""
+        return hashlib.sha256(repr((self.entries, self.tied, self.fragments)).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Who speaks: a worker's number, and its incarnation, which grows with every (re)start under that number."""
+
+    run: str
+    worker: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one worker does in one round: first evaluate, then train on the spans, then hand over its delta.
+
+    A later version of a round's plan has the same spans at its start; it may end earlier or later.
+    """
+
+    round: int
+    version: int
+    spans: tuple[Span, ...]
+    batch_size: int
+    evaluate: tuple[Span, ...] = ()
+    final: bool = False
+    """No more training: evaluate, then end."""
+
+    @property
+    def samples(self) -> int:
+        """Samples to train on in this round."""
+        return sum(span.samples for span in self.spans)
+
+    @property
+    def batches(self) -> int:
+        """Batches to train on in this round; the last one may be short."""
+        return -(-self.samples // self.batch_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that a worker says; `round` is the round that it is in."""
+
+    source: Source
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ready(Event):
+    """The model is built: weights and plans are welcome."""
+
+    layout: str
+    device: str
+    parameters: int
+
+
+@dataclass(frozen=True, slots=True)
+class Merged(Event):
+    """The round's global weights are in the live parameters."""
+
+    merge_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated(Event):
+    """Sums over the validation samples that this worker was given."""
+
+    loss_sum: float
+    count: int
+    correct: int | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report(Event):
+    """Progress since the last report of this round.
+
+    `seconds` is the time of `timed_batches`, a round's first batch excepted; `data_wait_s` is the part of all time in
+    which the inner loop had no batch.
+    """
+
+    batches: int
+    samples: int
+    tokens: int
+    loss_sum: float
+    """Sum over samples of the mean loss of their batch."""
+    seconds: float
+    timed_batches: int
+    data_wait_s: float
+    learning_rate: float
+    gradient_norm: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delta(Event):
+    """A round's result; the next `fragments` items of the stream are its payloads, one a fragment, in order."""
+
+    spans: tuple[Span, ...]
+    samples: int
+    tokens: int
+    batches: int
+    loss: float
+    fragments: int
+    payload_bytes: int
+    train_s: float
+    """From the first batch to the last, waits for data included."""
+    data_wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failed(Event):
+    """The worker can't go on; `exit_code` and `message` are those of the error it met."""
+
+    exit_code: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """A delta that went into a round, as the server saw it."""
+
+    worker: int
+    incarnation: int
+    samples: int
+    norm: float
+    """L2 norm of the delta, over all fragments."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A delta that did not go into a round, and why."""
+
+    worker: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the server did with a round's deltas; `update_norm` is the L2 norm of the change of θ."""
+
+    round: int
+    accepted: tuple[Contribution, ...]
+    rejected: tuple[Rejection, ...]
+    update_norm: float
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One outer round in the commit log, the only truth about a run.
+
+    `cursors` maps a slice to its samples used in `epoch`, the oldest epoch that isn't complete; `ahead` holds the same
+    for newer epochs that have begun. Hashes are sha256 over the snapshot files' tensors.
+    """
+
+    round: int
+    parent_sha256: str | None
+    theta_sha256: str
+    outer_sha256: str
+    deltas: tuple[Contribution, ...]
+    spans: tuple[tuple[int, tuple[Span, ...]], ...]
+    cursors: dict[int, int]
+    epoch: int
+    ahead: dict[int, dict[int, int]]
+    rejected: tuple[Rejection, ...]

@@ -1,0 +1,1 @@
+"""The inner loop: one worker's training between two outer rounds."""
