@@ -1,0 +1,141 @@
+"""Who does what in a round: batches by the planner, samples by the ledger, slices sent where they are needed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hypha_ray.config import Job
+from hypha_ray.scheduler.commands import Assign, Command, Feed, Merge
+from hypha_ray.scheduler.fleet import Member, Standing, batch_seconds, paces_at_start, standings
+from hypha_ray.scheduler.planner import plan as plan_batches
+from hypha_ray.scheduler.rounds import Round
+from hypha_ray.scheduler.slices import Ledger
+from hypha_ray.types import Plan, SliceInfo, Span, window
+
+CORRECTION_GAIN = 0.02
+"""A plan is corrected when that shortens the round by this part of its length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Figures of model and data that decisions need: bytes of θ on the wire, samples that a worker may hold."""
+
+    theta_bytes: int
+    held_samples: int
+
+
+class Assigner:
+    """Makes and corrects the plans of a round, and keeps the ledger."""
+
+    def __init__(self, job: Job, slices: Sequence[SliceInfo], sizes: Sizes) -> None:
+        self._job, self._sizes = job, sizes
+        self._equal = job.run.mode == "replay"
+        self._target = job.rounds.samples_between_updates
+        self._samples = {info.index: info.samples for info in slices}
+        self._validation = tuple(Span(0, s.index, 0, s.samples) for s in slices if s.split == "validation")
+        self.ledger = Ledger([info for info in slices if info.split == "train"], job.run.seed)
+
+    def open(self, number: int, members: Sequence[Member], now: float) -> tuple[Round, list[Command]]:
+        """Plan a round; the one after the last only evaluates."""
+        final = number == self._job.rounds.update_rounds
+        shares = self._evaluation_shares(members) if self._evaluates(number) else {}
+        paces = paces_at_start(members, bool(shares), self._equal)
+        allocation = plan_batches(paces, 0 if final else self._target)
+        known = number > 0 and not final and not self._equal
+        opened = Round(number, now, allocation.finish_s if known else None, frozenset(shares))
+        commands: list[Command] = []
+        for member in members:
+            worker = member.source.worker
+            samples = allocation.batches[worker] * member.batch_size
+            spans = self.ledger.assign(worker, samples, member.held) if samples else ()
+            share = shares.get(worker, ())
+            commands += self._feed(member, [span.slice for span in (*share, *spans)])
+            member.start(Plan(number, 0, spans, member.batch_size, share, frozenset(member.held), final))
+            assert member.plan is not None
+            commands += [Assign(worker, member.plan), Merge(worker, number)]
+            if spans:
+                opened.expected.add(worker)
+        return opened, commands
+
+    def correct(self, current: Round, members: Sequence[Member], now: float) -> tuple[float, list[Command]]:
+        """Plan the rest of the round anew where that ends it notably earlier: (seconds saved, new plans)."""
+        if self._equal or not members:
+            return 0.0, []
+        origin, fleet = standings(members, current.started_at, current.evaluating, now)
+        left = self._target - current.samples - sum(one.done * one.pace.batch_size for one in fleet)
+        allocation = plan_batches([standing.pace for standing in fleet], max(0, left))
+        planned_s = max(_planned_finish(member, standing) for member, standing in zip(members, fleet, strict=True))
+        saved_s = planned_s - max(allocation.finish_s, now - origin)
+        if saved_s <= CORRECTION_GAIN * (origin + planned_s - current.started_at):
+            return 0.0, []
+        commands: list[Command] = []
+        for member, standing in zip(members, fleet, strict=True):
+            commands += self._replan(member, standing.done + allocation.batches[member.source.worker])
+        return saved_s, commands
+
+    def feed_ahead(self, members: Sequence[Member]) -> list[Command]:
+        """Send what the next round will probably need, while the server works."""
+        upcoming = deque(self.ledger.upcoming(self._target))
+        commands: list[Command] = []
+        for member in members:
+            need = member.plan.samples if member.plan is not None else 0
+            while need > 0 and upcoming:
+                index = upcoming.popleft()
+                need -= self._samples[index]
+                commands += self._feed(member, [index])
+        return commands
+
+    def commit(self, spans: Mapping[int, Sequence[Span]], workers: Collection[int]) -> None:
+        """Mark samples as used, and take back all others that the workers were given."""
+        self.ledger.commit(spans)
+        for worker in {*workers, *spans}:
+            self.ledger.release(worker)
+
+    def _evaluates(self, number: int) -> bool:
+        """Are the weights that round `number` starts from to be evaluated?"""
+        every, last = self._job.rounds.evaluate_every, number == self._job.rounds.update_rounds
+        return bool(self._validation) and number > 0 and (last or (every > 0 and number % every == 0))
+
+    def _evaluation_shares(self, members: Sequence[Member]) -> dict[int, tuple[Span, ...]]:
+        """Validation samples for each worker, in proportion to its speed."""
+        seconds = batch_seconds(members, self._equal)
+        speeds = {member.source.worker: member.batch_size / seconds[member.source.worker] for member in members}
+        samples = sum(span.samples for span in self._validation)
+        shares: dict[int, tuple[Span, ...]] = {}
+        start, before, total = 0, 0.0, sum(speeds.values())
+        for worker, speed in speeds.items():
+            before += speed
+            stop = round(samples * before / total)
+            if stop > start:
+                shares[worker] = window(self._validation, start, stop)
+            start = stop
+        return shares
+
+    def _replan(self, member: Member, batches: int) -> list[Command]:
+        """A new version of a worker's plan. What is cut off stays assigned: the worker may already be past it."""
+        assert member.plan is not None
+        if batches == member.plan.batches:
+            return []
+        worker, samples = member.source.worker, batches * member.batch_size
+        missing = samples - sum(span.samples for span in member.assigned)
+        if missing > 0:
+            member.assigned += self.ledger.assign(worker, missing, member.held)
+        spans = window(member.assigned, 0, samples)
+        feeds = self._feed(member, [span.slice for span in spans])
+        member.plan = replace(member.plan, version=member.plan.version + 1, spans=spans, keep=frozenset(member.held))
+        return [*feeds, Assign(worker, member.plan)]
+
+    def _feed(self, member: Member, slices: Sequence[int]) -> list[Command]:
+        """Send the slices that the worker lacks; it never has to forget one that is needed now for another."""
+        needed = dict.fromkeys(slices)
+        limit = max(self._sizes.held_samples, sum(self._samples[index] for index in needed))
+        worker = member.source.worker
+        return [Feed(worker, index) for index in needed if member.hold(index, self._samples[index], limit)]
+
+
+def _planned_finish(member: Member, standing: Standing) -> float:
+    """When the worker's present plan will be done, after the standings' origin."""
+    assert member.plan is not None
+    return standing.pace.offset_s + max(0, member.plan.batches - standing.done) * standing.pace.batch_s

@@ -1,0 +1,127 @@
+"""What the scheduler knows about each worker: how fast it is, what it holds, and where it stands in the round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from hypha_ray.scheduler.planner import Pace
+from hypha_ray.scheduler.statistics import BatchTime, Decayed
+from hypha_ray.types import Delta, Plan, Report, Source, Span
+
+UNKNOWN_BATCH_S = 1.0
+"""Batch time assumed while no worker has reported one; equal for all, so it only sets the scale."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a worker has reported in its current round."""
+
+    batches: int = 0
+    samples: int = 0
+    reported_at: float | None = None
+
+
+@dataclass(slots=True)
+class Member:
+    """One worker of the fleet. Times are the scheduler's monotonic clock, in seconds."""
+
+    source: Source
+    batch_size: int
+    batch_time: BatchTime = field(default_factory=BatchTime)
+    overhead: dict[bool, Decayed] = field(default_factory=lambda: {False: Decayed(), True: Decayed()})
+    """Seconds of a round that aren't batches (merge, first batch, upload), without and with an evaluation."""
+    assigned: tuple[Span, ...] = ()
+    plan: Plan | None = None
+    progress: Progress = field(default_factory=Progress)
+    held: dict[int, int] = field(default_factory=dict)
+    """Slices that were sent, with their samples, oldest first."""
+    merged_at: float | None = None
+
+    def start(self, plan: Plan) -> None:
+        """Begin a round."""
+        self.plan, self.assigned, self.progress = plan, plan.spans, Progress()
+
+    def report(self, report: Report, now: float) -> None:
+        """Take in progress, and the batch times behind it."""
+        self.progress.batches += report.batches
+        self.progress.samples += report.samples
+        self.progress.reported_at = now
+        if report.timed_batches:
+            self.batch_time.observe(report.seconds / report.timed_batches, report.timed_batches)
+
+    def delivered(self, delta: Delta, seconds: float, evaluated: bool) -> None:
+        """Learn what of a round's `seconds` were not batches. The first round also warms caches up: it is left out."""
+        batch_s = self.batch_time.mean
+        if delta.round > 0 and batch_s is not None:
+            self.overhead[evaluated].observe(max(0.0, seconds - delta.batches * batch_s))
+
+    def hold(self, slice_index: int, samples: int, limit: int) -> bool:
+        """Note that a slice is at the worker; forget the oldest beyond `limit` samples. False: it was there before."""
+        new = slice_index not in self.held
+        self.held.pop(slice_index, None)
+        self.held[slice_index] = samples
+        while len(self.held) > 1 and sum(self.held.values()) > limit:
+            self.held.pop(next(iter(self.held)))
+        return new
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a worker is expected to be by now: `done` batches, its next one ready at `next_s` after the origin."""
+
+    done: int
+    pace: Pace
+
+
+def batch_seconds(members: Iterable[Member], equal: bool) -> dict[int, float]:
+    """Seconds per batch of each worker; the fleet's median where nothing is known, the same for all if `equal`."""
+    members = list(members)
+    known = [member.batch_time.mean for member in members if member.batch_time.mean is not None]
+    typical = median(known) if known and not equal else UNKNOWN_BATCH_S
+    return {
+        member.source.worker: typical if equal or member.batch_time.mean is None else member.batch_time.mean
+        for member in members
+    }
+
+
+def paces_at_start(members: Sequence[Member], evaluating: bool, equal: bool) -> list[Pace]:
+    """The fleet before a round."""
+    seconds = batch_seconds(members, equal)
+    return [
+        Pace(
+            worker=member.source.worker,
+            batch_s=seconds[member.source.worker],
+            batch_size=member.batch_size,
+            offset_s=0.0 if equal else member.overhead[evaluating].mean or 0.0,
+        )
+        for member in members
+    ]
+
+
+def standings(
+    members: Sequence[Member], started_at: float, evaluating: bool, now: float
+) -> tuple[float, list[Standing]]:
+    """The fleet in the middle of a round: (origin, standings), paces relative to that origin on the scheduler's clock.
+
+    A worker trains on between two reports, so the batches that it must have finished since the last one are counted.
+    """
+    seconds = batch_seconds(members, equal=False)
+    origin = now - max(seconds.values())
+    found = []
+    for member in members:
+        batch_s = seconds[member.source.worker]
+        since = member.progress.reported_at
+        if since is None:
+            since = started_at + (member.overhead[evaluating].mean or 0.0)
+        unseen = max(0, math.floor((now - since) / batch_s))
+        pace = Pace(
+            worker=member.source.worker,
+            batch_s=batch_s,
+            batch_size=member.batch_size,
+            offset_s=max(0.0, since + unseen * batch_s - origin),
+        )
+        found.append(Standing(member.progress.batches + unseen, pace))
+    return origin, found

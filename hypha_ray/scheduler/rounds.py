@@ -1,0 +1,123 @@
+"""The books of one round and of one evaluation, and the records that are made of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypha_ray.types import Delta, Evaluated, Verdict
+
+
+@dataclass(slots=True)
+class Round:
+    """One outer round, from its plans to the moment when every worker has its result. Times in seconds, monotonic."""
+
+    number: int
+    started_at: float
+    predicted_s: float | None
+    evaluators: frozenset[int] = frozenset()
+    """Workers that evaluate a share of the validation split before they train."""
+    expected: set[int] = field(default_factory=set)
+    """Workers whose delta is awaited."""
+    deltas: dict[int, Delta] = field(default_factory=dict)
+    delivered_at: dict[int, float] = field(default_factory=dict)
+    batch_s: dict[int, float] = field(default_factory=dict)
+    learning_rate: float | None = None
+    verdict: Verdict | None = None
+    merging: set[int] = field(default_factory=set)
+    """Workers that still have to merge the round's result."""
+    waited_s: dict[int, float] = field(default_factory=dict)
+    worked_s: dict[int, float] = field(default_factory=dict)
+    last_merged_at: float = 0.0
+
+    @property
+    def evaluating(self) -> bool:
+        """Does the round begin with an evaluation?"""
+        return bool(self.evaluators)
+
+    @property
+    def samples(self) -> int:
+        """Samples behind the deltas that are in."""
+        return sum(delta.samples for delta in self.deltas.values())
+
+    @property
+    def ready_at(self) -> float:
+        """When the last delta came in."""
+        return max(self.delivered_at.values())
+
+    def merged(self, worker: int, since: float | None, now: float) -> None:
+        """Note that a worker has the result: it worked from `since` on, and waited from its delta on."""
+        self.merging.discard(worker)
+        self.last_merged_at = now
+        if worker in self.delivered_at:
+            self.waited_s[worker] = now - self.delivered_at[worker]
+        self.worked_s[worker] = now - (self.started_at if since is None else since)
+
+    def record(self, theta_bytes: int, rounds: int) -> dict[str, Any]:
+        """The metrics of the round, without the run's totals; see docs/telemetry.md."""
+        assert self.verdict is not None
+        accepted = {contribution.worker for contribution in self.verdict.accepted}
+        deltas = {worker: delta for worker, delta in sorted(self.deltas.items()) if worker in accepted}
+        samples = sum(delta.samples for delta in deltas.values())
+        actual_s = self.ready_at - self.started_at
+        time_s = self.last_merged_at - self.started_at
+        tokens = sum(delta.tokens for delta in deltas.values())
+        train_s = sum(delta.train_s for delta in deltas.values())
+        return {
+            "kind": "round",
+            "round": self.number,
+            "rounds": rounds,
+            "time_s": time_s,
+            "finish_s": actual_s,
+            "predicted_s": self.predicted_s,
+            "plan_error": None if self.predicted_s is None else abs(self.predicted_s - actual_s) / actual_s,
+            "loss": sum(delta.loss * delta.samples for delta in deltas.values()) / max(1, samples),
+            "samples": samples,
+            "tokens": tokens,
+            "tokens_per_s": tokens / time_s,
+            "train_tokens_per_s": sum(d.tokens / d.train_s for d in deltas.values() if d.train_s),
+            "workers": len(self.worked_s),
+            "batches": {worker: delta.batches for worker, delta in deltas.items()},
+            "batch_s": dict(sorted(self.batch_s.items())),
+            "bytes_up": sum(delta.payload_bytes for delta in self.deltas.values()),
+            "bytes_down": theta_bytes * len(self.worked_s),
+            "sync_s": self.last_merged_at - self.ready_at,
+            "idle_fraction": sum(self.waited_s.values()) / sum(self.worked_s.values()),
+            "data_wait_fraction": sum(d.data_wait_s for d in deltas.values()) / train_s if train_s else 0.0,
+            "learning_rate": self.learning_rate,
+            "update_norm": self.verdict.update_norm,
+            "rejected": len(self.verdict.rejected),
+        }
+
+
+@dataclass(slots=True)
+class Evaluation:
+    """The validation of the weights after round `number`, shared out to the workers."""
+
+    number: int
+    pending: set[int]
+    parts: dict[int, Evaluated] = field(default_factory=dict)
+    complete: bool = True
+
+    def take(self, part: Evaluated) -> None:
+        """Take in a worker's share."""
+        self.pending.discard(part.source.worker)
+        self.parts[part.source.worker] = part
+
+    def lose(self, worker: int) -> None:
+        """Do without a lost worker's share: the figure would not be comparable, so there will be none."""
+        self.pending.discard(worker)
+        self.complete = False
+
+    def record(self) -> dict[str, Any] | None:
+        """Loss per scored position, and perplexity or accuracy; None where a part was lost with its worker."""
+        count = sum(part.count for part in self.parts.values())
+        if not count or not self.complete:
+            return None
+        parts = [part for _, part in sorted(self.parts.items())]
+        loss = sum(part.loss_sum for part in parts) / count
+        hits = [part.correct for part in parts if part.correct is not None]
+        quality = {"accuracy": sum(hits) / count} if hits else {"perplexity": math.exp(min(loss, 700.0))}
+        seconds = max(part.seconds for part in parts)
+        return {"kind": "eval", "round": self.number, "val_loss": loss, **quality, "count": count, "seconds": seconds}

@@ -1,0 +1,184 @@
+"""The inner loop: merge the global weights, evaluate, train on the plan's spans, hand over the result. Never an RPC."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+import torch
+
+from hypha_ray.codec import codec, payload_bytes
+from hypha_ray.config import Job
+from hypha_ray.model.build import build_model
+from hypha_ray.model.evaluation import evaluate
+from hypha_ray.model.layout import gather, layout_of, scatter
+from hypha_ray.model.tasks import task_of
+from hypha_ray.types import Delta, Evaluated, Event, Flat, Merged, Plan, Ready, Source, window
+from hypha_ray.worker.desk import Desk
+from hypha_ray.worker.feeder import Arrays, Feeder
+from hypha_ray.worker.meter import Meter
+from hypha_ray.worker.optimizers import build_optimizer
+
+Emit: TypeAlias = Callable[[Event | Flat], None]
+
+
+class InnerLoop:
+    """One worker's model and its training, on a thread of its own.
+
+    Args:
+        job: the job file.
+        source: who this worker is.
+        feeder: where batches come from.
+        desk: where plans and weights come from.
+        emit: takes events and payloads; must not block.
+
+    """
+
+    def __init__(self, job: Job, source: Source, feeder: Feeder, desk: Desk, emit: Emit) -> None:
+        self._job, self._source = job, source
+        self._feeder, self._desk, self._emit = feeder, desk, emit
+        self._task = task_of(job.model)
+        self._device = torch.device(_device(job.worker.device))
+        self._model = build_model(job.model, job.run.seed).to(self._device)
+        self._layout = layout_of(self._model, job.sync.fragments)
+        self._forward = torch.compile(self._model) if job.worker.compile else self._model
+        self._optimizer = build_optimizer(self._model, job.inner_optimizer, _inner_steps(job))
+        self._codec = codec(job.sync.codec)
+        self._autocast = torch.bfloat16 if job.worker.autocast == "bf16" else None
+        self._generator = torch.Generator()
+        slowdown = job.testing.slowdown
+        self._slowdown = slowdown[source.worker] if source.worker < len(slowdown) else 1.0
+
+    def run(self) -> None:
+        """Train until the final plan; raises `Closed` when the worker is stopped before."""
+        parameters = sum(parameter.numel() for parameter in self._model.parameters())
+        self._emit(Ready(self._source, -1, self._layout.sha256(), str(self._device), parameters))
+        while True:
+            number, weights = self._desk.weights()
+            self._merge(number, weights)
+            plan = self._desk.plan(number)
+            if plan.evaluate and plan.round == number:
+                self._evaluate(plan)
+            if plan.final:
+                return
+            if plan.spans and plan.round == number:
+                self._train(plan)
+
+    def _merge(self, number: int, weights: dict[int, Flat]) -> None:
+        began = time.monotonic()
+        for fragment, flat in weights.items():
+            scatter(self._model, self._layout, fragment, flat)
+        self._emit(Merged(self._source, number, time.monotonic() - began))
+
+    def _evaluate(self, plan: Plan) -> None:
+        began = time.monotonic()
+        sums = evaluate(self._model, self._task, self._validation(plan), self._device, self._autocast)
+        seconds = time.monotonic() - began
+        self._emit(Evaluated(self._source, plan.round, sums.loss_sum, sums.count, sums.correct, seconds))
+
+    def _validation(self, plan: Plan) -> Iterator[dict[str, torch.Tensor]]:
+        samples = sum(span.samples for span in plan.evaluate)
+        for start in range(0, samples, plan.batch_size):
+            size = min(plan.batch_size, samples - start)
+            yield self._tensors(self._feeder.batch(plan.evaluate, start, size, shuffled=False))
+
+    def _train(self, plan: Plan) -> None:
+        """One round's steps. The plan may be corrected meanwhile; if the fleet has moved on, the round is dropped."""
+        number, longest, done = plan.round, plan, 0
+        self._seed(number)
+        meter = Meter(self._source, number, self._job.worker.report_every_s)
+        while (plan := self._desk.plan(number)).round == number and done < plan.samples:
+            longest = max(longest, plan, key=lambda one: one.samples)
+            size = min(plan.batch_size, plan.samples - done)
+            with meter.waiting():
+                batch = self._feeder.batch(plan.spans, done, size)
+            began = time.monotonic()
+            loss, norm = self._step(batch)
+            self._drag(time.monotonic() - began)
+            done += size
+            meter.step(loss, norm, size, _tokens(batch), self._optimizer.learning_rate)
+            if meter.due:
+                self._emit(meter.report())
+        if plan.round == number:
+            if meter.pending:
+                self._emit(meter.report())
+            self._hand_over(longest, done, meter)
+
+    def _hand_over(self, plan: Plan, done: int, meter: Meter) -> None:
+        train_s = meter.train_s
+        payloads = [
+            self._codec.encode(gather(self._model, self._layout, fragment), None)
+            for fragment in range(self._layout.fragments)
+        ]
+        size = sum(payload_bytes(payload) for payload in payloads)
+        self._emit(
+            Delta(
+                source=self._source,
+                round=plan.round,
+                spans=window(plan.spans, 0, done),
+                samples=done,
+                tokens=meter.tokens,
+                batches=meter.batches,
+                loss=meter.loss,
+                fragments=len(payloads),
+                payload_bytes=size,
+                train_s=train_s,
+                data_wait_s=meter.data_wait_s,
+            )
+        )
+        for payload in payloads:
+            self._emit(payload)
+
+    def _step(self, batch: Arrays) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """One inner step: mean loss of the batch, norm of the gradient before clipping. No wait for the device."""
+        self._optimizer.zero_grad()
+        tensors = self._tensors(batch)
+        samples = len(next(iter(tensors.values())))
+        total = torch.zeros((), device=self._device)
+        for micro in _micro_batches(tensors, self._job.rounds.accumulation):
+            inputs = self._task.inputs(micro, self._generator)
+            with torch.autocast(self._device.type, self._autocast, enabled=self._autocast is not None):
+                loss = self._forward(**inputs).loss
+            loss = loss * (len(next(iter(micro.values()))) / samples)
+            loss.backward()
+            total += loss.detach()
+        return total, self._optimizer.step()
+
+    def _tensors(self, batch: Arrays) -> dict[str, torch.Tensor]:
+        return {name: torch.from_numpy(array).to(self._device, non_blocking=True) for name, array in batch.items()}
+
+    def _seed(self, number: int) -> None:
+        """Dropout and masking of a round depend on run, round and worker alone, so that a round can be repeated."""
+        seed = hash((self._job.run.seed, number, self._source.worker)) & 0x7FFF_FFFF
+        torch.manual_seed(seed)
+        self._generator.manual_seed(seed)
+
+    def _drag(self, step_s: float) -> None:
+        """Play a slower machine, where a test asks for one."""
+        if self._slowdown > 1:
+            time.sleep((self._slowdown - 1) * step_s)
+
+
+def _device(wish: str) -> str:
+    if wish == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    return wish
+
+
+def _inner_steps(job: Job) -> int:
+    """Inner steps that a worker will take in the whole run if all are equally fast: the length of its schedule."""
+    per_round = -(-job.rounds.samples_between_updates // (job.resources.num_workers * job.rounds.max_batch_size))
+    return job.inner_optimizer.total_steps or per_round * job.rounds.update_rounds
+
+
+def _tokens(batch: Arrays) -> int:
+    """Tokens of a language batch; samples of any other."""
+    return batch["input_ids"].size if "input_ids" in batch else len(next(iter(batch.values())))
+
+
+def _micro_batches(tensors: dict[str, torch.Tensor], parts: int) -> Iterator[dict[str, torch.Tensor]]:
+    samples = len(next(iter(tensors.values())))
+    size = -(-samples // parts)
+    for start in range(0, samples, size):
+        yield {name: tensor[start : start + size] for name, tensor in tensors.items()}

@@ -1,0 +1,97 @@
+"""Counts and clocks of one round at one worker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from hypha_ray.types import Report, Source
+
+
+@dataclass(slots=True)
+class Meter:
+    """Adds up steps into reports and round totals. Losses stay on the device until a report needs them."""
+
+    source: Source
+    round: int
+    report_every_s: float
+    batches: int = 0
+    samples: int = 0
+    tokens: int = 0
+    data_wait_s: float = 0.0
+    _losses: list[tuple[torch.Tensor, int]] = field(default_factory=list)
+    _loss_sum: float = 0.0
+    _norm: torch.Tensor | None = None
+    _learning_rate: float = 0.0
+    _began_s: float = field(default_factory=time.monotonic)
+    _reported_s: float = field(default_factory=time.monotonic)
+    _reported: tuple[int, int, int, float] = (0, 0, 0, 0.0)
+    _timed_from: int = 1
+    """The first batch of a round is slower than the others (cold caches, merge) and isn't timed."""
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around the wait for a batch."""
+        began = time.monotonic()
+        yield
+        self.data_wait_s += time.monotonic() - began
+
+    def step(
+        self, loss: torch.Tensor, norm: torch.Tensor | None, samples: int, tokens: int, learning_rate: float
+    ) -> None:
+        """Count an inner step with its mean loss."""
+        self.batches += 1
+        self.samples += samples
+        self.tokens += tokens
+        self._losses.append((loss, samples))
+        self._norm, self._learning_rate = norm, learning_rate
+        if self.batches == 1:
+            self._reported_s = time.monotonic()
+
+    @property
+    def due(self) -> bool:
+        """Is it time for a report?"""
+        return time.monotonic() - self._reported_s >= self.report_every_s
+
+    @property
+    def pending(self) -> bool:
+        """Is anything not reported yet?"""
+        return self.batches > self._reported[0]
+
+    @property
+    def train_s(self) -> float:
+        """Seconds since the round's first batch was asked for."""
+        return time.monotonic() - self._began_s
+
+    @property
+    def loss(self) -> float:
+        """Mean loss of the round's reported samples."""
+        return self._loss_sum / max(1, self.samples)
+
+    def report(self) -> Report:
+        """What has come since the last report. Waits for the device, so that the seconds are true."""
+        loss_sum = sum(float(loss) * samples for loss, samples in self._losses)
+        now = time.monotonic()
+        batches, samples, tokens, waited_s = self._reported
+        report = Report(
+            source=self.source,
+            round=self.round,
+            batches=self.batches - batches,
+            samples=self.samples - samples,
+            tokens=self.tokens - tokens,
+            loss_sum=loss_sum,
+            seconds=now - self._reported_s,
+            timed_batches=self.batches - max(batches, self._timed_from),
+            data_wait_s=self.data_wait_s - waited_s,
+            learning_rate=self._learning_rate,
+            gradient_norm=None if self._norm is None else float(self._norm),
+        )
+        self._losses.clear()
+        self._loss_sum += loss_sum
+        self._reported = (self.batches, self.samples, self.tokens, self.data_wait_s)
+        self._reported_s = now
+        return report
