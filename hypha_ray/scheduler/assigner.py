@@ -60,7 +60,10 @@ class Assigner:
         return opened, commands
 
     def correct(self, current: Round, members: Sequence[Member], now: float) -> tuple[float, list[Command]]:
-        """Plan the rest of the round anew where that ends it notably earlier: (seconds saved, new plans)."""
+        """Plan the rest of the round anew: (seconds saved, new plans).
+
+        Nothing is done unless the plans that are out miss the target, or new ones would end the round notably earlier.
+        """
         if self._equal or not members:
             return 0.0, []
         origin, fleet = standings(members, current.started_at, current.evaluating, now)
@@ -68,7 +71,8 @@ class Assigner:
         allocation = plan_batches([standing.pace for standing in fleet], max(0, left))
         planned_s = max(_planned_finish(member, standing) for member, standing in zip(members, fleet, strict=True))
         saved_s = planned_s - max(allocation.finish_s, now - origin)
-        if saved_s <= CORRECTION_GAIN * (origin + planned_s - current.started_at):
+        planned = current.samples + sum(member.plan.samples for member in members if member.plan is not None)
+        if planned >= self._target and saved_s <= CORRECTION_GAIN * (origin + planned_s - current.started_at):
             return 0.0, []
         commands: list[Command] = []
         for member, standing in zip(members, fleet, strict=True):

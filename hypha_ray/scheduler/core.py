@@ -209,6 +209,7 @@ class Core:
         current = self._round
         if current is None or not self._reducing or verdict.round != current.number:
             return
+        self._close_books(now)
         for rejection in verdict.rejected:
             self._note("reject", now, round=current.number, worker=rejection.worker, reason=rejection.reason)
         if not verdict.accepted:
@@ -239,17 +240,26 @@ class Core:
 
     def _settle(self, now: float) -> None:
         """Write the records that are complete; end the run after those of the last round."""
-        if self._closing is not None and not self._closing.merging:
-            self._out.append(c.Record(self._round_record(self._closing, now)))
-            self._closing = None
         if self._evaluation is not None and not self._evaluation.pending:
             record = self._evaluation.record()
             if record is not None:
-                self._out.append(c.Record({**record, **self._totals, "elapsed_s": now - self._began_at}))
+                self._out.append(c.Record({**record, "elapsed_s": now - self._began_at}))
             self._evaluation = None
+        if self._closing is not None and not self._closing.merging and self._evaluation is None:
+            self._out.append(c.Record(self._round_record(self._closing, now)))
+            self._closing = None
         last = self._round is not None and self._round.number == self._job.rounds.update_rounds
         if last and self._closing is None and self._evaluation is None:
             self._finish(None)
+
+    def _close_books(self, now: float) -> None:
+        """Wait no longer for a worker that slept through a whole round: write the last round's record without it."""
+        if self._evaluation is not None:
+            for worker in list(self._evaluation.pending):
+                self._evaluation.lose(worker)
+        if self._closing is not None:
+            self._closing.merging.clear()
+        self._settle(now)
 
     def _finish(self, error: Exception | None) -> None:
         self.over, self.deadline = True, None

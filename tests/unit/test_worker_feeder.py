@@ -1,0 +1,94 @@
+"""Batches cut from spans."""
+
+from __future__ import annotations
+
+from threading import Thread
+
+import numpy as np
+import pytest
+
+from hypha_ray.types import Plan, Span, window
+from hypha_ray.worker.desk import Desk
+from hypha_ray.worker.feeder import Closed, Feeder, order
+
+
+def slice_of(index: int, samples: int) -> dict[str, np.ndarray]:
+    arrays = {"input_ids": np.arange(samples * 2, dtype=np.int32).reshape(samples, 2) + 1000 * index}
+    arrays["input_ids"].flags.writeable = False
+    return arrays
+
+
+def test_batches_of_spans_cover_each_sample_once_in_the_epochs_order() -> None:
+    feeder = Feeder(seed=7)
+    for index, samples in ((0, 10), (1, 6)):
+        feeder.put(index, slice_of(index, samples))
+    spans = (Span(2, 0, 4, 10), Span(2, 1, 0, 6))
+    rows = np.concatenate([feeder.batch(spans, start, 4)["input_ids"] for start in range(0, 12, 4)])
+    expected = [slice_of(0, 10)["input_ids"][i] for i in order(7, 2, 0, 10)[4:]]
+    expected += [slice_of(1, 6)["input_ids"][i] for i in order(7, 2, 1, 6)]
+    assert np.array_equal(rows, np.array(expected))
+
+
+def test_batch_is_a_writable_copy() -> None:
+    feeder = Feeder(seed=0)
+    feeder.put(0, slice_of(0, 8))
+    for shuffled in (True, False):
+        batch = feeder.batch((Span(0, 0, 0, 8),), 0, 4, shuffled)["input_ids"]
+        assert batch.flags.writeable and batch.flags.owndata
+
+
+def test_order_differs_between_epochs_and_slices_but_not_between_calls() -> None:
+    assert not np.array_equal(order(0, 0, 0, 50), order(0, 1, 0, 50))
+    assert not np.array_equal(order(0, 0, 0, 50), order(0, 0, 1, 50))
+    assert np.array_equal(order(3, 2, 1, 50), order(3, 2, 1, 50))
+
+
+def test_waiting_for_a_slice_ends_when_it_comes() -> None:
+    feeder = Feeder(seed=0)
+    found: list[int] = []
+    reader = Thread(target=lambda: found.append(len(feeder.batch((Span(0, 5, 0, 4),), 0, 4)["input_ids"])))
+    reader.start()
+    feeder.put(5, slice_of(5, 4))
+    reader.join(timeout=10)
+    assert found == [4]
+
+
+def test_waiting_ends_when_the_worker_is_stopped() -> None:
+    feeder, desk = Feeder(seed=0), Desk(fragments=1)
+    feeder.close()
+    desk.close()
+    with pytest.raises(Closed):
+        feeder.batch((Span(0, 5, 0, 4),), 0, 4)
+    with pytest.raises(Closed):
+        desk.weights()
+    with pytest.raises(Closed):
+        desk.plan(0)
+
+
+def test_window_of_spans_is_exact() -> None:
+    spans = (Span(0, 3, 2, 5), Span(0, 1, 0, 4), Span(1, 3, 0, 2))
+    for start in range(10):
+        for stop in range(start, 10):
+            flat = [(s.epoch, s.slice, n) for s in spans for n in range(s.start, s.stop)]
+            got = [(s.epoch, s.slice, n) for s in window(spans, start, stop) for n in range(s.start, s.stop)]
+            assert got == flat[start:stop]
+
+
+def test_desk_keeps_the_newest_plan_whatever_the_order() -> None:
+    desk = Desk(fragments=1)
+    older, newer = Plan(1, 0, (), 4), Plan(1, 1, (), 4)
+    assert desk.assign(newer) and not desk.assign(older) and not desk.assign(newer)
+    assert desk.plan(1) is newer
+
+
+def test_desk_hands_out_weights_once_all_fragments_are_there_and_never_twice() -> None:
+    desk = Desk(fragments=2)
+    a, b = {"parameters/float32": np.zeros(1)}, {"parameters/float32": np.ones(1)}
+    desk.merge(3, 1, b)
+    desk.merge(3, 0, a)
+    assert desk.weights() == (3, {0: a, 1: b})
+    desk.merge(3, 0, a)
+    desk.merge(3, 1, b)
+    desk.merge(4, 0, b)
+    desk.merge(4, 1, a)
+    assert desk.weights()[0] == 4
