@@ -1,0 +1,64 @@
+"""The actor that writes down what happens in a run: the only writer of its metrics and events.
+
+It belongs on the node that has the run directory, needs no CPU, and lives as long as the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from hypha_ray.telemetry.files import EVENTS, METRICS, SUMMARY, Record, read_jsonl, summary, write_json
+from hypha_ray.telemetry.sinks import build
+
+
+class Telemetry:
+    """Writes records and events to the run directory and hands them to the job's other sinks.
+
+    Nothing that a sink does reaches the caller: see `sinks.Isolated`. Files are opened for appending, so that an actor
+    that takes over from a dead one goes on where it ended.
+
+    Args:
+        directory: the run directory.
+        sinks: names as in the job file; the files are written whether ``jsonl`` is there or not.
+        run: the run's name, the tag of all its metrics.
+        config: the job without secrets.
+        aim_repository: a local folder; default: the run directory.
+
+    """
+
+    def __init__(
+        self, directory: str, sinks: Sequence[str], run: str, config: Record, aim_repository: str | None = None
+    ) -> None:
+        self._directory = Path(directory)
+        self._sinks = build(self._directory, run, sinks, aim_repository)
+        self._sinks.start(config)
+
+    def write(self, records: Sequence[Record]) -> None:
+        """Take records of metrics."""
+        for record in records:
+            self._sinks.record(record)
+
+    def events(self, events: Sequence[Record]) -> None:
+        """Take events; they get the wall time here, because who makes them has a monotonic clock at most."""
+        wall_time = datetime.now(UTC).isoformat(timespec="milliseconds")
+        for event in events:
+            self._sinks.event({"wall_time": wall_time, **event})
+
+    def finish(self, extra: Record) -> dict[str, Any]:
+        """Write summary.json, close the sinks and return the summary.
+
+        `extra` goes into it as it is; its `parameter_bytes` is what the run's traffic is compared with.
+        """
+        records = read_jsonl(self._directory / METRICS, kinds=("round", "eval"))
+        events = read_jsonl(self._directory / EVENTS, kinds=("loss",))
+        figures = {**summary(records, events, extra.get("parameter_bytes")), **extra}
+        self._sinks.summary(figures)  # before the sinks are waited for: little time may be left
+        self._sinks.close()
+        final = {**figures, "sinks": self._sinks.losses()}
+        with contextlib.suppress(OSError):  # counted already, when the summary was written first
+            write_json(self._directory / SUMMARY, final)
+        return final

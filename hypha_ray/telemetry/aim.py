@@ -1,0 +1,103 @@
+"""Aim: a local repository that `aim up` shows. Aim lags behind in releases, so it is imported only where it is used."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from hypha_ray.errors import AuthenticationError
+from hypha_ray.telemetry.files import Record, plain
+
+
+def local(repository: str) -> Path:
+    """Return the path of a repository that is a folder.
+
+    A server is refused: Aim's client, up to 3.29 at least, imports and calls whatever the server names.
+
+    Raises:
+        AuthenticationError: SEC002, the repository is a URL.
+
+    """
+    if "://" in repository:
+        raise AuthenticationError(
+            "SEC002",
+            "telemetry.aim_repository is a remote server, which could run code here",
+            repository,
+            "a local folder",
+            "give a local folder, or leave it out to use the run directory",
+        )
+    return Path(repository).expanduser().absolute()
+
+
+class Aim:
+    """A sink into a local Aim repository, one Aim run for every attempt of the job.
+
+    Round figures carry the context ``{"subset": "train"}``, evaluations ``{"subset": "val"}``, a worker's own
+    figures ``{"worker": "3"}``; steps of rounds and evaluations are round numbers, those of workers count reports.
+    An Aim run may be open in one process only.
+
+    Raises:
+        AuthenticationError: SEC002, the repository is not a local folder.
+
+    """
+
+    def __init__(self, run: str, repository: str) -> None:
+        self._name = run
+        self._repository = local(repository)
+        self._reports: Counter[str] = Counter()
+
+    def start(self, config: Record) -> None:
+        """Open an Aim run; neither environment variables nor terminal output nor system load are tracked."""
+        from aim import Run
+
+        self._repository.mkdir(parents=True, exist_ok=True)
+        self._run = Run(
+            repo=str(self._repository),
+            experiment=self._name,
+            system_tracking_interval=None,
+            log_system_params=False,
+            capture_terminal_logs=False,
+        )
+        self._run["config"] = plain(config)
+
+    def record(self, record: Record) -> None:
+        """Track every number of a record under its own name."""
+        match record.get("kind"):
+            case "round":
+                self._round(record)
+            case "eval":
+                self._track(record, record["round"], {"subset": "val"})
+            case "step":
+                worker = str(record["worker"])
+                self._track(record, self._reports[worker], {"worker": worker}, leave_out={"worker"})
+                self._reports[worker] += 1
+
+    def event(self, event: Record) -> None:
+        """Events stay in events.jsonl: Aim has no place for them."""
+
+    def summary(self, figures: Record) -> None:
+        """Keep the figures beside the configuration."""
+        self._run["summary"] = plain(figures)
+
+    def close(self) -> None:
+        """End the Aim run and index it: Aim's readers see nothing else."""
+        from aim.sdk.index_manager import RepoIndexManager
+
+        self._run.close()
+        with contextlib.suppress(Exception):  # a running `aim up` has the index locked, and sees to it itself
+            RepoIndexManager.get_index_manager(self._run.repo).index(self._run.hash)
+
+    def _round(self, record: Record) -> None:
+        self._track(record, record["round"], {"subset": "train"})
+        for name in ("batches", "batch_s"):
+            for worker, value in (record.get(name) or {}).items():
+                self._track({name: value}, record["round"], {"worker": str(worker)})
+
+    def _track(
+        self, record: Record, step: int, context: dict[str, Any], leave_out: frozenset[str] | set[str] = frozenset()
+    ) -> None:
+        for name, value in plain(record).items():
+            if isinstance(value, int | float) and name not in {"round", *leave_out}:
+                self._run.track(value, name=name, step=step, epoch=record.get("round"), context=context)

@@ -1,0 +1,193 @@
+"""The driver's view of a run: a live table on a terminal, one aligned line a round anywhere else."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol, Self, TextIO
+
+from hypha_ray.telemetry import table
+from hypha_ray.telemetry.files import Record
+
+
+class View(Protocol):
+    """What the console needs of a way to show things."""
+
+    def row(self, record: Record) -> None:
+        """Show a complete round."""
+
+    def text(self, text: str) -> None:
+        """Show a line of text."""
+
+    def status(self, text: str) -> None:
+        """Show what is being waited for."""
+
+    def progress(self, text: str, part: float) -> None:
+        """Show how far the current round is; `part` of all rounds, 0 to 1, is done."""
+
+    def stop(self) -> None:
+        """Leave the terminal as it was found."""
+
+
+class Lines:
+    """A view for logs and pipes: it prints lines, and nothing between them."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._start_s = clock()
+        self._titled = False
+
+    def row(self, record: Record) -> None:
+        """Print the round, and the titles before the first one."""
+        if not self._titled:
+            self.text(table.header())
+            self._titled = True
+        self.text(table.line(record))
+
+    def text(self, text: str) -> None:
+        """Print a line; characters that the stream's encoding lacks become question marks."""
+        encoding = self._stream.encoding or "utf-8"
+        print(text.encode(encoding, "replace").decode(encoding), file=self._stream, flush=True)
+
+    def status(self, text: str) -> None:
+        """Print what is being waited for, with the time since the start."""
+        self.text(f"[{self._clock() - self._start_s:6.1f}s] {text}")
+
+    def progress(self, text: str, part: float) -> None:
+        """Print nothing: a round is one line."""
+
+    def stop(self) -> None:
+        """Nothing to undo."""
+
+
+class Console:
+    """Shows a run while it goes on.
+
+    Rounds are counted from one here, as a count of all: ``3/100``. A round's `val_loss` is that of the weights it
+    ended with; the record of the evaluation comes before that of the round. A stream that can't be written to any
+    more is let be: nobody is watching, and training goes on.
+
+    Args:
+        total_rounds: rounds planned.
+        stream: where to write; default: standard output.
+        interactive: whether to draw a live table; default: if the stream is a terminal that can show one.
+        clock: monotonic seconds.
+
+    """
+
+    def __init__(
+        self,
+        total_rounds: int,
+        stream: TextIO | None = None,
+        interactive: bool | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._total = total_rounds
+        self._clock = clock
+        self._stream = stream or sys.stdout
+        interactive = _can_draw(self._stream) if interactive is None else interactive
+        self._view: View | None = _live(self._stream, clock) if interactive else Lines(self._stream, clock)
+        self._evaluation: Record = {}
+        self._begin_round(0)
+        self._end_s: float | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def status(self, text: str) -> None:
+        """Show a phase in which nothing is trained: a cluster starts, leases are asked for, a model is built."""
+        self._show(lambda view: view.status(text))
+
+    def round(self, record: Record) -> None:
+        """Show a complete round, a record with ``kind="round"``."""
+        known = {name: value for name, value in self._evaluation.items() if name == "val_loss"}
+        row = {"rounds": self._total, **known, **record}
+        self._show(lambda view: view.row(row))
+        self._evaluation = {}
+        eta_s = record.get("eta_s")
+        self._end_s = None if eta_s is None else self._clock() + eta_s
+        if self._round <= record["round"]:  # else the next one's progress came first
+            self._begin_round(record["round"] + 1)
+
+    def eval(self, record: Record) -> None:
+        """Keep an evaluation for the row of its round, a record with ``kind="eval"``."""
+        self._evaluation = record
+
+    def progress(self, record: Record) -> None:
+        """Show progress inside a round, a record with ``kind="step"``: the last report of one worker."""
+        if record["round"] < self._round:
+            return
+        if record["round"] > self._round:
+            self._begin_round(record["round"])
+        self._tokens += record.get("tokens") or 0
+        samples, target = record.get("round_samples") or 0, record.get("round_target") or 0
+        part = (self._round + (min(1.0, samples / target) if target else 0.0)) / self._total
+        text = self._progress(f"{table.si(samples)}/{table.si(target)} samples" if target else "")
+        self._show(lambda view: view.progress(text, min(1.0, part)))
+
+    def event(self, event: Record) -> None:
+        """Show an event of events.jsonl."""
+        self.note(table.happening(event))
+
+    def note(self, text: str) -> None:
+        """Show a line of text among the rounds."""
+        self._show(lambda view: view.text(f"-- {text}"))
+
+    def close(self, summary: Record | None = None) -> None:
+        """Stop drawing, then print the run's figures if there are any; closing twice does no harm."""
+        self._show(lambda view: view.stop())
+        if summary is not None:
+            self._show(lambda view: view.text(table.closing(summary)))
+
+    def _begin_round(self, number: int) -> None:
+        self._round = number
+        self._tokens = 0
+        self._round_s = self._clock()
+
+    def _progress(self, samples: str) -> str:
+        seconds = self._clock() - self._round_s
+        # Reports of all workers come at once; a moment after the start their sum says nothing about speed.
+        speed = f"{table.si(self._tokens / seconds)} tok/s" if self._tokens and seconds > 0.5 else ""
+        left_s = None if self._end_s is None else max(0.0, self._end_s - self._clock())
+        parts = [
+            f"round {min(self._round + 1, self._total)}/{self._total}",
+            samples,
+            speed,
+            f"val_loss {self._evaluation['val_loss']:.4f}" if self._evaluation.get("val_loss") is not None else "",
+            f"ETA {table.duration(left_s)}" if left_s is not None else "",
+        ]
+        return "  ".join(filter(None, parts))
+
+    def _show(self, show: Callable[[View], None]) -> None:
+        if self._view is None:
+            return
+        try:
+            show(self._view)
+        except OSError:  # a closed pipe
+            self._view = None
+        except ValueError:
+            if not self._stream.closed:
+                raise
+            self._view = None
+
+
+def _can_draw(stream: TextIO) -> bool:
+    if not stream.isatty():
+        return False
+    from rich.console import Console as Terminal
+
+    return Terminal(file=stream).is_interactive
+
+
+def _live(stream: TextIO, clock: Callable[[], float]) -> View:
+    from hypha_ray.telemetry.live import Live
+
+    return Live(stream, clock)

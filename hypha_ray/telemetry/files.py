@@ -1,0 +1,203 @@
+"""The files of a run: JSON lines that are written as things happen, and the summary at the end.
+
+They are the truth about a run; every other sink may lose records, these don't.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import numbers
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+Record: TypeAlias = Mapping[str, Any]
+"""A record of metrics or an event: JSON-able, with a `kind`. docs/telemetry.md lists every field with its unit."""
+
+METRICS = "metrics.jsonl"
+EVENTS = "events.jsonl"
+SUMMARY = "summary.json"
+WARM_UP_ROUNDS = 2
+"""Rounds in which the planner has yet to learn how fast workers are; left out of the mean idle fraction."""
+
+
+def plain(value: object) -> Any:
+    """Return what JSON can hold: numbers that aren't finite become None, what is unknown becomes its text."""
+    match value:
+        case None | bool() | str():
+            return value
+        case numbers.Integral():
+            return int(value)
+        case numbers.Real():
+            number = float(value)
+            return number if math.isfinite(number) else None
+        case Mapping():
+            return {str(key): plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [plain(item) for item in value]
+        case _:
+            return str(value)
+
+
+class JsonLines:
+    """Appends records to a file, one object a line; each line is with the operating system when `write` returns."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("ab", buffering=0)
+        if _ends_inside_a_line(path):
+            self._file.write(b"\n")  # a writer was killed: what it left costs no other record
+
+    def write(self, record: Record) -> None:
+        """Append one record; NaN and infinity become null, fields keep their order.
+
+        Raises:
+            OSError: the disk is full or gone.
+
+        """
+        line = json.dumps(plain(record), allow_nan=False, ensure_ascii=False).encode() + b"\n"
+        if self._file.write(line) != len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _ends_inside_a_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        if not path.is_file() or file.seek(0, os.SEEK_END) == 0:
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
+
+
+def read_jsonl(path: Path, kinds: Iterable[str] | None = None) -> list[dict[str, Any]]:
+    """Read the records of a JSON lines file, those of some kinds only if told so.
+
+    A file that doesn't exist has none. Lines that aren't a JSON object are passed over: a writer may have been killed
+    in the middle of one, or be in the middle of one now.
+    """
+    if not path.exists():
+        return []
+    wanted = None if kinds is None else set(kinds)
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        records = (record for line in lines if (record := _parsed(line)) is not None)
+        return [record for record in records if wanted is None or record.get("kind") in wanted]
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a JSON file so that a reader sees the old content or the new one, never a part."""
+    draft = path.with_name(f".{path.name}.part")
+    with draft.open("w", encoding="utf-8") as file:
+        json.dump(plain(value), file, indent=2, allow_nan=False, ensure_ascii=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object; a file that is missing or damaged has no fields."""
+    return (_parsed(path.read_text(encoding="utf-8", errors="replace")) or {}) if path.exists() else {}
+
+
+def by_round(records: Iterable[Record], kind: str) -> list[Record]:
+    """Sort the records of a kind by round; of a round that was trained again after a crash, take the last."""
+    mine = (record for record in records if record.get("kind") == kind and isinstance(record.get("round"), int))
+    latest = {record["round"]: record for record in mine}
+    return [latest[number] for number in sorted(latest)]
+
+
+def summary(
+    records: Iterable[Record], events: Iterable[Record] = (), parameter_bytes: int | None = None
+) -> dict[str, Any]:
+    """Sum a run up.
+
+    Args:
+        records: lines of metrics.jsonl, in order.
+        events: lines of events.jsonl.
+        parameter_bytes: size of a gradient, to compare the run's traffic with an exchange at every inner step.
+
+    Returns:
+        The fields of summary.json; None where a run has no such figure.
+
+    """
+    records = list(records)
+    rounds, evaluations = by_round(records, "round"), by_round(records, "eval")
+    return {
+        "rounds": len(rounds),
+        **_work(rounds),
+        **_quality(rounds, evaluations),
+        "idle_fraction": _mean(record.get("idle_fraction") for record in rounds if record["round"] >= WARM_UP_ROUNDS),
+        "plan_error": _mean(_magnitude(record.get("plan_error")) for record in rounds),
+        **_traffic(rounds, parameter_bytes),
+        "rejected": int(_total(rounds, "rejected")),
+        "workers_lost": sum(event.get("kind") == "loss" for event in events),
+    }
+
+
+def _work(rounds: list[Record]) -> dict[str, Any]:
+    last = rounds[-1] if rounds else {}
+    # A resumed run counts its elapsed time from the resumption; the sum over rounds is then the longer one.
+    seconds = max(last.get("elapsed_s") or 0.0, _total(rounds, "time_s"))
+    tokens = int(last.get("tokens_total") or 0)
+    return {
+        "samples": int(last.get("samples_total") or 0),
+        "tokens": tokens,
+        "seconds": seconds,
+        "tokens_per_s": tokens / seconds if seconds else None,
+    }
+
+
+def _quality(rounds: list[Record], evaluations: list[Record]) -> dict[str, Any]:
+    measured = [record for record in evaluations if record.get("val_loss") is not None]
+    best = min(measured, key=lambda record: float(record["val_loss"]), default=None)
+    return {
+        "loss": rounds[-1].get("loss") if rounds else None,
+        **_evaluation(measured[-1] if measured else {}, ""),
+        **_evaluation(best or {}, "best_"),
+        "best_round": best and best["round"],
+    }
+
+
+def _evaluation(record: Record, prefix: str) -> dict[str, Any]:
+    names = ["val_loss", *(name for name in ("perplexity", "accuracy") if name in record)]
+    return {prefix + name: record.get(name) for name in names}
+
+
+def _traffic(rounds: list[Record], parameter_bytes: int | None) -> dict[str, Any]:
+    up = int(_total(rounds, "bytes_up"))
+    steps = sum(sum((record.get("batches") or {}).values()) for record in rounds)
+    every_step = None if parameter_bytes is None else steps * parameter_bytes
+    return {
+        "bytes_up": up,
+        "bytes_down": int(_total(rounds, "bytes_down")),
+        "inner_steps": steps,
+        "every_step_bytes": every_step,
+        "traffic_ratio": every_step / up if every_step is not None and up else None,
+    }
+
+
+def _total(records: Iterable[Record], name: str) -> float:
+    return math.fsum(record.get(name) or 0 for record in records)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None
+
+
+def _magnitude(value: float | None) -> float | None:
+    return None if value is None else abs(value)

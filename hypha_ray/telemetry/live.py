@@ -1,0 +1,93 @@
+"""The console's view on a terminal: the last rounds as a table, and a line that moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TextIO
+
+from rich import box, live
+from rich.console import Console as Terminal
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from hypha_ray.telemetry import table
+from hypha_ray.telemetry.files import Record
+
+ROWS = 15
+BAR_WIDTH = 24
+
+
+class Live:
+    """A view that draws over itself four times a second, from a thread of its own.
+
+    What the thread reads is replaced, never changed in place. Text goes above the table, and what other code prints
+    meanwhile does too.
+    """
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._terminal = Terminal(file=stream, force_terminal=True, highlight=False)
+        self._spinner = Spinner("dots" if self._terminal.encoding.startswith("utf") else "line", style="cyan")
+        self._rows: tuple[Record, ...] = ()
+        self._waiting: tuple[str, float] | None = None
+        self._progress: tuple[str, float] | None = None
+        self._live = live.Live(console=self._terminal, get_renderable=self._draw, refresh_per_second=4)
+        self._live.start()
+
+    def row(self, record: Record) -> None:
+        """Add a round to the table; the oldest one goes."""
+        self._rows = (*self._rows, record)[-ROWS:]
+        self._waiting = self._progress = None
+        self._live.refresh()
+
+    def text(self, text: str) -> None:
+        """Print a line above the table."""
+        self._terminal.print(Text(self._safe(text)))
+        self._live.refresh()
+
+    def status(self, text: str) -> None:
+        """Show a spinner with the time since this call."""
+        self._waiting = (self._safe(text), self._clock())
+        self._live.refresh()
+
+    def progress(self, text: str, part: float) -> None:
+        """Show a bar and the text beside it."""
+        self._waiting = None
+        self._progress = (self._safe(text), part)
+
+    def stop(self) -> None:
+        """Draw a last time, without the moving line, and give the cursor back."""
+        self._waiting = self._progress = None
+        self._live.stop()
+
+    def _draw(self) -> RenderableType:
+        waiting, progress = self._waiting, self._progress
+        parts: list[RenderableType] = [self._table()] if self._rows else []
+        if waiting is not None:
+            text, since_s = waiting
+            self._spinner.update(text=f"{text}  {table.duration(self._clock() - since_s)}")
+            parts.append(self._spinner)
+        elif progress is not None:
+            parts.append(_bar(*progress))
+        return Group(*parts)
+
+    def _table(self) -> Table:
+        grid = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1))
+        columns = table.fitting(self._terminal.width)
+        for column in columns:
+            grid.add_column(column.title, justify="right", no_wrap=True)
+        for record in self._rows:
+            grid.add_row(*(column.cell(record) for column in columns))
+        return grid
+
+    def _safe(self, text: str) -> str:
+        return text.encode(self._terminal.encoding, "replace").decode(self._terminal.encoding)
+
+
+def _bar(text: str, part: float) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_row(ProgressBar(total=1.0, completed=part, width=BAR_WIDTH), Text(text))
+    return grid

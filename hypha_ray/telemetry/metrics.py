@@ -1,0 +1,78 @@
+"""Which fields of a record are custom metrics, under which names; the same in Prometheus and OpenTelemetry."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hypha_ray.telemetry.files import Record
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A gauge: `field` of records of `kind`; `unit` is in UCUM, as OpenTelemetry wants it."""
+
+    name: str
+    kind: str
+    field: str
+    unit: str
+    description: str
+    per_worker: bool = False
+
+
+METRICS = (
+    Metric("hypha_loss", "round", "loss", "1", "mean training loss of the round"),
+    Metric("hypha_val_loss", "eval", "val_loss", "1", "validation loss of the global weights"),
+    Metric(
+        "hypha_tokens_per_second", "round", "tokens_per_s", "{token}/s", "tokens trained on per second, all workers"
+    ),
+    Metric("hypha_round", "round", "round", "1", "number of the last complete round"),
+    Metric("hypha_idle_fraction", "round", "idle_fraction", "1", "part of worker time spent at the barrier"),
+    Metric("hypha_bytes_up", "round", "bytes_up", "By", "bytes from workers to servers in the round"),
+    Metric("hypha_bytes_down", "round", "bytes_down", "By", "bytes from servers to workers in the round"),
+    Metric("hypha_sync_seconds", "round", "sync_s", "s", "last delta ready to every worker merged"),
+    Metric("hypha_workers", "round", "workers", "{worker}", "workers in the round"),
+    Metric("hypha_worker_batch_seconds", "round", "batch_s", "s", "time of one batch on a worker", per_worker=True),
+    Metric("hypha_worker_batches", "round", "batches", "{batch}", "batches of a worker in the round", per_worker=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A value of a metric, for a worker if the metric is per worker."""
+
+    metric: str
+    value: float
+    worker: str | None = None
+
+    def tags(self, run: str) -> dict[str, str]:
+        """Tags by which a value is told from others of its metric."""
+        return {"run": run} if self.worker is None else {"run": run, "worker": self.worker}
+
+
+class Measures:
+    """Takes the metrics out of records; knows the workers of earlier rounds, to say that they have no batches now."""
+
+    def __init__(self) -> None:
+        self._workers: set[str] = set()
+
+    def take(self, record: Record) -> list[Measurement]:
+        """Return the finite values that a record has."""
+        return [
+            measurement
+            for metric in METRICS
+            if metric.kind == record.get("kind")
+            for measurement in self._values(metric, record.get(metric.field))
+            if math.isfinite(measurement.value)
+        ]
+
+    def _values(self, metric: Metric, field: object) -> Iterator[Measurement]:
+        if isinstance(field, dict) and metric.per_worker:
+            values = {str(worker): value for worker, value in field.items() if value is not None}
+            yield from (Measurement(metric.name, float(value), worker) for worker, value in values.items())
+            if metric.field == "batches":
+                yield from (Measurement(metric.name, 0.0, worker) for worker in sorted(self._workers - set(values)))
+                self._workers |= set(values)
+        elif isinstance(field, int | float) and not metric.per_worker:
+            yield Measurement(metric.name, float(field))

@@ -1,0 +1,263 @@
+"""Plots of a run, drawn from its files: what was learned, who worked how much, what was sent and who waited."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hypha_ray.errors import DataError
+from hypha_ray.telemetry.files import METRICS, SUMMARY, Record, by_round, read_json, read_jsonl
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Colours that people with any kind of colour vision tell apart (Okabe and Ito, 2008).
+BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#D55E00",
+    "#CC79A7",
+    "#56B4E9",
+    "#6B7280",
+)
+PALETTE = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, "#B8A800", GREY)
+STYLE: Any = {
+    "figure.dpi": 130,
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 10,
+    "axes.labelcolor": "#374151",
+    "axes.edgecolor": "#9CA3AF",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#E5E7EB",
+    "lines.linewidth": 1.8,
+    "xtick.color": "#4B5563",
+    "ytick.color": "#4B5563",
+    "legend.frameon": False,
+}
+STACKED_WORKERS, STACKED_ROUNDS = len(PALETTE), 60
+"""More workers or rounds than these are a heat map: the bars of a stack could not be told apart."""
+
+
+class Series:
+    """A run's rounds as columns of numbers, with NaN where a record has none."""
+
+    def __init__(self, records: Sequence[Record], summary: Record) -> None:
+        self.rounds = by_round(records, "round")
+        self.evaluations = [record for record in by_round(records, "eval") if record.get("val_loss") is not None]
+        self.summary = summary
+        self.numbers = [int(record["round"]) for record in self.rounds]
+        self.seconds = list(accumulate(record.get("time_s") or 0.0 for record in self.rounds))
+
+    def column(self, name: str, scale: float = 1.0, otherwise: str = "") -> list[float]:
+        """Return a field of every round, or another field where a round lacks it."""
+        values = (record.get(name, record.get(otherwise)) for record in self.rounds)
+        return [float("nan") if value is None else scale * float(value) for value in values]
+
+    def after(self, totals: Sequence[float], number: int) -> float:
+        """Return a running total as it was after a round, 0 before the first: evaluations are of the weights then."""
+        done = [total for other, total in zip(self.numbers, totals, strict=True) if other <= number]
+        return done[-1] if done else 0.0
+
+    @property
+    def workers(self) -> list[str]:
+        """Workers of all rounds, in the order of their numbers."""
+        names = {str(worker) for record in self.rounds for worker in record.get("batches") or {}}
+        return sorted(names, key=lambda name: (len(name), name))
+
+    def batches(self, worker: str) -> list[int]:
+        """Return a worker's batches of every round, 0 where it was not there."""
+        return [int((record.get("batches") or {}).get(worker, 0)) for record in self.rounds]
+
+
+def draw(run_directory: Path) -> list[Path]:
+    """Draw a run's plots into its folder ``plots``, over those of an earlier call.
+
+    Args:
+        run_directory: a folder with metrics.jsonl; summary.json is used where there is one.
+
+    Returns:
+        The PNG files.
+
+    Raises:
+        DataError: DATA040, there is no complete round in the folder's metrics.
+
+    """
+    series = Series(read_jsonl(run_directory / METRICS, ("round", "eval")), read_json(run_directory / SUMMARY))
+    if not series.rounds:
+        path = run_directory / METRICS
+        raise DataError(
+            "DATA040",
+            f"{path} has no rounds to plot" if path.exists() else f"{path} does not exist",
+            fix="give the folder of a run that has finished at least one round",
+        )
+    folder = run_directory / "plots"
+    folder.mkdir(exist_ok=True)
+    plots = {"loss": _loss, "batches": _batches, "finish": _finish, "bytes": _bytes, "utilisation": _utilisation}
+    return [_save(folder / f"{name}.png", plot, series) for name, plot in plots.items()]
+
+
+def _save(path: Path, plot: Callable[[Series], Figure], series: Series) -> Path:
+    with _style():
+        plot(series).savefig(path, bbox_inches="tight")
+    return path
+
+
+@contextmanager
+def _style() -> Iterator[None]:
+    import matplotlib as mpl
+
+    with mpl.rc_context(STYLE):
+        yield
+
+
+def _panels(title: str, rows: int = 1, columns: int = 1, height: float = 3.4) -> tuple[Figure, list[Axes]]:
+    """Make a figure without pyplot: nothing global, no window system, safe in any thread."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, height * rows), layout="constrained")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color="#111827")
+    return figure, list(figure.subplots(rows, columns, squeeze=False, sharex=columns == 1).flat)
+
+
+def _label(axes: Axes, title: str, x: str, y: str) -> None:
+    axes.set_title(title)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+
+
+def _by_round(axes: Axes, series: Series, title: str, y: str, unit: str = "", from_zero: bool = True) -> None:
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    _label(axes, title, "round", y)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.set_xlim(series.numbers[0] - 0.6, series.numbers[-1] + 0.6)
+    if unit:
+        axes.yaxis.set_major_formatter(EngFormatter(unit=unit))
+    if from_zero:
+        axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
+    axes.label_outer()
+
+
+def _legend(axes: Axes) -> None:
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0)
+
+
+def _marker(points: int) -> str:
+    return "o" if points <= 40 else ""
+
+
+def _loss(series: Series) -> Figure:
+    from matplotlib.ticker import EngFormatter
+
+    figure, (by_samples, by_seconds) = _panels("Loss", columns=2, height=4)
+    samples = series.column("samples_total")
+    for axes, totals in ((by_samples, samples), (by_seconds, series.seconds)):
+        axes.plot(totals, series.column("loss"), color=BLUE, marker=_marker(len(totals)), ms=4, label="training")
+        at = [series.after(totals, int(record["round"])) for record in series.evaluations]
+        values = [float(record["val_loss"]) for record in series.evaluations]
+        if values:
+            axes.plot(at, values, color=RED, marker=_marker(len(at)), ms=4, label="validation")
+    _label(by_samples, "by samples", "samples trained on", "loss")
+    by_samples.xaxis.set_major_formatter(EngFormatter(sep=""))
+    _label(by_seconds, "by time", "seconds of training", "loss")
+    _legend(by_seconds)
+    return figure
+
+
+def _batches(series: Series) -> Figure:
+    figure, (axes,) = _panels("Batches of each worker", height=4)
+    if len(series.workers) <= STACKED_WORKERS and len(series.rounds) <= STACKED_ROUNDS:
+        bottom = [0] * len(series.rounds)
+        for worker, colour in zip(series.workers, PALETTE, strict=False):
+            counts = series.batches(worker)
+            axes.bar(
+                series.numbers, counts, 0.8, bottom, color=colour, edgecolor="white", lw=0.5, label=f"worker {worker}"
+            )
+            bottom = [low + count for low, count in zip(bottom, counts, strict=True)]
+        _by_round(axes, series, "stacked, one colour for each worker", "batches")
+        _legend(axes)
+    else:
+        _heat(figure, axes, series)
+    return figure
+
+
+def _heat(figure: Figure, axes: Axes, series: Series) -> None:
+    rows = [series.batches(worker) for worker in series.workers]
+    extent = (series.numbers[0] - 0.5, series.numbers[-1] + 0.5, len(rows) - 0.5, -0.5)
+    image = axes.imshow(rows, aspect="auto", interpolation="nearest", cmap="viridis", vmin=0, extent=extent)
+    axes.grid(visible=False)
+    _by_round(axes, series, "one row for each worker", "worker", from_zero=False)
+    step = -(-len(rows) // 16)
+    axes.set_yticks(range(0, len(rows), step), series.workers[::step])
+    figure.colorbar(image, ax=axes, label="batches in the round")
+
+
+def _finish(series: Series) -> Figure:
+    figure, (times, errors) = _panels("When rounds finished, and when the planner said they would", rows=2, height=3)
+    marker = _marker(len(series.rounds))
+    actual = series.column("finish_s", otherwise="time_s")
+    times.plot(series.numbers, actual, color=BLUE, marker=marker, ms=4, label="actual")
+    times.plot(
+        series.numbers, series.column("predicted_s"), color=ORANGE, marker=marker, ms=4, ls="--", label="predicted"
+    )
+    _by_round(times, series, "from the start of the round to the last delta", "seconds")
+    _legend(times)
+    errors.bar(series.numbers, series.column("plan_error", 100), 0.8, color=GREY)
+    errors.axhline(0, color="#374151", lw=0.8)
+    _by_round(errors, series, "relative error of the plan", "%", from_zero=False)
+    return figure
+
+
+def _bytes(series: Series) -> Figure:
+    figure, (each, total) = _panels("Bytes between workers and servers", rows=2, height=3)
+    up, down = series.column("bytes_up"), series.column("bytes_down")
+    # The two are often the same; the wider line then shows on both sides of the other.
+    for values, colour, width, label in ((up, SKY, 5, "up: deltas"), (down, BLUE, 1.8, "down: weights")):
+        for axes, points in ((each, values), (total, _running(values))):
+            axes.plot(series.numbers, points, color=colour, lw=width, marker="o", ms=width, label=label)
+    every_step = _every_step(series)
+    if every_step:
+        total.plot(series.numbers, every_step, color=GREY, ls="--", label="up, if gradients were\nexchanged every step")
+        total.set_yscale("log")
+    _by_round(each, series, "in each round", "bytes", unit="B")
+    _by_round(
+        total, series, "so far" + (", logarithmic" if every_step else ""), "bytes", unit="B", from_zero=not every_step
+    )
+    _legend(each)
+    _legend(total)
+    return figure
+
+
+def _every_step(series: Series) -> list[float]:
+    size = series.summary.get("parameter_bytes")
+    steps = (sum((record.get("batches") or {}).values()) for record in series.rounds)
+    return [] if not size else [size * count for count in accumulate(steps)]
+
+
+def _running(values: Sequence[float]) -> list[float]:
+    return list(accumulate(0.0 if math.isnan(value) else value for value in values))
+
+
+def _utilisation(series: Series) -> Figure:
+    figure, (parts, sync) = _panels("What workers waited for", rows=2, height=3)
+    marker = _marker(len(series.rounds))
+    for name, colour, label in (("idle_fraction", BLUE, "at the barrier"), ("data_wait_fraction", ORANGE, "for data")):
+        parts.plot(series.numbers, series.column(name, 100), color=colour, marker=marker, ms=4, label=label)
+    _by_round(parts, series, "part of worker time spent waiting", "%")
+    _legend(parts)
+    sync.plot(series.numbers, series.column("sync_s"), color=GREEN, marker=marker, ms=4)
+    _by_round(sync, series, "from the last delta to the last worker's new weights", "seconds")
+    return figure

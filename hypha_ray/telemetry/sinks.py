@@ -1,0 +1,245 @@
+"""Where records go: the protocol of a sink, many sinks as one, and the isolation that keeps training safe from them.
+
+A sink other than the files may fail, hang or be gone. So each has a thread and a bounded queue of its own: handing it
+a record takes microseconds whatever happens, and what it loses is counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+from hypha_ray.telemetry.files import EVENTS, METRICS, SUMMARY, JsonLines, Record, write_json
+
+_logger = logging.getLogger(__name__)
+
+Call: TypeAlias = Callable[[], None]
+CAPACITY = 4096
+"""Records that wait for a slow sink; a worker makes about one a second."""
+PATIENCE_S = 5.0
+"""Longest wait for all sinks together at the end of a run."""
+
+
+class Sink(Protocol):
+    """Somewhere that records and events go."""
+
+    def start(self, config: Record) -> None:
+        """Open it; `config` is the job's, without secrets."""
+
+    def record(self, record: Record) -> None:
+        """Take a record of metrics."""
+
+    def event(self, event: Record) -> None:
+        """Take an event."""
+
+    def summary(self, figures: Record) -> None:
+        """Take the figures of the whole run."""
+
+    def close(self) -> None:
+        """Send what waits and let go of everything."""
+
+
+class Tally:
+    """What a sink has lost, by cause; the first loss is logged, the others are only counted."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._lock = threading.Lock()
+        self._failed = self._dropped = 0
+
+    def fail(self, reason: object) -> None:
+        """Count a call or an export that failed."""
+        self._count(f"failed ({reason})", failed=1)
+
+    def drop(self, calls: int = 1) -> None:
+        """Count calls that never reached the sink."""
+        self._count("is too slow", dropped=calls)
+
+    def _count(self, what: str, failed: int = 0, dropped: int = 0) -> None:
+        with self._lock:
+            first = not self._failed and not self._dropped
+            self._failed += failed
+            self._dropped += dropped
+        if first and (failed or dropped):
+            _logger.warning("telemetry sink %s %s; training goes on, further losses are only counted", self.name, what)
+
+    def counts(self) -> dict[str, int]:
+        """Return the losses so far."""
+        with self._lock:
+            return {"failed": self._failed, "dropped": self._dropped}
+
+
+class Files:
+    """The sink that is always there, and at once: metrics.jsonl, events.jsonl and summary.json of the run directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.tally = Tally("files")
+        self._directory = directory
+        self._metrics = JsonLines(directory / METRICS)
+        self._events = JsonLines(directory / EVENTS)
+
+    def start(self, config: Record) -> None:
+        """Nothing to do: the run directory has the job's configuration already."""
+
+    def record(self, record: Record) -> None:
+        """Append to metrics.jsonl."""
+        self._try(lambda: self._metrics.write(record))
+
+    def event(self, event: Record) -> None:
+        """Append to events.jsonl."""
+        self._try(lambda: self._events.write(event))
+
+    def summary(self, figures: Record) -> None:
+        """Write summary.json."""
+        self._try(lambda: write_json(self._directory / SUMMARY, figures))
+
+    def close(self) -> None:
+        """Close both files."""
+        self._metrics.close()
+        self._events.close()
+
+    def _try(self, call: Call) -> None:
+        try:
+            call()
+        except OSError as error:  # a full disk stops checkpoints, and they say so; telemetry stops nothing
+            self.tally.fail(error)
+
+
+class Isolated:
+    """A sink in a thread of its own, behind a bounded queue; none of its methods blocks or raises."""
+
+    def __init__(self, sink: Sink, tally: Tally, capacity: int = CAPACITY) -> None:
+        self.tally = tally
+        self._sink = sink
+        self._queue: queue.Queue[Call | None] = queue.Queue(capacity)
+        self._closing = threading.Event()
+        self._usable = True
+        self._thread = threading.Thread(target=self._work, name=f"telemetry-{tally.name}", daemon=True)
+
+    def start(self, config: Record) -> None:
+        """Start the thread and, in it, the sink."""
+        self._put(lambda: self._open(config))
+        self._thread.start()
+
+    def record(self, record: Record) -> None:
+        """Queue a record, or count it as dropped."""
+        self._put(lambda: self._sink.record(record))
+
+    def event(self, event: Record) -> None:
+        """Queue an event, or count it as dropped."""
+        self._put(lambda: self._sink.event(event))
+
+    def summary(self, figures: Record) -> None:
+        """Queue the run's figures."""
+        self._put(lambda: self._sink.summary(figures))
+
+    def close(self) -> None:
+        """Ask the thread to end once the queue is empty; `join` waits for it."""
+        self._closing.set()
+        with contextlib.suppress(queue.Full):
+            self._queue.put_nowait(None)  # wakes the thread where it waits for a call
+
+    def join(self, patience_s: float) -> None:
+        """Wait for the thread, then leave it behind and count what it still had to do."""
+        self._thread.join(max(0.0, patience_s))
+        if self._thread.is_alive():
+            self.tally.fail("not done in time at the end of the run")
+            self.tally.drop(sum(call is not None for call in list(self._queue.queue)))
+
+    def _put(self, call: Call) -> None:
+        try:
+            self._queue.put_nowait(call)
+        except queue.Full:
+            self.tally.drop()
+
+    def _work(self) -> None:
+        while not (self._closing.is_set() and self._queue.empty()):
+            if (call := self._queue.get()) is not None:
+                self._try(call)
+        if self._usable:
+            self._try(self._sink.close)
+
+    def _open(self, config: Record) -> None:
+        self._usable = False
+        self._sink.start(config)
+        self._usable = True
+
+    def _try(self, call: Call) -> None:
+        if not self._usable:
+            self.tally.drop()
+            return
+        try:
+            call()
+        except Exception as error:
+            self.tally.fail(f"{type(error).__name__}: {error}")
+
+
+class Composite:
+    """Several sinks as one: the files first, then those that may be lost."""
+
+    def __init__(self, files: Files, others: Sequence[Isolated] = (), patience_s: float = PATIENCE_S) -> None:
+        self._sinks: list[Files | Isolated] = [files, *others]
+        self._others = others
+        self._patience_s = patience_s
+
+    def start(self, config: Record) -> None:
+        """Start every sink."""
+        for sink in self._sinks:
+            sink.start(config)
+
+    def record(self, record: Record) -> None:
+        """Give a record to every sink."""
+        for sink in self._sinks:
+            sink.record(record)
+
+    def event(self, event: Record) -> None:
+        """Give an event to every sink."""
+        for sink in self._sinks:
+            sink.event(event)
+
+    def summary(self, figures: Record) -> None:
+        """Give the run's figures to every sink."""
+        for sink in self._sinks:
+            sink.summary(figures)
+
+    def close(self) -> None:
+        """Close all sinks at once and wait for them, no longer than `patience_s` in all."""
+        deadline = time.monotonic() + self._patience_s
+        for sink in self._sinks:
+            sink.close()
+        for sink in self._others:
+            sink.join(deadline - time.monotonic())
+
+    def losses(self) -> dict[str, dict[str, int]]:
+        """Return what each sink has lost."""
+        return {sink.tally.name: sink.tally.counts() for sink in self._sinks}
+
+
+def build(directory: Path, run: str, names: Sequence[str], aim_repository: str | None = None) -> Composite:
+    """Make the sinks of a job; ``jsonl`` is always among them, ``console`` is the driver's.
+
+    Raises:
+        AuthenticationError: the Aim repository is not local.
+
+    """
+    others: list[Isolated] = []
+    if "prometheus" in names:
+        from hypha_ray.telemetry.prometheus import Prometheus
+
+        others.append(Isolated(Prometheus(run), Tally("prometheus")))
+    if "otel" in names:
+        from hypha_ray.telemetry.otel import OpenTelemetry
+
+        tally = Tally("otel")
+        others.append(Isolated(OpenTelemetry(run, tally.fail), tally))
+    if "aim" in names:
+        from hypha_ray.telemetry.aim import Aim
+
+        others.append(Isolated(Aim(run, aim_repository or str(directory)), Tally("aim")))
+    return Composite(Files(directory), others)

@@ -1,0 +1,156 @@
+"""How a round looks as a row of text: the columns that the console prints, and numbers short enough for them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from hypha_ray.telemetry.files import Record
+
+ABSENT = "-"
+
+
+class Unit(NamedTuple):
+    """A decimal multiple and its letter."""
+
+    size: float
+    letter: str
+
+
+UNITS = (Unit(1, ""), Unit(1e3, "k"), Unit(1e6, "M"), Unit(1e9, "G"), Unit(1e12, "T"))
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: its title, its width in characters, and what it shows of a round.
+
+    A narrow terminal shows the columns of the lowest ranks.
+    """
+
+    title: str
+    width: int
+    rank: int
+    cell: Callable[[Record], str]
+
+
+def si(value: float | None) -> str:
+    """Shorten a count to at most five characters: 999, 1.23k, 45.6M."""
+    if value is None or not math.isfinite(value):
+        return ABSENT
+    unit = next(unit for unit in UNITS if abs(value) < 999.5 * unit.size or unit is UNITS[-1])
+    return f"{value:.0f}" if unit.size == 1 else f"{value / unit.size:#.3g}".rstrip(".") + unit.letter
+
+
+def duration(seconds: float | None) -> str:
+    """Write a time in at most six characters: 4.2s, 2m05s, 1h07m, 3d04h."""
+    if seconds is None or not math.isfinite(seconds):
+        return ABSENT
+    if seconds < 99.95:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}s"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours}h{minutes:02d}m"
+    return f"{hours // 24}d{hours % 24:02d}h"
+
+
+def batches(counts: dict[Any, int] | None, width: int) -> str:
+    """Write each worker's batches in worker order, 12/12/9, or the least and the most of them where that's too long."""
+    if not counts:
+        return ABSENT
+    ordered = [counts[worker] for worker in sorted(counts, key=lambda worker: (len(str(worker)), str(worker)))]
+    text = "/".join(map(str, ordered))
+    return text if len(text) <= width else f"{min(ordered)}..{max(ordered)}"
+
+
+def _fixed(name: str, digits: int, scale: float = 1.0) -> Callable[[Record], str]:
+    def cell(record: Record) -> str:
+        value = record.get(name)
+        return ABSENT if value is None else f"{value * scale:.{digits}f}"
+
+    return cell
+
+
+def progress(record: Record) -> str:
+    """Write how many rounds are done and how many there are."""
+    return f"{record['round'] + 1}/{record.get('rounds') or '?'}"
+
+
+COLUMNS = (
+    Column("round", 9, 0, progress),
+    Column("time", 6, 1, lambda record: duration(record.get("time_s"))),
+    Column("loss", 8, 0, _fixed("loss", 4)),
+    Column("val_loss", 8, 2, _fixed("val_loss", 4)),
+    Column("samples", 7, 10, lambda record: si(record.get("samples"))),
+    Column("tokens", 6, 12, lambda record: si(record.get("tokens") or None)),
+    Column("tok/s", 6, 5, lambda record: si(record.get("tokens_per_s") or None)),
+    Column("workers", 7, 7, lambda record: str(record.get("workers", ABSENT))),
+    Column("batches", 15, 4, lambda record: batches(record.get("batches"), 15)),
+    Column("idle %", 6, 6, _fixed("idle_fraction", 1, 100)),
+    Column("sync s", 6, 8, _fixed("sync_s", 2)),
+    Column("MB up", 7, 9, _fixed("bytes_up", 1, 1e-6)),
+    Column("ETA", 6, 3, lambda record: duration(record.get("eta_s"))),
+)
+
+
+def fitting(width: int, gap: int = 2) -> list[Column]:
+    """Return the columns for which a terminal has room, the least wanted ones left out."""
+    columns = list(COLUMNS)
+    while len(columns) > 1 and sum(column.width + gap for column in columns) - gap > width:
+        columns.remove(max(columns, key=lambda column: column.rank))
+    return columns
+
+
+def header() -> str:
+    """Return the line of titles."""
+    return "  ".join(column.title.rjust(column.width) for column in COLUMNS)
+
+
+def line(record: Record) -> str:
+    """Return a round as one line under `header`; `val_loss` may have been added to the record."""
+    return "  ".join(column.cell(record).rjust(column.width) for column in COLUMNS)
+
+
+def happening(event: Record) -> str:
+    """Write an event as text: its kind, then its other fields; its times are left to events.jsonl."""
+    fields = [f"{name}={value}" for name, value in event.items() if name not in {"kind", "monotonic_s", "wall_time"}]
+    return " ".join([str(event.get("kind", "event")), *fields])
+
+
+def closing(figures: Record) -> str:
+    """Write a run's summary as one line."""
+    parts = [
+        f"{figures.get('rounds', 0)} rounds in {duration(figures.get('seconds'))}",
+        f"{si(figures.get('samples'))} samples",
+        f"{si(figures['tokens'])} tokens ({si(figures.get('tokens_per_s'))}/s)" if figures.get("tokens") else "",
+        f"loss {figures['loss']:.4f}" if figures.get("loss") is not None else "",
+        _evaluation(figures),
+        f"{(figures.get('bytes_up') or 0) / 1e6:.1f} MB up",
+        _saving(figures.get("traffic_ratio")),
+        f"{figures['workers_lost']} workers lost" if figures.get("workers_lost") else "",
+        f"{figures['rejected']} deltas rejected" if figures.get("rejected") else "",
+        _lost(figures.get("sinks") or {}),
+    ]
+    return "done: " + ", ".join(filter(None, parts))
+
+
+def _evaluation(figures: Record) -> str:
+    if figures.get("val_loss") is None:
+        return ""
+    names = [name for name in ("perplexity", "accuracy") if figures.get(name) is not None]
+    more = ", ".join(f"{name} {figures[name]:.4g}" for name in names)
+    return f"val_loss {figures['val_loss']:.4f}" + (f" ({more})" if more else "")
+
+
+def _saving(ratio: float | None) -> str:
+    return "" if ratio is None else f"1/{ratio:.0f} of a gradient exchange at every step"
+
+
+def _lost(sinks: Record) -> str:
+    counts = {name: losses["failed"] + losses["dropped"] for name, losses in sinks.items()}
+    lost = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+    return f"records lost by sinks: {lost}" if lost else ""

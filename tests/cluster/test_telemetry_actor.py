@@ -1,0 +1,160 @@
+"""The telemetry actor in a real Ray cluster: files, gauges on the metrics port, and a dead sink beside them."""
+
+import json
+import re
+import socket
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from hypha_ray.telemetry.actor import Telemetry
+from hypha_ray.telemetry.files import read_jsonl
+
+DEADLINE_S = 60.0
+
+
+def a_round(number: int) -> dict[str, Any]:
+    return {
+        "kind": "round",
+        "round": number,
+        "time_s": 2.0,
+        "elapsed_s": 2.0 * (number + 1),
+        "loss": 4.0 - number,
+        "samples_total": 100 * (number + 1),
+        "tokens_total": 1000 * (number + 1),
+        "tokens_per_s": 500.0,
+        "workers": 2,
+        "batches": {"0": 6, "1": 4},
+        "batch_s": {"0": 0.25, "1": 0.5},
+        "bytes_up": 4096,
+        "bytes_down": 2048,
+        "sync_s": 0.125,
+        "idle_fraction": 0.0625,
+    }
+
+
+RECORDS = [*(a_round(number) for number in range(3)), {"kind": "eval", "round": 2, "val_loss": 2.5, "perplexity": 12.2}]
+EVENTS = [{"kind": "join", "worker": 1, "monotonic_s": 1.0}, {"kind": "loss", "worker": 1, "monotonic_s": 2.0}]
+
+
+def start(directory: Path, sinks: list[str], run: str = "run", name: str = "telemetry") -> Any:
+    options = {"name": name, "num_cpus": 0}
+    return ray.remote(Telemetry).options(**options).remote(str(directory), sinks, run, {"run": {"seed": 1}})
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def metrics_port() -> Iterator[int]:
+    """A Ray cluster of one node, and the port on which it exports metrics twice a second."""
+    port = free_port()
+    ray.init(
+        num_cpus=1,
+        object_store_memory=80 * 2**20,
+        include_dashboard=False,
+        log_to_driver=False,
+        namespace="telemetry-test",
+        _metrics_export_port=port,
+        _system_config={"metrics_report_interval_ms": 500},
+    )
+    yield port
+    ray.shutdown()
+
+
+@pytest.fixture
+def actor(metrics_port: int, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
+    sinks, run = getattr(request, "param", (["jsonl"], "run"))
+    handle = start(tmp_path, sinks, run)
+    yield handle
+    ray.kill(handle)
+
+
+def gauges(port: int, run: str) -> dict[tuple[str, str | None], float]:
+    """Scrape the values of a run, by name and worker."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as response:
+        lines = response.read().decode().splitlines()
+    values = {}
+    for line in lines:
+        if match := re.fullmatch(r"ray_(hypha_\w+)\{(.*)\} (\S+)", line):
+            tags = dict(re.findall(r'(\w+)="([^"]*)"', match[2]))
+            if tags["run"] == run:
+                values[match[1], tags.get("worker")] = float(match[3])
+    return values
+
+
+def scrape(port: int, run: str, count: int) -> dict[tuple[str, str | None], float]:
+    """Scrape until a run has that many values."""
+    deadline = time.monotonic() + DEADLINE_S
+    while len(values := gauges(port, run)) < count and time.monotonic() < deadline:
+        threading.Event().wait(0.1)
+    return values
+
+
+@pytest.mark.parametrize("actor", [(["console", "prometheus"], "gauges")], indirect=True)
+def test_telemetry_gauges_appear_on_the_metrics_port(actor: Any, metrics_port: int) -> None:
+    ray.get(actor.write.remote(RECORDS))
+    assert scrape(metrics_port, "gauges", 13) == {
+        ("hypha_loss", None): 2.0,
+        ("hypha_val_loss", None): 2.5,
+        ("hypha_tokens_per_second", None): 500.0,
+        ("hypha_round", None): 2.0,
+        ("hypha_idle_fraction", None): 0.0625,
+        ("hypha_bytes_up", None): 4096.0,
+        ("hypha_bytes_down", None): 2048.0,
+        ("hypha_sync_seconds", None): 0.125,
+        ("hypha_workers", None): 2.0,
+        ("hypha_worker_batches", "0"): 6.0,
+        ("hypha_worker_batches", "1"): 4.0,
+        ("hypha_worker_batch_seconds", "0"): 0.25,
+        ("hypha_worker_batch_seconds", "1"): 0.5,
+    }
+
+
+def test_telemetry_is_found_by_name_and_takes_no_cpu(actor: Any) -> None:
+    ray.get(actor.write.remote([]))
+    assert ray.get_actor("telemetry") == actor
+    assert ray.available_resources()["CPU"] == 1.0
+
+
+def test_telemetry_finish_writes_summary_beside_metrics_and_events(actor: Any, tmp_path: Path) -> None:
+    actor.write.remote(RECORDS)
+    actor.events.remote(EVENTS)
+    figures = ray.get(actor.finish.remote({"parameter_bytes": 40_960, "commits": 3}))
+    assert read_jsonl(tmp_path / "metrics.jsonl") == RECORDS
+    events = read_jsonl(tmp_path / "events.jsonl")
+    assert [{name: event[name] for name in ("kind", "worker", "monotonic_s")} for event in events] == EVENTS
+    assert all(datetime.fromisoformat(event["wall_time"]).tzinfo is UTC for event in events)
+    assert json.loads((tmp_path / "summary.json").read_text()) == figures
+    expected = {"rounds": 3, "samples": 300, "workers_lost": 1, "traffic_ratio": 100.0, "commits": 3, "val_loss": 2.5}
+    assert {name: figures[name] for name in expected} == expected
+    assert figures["sinks"] == {"files": {"failed": 0, "dropped": 0}}
+
+
+def test_telemetry_after_a_crash_goes_on_in_the_same_files(actor: Any, tmp_path: Path) -> None:
+    ray.get(actor.write.remote(RECORDS[:2]))
+    ray.kill(actor)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "rou')
+    successor = start(tmp_path, ["jsonl"], name="successor")
+    ray.get(successor.write.remote(RECORDS[2:]))
+    assert read_jsonl(tmp_path / "metrics.jsonl") == RECORDS
+
+
+def test_telemetry_dead_collector_neither_delays_nor_loses_records(metrics_port: int, tmp_path: Path) -> None:
+    environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{free_port()}", "OTEL_EXPORTER_OTLP_TIMEOUT": "1"}
+    options = {"num_cpus": 0, "runtime_env": {"env_vars": environment}}
+    actor = ray.remote(Telemetry).options(**options).remote(str(tmp_path), ["otel"], "dead", {})
+    ray.get(actor.write.remote(RECORDS))
+    figures = ray.get(actor.finish.remote({}))
+    assert read_jsonl(tmp_path / "metrics.jsonl") == RECORDS
+    assert figures["sinks"] == {"files": {"failed": 0, "dropped": 0}, "otel": {"failed": 1, "dropped": 0}}

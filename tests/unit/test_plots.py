@@ -1,0 +1,105 @@
+"""Plots: drawn from the files of a run, whatever is missing in them."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.image import imread
+
+from hypha_ray.errors import DataError
+from hypha_ray.telemetry.files import JsonLines, write_json
+from hypha_ray.telemetry.plots import Series, draw
+
+NAMES = ["loss.png", "batches.png", "finish.png", "bytes.png", "utilisation.png"]
+
+
+def a_round(number: int, workers: int = 2) -> dict[str, Any]:
+    return {
+        "kind": "round",
+        "round": number,
+        "time_s": 2.5,
+        "finish_s": 2.0,
+        "predicted_s": None if number == 0 else 2.5,
+        "plan_error": None if number == 0 else 0.25,
+        "loss": 4.0 / (number + 1),
+        "samples_total": 100 * (number + 1),
+        "batches": {str(worker): 5 + worker for worker in range(workers)},
+        "bytes_up": 1000,
+        "bytes_down": 1000,
+        "sync_s": 0.1,
+        "idle_fraction": 0.2,
+        "data_wait_fraction": 0.01,
+    }
+
+
+def a_run(directory: Path, *records: dict[str, Any]) -> Path:
+    lines = JsonLines(directory / "metrics.jsonl")
+    for record in records:
+        lines.write(record)
+    lines.close()
+    return directory
+
+
+def inked(path: Path) -> float:
+    """Return the part of an image that isn't white."""
+    return float((imread(path)[..., :3] < 0.98).any(axis=-1).mean())
+
+
+def test_draw_finished_run_has_five_plots(tmp_path: Path) -> None:
+    evaluations = [{"kind": "eval", "round": number, "val_loss": 4.0 / (number + 1)} for number in range(5)]
+    a_run(tmp_path, *evaluations, *(a_round(number) for number in range(4)))
+    write_json(tmp_path / "summary.json", {"parameter_bytes": 5000})
+    paths = draw(tmp_path)
+    assert [path.relative_to(tmp_path) for path in paths] == [Path("plots") / name for name in NAMES]
+    assert all(imread(path).shape[0] > 300 and inked(path) > 0.02 for path in paths)
+
+
+@pytest.mark.parametrize(("rounds", "workers"), [(1, 1), (70, 2), (3, 30)])
+def test_draw_any_number_of_rounds_and_workers_succeeds(tmp_path: Path, rounds: int, workers: int) -> None:
+    paths = draw(a_run(tmp_path, *(a_round(number, workers) for number in range(rounds))))
+    assert [path.name for path in paths] == NAMES
+
+
+def test_draw_rounds_with_nothing_in_them_succeeds(tmp_path: Path) -> None:
+    empty = {"kind": "round", "round": 0}
+    assert len(draw(a_run(tmp_path, empty, {"kind": "eval", "round": 0, "val_loss": None}))) == len(NAMES)
+
+
+def test_draw_twice_replaces_the_plots(tmp_path: Path) -> None:
+    a_run(tmp_path, a_round(0), a_round(1))
+    (first, *_) = draw(tmp_path)
+    before = first.read_bytes()
+    a_run(tmp_path, *(a_round(number) for number in range(2, 9)))
+    draw(tmp_path)
+    assert first.read_bytes() != before
+    assert sorted(path.name for path in first.parent.iterdir()) == sorted(NAMES)
+
+
+def test_draw_knows_the_gradient_exchange_only_from_the_summary(tmp_path: Path) -> None:
+    a_run(tmp_path, a_round(0), a_round(1))
+    without = draw(tmp_path)[3].read_bytes()
+    write_json(tmp_path / "summary.json", {"parameter_bytes": 5000})
+    assert draw(tmp_path)[3].read_bytes() != without
+
+
+@pytest.mark.parametrize("content", [None, "", '{"kind": "step", "round": 0}\n', '{"kind": "rou'])
+def test_draw_run_without_rounds_is_a_data_error(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "metrics.jsonl").write_text(content)
+    with pytest.raises(DataError, match=re.escape(str(tmp_path / "metrics.jsonl"))) as caught:
+        draw(tmp_path)
+    assert caught.value.exit_code == 3
+    assert not (tmp_path / "plots").exists()
+
+
+def test_series_evaluation_lies_where_its_round_ended() -> None:
+    series = Series([a_round(0), a_round(1)], {})
+    totals = series.column("samples_total")
+    assert [series.after(totals, number) for number in (-1, 0, 1)] == [0.0, 100.0, 200.0]
+
+
+def test_series_worker_that_joined_late_has_no_batches_before() -> None:
+    series = Series([a_round(0, workers=1), a_round(1, workers=11)], {})
+    assert series.workers == [str(worker) for worker in range(11)]
+    assert series.batches("10") == [0, 15]

@@ -1,0 +1,132 @@
+"""The files of a run: what is written can be read, whatever happened to the writer."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hypha_ray.telemetry.files import JsonLines, Record, read_json, read_jsonl, summary, write_json
+
+
+def write(path: Path, *records: Record) -> None:
+    lines = JsonLines(path)
+    for record in records:
+        lines.write(record)
+    lines.close()
+
+
+def a_round(number: int, **changes: object) -> dict[str, object]:
+    return {
+        "kind": "round",
+        "round": number,
+        "time_s": 2.0,
+        "elapsed_s": 2.0 * (number + 1),
+        "loss": 4.0 - number,
+        "samples_total": 100 * (number + 1),
+        "tokens_total": 1000 * (number + 1),
+        "batches": {"0": 6, "1": 4},
+        "bytes_up": 50,
+        "bytes_down": 40,
+        "idle_fraction": 0.5 if number < 2 else 0.1,
+        "plan_error": None if number == 0 else -0.2,
+        "rejected": 1,
+        **changes,
+    }
+
+
+def test_json_lines_record_is_readable_before_close(tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path / "deeper" / "metrics.jsonl")
+    lines.write({"kind": "step", "loss": 1.5})
+    assert read_jsonl(tmp_path / "deeper" / "metrics.jsonl") == [{"kind": "step", "loss": 1.5}]
+    lines.close()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, np.float32("nan")])
+def test_json_lines_not_finite_becomes_null(tmp_path: Path, value: float) -> None:
+    write(tmp_path / "m.jsonl", {"kind": "round", "loss": value, "batch_s": {1: value}})
+    assert (tmp_path / "m.jsonl").read_text() == '{"kind": "round", "loss": null, "batch_s": {"1": null}}\n'
+
+
+def test_json_lines_numpy_and_paths_become_numbers_and_text(tmp_path: Path) -> None:
+    write(tmp_path / "m.jsonl", {"kind": "x", "n": np.int64(3), "x": np.float32(0.5), "ok": True, "at": Path("a/b")})
+    assert read_jsonl(tmp_path / "m.jsonl") == [{"kind": "x", "n": 3, "x": 0.5, "ok": True, "at": "a/b"}]
+
+
+def test_read_jsonl_torn_last_line_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    write(path, {"kind": "round", "round": 0}, {"kind": "round", "round": 1})
+    path.write_bytes(path.read_bytes()[:-7])
+    assert read_jsonl(path) == [{"kind": "round", "round": 0}]
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"kind": "rou', b'{"kind": "\xce', b"null", b"[1]"])
+def test_json_lines_after_a_torn_line_loses_no_record(tmp_path: Path, torn: bytes) -> None:
+    path = tmp_path / "m.jsonl"
+    write(path, {"kind": "round", "round": 0})
+    path.write_bytes(path.read_bytes() + torn)
+    write(path, {"kind": "round", "round": 1})
+    assert [record["round"] for record in read_jsonl(path)] == [0, 1]
+
+
+def test_read_jsonl_kinds_leaves_out_the_others(tmp_path: Path) -> None:
+    write(tmp_path / "m.jsonl", {"kind": "step"}, {"kind": "round"}, {"kind": "eval"}, {"none": 1})
+    assert read_jsonl(tmp_path / "m.jsonl", ("round", "eval")) == [{"kind": "round"}, {"kind": "eval"}]
+
+
+def test_read_missing_file_is_empty(tmp_path: Path) -> None:
+    assert read_jsonl(tmp_path / "none.jsonl") == []
+    assert read_json(tmp_path / "none.json") == {}
+
+
+def test_write_json_replaces_whole_file_and_leaves_no_draft(tmp_path: Path) -> None:
+    write_json(tmp_path / "summary.json", {"a": list(range(1000))})
+    write_json(tmp_path / "summary.json", {"loss": math.nan})
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"loss": None}
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_summary_of_three_rounds_adds_up() -> None:
+    evaluations = [
+        {"kind": "eval", "round": 0, "val_loss": 5.0, "perplexity": 148.4},
+        {"kind": "eval", "round": 2, "val_loss": 2.0, "perplexity": 7.4},
+        {"kind": "eval", "round": 3, "val_loss": 2.5, "perplexity": 12.2},
+    ]
+    events = [{"kind": "join"}, {"kind": "loss", "worker": 1}, {"kind": "commit"}]
+    figures = summary([*(a_round(n) for n in range(3)), *evaluations], events, parameter_bytes=20)
+    assert figures == {
+        "rounds": 3,
+        "samples": 300,
+        "tokens": 3000,
+        "seconds": 6.0,
+        "tokens_per_s": 500.0,
+        "loss": 2.0,
+        "val_loss": 2.5,
+        "perplexity": 12.2,
+        "best_val_loss": 2.0,
+        "best_perplexity": 7.4,
+        "best_round": 2,
+        "idle_fraction": 0.1,
+        "plan_error": pytest.approx(0.2),
+        "bytes_up": 150,
+        "bytes_down": 120,
+        "inner_steps": 30,
+        "every_step_bytes": 600,
+        "traffic_ratio": 4.0,
+        "rejected": 3,
+        "workers_lost": 1,
+    }
+
+
+def test_summary_of_a_round_trained_again_counts_it_once() -> None:
+    again = a_round(1, loss=1.0, bytes_up=70, elapsed_s=2.0)
+    figures = summary([a_round(0), a_round(1), again])
+    assert (figures["rounds"], figures["loss"], figures["bytes_up"], figures["seconds"]) == (2, 1.0, 120, 4.0)
+
+
+def test_summary_of_nothing_has_no_figures() -> None:
+    figures = summary([])
+    assert (figures["rounds"], figures["samples"], figures["loss"], figures["val_loss"]) == (0, 0, None, None)
+    assert figures["traffic_ratio"] is None
+    assert figures["tokens_per_s"] is None

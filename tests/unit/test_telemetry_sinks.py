@@ -1,0 +1,231 @@
+"""Sinks that fail, hang or are gone: training notices nothing, and what is lost is counted."""
+
+import hashlib
+import logging
+import math
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hypha_ray.errors import AuthenticationError
+from hypha_ray.telemetry.files import METRICS, Record, read_jsonl
+from hypha_ray.telemetry.metrics import Measurement, Measures
+from hypha_ray.telemetry.sinks import Composite, Files, Isolated, Tally, build
+
+RECORDS: list[dict[str, Any]] = [
+    {"kind": "round", "round": number, "loss": 3.0 / (number + 1), "batches": {"0": 3}} for number in range(20)
+]
+PATIENCE_S = 60.0
+
+
+class Collecting:
+    """A sink that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.got: list[object] = []
+
+    def start(self, config: Record) -> None:
+        self.got.append(("start", config))
+
+    def record(self, record: Record) -> None:
+        self.got.append(record)
+
+    def event(self, event: Record) -> None:
+        self.got.append(event)
+
+    def summary(self, figures: Record) -> None:
+        self.got.append(figures)
+
+    def close(self) -> None:
+        self.got.append("close")
+
+
+class Raising(Collecting):
+    """A sink whose every record fails."""
+
+    def record(self, record: Record) -> None:
+        raise ConnectionError("nobody there")
+
+
+class Unstartable(Collecting):
+    """A sink whose library isn't there."""
+
+    def start(self, config: Record) -> None:
+        raise ImportError("no module named aim")
+
+
+class Hanging(Collecting):
+    """A sink that keeps its first record until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached, self.released = threading.Event(), threading.Event()
+
+    def record(self, record: Record) -> None:
+        self.reached.set()
+        self.released.wait()
+
+
+def finish(sink: Isolated) -> None:
+    sink.close()
+    sink.join(PATIENCE_S)
+
+
+def test_isolated_healthy_sink_gets_everything_in_order() -> None:
+    inner = Collecting()
+    sink = Isolated(inner, Tally("inner"))
+    sink.start({"seed": 1})
+    for record in RECORDS:
+        sink.record(record)
+    sink.event({"kind": "join"})
+    sink.summary({"rounds": 20})
+    finish(sink)
+    assert inner.got == [("start", {"seed": 1}), *RECORDS, {"kind": "join"}, {"rounds": 20}, "close"]
+    assert sink.tally.counts() == {"failed": 0, "dropped": 0}
+
+
+def test_isolated_failing_sink_is_counted_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    sink = Isolated(Raising(), Tally("dead"))
+    with caplog.at_level(logging.WARNING):
+        sink.start({})
+        for record in RECORDS:
+            sink.record(record)
+        finish(sink)
+    assert sink.tally.counts() == {"failed": len(RECORDS), "dropped": 0}
+    assert [record.getMessage() for record in caplog.records] == [
+        "telemetry sink dead failed (ConnectionError: nobody there); training goes on, further losses are only counted"
+    ]
+
+
+def test_isolated_sink_that_cannot_start_gets_nothing() -> None:
+    inner = Unstartable()
+    sink = Isolated(inner, Tally("aim"))
+    sink.start({})
+    for record in RECORDS:
+        sink.record(record)
+    finish(sink)
+    assert inner.got == []
+    assert sink.tally.counts() == {"failed": 1, "dropped": len(RECORDS)}
+
+
+def test_isolated_hanging_sink_drops_what_the_queue_cannot_hold() -> None:
+    inner = Hanging()
+    sink = Isolated(inner, Tally("slow"), capacity=2)
+    sink.start({})
+    sink.record(RECORDS[0])
+    assert inner.reached.wait(PATIENCE_S)
+    for record in RECORDS[1:]:
+        sink.record(record)
+    assert sink.tally.counts() == {"failed": 0, "dropped": len(RECORDS) - 3}
+    sink.close()
+    sink.join(0.01)
+    assert sink.tally.counts() == {"failed": 1, "dropped": len(RECORDS) - 1}
+    inner.released.set()
+
+
+def test_composite_with_a_hanging_sink_serves_the_others(tmp_path: Path) -> None:
+    inner, healthy = Hanging(), Collecting()
+    others = [Isolated(inner, Tally("slow")), Isolated(healthy, Tally("healthy"))]
+    sinks = Composite(Files(tmp_path), others, patience_s=0.5)
+    sinks.start({})
+    for record in RECORDS:
+        sinks.record(record)
+    sinks.close()
+    assert read_jsonl(tmp_path / METRICS) == RECORDS
+    assert healthy.got[1:-1] == RECORDS
+    assert sinks.losses()["slow"]["failed"] == 1
+    assert sinks.losses()["healthy"] == {"failed": 0, "dropped": 0}
+    inner.released.set()
+
+
+def test_files_on_a_full_disk_are_counted_and_stop_nothing(tmp_path: Path) -> None:
+    (tmp_path / METRICS).symlink_to("/dev/full")
+    healthy = Collecting()
+    sinks = Composite(Files(tmp_path), [Isolated(healthy, Tally("healthy"))])
+    sinks.start({})
+    for record in RECORDS:
+        sinks.record(record)
+    sinks.event({"kind": "join"})
+    sinks.close()
+    assert sinks.losses()["files"] == {"failed": len(RECORDS), "dropped": 0}
+    assert read_jsonl(tmp_path / "events.jsonl") == [{"kind": "join"}]
+    assert healthy.got[1:-2] == RECORDS
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """A port that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.fixture
+def closed_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@pytest.mark.parametrize("port", ["closed_port", "silent_port"])
+def test_dead_collector_leaves_the_metrics_as_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, port: str
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{request.getfixturevalue(port)}")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.2")
+    digests, losses = [], []
+    for folder, names in (("off", ["jsonl"]), ("dead", ["jsonl", "otel"])):
+        sinks = build(tmp_path / folder, "run", names)
+        sinks.start({})
+        for record in RECORDS:
+            sinks.record(record)
+        sinks.close()
+        digests.append(hashlib.sha256((tmp_path / folder / METRICS).read_bytes()).hexdigest())
+        losses.append(sinks.losses())
+    assert digests[0] == digests[1]
+    assert losses[0] == {"files": {"failed": 0, "dropped": 0}}
+    assert losses[1] == {"files": {"failed": 0, "dropped": 0}, "otel": {"failed": 1, "dropped": 0}}
+
+
+def test_build_without_names_writes_the_files(tmp_path: Path) -> None:
+    sinks = build(tmp_path, "run", [])
+    sinks.start({})
+    sinks.record(RECORDS[0])
+    sinks.event({"kind": "commit", "round": 0})
+    sinks.summary({"rounds": 1})
+    sinks.close()
+    assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "events.jsonl", "summary.json"}
+
+
+@pytest.mark.parametrize("repository", ["aim://tracker:53800", "ssh://host/repo", "AIM://HOST"])
+def test_build_remote_aim_server_is_refused(tmp_path: Path, repository: str) -> None:
+    with pytest.raises(AuthenticationError, match=r"SEC002.*got " + repository) as caught:
+        build(tmp_path, "run", ["aim"], repository)
+    assert caught.value.exit_code == 4
+
+
+def test_measures_of_a_round_have_every_finite_value() -> None:
+    record = {
+        "kind": "round",
+        "round": 3,
+        "loss": math.nan,
+        "sync_s": 0.5,
+        "idle_fraction": None,
+        "workers": 2,
+        "batches": {"0": 6, "10": 4},
+    }
+    assert set(Measures().take(record)) == {
+        Measurement("hypha_round", 3.0),
+        Measurement("hypha_sync_seconds", 0.5),
+        Measurement("hypha_workers", 2.0),
+        Measurement("hypha_worker_batches", 6.0, "0"),
+        Measurement("hypha_worker_batches", 4.0, "10"),
+    }
+
+
+def test_measures_worker_that_left_has_no_batches() -> None:
+    measures = Measures()
+    measures.take({"kind": "round", "batches": {0: 6, 1: 4}})
+    assert Measurement("hypha_worker_batches", 0.0, "1") in measures.take({"kind": "round", "batches": {0: 9}})
