@@ -1,0 +1,56 @@
+"""A snapshot as a folder that `from_pretrained` loads."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from hypha_ray.config.schema import Model
+from hypha_ray.errors import CheckpointError
+from hypha_ray.model.build import build_model
+from hypha_ray.model.flat import Array
+from hypha_ray.model.layout import layout_of, load
+
+
+def export(
+    model: Model, preprocessor: Any | None, tensors: Mapping[str, Array], directory: Path, seed: int = 0
+) -> None:
+    """Write weights, configuration, and tokenizer or image processor, for transformers to load.
+
+    The folder appears whole or not at all; one that is already there is replaced.
+
+    Args:
+        model: table of the job file; the repository, if it names one, is read again for frozen parameters.
+        preprocessor: as `load_preprocessor` returns it.
+        tensors: trained tensors by name, as `layout.views` gives them.
+        directory: folder to write.
+        seed: the run's, for frozen parameters of a model that began with random weights.
+
+    Raises:
+        CheckpointError: the tensors don't fit the model, or the folder can't be written.
+        HyphaError: the model can't be built.
+
+    """
+    network = build_model(model, seed)
+    load(network, layout_of(network), tensors)
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as scratch:
+            new = Path(scratch) / "new"
+            network.save_pretrained(new)
+            if preprocessor is not None:
+                preprocessor.save_pretrained(new)
+            _replace(directory, new, Path(scratch) / "old")
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError("MODEL013", f"model folder {directory} can't be written", str(error)) from error
+
+
+def _replace(directory: Path, new: Path, old: Path) -> None:
+    """Put a new folder in a folder's place."""
+    if directory.exists():
+        directory.rename(old)
+    new.rename(directory)

@@ -1,0 +1,83 @@
+"""Flat arrays and named tensors, one as a view of the other; needs numpy only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from hypha_ray.errors import CheckpointError
+from hypha_ray.types import Entry, Flat, Layout
+
+Array: TypeAlias = npt.NDArray[Any]
+
+
+def empty(layout: Layout, fragment: int) -> Flat:
+    """Return uninitialised arrays for a fragment, one a group."""
+    return {group: np.empty(size, dtype_of(group)) for group, size in layout.groups(fragment).items()}
+
+
+def dtype_of(group: str) -> np.dtype[Any]:
+    """Return the dtype of a group's array, which is the last part of its name."""
+    return np.dtype(group.rpartition("/")[2])
+
+
+def view(entry: Entry, flat: Mapping[str, Array]) -> Array:
+    """Return the part of a fragment's arrays that is one tensor, in its shape."""
+    return flat[entry.group][entry.offset : entry.offset + entry.size].reshape(entry.shape)
+
+
+def views(layout: Layout, flats: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """Return all tensors by name, as views of their fragments' arrays; aliases of tied tensors are left out.
+
+    Args:
+        layout: where the tensors lie.
+        flats: the arrays of fragment 0, 1, ….
+
+    Raises:
+        CheckpointError: the arrays don't fit the layout.
+
+    """
+    for fragment in range(layout.fragments):
+        check(layout, fragment, flats[fragment])
+    return {entry.name: view(entry, flats[entry.fragment]) for entry in layout.entries}
+
+
+def pack(layout: Layout, fragment: int, tensors: Mapping[str, Array]) -> Flat:
+    """Copy named tensors into fresh arrays: the way back from `views`, as for a snapshot that was read.
+
+    Raises:
+        CheckpointError: the tensors aren't those of the layout.
+
+    """
+    check_names(layout, tensors)
+    flat = empty(layout, fragment)
+    for entry in layout.entries:
+        if entry.fragment == fragment:
+            view(entry, flat)[...] = tensors[entry.name]
+    return flat
+
+
+def check(layout: Layout, fragment: int, flat: Mapping[str, Array]) -> None:
+    """Raise `CheckpointError` unless the arrays are those of a fragment of this layout."""
+    wanted = {group: (dtype_of(group).name, (size,)) for group, size in layout.groups(fragment).items()}
+    found = {group: (array.dtype.name, array.shape) for group, array in flat.items()}
+    if found != wanted:
+        raise CheckpointError(
+            "MODEL010", f"weights of fragment {fragment} don't fit the model", str(found), str(wanted)
+        )
+
+
+def check_names(layout: Layout, tensors: Mapping[str, Array]) -> None:
+    """Raise `CheckpointError` unless the tensors have the names and shapes of the layout."""
+    wanted = {entry.name: entry.shape for entry in layout.entries}
+    wrong = [name for name, shape in wanted.items() if name in tensors and tensors[name].shape != shape]
+    missing, foreign = wanted.keys() - tensors.keys(), tensors.keys() - wanted.keys()
+    if missing or foreign or wrong:
+        lists = {"missing": sorted(missing), "unknown": sorted(foreign), "of another shape": wrong}
+        found = "; ".join(f"{len(names)} {kind} ({', '.join(names[:3])})" for kind, names in lists.items() if names)
+        raise CheckpointError(
+            "MODEL010", "weights don't fit the model", found, fix="use the job file they were made with"
+        )

@@ -1,0 +1,131 @@
+"""Model repositories as local folders: a hub id is downloaded or found in the cache, a path is taken as it is.
+
+Only configuration, tokenizer and safetensors files are fetched. Every way in which a hub can refuse becomes one of our
+errors here, so that the rest of the room reads local files only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from huggingface_hub import constants, errors, snapshot_download
+from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of httpx or httpx2, by its version
+
+from hypha_ray.errors import AuthenticationError, CheckpointError, ConfigError, HubError
+
+REMOTE_CODE_VARIABLE: Final = "HYPHA_RAY_ALLOW_REMOTE_CODE"
+"""Environment variable by which a node's owner lets code of repositories run on it."""
+
+_SETTINGS: Final = ["*.json", "*.jinja", "*.txt", "*.model"]
+_WEIGHTS: Final = ["*.safetensors"]
+_CODE: Final = ["*.py"]
+_LEFT_OUT: Final = ["*/*", "consolidated*"]
+
+
+def fetch(
+    repository: str, revision: str | None, token: str | None, *, weights: bool = False, code: bool = False
+) -> Path:
+    """Return a folder with a repository's files.
+
+    Args:
+        repository: a folder, or a hub id `name` or `owner/name`.
+        revision: branch, tag or commit on the hub.
+        token: hub token; without one, the `HF_TOKEN` of the environment is used.
+        weights: fetch the weights too.
+        code: fetch the repository's Python files too.
+
+    Raises:
+        ConfigError: the id is malformed, or there is no such folder, repository or revision.
+        AuthenticationError: the repository wants a token, or another one.
+        HubError: the hub can't be reached and the cache lacks the files.
+        CheckpointError: the repository has no safetensors weights.
+
+    """
+    folder = _local(repository)
+    if folder is None:
+        patterns = _SETTINGS + (_WEIGHTS if weights else []) + (_CODE if code else [])
+        folder = _download(repository, revision, token, patterns)
+    if weights and not any(folder.glob("*.safetensors")):
+        raise CheckpointError(
+            "SEC003",
+            f"model repository {repository} has no safetensors weights",
+            ", ".join(sorted(file.name for file in folder.glob("*.bin"))),
+            "*.safetensors; pickled weights could run code",
+            "convert them with save_pretrained(), or choose another revision",
+        )
+    return folder
+
+
+def code_allowed(trust_remote_code: bool) -> bool:
+    """Tell whether code of a repository may run: the job asks for it and this node's owner allows it."""
+    return trust_remote_code and os.environ.get(REMOTE_CODE_VARIABLE) == "1"
+
+
+def _local(repository: str) -> Path | None:
+    """Return the folder that a repository is, or None for a hub id."""
+    path = Path(repository).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists() or repository.startswith(("/", "./", "../", "~")):
+        raise ConfigError(
+            "HUB001",
+            "model repository is not a folder" if path.exists() else "model folder doesn't exist",
+            str(path),
+            fix="give a folder that save_pretrained() wrote, or a hub id such as owner/name",
+        )
+    return None
+
+
+def _download(repository: str, revision: str | None, token: str | None, patterns: list[str]) -> Path:
+    with _hub_errors(repository, revision):
+        files = snapshot_download(
+            repository, revision=revision, token=token, allow_patterns=patterns, ignore_patterns=_LEFT_OUT
+        )
+        return Path(str(files))
+
+
+@contextmanager
+def _hub_errors(repository: str, revision: str | None) -> Iterator[None]:
+    """Turn what huggingface_hub raises into our errors."""
+    try:
+        yield
+    except errors.HFValidationError:
+        raise ConfigError(
+            "CFG010", "model.repository is malformed", repr(repository), "a folder, or a hub id name or owner/name"
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise ConfigError("HUB001", f"model repository {repository} has no such revision", repr(revision)) from None
+    except (OSError, HTTPError) as error:
+        raise _refusal(repository, error) from None
+
+
+def _refusal(repository: str, error: Exception) -> ConfigError | AuthenticationError | HubError:
+    """Return our error for a hub that answers, but not with the files, or that doesn't answer."""
+    answer = error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) else error
+    status = answer.response.status_code if isinstance(answer, errors.HfHubHTTPError) else None
+    if status in (401, 403):
+        return AuthenticationError(
+            "HUB002",
+            f"the hub refuses access to {repository}",
+            f"HTTP {status}",
+            fix="check the name; if it is private or gated, ask for access and set HF_TOKEN",
+        )
+    if status == 404:
+        return ConfigError(
+            "HUB001", f"the hub has no model repository {repository}", fix="check the name, or give a local folder"
+        )
+    return _unreachable(repository, error)
+
+
+def _unreachable(repository: str, error: Exception) -> HubError:
+    """Return the error for a hub that doesn't answer, by will or by fault."""
+    why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else str(error).partition("\n")[0]
+    return HubError(
+        "HUB003",
+        f"{repository} is neither a local folder nor whole in the cache, and can't be fetched: offline ({why})",
+        fix=f"check the network and HF_HUB_OFFLINE, or fill the cache {constants.HF_HUB_CACHE}",
+    )

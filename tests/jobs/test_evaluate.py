@@ -1,0 +1,135 @@
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import ByT5Tokenizer
+
+from hypha_ray.config.schema import Model
+from hypha_ray.data.manifest import Manifest
+from hypha_ray.data.slices import Arrays, describe, write_slice
+from hypha_ray.model.build import build_model
+
+JOB = Path(__file__).parents[2] / "jobs" / "evaluate.py"
+GPT2 = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 16, "vocab_size": 384}
+VIT = {
+    "model_type": "vit",
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "image_size": 8,
+    "patch_size": 4,
+    "num_channels": 1,
+    "num_labels": 10,
+}
+
+
+def evaluate(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(JOB), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+
+def dataset(folder: Path, modality: str, *parts: tuple[str, Arrays]) -> Path:
+    folder.mkdir()
+    slices = tuple(write_slice(folder, index, split, arrays) for index, (split, arrays) in enumerate(parts))
+    tensors = describe(parts[0][1], "slice")[1]
+    Manifest(name=folder.name, modality=modality, slices=slices, tensors=tensors).save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    draws = np.random.default_rng(0)
+
+    def part(samples: int) -> Arrays:
+        ids = draws.integers(0, 300, size=(samples, 12))
+        ids[0, :2] = 0, 299
+        return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+
+    folder = tmp_path_factory.mktemp("data") / "words"
+    return dataset(folder, "language", ("train", part(4)), ("validation", part(7)), ("validation", part(6)))
+
+
+@pytest.fixture(scope="module")
+def language_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("language")
+    build_model(Model(config=GPT2), seed=0).save_pretrained(folder)
+    ByT5Tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_evaluate_language_model_prints_loss_perplexity_and_tokens(language_model: Path, text: Path) -> None:
+    done = evaluate("--model", language_model, "--dataset", text, "--batch-size", "4")
+    assert done.returncode == 0, done.stderr
+    *_, head, last = done.stdout.splitlines()
+    assert head.startswith("GPT2LMHeadModel  causal-lm  words/validation")
+    names, values = last.split()[::2], [float(value) for value in last.split()[1::2]]
+    assert names == ["val_loss", "perplexity", "tokens"]
+    assert values[2] == 13 * 11
+    assert values[0] == pytest.approx(math.log(384), rel=0.05)
+    assert values[1] == pytest.approx(math.exp(values[0]), rel=1e-4)
+
+
+def test_evaluate_vision_model_as_json_has_accuracy(tmp_path: Path) -> None:
+    network = build_model(Model(config=VIT, type="image-classification"), seed=0).eval()
+    network.save_pretrained(tmp_path / "model")
+    images = np.random.default_rng(0).random((20, 1, 8, 8), dtype=np.float32)
+    with torch.no_grad():
+        best = network(pixel_values=torch.tensor(images)).logits.argmax(-1).numpy()
+    labels = np.where(np.arange(20) < 13, best, 9 - best)
+    folder = dataset(tmp_path / "pictures", "vision", ("train", {"images": images, "labels": labels}))
+    done = evaluate("--model", tmp_path / "model", "--dataset", folder, "--split", "train", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert (result["accuracy"], result["samples"]) == (13 / 20, 20)
+    assert result["val_loss"] == pytest.approx(math.log(10), rel=0.3)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "exit_code", "text_of_error"),
+    [
+        ("--model", "/does/not/exist", 2, "error[HUB001]: model folder doesn't exist — got /does/not/exist"),
+        ("--dataset", "/does/not/exist", 3, "error[DATA001]: there is no dataset at /does/not/exist"),
+        (
+            "--split",
+            "test",
+            3,
+            "error[DATA051]: dataset 'words' has no such split — got test, allowed train, validation",
+        ),
+        ("--batch-size", "0", 2, "error[CFG003]: --batch-size is out of range — got 0, allowed 1 or more"),
+    ],
+)
+def test_evaluate_wrong_argument_is_one_line_and_an_exit_code(
+    language_model: Path, text: Path, flag: str, value: str, exit_code: int, text_of_error: str
+) -> None:
+    done = evaluate("--model", language_model, "--dataset", text, flag, value)
+    assert done.returncode == exit_code
+    assert done.stdout == ""
+    assert done.stderr.startswith(text_of_error)
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_evaluate_tokens_beyond_the_vocabulary_raise(text: Path, tmp_path: Path) -> None:
+    build_model(Model(config=GPT2 | {"vocab_size": 256}), seed=0).save_pretrained(tmp_path)
+    done = evaluate("--model", tmp_path, "--dataset", text)
+    assert done.returncode == 3
+    assert "vocabulary is too small" in done.stderr
+
+
+def test_evaluate_help_imports_no_torch() -> None:
+    code = (
+        "import runpy, sys\n"
+        f"sys.argv = ['evaluate.py', '--help']\n"
+        f"try: runpy.run_path({str(JOB)!r}, run_name='__main__')\n"
+        "except SystemExit: print(sorted({'torch', 'transformers', 'ray', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "--dataset" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,179 @@
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hypha_ray.config.schema import Model
+from hypha_ray.errors import ConfigError
+from hypha_ray.model.build import build_model, task_of
+from hypha_ray.model.evaluation import Sums, batches_of, evaluate, figures
+from hypha_ray.model.tasks import IGNORED, Task, find_task
+
+GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 24, "vocab_size": 40}
+BERT = {
+    "model_type": "bert",
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "vocab_size": 40,
+    "max_position_embeddings": 24,
+    "mask_token_id": 39,
+}
+VIT = {
+    "model_type": "vit",
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "image_size": 8,
+    "patch_size": 4,
+    "num_channels": 1,
+    "num_labels": 10,
+}
+
+
+def ready(config: dict[str, Any], task: str, seed: int = 0) -> tuple[torch.nn.Module, Task]:
+    model = Model(config=config, type=task)
+    network = build_model(model, seed)
+    return network, task_of(model, network)
+
+
+def text(samples: int = 13, length: int = 20) -> dict[str, np.ndarray]:
+    """Token ids with padding of every length, the last sample all padding but for one token."""
+    draws = np.random.default_rng(0)
+    mask = (np.arange(length) < draws.integers(2, length + 1, size=(samples, 1))).astype(np.int64)
+    mask[-1] = np.arange(length) == 0
+    return {"input_ids": draws.integers(0, 39, size=(samples, length)), "attention_mask": mask}
+
+
+def images(samples: int = 11) -> dict[str, np.ndarray]:
+    draws = np.random.default_rng(0)
+    return {
+        "images": draws.random((samples, 1, 8, 8), dtype=np.float32),
+        "labels": draws.integers(0, 10, size=samples).astype(np.int32),
+    }
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "arrays"),
+    [(GPT2, "causal-lm", text()), (BERT, "masked-lm", text()), (VIT, "image-classification", images())],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@pytest.mark.parametrize("size", [1, 3, 5])
+def test_evaluate_sums_do_not_depend_on_the_batch_size(
+    config: dict[str, Any], name: str, arrays: dict[str, np.ndarray], size: int
+) -> None:
+    network, task = ready(config, name)
+    whole = evaluate(network, task, batches_of([arrays], 100), "cpu")
+    parts = evaluate(network, task, batches_of([arrays], size), "cpu")
+    assert whole.count == parts.count > 0
+    assert parts.loss_sum == pytest.approx(whole.loss_sum, rel=1e-6)
+    assert parts.correct == whole.correct
+
+
+def test_evaluate_language_model_agrees_with_cross_entropy_by_hand() -> None:
+    network, task = ready(GPT2, "causal-lm")
+    arrays = text()
+    sums = evaluate(network, task, batches_of([arrays], 4), "cpu")
+    ids, mask = torch.tensor(arrays["input_ids"]), torch.tensor(arrays["attention_mask"])
+    network.eval()
+    with torch.no_grad():
+        logits = network(input_ids=ids, attention_mask=mask).logits.double()
+    losses = -logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
+    scored = mask[:, 1:] == 1
+    assert sums.count == int(scored.sum())
+    assert sums.loss_sum == pytest.approx(losses[scored].sum().item(), rel=1e-6)
+    assert sums.correct is None
+
+
+def test_evaluate_classifier_counts_hits() -> None:
+    network, task = ready(VIT, "image-classification")
+    arrays = images()
+    network.eval()
+    with torch.no_grad():
+        best = network(pixel_values=torch.tensor(arrays["images"])).logits.argmax(-1)
+    arrays["labels"] = np.where(np.arange(11) < 7, best, (best + 1) % 10)
+    sums = evaluate(network, task, batches_of([arrays], 4), "cpu")
+    assert (sums.count, sums.correct) == (11, 7)
+    assert figures(task, sums)["accuracy"] == pytest.approx(7 / 11)
+
+
+def test_evaluate_token_classifier_leaves_ignored_positions_out() -> None:
+    network, task = ready({k: v for k, v in BERT.items() if k != "mask_token_id"}, "token-classification")
+    arrays = text()
+    labels = np.where(arrays["attention_mask"] == 1, 1, IGNORED)
+    sums = evaluate(network, task, batches_of([arrays | {"labels": labels}], 4), "cpu")
+    assert sums.count == arrays["attention_mask"].sum()
+    assert sums.correct is not None
+    assert 0 <= sums.correct <= sums.count
+
+
+def test_evaluate_masked_model_repeats_exactly() -> None:
+    network, task = ready(BERT, "masked-lm")
+    one, other = (evaluate(network, task, batches_of([text()], 4), "cpu") for _ in range(2))
+    assert one == other
+
+
+def test_evaluate_dropout_is_off_and_mode_and_gradients_are_as_before() -> None:
+    network, task = ready(GPT2 | {"resid_pdrop": 0.9, "embd_pdrop": 0.9}, "causal-lm")
+    network.train()
+    one, other = (evaluate(network, task, batches_of([text()], 4), "cpu") for _ in range(2))
+    assert one == other
+    assert network.training
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in network.parameters())
+    network.eval()
+    evaluate(network, task, [], "cpu")
+    assert not network.training
+
+
+def test_evaluate_failure_leaves_the_model_in_training_mode() -> None:
+    network, task = ready(GPT2, "causal-lm")
+    network.train()
+    with pytest.raises(IndexError):
+        evaluate(network, task, [{"input_ids": torch.full((1, 4), 10_000)}], "cpu")
+    assert network.training
+
+
+def test_evaluate_autocast_is_close_to_full_precision() -> None:
+    network, task = ready(GPT2, "causal-lm")
+    full = evaluate(network, task, batches_of([text()], 4), "cpu")
+    mixed = evaluate(network, task, batches_of([text()], 4), "cpu", torch.bfloat16)
+    assert mixed.loss_sum != full.loss_sum
+    assert mixed.loss_sum == pytest.approx(full.loss_sum, rel=0.02)
+
+
+def test_evaluate_nothing_gives_zero_sums() -> None:
+    network, task = ready(GPT2, "causal-lm")
+    assert evaluate(network, task, [], "cpu") == Sums(0.0, 0, None)
+    assert math.isnan(figures(task, Sums(0.0, 0, None))["val_loss"])
+
+
+def test_evaluate_all_padding_counts_nothing() -> None:
+    network, task = ready(GPT2, "causal-lm")
+    ids = torch.ones(2, 4, dtype=torch.int64)
+    assert evaluate(network, task, [{"input_ids": ids, "attention_mask": 0 * ids}], "cpu") == Sums(0.0, 0, None)
+
+
+def test_evaluate_model_without_loss_raises() -> None:
+    network, _ = ready(GPT2, "causal-lm")
+    with pytest.raises(ConfigError, match=r"MODEL012.*no loss"):
+        evaluate(network, find_task("auto", ["input_ids"]), [{"input_ids": torch.ones(1, 3, dtype=torch.int64)}], "cpu")
+
+
+def test_figures_language_model_has_perplexity() -> None:
+    result = figures(find_task("causal-lm"), Sums(200.0, 100, None))
+    assert result == {"val_loss": 2.0, "perplexity": pytest.approx(math.exp(2)), "tokens": 100}
+    assert figures(find_task("causal-lm"), Sums(1e6, 1, None))["perplexity"] == math.inf
+
+
+def test_figures_of_a_task_without_classes_are_loss_and_samples() -> None:
+    assert figures(find_task("question-answering"), Sums(3.0, 2, None)) == {"val_loss": 1.5, "samples": 2}
+
+
+def test_batches_of_slices_keep_order_and_never_mix_slices() -> None:
+    slices = [{"x": np.arange(5)}, {"x": np.arange(5, 7)}]
+    slices[0]["x"].flags.writeable = False
+    assert [batch["x"].tolist() for batch in batches_of(slices, 3)] == [[0, 1, 2], [3, 4], [5, 6]]

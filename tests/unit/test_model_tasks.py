@@ -1,0 +1,174 @@
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers
+
+from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.model.tasks import IGNORED, TASKS, Masking, Task, find_task
+
+HYPHA_TYPES = """auto pretraining causal-lm masked-lm mask-generation seq2-seq-lm seq2seq-lm seq-2-seq-lm
+sequence-classification multiple-choice next-sentence-prediction token-classification question-answering text-encoding
+depth-estimation image-classification video-classification keypoint-detection keypoint-matching object-detection
+image-segmentation image-to-image semantic-segmentation instance-segmentation universal-segmentation
+zero-shot-image-classification zero-shot-object-detection audio-classification audio-frame-classification ctc
+speech-seq2-seq speech-seq-2-seq audio-x-vector text-to-spectrogram text-to-waveform audio-tokenization
+table-question-answering document-question-answering vison2-seq vision-2-seq image-text-to-text
+time-series-prediction vision-classification"""
+
+
+def masked_lm(**masking) -> Task:
+    import dataclasses
+
+    return dataclasses.replace(TASKS["masked-lm"], masking=Masking(**({"mask_id": 3, "vocab_size": 100} | masking)))
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("task", {task.name: task for task in TASKS.values()}.values(), ids=lambda task: task.name)
+def test_task_table_auto_class_exists_in_transformers(task: Task) -> None:
+    assert hasattr(transformers, task.auto_class)
+
+
+def test_task_table_every_auto_class_of_transformers_has_a_task() -> None:
+    ours = {task.auto_class for task in TASKS.values()}
+    assert {name for name in dir(transformers) if name.startswith("AutoModel")} <= ours
+
+
+@pytest.mark.parametrize("name", HYPHA_TYPES.split())
+def test_find_task_every_name_of_hypha_and_the_guide_is_known(name: str) -> None:
+    assert find_task(name).auto_class.startswith("AutoModel")
+
+
+@pytest.mark.parametrize(
+    ("name", "auto_class"),
+    [
+        ("vision-classification", "AutoModelForImageClassification"),
+        ("seq2-seq-lm", "AutoModelForSeq2SeqLM"),
+        ("speech-seq2-seq", "AutoModelForSpeechSeq2Seq"),
+        ("vison2-seq", "AutoModelForImageTextToText"),
+        ("table-question-answering", "AutoModelForTableQuestionAnswering"),
+        ("Causal_LM", "AutoModelForCausalLM"),
+    ],
+)
+def test_find_task_alias_leads_to_the_right_class(name: str, auto_class: str) -> None:
+    assert find_task(name).auto_class == auto_class
+
+
+def test_find_task_unknown_name_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"MODEL001.*'causl-lm'.*did you mean 'causal-lm'"):
+        find_task("causl-lm")
+
+
+def test_tasks_import_needs_no_torch() -> None:
+    code = "import sys, hypha_ray.model.tasks; print({'torch', 'transformers', 'ray'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+def test_causal_lm_inputs_padding_is_not_scored() -> None:
+    batch = {
+        "input_ids": torch.tensor([[5, 6, 7, 0]], dtype=torch.int32),
+        "attention_mask": torch.tensor([[1, 1, 1, 0]]),
+    }
+    inputs = find_task("causal-lm").inputs(batch)
+    assert inputs["labels"].tolist() == [[5, 6, 7, IGNORED]]
+    assert inputs["labels"].dtype == torch.int64
+    assert find_task("causal-lm").count(inputs) == 2
+
+
+def test_causal_lm_inputs_without_attention_mask_score_every_token_but_the_first() -> None:
+    task = find_task("causal-lm")
+    inputs = task.inputs({"input_ids": torch.arange(12).reshape(3, 4)})
+    assert set(inputs) == {"input_ids", "labels"}
+    assert task.count(inputs) == 9
+
+
+def test_image_classification_inputs_images_become_pixel_values() -> None:
+    task = find_task("image-classification")
+    images, labels = torch.rand(3, 1, 2, 2), torch.tensor([0, 1, 2], dtype=torch.int32)
+    inputs = task.inputs({"images": images, "labels": labels, "id": labels})
+    assert set(inputs) == {"pixel_values", "labels"}
+    assert inputs["labels"].dtype == torch.int64
+    assert task.count(inputs) == 3
+    assert task.inputs({"pixel_values": images, "labels": labels}).keys() == inputs.keys()
+
+
+def test_token_classification_count_leaves_ignored_labels_out() -> None:
+    task = find_task("token-classification")
+    assert task.count({"labels": torch.tensor([[1, IGNORED, 2], [IGNORED, IGNORED, 0]])}) == 3
+
+
+def test_multi_label_classification_count_is_the_number_of_samples() -> None:
+    assert find_task("sequence-classification").count({"labels": torch.rand(4, 7)}) == 4
+
+
+def test_question_answering_count_is_the_number_of_samples() -> None:
+    task = find_task("question-answering")
+    ones = torch.ones(2, 5, dtype=torch.int64)
+    assert task.count(task.inputs({"input_ids": ones, "start_positions": ones[:, 0], "end_positions": ones[:, 1]})) == 2
+
+
+def test_inputs_missing_tensor_names_it_and_what_is_there() -> None:
+    with pytest.raises(DataError, match=r"DATA050.*'images'.*got input_ids"):
+        find_task("image-classification").inputs({"input_ids": torch.zeros(1, 2)})
+
+
+def test_input_names_replace_the_tensors_of_the_task() -> None:
+    task = find_task("causal-lm", ["input_ids", "token_type_ids"])
+    ids = torch.ones(2, 3, dtype=torch.int64)
+    inputs = task.inputs({"input_ids": ids, "attention_mask": ids, "token_type_ids": ids})
+    assert set(inputs) == {"input_ids", "token_type_ids", "labels"}
+
+
+def test_input_names_with_labels_pass_them_as_they_are() -> None:
+    task = find_task("causal-lm", ["input_ids", "labels"])
+    ids, labels = torch.ones(1, 3, dtype=torch.int64), torch.tensor([[IGNORED, 1, IGNORED]])
+    inputs = task.inputs({"input_ids": ids, "labels": labels})
+    assert inputs["labels"].tolist() == labels.tolist()
+    assert task.count(inputs) == 1
+
+
+def test_input_names_without_token_ids_make_no_labels() -> None:
+    inputs = find_task("causal-lm", ["inputs_embeds"]).inputs({"inputs_embeds": torch.rand(2, 3, 4)})
+    assert set(inputs) == {"inputs_embeds"}
+
+
+def test_masked_lm_inputs_hide_fifteen_percent_as_bert_does() -> None:
+    ids = torch.full((200, 100), 50)
+    inputs = masked_lm().inputs({"input_ids": ids}, generator())
+    scored = inputs["labels"] != IGNORED
+    assert 0.14 < scored.float().mean() < 0.16
+    assert 0.77 < (inputs["input_ids"][scored] == 3).float().mean() < 0.83
+    assert 0.08 < (inputs["input_ids"][scored] == 50).float().mean() < 0.13
+    assert (inputs["input_ids"][~scored] == 50).all()
+    assert (inputs["labels"][scored] == 50).all()
+    assert masked_lm().count(inputs) == int(scored.sum())
+
+
+def test_masked_lm_inputs_same_generator_same_masks_whatever_the_batch_size() -> None:
+    ids = torch.randint(5, 100, (12, 7), generator=generator(1))
+    task, one, many = masked_lm(), generator(), generator()
+    whole = task.inputs({"input_ids": ids}, one)
+    parts = [task.inputs({"input_ids": part}, many) for part in ids.split(5)]
+    for name in ("input_ids", "labels"):
+        assert torch.equal(whole[name], torch.cat([part[name] for part in parts]))
+
+
+def test_masked_lm_inputs_padding_and_special_tokens_stay_and_each_sample_has_a_hidden_token() -> None:
+    ids = torch.tensor([[1, 8, 2, 0]]).repeat(50, 1)
+    mask = torch.tensor([[1, 1, 1, 0]]).repeat(50, 1)
+    labels = masked_lm(special_ids=(1, 2)).inputs({"input_ids": ids, "attention_mask": mask}, generator())["labels"]
+    assert labels.tolist() == [[IGNORED, 8, IGNORED, IGNORED]] * 50
+
+
+def test_masked_lm_inputs_int32_tokens_stay_int32() -> None:
+    inputs = masked_lm().inputs({"input_ids": torch.full((2, 8), 7, dtype=torch.int32)}, generator())
+    assert inputs["input_ids"].dtype == torch.int32
+
+
+def test_masked_lm_without_mask_token_raises() -> None:
+    with pytest.raises(ConfigError, match=r"MODEL007.*mask token"):
+        find_task("masked-lm").inputs({"input_ids": torch.ones(1, 4, dtype=torch.int64)}, generator())
