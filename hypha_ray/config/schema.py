@@ -5,9 +5,23 @@ Every field says what it is: `--help` is made from here.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
+
+
+def _name(text: str) -> str:
+    if not re.fullmatch(r"\w[\w.-]{0,99}", text):
+        raise ValueError("up to 100 letters, digits and . _ -, a letter or digit first")
+    return text
+
+
+def _address(text: str) -> str:
+    if not re.fullmatch(r"[^\s:/]+:\d{1,5}|\[[0-9a-fA-F:.]+\]:\d{1,5}", text):
+        raise ValueError("host:port")
+    return text
+
 
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -24,8 +38,10 @@ class Table(BaseModel):
 class Run(Table):
     """Name, place and seed of the run."""
 
-    name: str | None = Field(None, description="name and Ray namespace; default: job and time")
-    dir: str | None = Field(None, description="folder of all runs; default: $HYPHA_RAY_HOME/runs or ~/hypha_ray/runs")
+    name: Annotated[str, AfterValidator(_name)] | None = Field(
+        None, description="name and Ray namespace; default: job and time"
+    )
+    dir: str | None = Field(None, description="folder of all runs; default: $HYPHA_RAY_HOME or ~/hypha_ray")
     seed: int = Field(0, ge=0, description="seed of initial weights, data order and dropout")
     mode: Literal["elastic", "replay"] = Field("elastic", description="replay: equal batches and bit-exact repetition")
 
@@ -43,7 +59,9 @@ class Model(Table):
     trust_remote_code: bool = Field(
         False, description="run code of the repository, where the node's owner allows it too"
     )
-    input_names: list[str] | None = Field(None, description="slice tensors passed to the model; default: by type")
+    input_names: list[str] | None = Field(
+        None, fail_fast=True, description="slice tensors passed to the model; default: by type"
+    )
 
 
 class Preprocessor(Table):
@@ -167,16 +185,19 @@ class Telemetry(Table):
     """Where metrics go."""
 
     sinks: list[Literal["console", "jsonl", "prometheus", "otel", "aim"]] = Field(
-        ["console", "jsonl", "prometheus"], description="metrics.jsonl is always written"
+        ["console", "jsonl", "prometheus"], fail_fast=True, description="metrics.jsonl is always written"
     )
     aim_repository: str | None = Field(None, description="local Aim repository; default: the run directory")
+    status_bridge: Annotated[str, AfterValidator(_address)] | None = Field(
+        None, description="host:port that serves the run's status; the training guide's name"
+    )
 
 
 class Testing(Table):
     """Settings that only tests use."""
 
-    slowdown: list[Annotated[float, Field(ge=1)]] = Field(
-        [], description="factor by which worker i's batches take longer"
+    slowdown: list[Annotated[float, Field(ge=1, allow_inf_nan=False)]] = Field(
+        [], fail_fast=True, description="factor by which worker i's batches take longer"
     )
 
 

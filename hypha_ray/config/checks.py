@@ -1,0 +1,94 @@
+"""What makes a job: values in range, values that agree, and everything there that a run needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from hypha_ray.config.keys import keys, shown
+from hypha_ray.config.schema import Job, WorkerResources
+from hypha_ray.config.settings import Setting, merged
+from hypha_ray.errors import ConfigError
+
+MB_PER_GB = 1000
+
+
+def build(settings: Sequence[Setting]) -> Job:
+    """Make a job of settings, the last of a key counts.
+
+    Raises:
+        ConfigError: CFG002 wrong type, CFG003 out of range, CFG011 two keys that exclude each other.
+
+    """
+    try:
+        job = Job.model_validate(merged(settings))
+    except ValidationError as error:
+        raise _explained(error, settings) from None
+    _agree(job, settings)
+    return job
+
+
+def require_complete(job: Job) -> None:
+    """Make sure that the job names a model and a dataset; fragments of a job file need not.
+
+    Raises:
+        ConfigError: CFG012, and which keys to give.
+
+    """
+    if not job.model.repository and job.model.config is None:
+        fix = "give model.repository, or [model.config] to start from random weights"
+        raise ConfigError("CFG012", "the job has no model", fix=fix)
+    if job.model.config is not None and "model_type" not in job.model.config:
+        raise ConfigError("CFG012", "model.config has no model_type", fix='give one, such as model_type = "llama"')
+    if not job.dataset.path and not job.dataset.name:
+        fix = "give dataset.path, a folder that jobs/prepare.py made, or dataset.name"
+        raise ConfigError("CFG012", "the job has no dataset", fix=fix)
+
+
+def worker_needs(job: Job) -> WorkerResources:
+    """What a worker needs, with the training guide's names for it folded in: of two minima the larger counts."""
+    resources, worker = job.resources, job.resources.worker
+    folded = {
+        "gpu": max(worker.gpu, float(resources.min_gpus or 0)),
+        "memory_gb": max(worker.memory_gb, (resources.min_memory_mb or 0) / MB_PER_GB),
+        "gpu_type": worker.gpu_type or resources.gpu_type,
+    }
+    return worker.model_copy(update=folded)
+
+
+def _explained(error: ValidationError, settings: Sequence[Setting]) -> ConfigError:
+    """The first of pydantic's complaints, in the words of the schema and with its place."""
+    first: dict[str, Any] = dict(error.errors(include_url=False)[0])
+    kind, value, place = first["type"], first["input"], tuple(map(str, first["loc"]))
+    key = next(key for key in keys().values() if key.path == place[: len(key.path)])
+    wrong_type = kind.endswith("_type") or (kind == "literal_error" and not isinstance(value, str))
+    code, what = ("CFG002", "has the wrong type") if wrong_type else ("CFG003", "is out of range")
+    got = "a value that is kept secret" if key.secret else shown(value)
+    allowed = str(first["ctx"]["error"]) if kind == "value_error" else key.kind
+    fix = f"mend it, or leave it out{key.default_text and ' for ' + key.default_text}"
+    return ConfigError(code, f"{_place(settings, key.name)} {what}", got, allowed, fix)
+
+
+def _agree(job: Job, settings: Sequence[Setting]) -> None:
+    workers, steps = job.resources.num_workers, job.inner_optimizer.total_steps
+    limits = (
+        ("resources.min_workers", job.resources.min_workers, "resources.num_workers", workers),
+        ("sync.quorum", job.sync.quorum, "resources.num_workers", workers),
+        ("inner_optimizer.warmup_steps", job.inner_optimizer.warmup_steps, "inner_optimizer.total_steps", steps),
+    )
+    for name, value, limit_name, limit in limits:
+        if value is not None and limit is not None and value > limit:
+            fix = f"mend {name} or {limit_name}"
+            what = f"{_place(settings, name)} is more than {_place(settings, limit_name)}"
+            raise ConfigError("CFG003", what, str(value), f"up to {limit}", fix)
+    if job.model.repository is not None and job.model.config is not None:
+        what = f"{_place(settings, 'model.repository')} and model.config exclude each other"
+        raise ConfigError("CFG011", what, fix="drop model.config to train on, or model.repository to start afresh")
+
+
+def _place(settings: Sequence[Setting], name: str) -> str:
+    """The key, and where it got its value."""
+    places = [setting for setting in settings if ".".join(setting.path) == name]
+    return places[-1].place if places else name

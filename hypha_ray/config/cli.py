@@ -1,0 +1,30 @@
+"""The error boundary of every job script: one line and an exit code for what a user can mend, a traceback for bugs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from hypha_ray.errors import HyphaError
+
+INTERRUPTED = 130
+
+
+def run(main: Callable[[], None]) -> None:
+    """Run a job script's `main`.
+
+    An error that comes out of a Ray task is its own class and Ray's at once, and its text is a traceback; what the
+    task raised is its `cause`, and that is what the user is shown.
+
+    Raises:
+        SystemExit: with the error's exit code after a HyphaError, with 130 after Ctrl-C.
+
+    """
+    try:
+        main()
+    except HyphaError as error:
+        cause: HyphaError = getattr(error, "cause", error)
+        print(str(cause), file=sys.stderr)
+        raise SystemExit(cause.exit_code) from None
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None

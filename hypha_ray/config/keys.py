@@ -1,0 +1,149 @@
+"""What may stand in a job file, read off the schema: every table and key, its kind, default and meaning."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
+
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
+
+from hypha_ray.config.schema import Job, Table
+
+KeyPath: TypeAlias = tuple[str, ...]
+
+FREE: KeyPath = ("model", "config")
+"""The one table whose keys are not ours: they belong to transformers."""
+
+_KINDS = {str: "text", int: "integer", float: "number", bool: "true | false", SecretStr: "secret", dict: "table"}
+_BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+_LONGEST = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key of the job file; `types` are what its values may be, `kind` says so in words."""
+
+    path: KeyPath
+    types: tuple[Any, ...]
+    kind: str
+    default: Any
+    meaning: str
+
+    @property
+    def name(self) -> str:
+        """The dotted name."""
+        return ".".join(self.path)
+
+    @property
+    def default_text(self) -> str:
+        """The default as it would stand in a job file; nothing for an absent value."""
+        return "" if self.default is None else json.dumps(self.default, ensure_ascii=False)
+
+    @property
+    def secret(self) -> bool:
+        """Whether the value must be shown nowhere."""
+        return SecretStr in self.types
+
+    @property
+    def text(self) -> bool:
+        """Whether a flag's value is taken as it stands."""
+        return any(kind in self.types for kind in (str, Literal, SecretStr))
+
+    @property
+    def many(self) -> bool:
+        """Whether the value is a list."""
+        return list in self.types or tuple in self.types
+
+    @property
+    def can_be_none(self) -> bool:
+        """Whether the word `none` switches it off."""
+        return NoneType in self.types and not self.text
+
+
+@cache
+def tables() -> dict[KeyPath, type[Table]]:
+    """Every table, the job itself under ``()``, in the order of the schema."""
+    return dict(_tables((), Job))
+
+
+@cache
+def keys() -> dict[KeyPath, Key]:
+    """Every key, in the order of the schema."""
+    fields = ((path, table.model_fields.items()) for path, table in tables().items())
+    named = [((*path, name), field) for path, items in fields for name, field in items]
+    return {path: _key(path, field) for path, field in named if path not in tables()}
+
+
+def nearest(path: Sequence[str]) -> str | None:
+    """The known key that was probably meant: in the same table, else alike as a whole, else of that name anywhere."""
+    table, last = tuple(path[:-1]), path[-1][:_LONGEST]
+    known = [candidate for candidate in (*tables(), *keys()) if candidate]
+    siblings = {candidate[-1]: candidate for candidate in known if candidate[:-1] == table}
+    whole = {".".join(candidate): candidate for candidate in known if table not in tables()}
+    anywhere = {candidate[-1]: candidate for candidate in reversed(known)}
+    wanted = ((last, siblings), (".".join(path)[:_LONGEST], whole), (last, anywhere))
+    found = (names[close] for name, names in wanted for close in get_close_matches(name, names, n=1))
+    return next(map(".".join, found), None)
+
+
+def dotted(path: Sequence[str]) -> str:
+    """A key as text for a message: on one line, and never long."""
+    name = ".".join(part if re.fullmatch(r"[\w-]+", part) else repr(part) for part in path)
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
+
+
+def shown(value: object) -> str:
+    """A value as text for a message: on one line, never long, and without anything that looks like a token."""
+    if isinstance(value, dict):
+        return "a table"
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    text = re.sub(r"hf_\w+", "hf_***", text)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def _tables(path: KeyPath, table: type[Table]) -> Iterator[tuple[KeyPath, type[Table]]]:
+    yield path, table
+    for name, field in table.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Table):
+            yield from _tables((*path, name), field.annotation)
+
+
+def _key(path: KeyPath, field: FieldInfo) -> Key:
+    kind = _kind(field.annotation, field.metadata)
+    types = tuple(_types(field.annotation))
+    if NoneType in types and field.default is not None:
+        kind += " | none"
+    return Key(path, types, kind, field.default, field.description or "")
+
+
+def _types(annotation: Any) -> Iterator[Any]:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Union, UnionType):
+        for argument in arguments:
+            yield from _types(argument)
+    else:
+        yield from _types(arguments[0]) if origin is Annotated else (origin or annotation,)
+
+
+def _kind(annotation: Any, limits: Sequence[Any] = ()) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        nested = [limit for one in arguments[1:] for limit in getattr(one, "metadata", [one])]
+        return _kind(arguments[0], [*limits, *nested])
+    if origin in (Union, UnionType):
+        return " | ".join(_kind(argument, limits) for argument in arguments if argument is not NoneType)
+    if origin is Literal:
+        return " | ".join(arguments)
+    if origin is list:
+        return f"list of {_kind(arguments[0])}"
+    if origin is tuple:
+        return f"[{', '.join(map(_kind, arguments))}]"
+    bounds = (f"{_BOUNDS[name]} {getattr(limit, name)}" for limit in limits for name in _BOUNDS if hasattr(limit, name))
+    return f"{_KINDS[origin or annotation]} {' and '.join(bounds)}".rstrip()

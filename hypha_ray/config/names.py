@@ -1,0 +1,51 @@
+"""Names that a job file may use for our keys: those of the training guide, and those of hypha, which it describes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypha_ray.config.keys import FREE, KeyPath
+
+GUIDE: KeyPath = ("scheduler", "job")
+"""The guide has all tables of a job in this one."""
+
+CONTAINERS = frozenset([(), GUIDE[:1], GUIDE])
+"""Tables that have nothing but tables of ours."""
+
+GUIDE_NAMES: dict[KeyPath, KeyPath] = {
+    ("type",): ("sync", "strategy"),
+    ("dataset_name",): ("dataset", "name"),
+    ("scheduler", "status_bridge"): ("telemetry", "status_bridge"),
+}
+RENAMED: dict[KeyPath, KeyPath] = GUIDE_NAMES | {
+    ("status_bridge",): ("telemetry", "status_bridge"),
+    ("dataset", "dataset"): ("dataset", "name"),
+    ("rounds", "avg_samples_between_updates"): ("rounds", "samples_between_updates"),
+    ("resources", "worker", "memory"): ("resources", "worker", "memory_gb"),
+    ("resources", "parameter_server", "memory"): ("resources", "parameter_server", "memory_gb"),
+}
+
+_PREPARED = "a dataset is preprocessed when it is prepared"
+_NO_STORAGE = "disk space is no resource that Ray leases"
+IGNORED: dict[KeyPath, str] = {
+    ("executors",): "a Ray worker needs no executor command",
+    ("model", "filenames"): "transformers knows which files it needs",
+    ("preprocessor", "filenames"): "transformers knows which files it needs",
+    ("preprocessor", "type"): _PREPARED,
+    ("preprocessor", "input_names"): _PREPARED,
+    ("resources", "worker", "storage"): _NO_STORAGE,
+    ("resources", "parameter_server", "storage"): _NO_STORAGE,
+}
+
+
+def inside(path: Sequence[str]) -> KeyPath:
+    """A key as it would be written outside of the guide's table."""
+    return tuple(path[len(GUIDE) :] if tuple(path[: len(GUIDE)]) == GUIDE else path)
+
+
+def own(path: Sequence[str]) -> KeyPath:
+    """Our name for a key; unknown names come back as they are, with ``_`` for ``-``."""
+    name = inside(path)
+    ours = len(FREE) if name[: len(FREE)] == FREE else len(name)
+    name = (*(part.replace("-", "_") for part in name[:ours]), *name[ours:])
+    return RENAMED.get(name, name)

@@ -1,0 +1,122 @@
+"""Any job file comes back from TOML as it was, and any other bytes or words are refused politely."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from hypha_ray.config import Job
+from hypha_ray.config.keys import Key, keys
+from hypha_ray.config.load import load, resolved_toml
+from hypha_ray.config.settings import put
+from hypha_ray.errors import ConfigError
+
+_TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
+_INTEGERS = st.integers(-(2**63), 2**63 - 1)
+_FREE = st.recursive(
+    st.booleans() | _INTEGERS | st.floats(allow_nan=False) | _TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXT, inner, max_size=3),
+    max_leaves=10,
+)
+_SPECIAL = {
+    "run.name": st.from_regex(r"\A[a-z0-9][a-zA-Z0-9_.-]{0,20}\Z"),
+    "telemetry.status_bridge": st.sampled_from(["127.0.0.1:61000", "[::1]:1", "host:80"]),
+    "model.config": st.dictionaries(_TEXT, _FREE, max_size=3),
+    "inner_optimizer.betas": st.tuples(st.floats(0, 0.99), st.floats(0, 0.99)),
+    "testing.slowdown": st.lists(st.floats(1, 9), max_size=3),
+    "telemetry.sinks": st.lists(st.sampled_from(["console", "jsonl", "aim"])),
+    "model.input_names": st.lists(_TEXT),
+    "inner_optimizer.clip_norm": st.none() | st.floats(0.1, 1e300),
+}
+_DEPENDENT = ("num_workers", "min_workers", "quorum", "warmup_steps", "total_steps", "repository", "token")
+
+
+def _values(key: Key) -> st.SearchStrategy[Any]:
+    if key.name in _SPECIAL:
+        return _SPECIAL[key.name]
+    if key.kind.startswith("integer"):
+        return st.integers(1, 2**63 - 1)
+    if key.kind.startswith("number"):
+        return st.floats(0.001, 0.999) | st.just(0.5)
+    if key.kind == "true | false":
+        return st.booleans()
+    return _TEXT if key.kind == "text" else st.sampled_from(key.kind.split(" | "))
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> Job:
+    tree: dict[str, Any] = {}
+    for key in keys().values():
+        if key.path[-1] not in _DEPENDENT and draw(st.booleans()):
+            put(tree, key.path, draw(_values(key)))
+    return Job.model_validate(tree)
+
+
+@settings(max_examples=60, deadline=None)
+@given(jobs())
+def test_resolved_toml_any_job_loads_to_an_equal_job(job: Job) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "config.toml"
+        file.write_text(resolved_toml(job), encoding="utf-8", newline="")
+        loaded = load(["@", str(file)])
+    assert loaded.job == job
+    assert loaded.notes == ()
+    assert resolved_toml(loaded.job) == resolved_toml(job)
+
+
+_NAMES = st.sampled_from(sorted({part for key in keys() for part in key} | {"scheduler", "job", "executors", "x-y"}))
+_VALUES = st.recursive(
+    st.booleans() | st.integers(-(2**65), 2**65) | st.floats() | st.text(max_size=5) | st.dates() | st.just("none"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_NAMES | st.text(max_size=3), inner, max_size=4),
+    max_leaves=20,
+)
+_SOUP = st.lists(
+    st.sampled_from(
+        ["[", "]", "{", "}", "=", ".", ",", '"', "'", "\n", "\\", "#", " ", "model", "run", "seed", "1", "\x00"]
+    ),
+    max_size=40,
+).map("".join)
+_DOCUMENTS = st.dictionaries(_NAMES, _VALUES, max_size=5).map(tomli_w.dumps)
+_BYTES = st.binary(max_size=60) | (_SOUP | _DOCUMENTS).map(lambda text: text.encode(errors="surrogatepass"))
+
+
+@settings(max_examples=200, deadline=None)
+@given(_BYTES, st.integers(0, 200), st.binary(max_size=3))
+@example(b"[model.config]\na = 1", 0, b"")
+@example(b"[model.config.a]\nb = nan", 24, b"")
+def test_load_any_bytes_give_a_job_or_a_config_error(content: bytes, place: int, inserted: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "job.toml"
+        file.write_bytes(content[:place] + inserted + content[place:])
+        try:
+            loaded = load(["@", str(file)])
+        except ConfigError as error:
+            assert "\n" not in str(error)
+        else:
+            resolved = resolved_toml(loaded.job)
+            file.write_text(resolved, encoding="utf-8", newline="")
+            assert resolved_toml(load(["@", str(file)]).job) == resolved
+
+
+_FLAGS = st.sampled_from([f"--{key.name}" for key in keys().values()])
+_WORDS = (
+    _FLAGS
+    | st.text(max_size=6)
+    | st.sampled_from(["@", "--resume", "--dry-run", "--model.config.a", "none", "1", "[1"])
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(_WORDS | st.tuples(_FLAGS, st.text(max_size=6)).map("=".join), max_size=5))
+def test_load_any_command_line_gives_a_job_or_a_config_error(arguments: list[str]) -> None:
+    try:
+        loaded = load(arguments)
+    except ConfigError as error:
+        assert "\n" not in str(error)
+    else:
+        assert loaded.files == ()
