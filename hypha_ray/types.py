@@ -8,14 +8,14 @@ messages are recognised.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+import numpy as np
+import numpy.typing as npt
 
-Flat: TypeAlias = "dict[str, npt.NDArray[np.generic]]"
+Flat: TypeAlias = dict[str, npt.NDArray[np.generic]]
 """A fragment's tensors as they travel: group name to one contiguous 1-D array."""
 
 
@@ -82,9 +82,25 @@ class Layout:
                 sizes[entry.group] = max(sizes.get(entry.group, 0), entry.offset + entry.size)
         return sizes
 
+    def bytes(self) -> int:
+        """Size of all fragments, in bytes."""
+        groups = (group for fragment in range(self.fragments) for group in self.groups(fragment).items())
+        return sum(size * np.dtype(name.split("/")[1]).itemsize for name, size in groups)
+
     def sha256(self) -> str:
         """Fingerprint by which two processes know that they mean the same model."""
         return hashlib.sha256(repr((self.entries, self.tied, self.fragments)).encode()).hexdigest()
+
+
+def window(spans: Iterable[Span], start: int, stop: int) -> tuple[Span, ...]:
+    """Samples ``start … stop - 1`` of the spans taken together."""
+    parts: list[Span] = []
+    for span in spans:
+        first, last = max(start, 0), min(stop, span.samples)
+        if first < last:
+            parts.append(replace(span, start=span.start + first, stop=span.start + last))
+        start, stop = start - span.samples, stop - span.samples
+    return tuple(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +124,8 @@ class Plan:
     spans: tuple[Span, ...]
     batch_size: int
     evaluate: tuple[Span, ...] = ()
+    keep: frozenset[int] = frozenset()
+    """Slices that the worker should hold on to; it may drop all others."""
     final: bool = False
     """No more training: evaluate, then end."""
 
@@ -194,10 +212,9 @@ class Delta(Event):
 
 @dataclass(frozen=True, slots=True)
 class Failed(Event):
-    """The worker can't go on; `exit_code` and `message` are those of the error it met."""
+    """The worker can't go on, and nothing that another worker could do would help."""
 
-    exit_code: int
-    message: str
+    error: Exception
 
 
 @dataclass(frozen=True, slots=True)

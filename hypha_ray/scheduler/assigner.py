@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hypha_ray.config import Job
@@ -35,6 +35,8 @@ class Assigner:
         self._target = job.rounds.samples_between_updates
         self._samples = {info.index: info.samples for info in slices}
         self._validation = tuple(Span(0, s.index, 0, s.samples) for s in slices if s.split == "validation")
+        self._assigned: set[int] = set()
+        """Workers that were given samples since the last commit."""
         self.ledger = Ledger([info for info in slices if info.split == "train"], job.run.seed)
 
     def open(self, number: int, members: Sequence[Member], now: float) -> tuple[Round, list[Command]]:
@@ -49,7 +51,7 @@ class Assigner:
         for member in members:
             worker = member.source.worker
             samples = allocation.batches[worker] * member.batch_size
-            spans = self.ledger.assign(worker, samples, member.held) if samples else ()
+            spans = self._assign(member, samples)
             share = shares.get(worker, ())
             commands += self._feed(member, [span.slice for span in (*share, *spans)])
             member.start(Plan(number, 0, spans, member.batch_size, share, frozenset(member.held), final))
@@ -91,11 +93,17 @@ class Assigner:
                 commands += self._feed(member, [index])
         return commands
 
-    def commit(self, spans: Mapping[int, Sequence[Span]], workers: Collection[int]) -> None:
-        """Mark samples as used, and take back all others that the workers were given."""
+    def commit(self, spans: Mapping[int, Sequence[Span]]) -> None:
+        """Mark samples as used, and take back all others that were given out, to whomever."""
         self.ledger.commit(spans)
-        for worker in {*workers, *spans}:
+        for worker in self._assigned:
             self.ledger.release(worker)
+        self._assigned.clear()
+
+    def _assign(self, member: Member, samples: int) -> tuple[Span, ...]:
+        """Give samples to a worker; in replay mode whatever it holds, so that a repeated run gives the same."""
+        self._assigned.add(member.source.worker)
+        return self.ledger.assign(member.source.worker, samples, () if self._equal else member.held)
 
     def _evaluates(self, number: int) -> bool:
         """Are the weights that round `number` starts from to be evaluated?"""
@@ -125,7 +133,7 @@ class Assigner:
         worker, samples = member.source.worker, batches * member.batch_size
         missing = samples - sum(span.samples for span in member.assigned)
         if missing > 0:
-            member.assigned += self.ledger.assign(worker, missing, member.held)
+            member.assigned += self._assign(member, missing)
         spans = window(member.assigned, 0, samples)
         feeds = self._feed(member, [span.slice for span in spans])
         member.plan = replace(member.plan, version=member.plan.version + 1, spans=spans, keep=frozenset(member.held))

@@ -189,6 +189,7 @@ class Core:
         member.delivered(delta, now - current.started_at, current.evaluating)
         if len(current.deltas) == self._job.sync.quorum:
             self.deadline = now + self._job.sync.grace_s
+        self._correct(now)
         self._close_if_complete()
 
     def _close_if_complete(self) -> None:
@@ -216,11 +217,13 @@ class Core:
             self._finish(_diverged(current.number, verdict.rejected[0].reason))
             return
         spans = {one.worker: current.deltas[one.worker].spans for one in verdict.accepted}
-        self._assigner.commit(spans, self._members)
+        self._assigner.commit(spans)
         ledger = self._assigner.ledger
         used = tuple(sorted(spans.items()))
         self._out.append(c.Persist(current.number, verdict, used, ledger.cursors(), ledger.epoch, ledger.ahead()))
         current.verdict, current.merging, self._closing = verdict, set(self._members), current
+        for member in self._fleet:
+            member.rest_if_idle()
         current.batch_s = {m.source.worker: m.batch_time.mean for m in self._fleet if m.batch_time.mean is not None}
         self._reducing = False
         self._begin(current.number + 1, now)

@@ -14,6 +14,9 @@ from hypha_ray.types import Delta, Plan, Report, Source, Span
 UNKNOWN_BATCH_S = 1.0
 """Batch time assumed while no worker has reported one; equal for all, so it only sets the scale."""
 
+IDLE_FADE = 0.5
+"""What is left of a worker's batch time after a round in which it had no batch."""
+
 
 @dataclass(slots=True)
 class Progress:
@@ -57,6 +60,11 @@ class Member:
         batch_s = self.batch_time.mean
         if delta.round > 0 and batch_s is not None:
             self.overhead[evaluated].observe(max(0.0, seconds - delta.batches * batch_s))
+
+    def rest_if_idle(self) -> None:
+        """Trust the batch time less after a round without a batch, so that a slow worker is tried again some day."""
+        if self.plan is not None and not self.plan.spans:
+            self.batch_time.fade(IDLE_FADE)
 
     def hold(self, slice_index: int, samples: int, limit: int) -> bool:
         """Note that a slice is at the worker; forget the oldest beyond `limit` samples. False: it was there before."""

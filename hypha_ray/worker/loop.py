@@ -10,10 +10,9 @@ import torch
 
 from hypha_ray.codec import codec, payload_bytes
 from hypha_ray.config import Job
-from hypha_ray.model.build import build_model
-from hypha_ray.model.evaluation import evaluate
+from hypha_ray.model.build import build_model, task_of
+from hypha_ray.model.evaluation import evaluate, loss_of
 from hypha_ray.model.layout import gather, layout_of, scatter
-from hypha_ray.model.tasks import task_of
 from hypha_ray.types import Delta, Evaluated, Event, Flat, Merged, Plan, Ready, Source, window
 from hypha_ray.worker.desk import Desk
 from hypha_ray.worker.feeder import Arrays, Feeder
@@ -38,15 +37,16 @@ class InnerLoop:
     def __init__(self, job: Job, source: Source, feeder: Feeder, desk: Desk, emit: Emit) -> None:
         self._job, self._source = job, source
         self._feeder, self._desk, self._emit = feeder, desk, emit
-        self._task = task_of(job.model)
         self._device = torch.device(_device(job.worker.device))
-        self._model = build_model(job.model, job.run.seed).to(self._device)
+        self._model = build_model(job.model, job.run.seed).to(self._device).train()
+        self._task = task_of(job.model, self._model)
         self._layout = layout_of(self._model, job.sync.fragments)
         self._forward = torch.compile(self._model) if job.worker.compile else self._model
         self._optimizer = build_optimizer(self._model, job.inner_optimizer, _inner_steps(job))
         self._codec = codec(job.sync.codec)
         self._autocast = torch.bfloat16 if job.worker.autocast == "bf16" else None
         self._generator = torch.Generator()
+        self._weights: list[Flat] = []
         slowdown = job.testing.slowdown
         self._slowdown = slowdown[source.worker] if source.worker < len(slowdown) else 1.0
 
@@ -107,10 +107,12 @@ class InnerLoop:
 
     def _hand_over(self, plan: Plan, done: int, meter: Meter) -> None:
         train_s = meter.train_s
-        payloads = [
-            self._codec.encode(gather(self._model, self._layout, fragment), None)
-            for fragment in range(self._layout.fragments)
+        # The arrays of the last round are free: its result couldn't have been merged before they were read.
+        self._weights = [
+            gather(self._model, self._layout, fragment, out)
+            for fragment, out in enumerate(self._weights or [None] * self._layout.fragments)
         ]
+        payloads = [self._codec.encode(weights, None) for weights in self._weights]
         size = sum(payload_bytes(payload) for payload in payloads)
         self._emit(
             Delta(
@@ -139,7 +141,7 @@ class InnerLoop:
         for micro in _micro_batches(tensors, self._job.rounds.accumulation):
             inputs = self._task.inputs(micro, self._generator)
             with torch.autocast(self._device.type, self._autocast, enabled=self._autocast is not None):
-                loss = self._forward(**inputs).loss
+                loss = loss_of(self._forward(**inputs))
             loss = loss * (len(next(iter(micro.values()))) / samples)
             loss.backward()
             total += loss.detach()

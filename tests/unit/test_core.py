@@ -156,3 +156,29 @@ def test_validation_split_is_shared_out_whole_and_by_speed() -> None:
     fleet.run()
     final = {**shares[-2], **shares[-1]}
     assert sum(final.values()) == 192 and final[0] > 2 * final[1]
+
+
+def test_samples_of_a_worker_lost_while_its_round_is_reduced_come_back() -> None:
+    job = job_of(rounds=rounds(6, 128, 4), sync={"quorum": 1, "grace_s": 0.5})
+    fleet = VirtualFleet(job, [0.05, 3.0], slices_of(4, 64))
+    perform = fleet._perform
+
+    def kill_on_first_reduce(command: object) -> None:
+        perform(command)  # type: ignore[arg-type]
+        if len(fleet.reduces) == 1 and fleet.workers[1].alive:
+            fleet.at(0.01, lambda: fleet.kill(1))
+            fleet.workers[1].alive = False
+
+    fleet._perform = kill_on_first_reduce  # type: ignore[method-assign]
+    fleet.run()
+    assert fleet.finished is not None and fleet.finished.error is None
+    assert set(used(fleet).values()) == {1}
+    assert fleet.persisted[-1].epoch >= 2
+
+
+def test_worker_too_slow_for_a_batch_is_tried_again() -> None:
+    def recovering(now: float) -> float:
+        return 30.0 if now < 60 else 0.1
+
+    fleet = VirtualFleet(job_of(rounds=rounds(40, 160, 4)), [0.1, recovering], slices_of(40, 64)).run()
+    assert any(record["batches"].get(1, 0) > 10 for record in fleet.of_kind("round")[-10:])

@@ -1,0 +1,215 @@
+"""How many batches each worker does in a round, so that all finish together and as early as can be.
+
+A worker's n-th further batch is delivered at ``offset_s + n · batch_s``, evaluated in float64. Everything here is exact
+with respect to that expression, so no rounding decides between two plans. `project` and `should_schedule_sync` are
+the training guide's simulation and decision (seed document 001, "Performance-Aware Synchronization"), as closed forms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from hypha_ray.errors import HyphaError
+
+Counts: TypeAlias = npt.NDArray[np.int64]
+
+SECONDS = (1e-9, 1e9)
+"""Allowed batch times. Within these limits, numbers of batches and sums of samples are exact in float64 and int64."""
+MAX_BATCH_SIZE = 10**9
+MAX_TARGET = 10**15
+
+RELAXATION_MARGIN = 1e-9
+"""Far above the rounding error of a sum over a fleet, far below a batch."""
+
+
+class PlannerInputError(HyphaError):
+    """No plan can be made of such figures."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast a worker is: its n-th further batch of the round is delivered at ``offset_s + n · batch_s``.
+
+    `offset_s` is the time before its first batch and that of the upload.
+    """
+
+    worker: int
+    batch_s: float
+    batch_size: int
+    offset_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Batches of each worker (of all workers, zeros included), when the last one is delivered, and their samples."""
+
+    finish_s: float
+    batches: dict[int, int]
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """Where the fleet stands when the target or a cap is reached: the time of the last batch, samples still to go."""
+
+    time_s: float
+    remaining: int
+    updates: dict[int, int]
+    capped: bool
+
+
+def plan(fleet: Sequence[Pace], target: int) -> Allocation:
+    """Share out `target` samples: T* = min T with Σ batch_size·⌊(T − offset_s) / batch_s⌋ ≥ target.
+
+    Batches are taken in the order of their finish, equal ones in the order of workers, until the target is reached; so
+    the overshoot is less than the last batch. O(W log W) whatever the target is.
+
+    Raises:
+        PlannerInputError: no worker, a worker twice, or a figure outside its range.
+
+    """
+    table = _Table(fleet)
+    if _checked_target(target) <= 0:
+        return Allocation(0.0, dict.fromkeys(table.workers, 0), 0)
+    low, high = table.bracket(target)
+    steps = high - low
+    rows = np.repeat(np.arange(len(steps)), steps)
+    nth = low[rows] + 1 + np.arange(len(rows)) - (np.cumsum(steps) - steps)[rows]
+    finish = table.offset_s[rows] + nth * table.batch_s[rows]
+    order = np.argsort(finish, kind="stable")
+    samples = low @ table.sizes + np.cumsum(table.sizes[rows[order]])
+    last = int(np.searchsorted(samples, target))
+    batches = low + np.bincount(rows[order[: last + 1]], minlength=len(low))
+    return Allocation(float(finish[order[last]]), table.by_worker(batches), int(samples[last]))
+
+
+def project(
+    fleet: Sequence[Pace], target: int, time_cap_s: float | None = None, steps_cap: int | None = None
+) -> Projection:
+    """Let every worker train on until `target` samples are done; batches that end together count together.
+
+    The last batch ends before `time_cap_s`, and no worker does more than `steps_cap` batches; whoever hits a cap stops
+    the projection for all, and it counts as capped even if that very batch reaches the target.
+
+    Raises:
+        PlannerInputError: as for `plan`, or a cap makes no sense.
+
+    """
+    table = _Table(fleet)
+    if _checked_target(target) <= 0:
+        return Projection(0.0, 0, dict.fromkeys(table.workers, 0), False)
+    end_s, capped = plan(fleet, target).finish_s, False
+    if steps_cap is not None:
+        if not 1 <= steps_cap <= MAX_TARGET:
+            raise PlannerInputError("PLN003", "steps_cap makes no sense", str(steps_cap), f"1 to {MAX_TARGET:g}")
+        steps_s = float(np.min(table.finish_s(steps_cap)))
+        end_s, capped = min(end_s, steps_s), steps_s <= end_s
+    if time_cap_s is not None:
+        if math.isnan(time_cap_s):
+            raise PlannerInputError("PLN003", "time_cap_s is not a number", "nan")
+        if end_s >= time_cap_s:
+            end_s, capped = math.nextafter(time_cap_s, -math.inf), True
+    updates = table.delivered(end_s)
+    time_s = float(np.max(table.finish_s(updates), where=updates > 0, initial=0.0))
+    return Projection(time_s, max(0, target - int(updates @ table.sizes)), table.by_worker(updates), capped)
+
+
+def should_schedule_sync(fleet: Sequence[Pace], remaining: int, threshold_s: float = 300.0) -> bool:
+    """Is it time to tell the workers after how many further batches they synchronise?
+
+    The guide says yes once the rest takes less than `threshold_s`. Batches longer than that would never be announced;
+    so it is also time when nobody has more than one batch to go: there is no later moment to decide.
+
+    Raises:
+        PlannerInputError: as for `plan`.
+
+    """
+    projection = project(fleet, remaining)
+    return projection.time_s < threshold_s or max(projection.updates.values()) <= 1
+
+
+class _Table:
+    """A fleet as columns, in the order of worker numbers."""
+
+    def __init__(self, fleet: Sequence[Pace]) -> None:
+        if not fleet:
+            raise PlannerInputError("PLN001", "there is no worker to plan for", fix="wait until a worker has joined")
+        ordered = sorted(fleet, key=attrgetter("worker"))
+        self.workers = [pace.worker for pace in ordered]
+        if len(set(self.workers)) < len(self.workers):
+            twice = next(a for a, b in zip(self.workers, self.workers[1:], strict=False) if a == b)
+            raise PlannerInputError("PLN002", f"worker {twice} is in the fleet twice")
+        self.batch_s = self._column("batch_s", [pace.batch_s for pace in ordered], *SECONDS)
+        self.offset_s = self._column("offset_s", [pace.offset_s for pace in ordered], 0.0, SECONDS[1])
+        sizes = self._column("batch_size", [pace.batch_size for pace in ordered], 1, MAX_BATCH_SIZE, whole=True)
+        self.sizes = sizes.astype(np.int64)
+
+    def _column(
+        self, name: str, values: Sequence[float], least: float, most: float, whole: bool = False
+    ) -> npt.NDArray[np.float64]:
+        column = np.array(values, dtype=np.float64)
+        good = (column >= least) & (column <= most)
+        if whole:
+            good &= column == np.floor(column)
+        if not good.all():
+            row = int(np.argmin(good))
+            kind = "a whole number from" if whole else "from"
+            what = f"{name} of worker {self.workers[row]} can't be planned with"
+            raise PlannerInputError("PLN002", what, str(values[row]), f"{kind} {least:g} to {most:g}")
+        return column
+
+    def finish_s(self, batches: Counts | int) -> npt.NDArray[np.float64]:
+        """When each worker has delivered that many batches."""
+        return self.offset_s + batches * self.batch_s
+
+    def delivered(self, time_s: float) -> Counts:
+        """How many batches each worker has delivered by then."""
+        count = np.maximum(np.floor((time_s - self.offset_s) / self.batch_s), 0).astype(np.int64)
+        # The division is rounded: make it agree with `finish_s`. Nearly always neither loop is entered twice.
+        while (over := (self.finish_s(count) > time_s) & (count > 0)).any():
+            count -= over
+        while (under := self.finish_s(count + 1) <= time_s).any():
+            count += under
+        return count
+
+    def bracket(self, target: int) -> tuple[Counts, Counts]:
+        """Batches at two moments, one before T* and one not, with few batches in between.
+
+        If batches could be cut at will, the first k workers to start would reach the target at
+        ``(target + Σ rate·offset) / Σ rate``, and the smallest of these over k is when the fleet does. It is a lower
+        bound of T*; as uncut batches lag by less than one batch each, that of target + Σ batch_size is an upper bound.
+        """
+        order = np.argsort(self.offset_s)
+        rate = (self.sizes / self.batch_s)[order]
+        starts, rates = np.cumsum(rate * self.offset_s[order]), np.cumsum(rate)
+        low_s = float(np.min((target + starts) / rates)) * (1 - RELAXATION_MARGIN)
+        high_s = float(np.min((target + int(self.sizes.sum()) + starts) / rates)) * (1 + RELAXATION_MARGIN)
+        low, high = self.delivered(low_s), self.delivered(high_s)
+        while (high - low).sum() > 64 + 2 * len(low):
+            middle_s = (low_s + high_s) / 2
+            if not low_s < middle_s < high_s:
+                break
+            middle = self.delivered(middle_s)
+            if middle @ self.sizes < target:
+                low_s, low = middle_s, middle
+            else:
+                high_s, high = middle_s, middle
+        return low, high
+
+    def by_worker(self, batches: Counts) -> dict[int, int]:
+        """The same, as a mapping."""
+        return dict(zip(self.workers, batches.tolist(), strict=True))
+
+
+def _checked_target(target: int) -> int:
+    if isinstance(target, bool) or not isinstance(target, int) or target > MAX_TARGET:
+        allowed = f"a whole number up to {MAX_TARGET:g}"
+        raise PlannerInputError("PLN003", "the target can't be planned for", repr(target), allowed)
+    return target

@@ -1,0 +1,186 @@
+"""Whose every sample is: available, assigned to one worker, or used by a committed delta.
+
+                assign                  commit
+    AVAILABLE ─────────► ASSIGNED ─────────────► USED
+        ▲                    │
+        └────────────────────┘
+          release, take_back
+
+Slices are shuffled anew in each epoch; a new epoch is begun when the one before has no AVAILABLE sample. What is
+assigned next depends on nothing but who has which samples now, so a ledger restored from its used samples goes on as
+the original one would after releasing all workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+from hypha_ray.scheduler.epoch import Epoch, LedgerError, by_slice, samples_of, without
+from hypha_ray.types import SliceInfo, Span, window
+
+__all__ = ["Ledger", "LedgerError"]
+
+
+class Ledger:
+    """The books of all epochs.
+
+    Args:
+        slices: the train slices.
+        seed: of the order of slices, which is shuffled in every epoch.
+
+    """
+
+    def __init__(self, slices: Sequence[SliceInfo], seed: int) -> None:
+        self._sizes = {info.index: info.samples for info in slices}
+        if not self._sizes or len(self._sizes) < len(slices) or min(self._sizes.values()) < 1:
+            raise LedgerError("LED001", "there are no slices, or one is empty or listed twice")
+        self._seed, self._total = seed, sum(self._sizes.values())
+        self._oldest = 0
+        self._epochs: dict[int, Epoch] = {}
+        self._held: dict[int, list[Span]] = {}
+
+    @classmethod
+    def restore(cls, slices: Sequence[SliceInfo], seed: int, state: Mapping[str, Any]) -> Ledger:
+        """The ledger with that `state`; everything that isn't used is available.
+
+        The last commit's epoch, with the spans of all commits from that epoch on, is such a state too.
+
+        Raises:
+            LedgerError: the state doesn't fit the slices.
+
+        """
+        ledger = cls(slices, seed)
+        ledger._oldest = state["epoch"]
+        for (number, index), spans in by_slice(Span(*item) for item in state["used"]).items():
+            if number < ledger._oldest or index not in ledger._sizes:
+                raise LedgerError("LED002", "the state doesn't fit the slices", str(spans[0]))
+            ledger._epoch(number).restore(index, spans)
+        ledger._close_epochs()
+        return ledger
+
+    def state(self) -> dict[str, Any]:
+        """What `restore` needs, as plain JSON: the oldest epoch, and the used samples as epoch, slice, start, stop."""
+        spans = sorted(span for epoch in self._epochs.values() for part in epoch.used.values() for span in part)
+        return {"epoch": self._oldest, "used": [[span.epoch, span.slice, span.start, span.stop] for span in spans]}
+
+    # ── the life of a sample ──────────────────────────────────────────────────────────────────────────────────────
+
+    def assign(self, worker: int, samples: int, cached: Collection[int] = ()) -> tuple[Span, ...]:
+        """Give `samples` samples to a worker, of the oldest epochs that have some.
+
+        In each epoch first of slices that it has or that are on their way to it, then of untouched ones, then of what
+        is left of slices that nobody holds a part of, and at last of slices that others hold a part of.
+        """
+        held = self._held.setdefault(worker, [])
+        near = {*cached, *(span.slice for span in held)}
+        spans: list[Span] = []
+        for number in count(self._oldest):
+            if samples <= 0:
+                break
+            part = self._epoch(number).assign(samples, near)
+            samples -= samples_of(part)
+            spans += part
+        held += spans
+        return tuple(spans)
+
+    def take_back(self, worker: int, keep_samples: int) -> tuple[Span, ...]:
+        """Make all but a worker's first `keep_samples` samples available again; returns these others.
+
+        Only for samples on which the worker has certainly not been trained.
+        """
+        held = self._held.pop(worker, [])
+        tail = window(held, keep_samples, samples_of(held))
+        if kept := list(window(held, 0, keep_samples)):
+            self._held[worker] = kept
+        for span in tail:
+            self._epochs[span.epoch].give_back(span)
+        return tail
+
+    def release(self, worker: int) -> None:
+        """Make all samples of a worker available again."""
+        self.take_back(worker, 0)
+
+    def commit(self, deltas: Mapping[int, Sequence[Span]]) -> None:
+        """Mark the samples that workers' deltas were trained on as used; their others stay assigned.
+
+        Raises:
+            LedgerError: a sample isn't that worker's, or is listed twice; nothing has changed then.
+
+        """
+        rest = {worker: _rest(worker, self._held.get(worker, []), spans) for worker, spans in deltas.items()}
+        for worker, spans in deltas.items():
+            self._held[worker] = rest[worker]
+            for span in spans:
+                self._epochs[span.epoch].use(span)
+        self._close_epochs()
+
+    def _epoch(self, number: int) -> Epoch:
+        if number not in self._epochs:
+            self._epochs[number] = Epoch(number, self._sizes, self._seed)
+        return self._epochs[number]
+
+    def _close_epochs(self) -> None:
+        while self._oldest in self._epochs and not self._epochs[self._oldest].unused:
+            del self._epochs[self._oldest]
+            self._oldest += 1
+
+    # ── what the books say ────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def epoch(self) -> int:
+        """The oldest epoch that isn't wholly used."""
+        return self._oldest
+
+    @property
+    def samples_used(self) -> int:
+        """Used samples of all epochs."""
+        return self._oldest * self._total + sum(self._total - epoch.unused for epoch in self._epochs.values())
+
+    def cursors(self) -> dict[int, int]:
+        """Used samples of each slice in the oldest epoch, where there are any."""
+        return self._epochs[self._oldest].cursors() if self._oldest in self._epochs else {}
+
+    def ahead(self) -> dict[int, dict[int, int]]:
+        """The same for newer epochs that have used samples."""
+        newer = sorted(number for number in self._epochs if number > self._oldest and self._epochs[number].used)
+        return {number: self._epochs[number].cursors() for number in newer}
+
+    def held(self, worker: int) -> tuple[Span, ...]:
+        """The samples that a worker is assigned, in the order in which it got them."""
+        return tuple(self._held.get(worker, ()))
+
+    def upcoming(self, samples: int) -> tuple[int, ...]:
+        """Slices that the next `samples` assigned samples will probably be of, each once, soonest first."""
+        found: dict[int, None] = {}
+        for number in count(self._oldest):
+            if samples <= 0 or len(found) == len(self._sizes):
+                break
+            for index, available in self._epoch(number).next_slices(samples):
+                found[index] = None
+                samples -= available
+        return tuple(found)
+
+    def check(self) -> None:
+        """Prove that every sample is in exactly one state, and that every available one will be assigned.
+
+        Raises:
+            LedgerError: it isn't so; the ledger has a defect.
+
+        """
+        held = by_slice(span for spans in self._held.values() for span in spans)
+        if not {number for number, _ in held} <= set(self._epochs):
+            raise LedgerError("LED004", "samples of a closed epoch are assigned", str(sorted(held)))
+        for number, epoch in self._epochs.items():
+            epoch.check({index: spans for (of, index), spans in held.items() if of == number})
+
+
+def _rest(worker: int, held: Iterable[Span], spans: Sequence[Span]) -> list[Span]:
+    """What is left of a worker's samples when those of its delta are used."""
+    cuts = by_slice(sorted(spans))
+    left = [part for span in held for part in without(span, cuts.get((span.epoch, span.slice), ()))]
+    # Overlapping or foreign spans remove less than they have samples.
+    if any(span.samples < 1 for span in spans) or samples_of(held) - samples_of(left) != samples_of(spans):
+        raise LedgerError("LED003", f"the delta of worker {worker} has samples that aren't its own, or has some twice")
+    return left

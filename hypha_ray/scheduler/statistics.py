@@ -1,0 +1,89 @@
+"""Running estimates of how long things take, which follow a change and shrug off an accident."""
+
+from __future__ import annotations
+
+import math
+
+
+class Decayed:
+    """Exponentially decayed mean and spread of durations in seconds, such as those of uploads.
+
+    * The first observation is taken as it is; from then on the mean lies between the least and the greatest one.
+    * A single observation that is more than `outlier` times as large or as small as the mean counts as if it were just
+      that much. A second one in succession on the same side is no accident: the past is forgotten, and the estimate
+      starts over from the one of the two that is nearer to it.
+    * What is no duration (negative, infinite, NaN) is counted in `ignored` and otherwise without effect.
+
+    Args:
+        half_life: after so many observations, what was known before counts half.
+        outlier: largest believed ratio between one observation and the mean; also the most by which one changes it.
+
+    """
+
+    def __init__(self, half_life: float = 3.0, outlier: float = 2.0) -> None:
+        self._half_life, self._outlier = half_life, outlier
+        self._weight = 0.0
+        self._variance = 0.0
+        self._doubted: float | None = None
+        self.mean: float | None = None
+        """Estimate in seconds; None before the first observation."""
+        self.ignored = 0
+        """Number of observations that were no durations."""
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation in seconds."""
+        return math.sqrt(self._variance)
+
+    def observe(self, seconds: float, count: int = 1) -> None:
+        """Take in the mean of `count` durations."""
+        if not self._is_duration(seconds) or count < 1:
+            self.ignored += 1
+        elif self.mean is None or not self._weight:
+            self._restart(seconds, count)
+        else:
+            self._follow(self.mean, seconds, count)
+
+    def fade(self, factor: float) -> None:
+        """Multiply the estimate by `factor` (0 to 1); the next observation replaces it.
+
+        For a round without an observation: an old bad figure is no reason to leave a worker without work for ever.
+        """
+        if self.mean is not None:
+            self.mean *= factor
+            self._variance *= factor**2
+            self._weight, self._doubted = 0.0, None
+
+    def _is_duration(self, seconds: float) -> bool:
+        return 0 <= seconds < math.inf
+
+    def _restart(self, seconds: float, count: int) -> None:
+        self.mean, self._variance, self._doubted = seconds, 0.0, None
+        self._weight = self._gain(count)
+
+    def _follow(self, mean: float, seconds: float, count: int) -> None:
+        believed = min(max(seconds, mean / self._outlier), mean * self._outlier)
+        earlier, self._doubted = self._doubted, None if believed == seconds else seconds
+        if self._doubted is not None and earlier is not None and (earlier > mean) == (seconds > mean):
+            self._restart(min(earlier, seconds) if seconds > mean else max(earlier, seconds), count)
+            return
+        gain = self._gain(count)
+        self._weight = gain + (1 - gain) * self._weight
+        share = gain / self._weight
+        deviation = believed - mean
+        self._variance = (1 - share) * (self._variance + share * deviation * deviation)
+        self.mean = min(max(mean + share * deviation, min(mean, believed)), max(mean, believed))
+
+    def _gain(self, count: int) -> float:
+        """Weight of `count` new observations against an endless past."""
+        return float(1 - 0.5 ** (count / self._half_life))
+
+
+class BatchTime(Decayed):
+    """A worker's seconds per batch, always more than 0. A round's first batch is warm-up and not to be observed."""
+
+    def __init__(self, half_life: float = 16.0, outlier: float = 2.0) -> None:
+        super().__init__(half_life, outlier)
+
+    def _is_duration(self, seconds: float) -> bool:
+        return super()._is_duration(seconds) and seconds > 0

@@ -1,0 +1,83 @@
+"""Learning rates over a worker's inner steps, by the names that a job file uses.
+
+The curves are transformers'. A round may have more inner steps than planned, so past its last step a curve stays where
+it ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from hypha_ray.config.schema import InnerOptimizer
+from hypha_ray.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+    from torch.optim.lr_scheduler import LambdaLR
+
+
+def build_schedule(
+    optimizer: torch.optim.Optimizer, config: InnerOptimizer, total_steps: int | None = None
+) -> LambdaLR:
+    """Build a schedule; its `step` is called after each inner step.
+
+    Args:
+        optimizer: whose learning rates, as they are now, are the peak.
+        config: schedule, warm-up and decay; its `total_steps` comes before the argument.
+        total_steps: inner steps that the run is planned to have; None: unknown.
+
+    Raises:
+        ConfigError: a value is missing, or contradicts another.
+
+    """
+    from transformers import optimization as curves
+
+    check_schedule(config, total_steps)
+    warmup, total = config.warmup_steps, config.total_steps or total_steps or 0
+    schedule: LambdaLR
+    match config.schedule:
+        case "constant":
+            schedule = curves.get_constant_schedule(optimizer)
+        case "linear" | "linear-with-warmup":
+            schedule = curves.get_linear_schedule_with_warmup(optimizer, warmup, total)
+        case "cosine-with-warmup":
+            schedule = curves.get_cosine_schedule_with_warmup(optimizer, warmup, total)
+        case "wsd":
+            decay = _decay_steps(config, total)
+            schedule = curves.get_wsd_schedule(optimizer, warmup, decay, num_training_steps=total)
+    if config.schedule != "constant":
+        schedule.lr_lambdas = [_held(curve, total) for curve in schedule.lr_lambdas]
+    return schedule
+
+
+def check_schedule(config: InnerOptimizer, total_steps: int | None = None) -> None:
+    """Raise `ConfigError` if a schedule lacks a value, or has values that contradict each other."""
+    name, warmup, total = config.schedule, config.warmup_steps, config.total_steps or total_steps
+    if warmup and name in ("constant", "linear"):
+        fix = "choose a schedule with warm-up, or leave warmup_steps out"
+        raise ConfigError(
+            "OPT001", f"inner_optimizer.schedule {name!r} has no warm-up", f"warmup_steps = {warmup}", fix=fix
+        )
+    if config.decay_steps is not None and name != "wsd":
+        fix = "choose wsd, or leave decay_steps out"
+        got = f"decay_steps = {config.decay_steps}"
+        raise ConfigError("OPT002", f"inner_optimizer.schedule {name!r} has no decay_steps", got, fix=fix)
+    if name == "constant":
+        return
+    if total is None:
+        raise ConfigError("OPT003", f"inner_optimizer.schedule {name!r} needs total_steps", fix="set total_steps")
+    needed = warmup + (_decay_steps(config, total) if name == "wsd" else 0)
+    if needed > total:
+        what = "inner_optimizer.schedule: warm-up and decay take longer than the run"
+        fix = "lower warmup_steps or decay_steps, or raise total_steps"
+        raise ConfigError("OPT004", what, f"{needed} steps", f"at most {total}, the total_steps", fix)
+
+
+def _decay_steps(config: InnerOptimizer, total: int) -> int:
+    return config.decay_steps or max(1, total // 5)
+
+
+def _held(curve: Callable[[int], float], last: int) -> Callable[[int], float]:
+    """Return a curve that stays what it is at step `last`."""
+    return lambda step: curve(min(step, last))
