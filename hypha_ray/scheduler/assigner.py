@@ -68,7 +68,8 @@ class Assigner:
         """
         if self._equal or not members:
             return 0.0, []
-        origin, fleet = standings(members, current.started_at, current.evaluating, now)
+        every_s = self._job.worker.report_every_s
+        origin, fleet = standings(members, current.started_at, current.evaluating, every_s, now)
         left = self._target - current.samples - sum(one.done * one.pace.batch_size for one in fleet)
         allocation = plan_batches([standing.pace for standing in fleet], max(0, left))
         planned_s = max(_planned_finish(member, standing) for member, standing in zip(members, fleet, strict=True))

@@ -110,26 +110,30 @@ def paces_at_start(members: Sequence[Member], evaluating: bool, equal: bool) -> 
 
 
 def standings(
-    members: Sequence[Member], started_at: float, evaluating: bool, now: float
+    members: Sequence[Member], started_at: float, evaluating: bool, report_every_s: float, now: float
 ) -> tuple[float, list[Standing]]:
     """The fleet in the middle of a round: (origin, standings), paces relative to that origin on the scheduler's clock.
 
     A worker trains on between two reports, so the batches that it must have finished since the last one are counted.
+    It reports after every batch that takes longer than `report_every_s`, so silence beyond that is a slow batch.
     """
     seconds = batch_seconds(members, equal=False)
+    since = {member.source.worker: _heard_at(member, started_at, evaluating) for member in members}
+    for worker, batch_s in seconds.items():
+        seconds[worker] = max(batch_s, now - since[worker] - report_every_s)
     origin = now - max(seconds.values())
     found = []
     for member in members:
-        batch_s = seconds[member.source.worker]
-        since = member.progress.reported_at
-        if since is None:
-            since = started_at + (member.overhead[evaluating].mean or 0.0)
-        unseen = max(0, math.floor((now - since) / batch_s))
-        pace = Pace(
-            worker=member.source.worker,
-            batch_s=batch_s,
-            batch_size=member.batch_size,
-            offset_s=max(0.0, since + unseen * batch_s - origin),
-        )
+        worker = member.source.worker
+        unseen = max(0, math.floor((now - since[worker]) / seconds[worker]))
+        offset_s = max(0.0, since[worker] + unseen * seconds[worker] - origin)
+        pace = Pace(worker, seconds[worker], member.batch_size, offset_s)
         found.append(Standing(member.progress.batches + unseen, pace))
     return origin, found
+
+
+def _heard_at(member: Member, started_at: float, evaluating: bool) -> float:
+    """When the worker last reported, or should have begun its first batch."""
+    if member.progress.reported_at is not None:
+        return member.progress.reported_at
+    return started_at + (member.overhead[evaluating].mean or 0.0)

@@ -178,7 +178,14 @@ def test_samples_of_a_worker_lost_while_its_round_is_reduced_come_back() -> None
 
 def test_worker_too_slow_for_a_batch_is_tried_again() -> None:
     def recovering(now: float) -> float:
-        return 30.0 if now < 60 else 0.1
+        return 60.0 if now < 70 else 0.1
 
-    fleet = VirtualFleet(job_of(rounds=rounds(40, 160, 4)), [0.1, recovering], slices_of(40, 64)).run()
-    assert any(record["batches"].get(1, 0) > 10 for record in fleet.of_kind("round")[-10:])
+    fleet = VirtualFleet(job_of(rounds=rounds(12, 1600, 4)), [0.1, recovering], slices_of(40, 64)).run()
+    batches = [record["batches"].get(1, 0) for record in fleet.of_kind("round")]
+    assert batches[1] == 0 and batches[-1] > 150
+
+
+def test_silent_worker_is_taken_for_a_slow_one_before_it_reports() -> None:
+    fleet = VirtualFleet(job_of(rounds=rounds(2, 1600, 4)), [0.1, 10.0], slices_of(40, 64)).run()
+    first = fleet.of_kind("round")[0]
+    assert first["batches"][1] <= 5 and first["time_s"] < 50
