@@ -1,0 +1,62 @@
+"""The data shard: the Ray actor that serves a prepared dataset's slices."""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from pathlib import Path
+
+from hypha_ray.data.catalogue import load
+from hypha_ray.data.manifest import Manifest
+from hypha_ray.data.slices import Arrays, read_slice
+from hypha_ray.errors import DataError
+from hypha_ray.types import SliceInfo
+
+
+class DataShard:
+    """Serves one folder. Several shards may serve the same one; each reads only what it is asked for.
+
+    What `read` returns goes to the object store once, and every reader on a node maps the same copy. Nothing is opened
+    before the first call, so that what is wrong with a dataset comes out as a `DataError` and not as a dead actor.
+
+    Args:
+        folder: a prepared dataset, on this actor's node. No more than a path: Ray keeps constructor arguments.
+
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder).expanduser()
+
+    def announce(self) -> Manifest:
+        """What this shard has.
+
+        Raises:
+            DataError: the folder is missing, holds no dataset, or a damaged one.
+
+        """
+        return self._manifest
+
+    def read(self, index: int) -> Arrays:
+        """A slice's tensors, checked against the manifest each time.
+
+        Raises:
+            DataError: there is no such slice, or it is damaged.
+
+        """
+        info = self._slices.get(index)
+        if info is None:
+            allowed = f"{len(self._slices)} slices"
+            raise DataError("DATA008", f"dataset {self._manifest.name!r} has no such slice", str(index), allowed)
+        return read_slice(self._folder, info, self._manifest)
+
+    def ping(self) -> int:
+        """The process id: an answer shows that the actor lives."""
+        return os.getpid()
+
+    @cached_property
+    def _manifest(self) -> Manifest:
+        return load(self._folder)
+
+    @cached_property
+    def _slices(self) -> dict[int, SliceInfo]:
+        return {info.index: info for info in self._manifest.slices}

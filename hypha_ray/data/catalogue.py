@@ -1,0 +1,105 @@
+"""Where datasets are: by path, or by name under the data roots."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from hypha_ray.config.schema import Dataset
+from hypha_ray.data.index import index
+from hypha_ray.data.manifest import MANIFEST, Manifest, read_manifest
+from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.store.directory import home
+
+UNFINISHED = ".unfinished"
+"""Folder inside a dataset's that `prepare` works in; where it is and no manifest, the slices aren't all there."""
+
+_PREPARE = "make one with `python jobs/prepare.py --source … --out …`"
+
+
+def roots() -> tuple[Path, ...]:
+    """Folders in which datasets are looked up by name."""
+    return (home() / "datasets",)
+
+
+def locate(dataset: Dataset, places: Sequence[Path] | None = None) -> Path:
+    """The folder that a job file's ``[dataset]`` table means.
+
+    Args:
+        dataset: has a path or a name.
+        places: folders to look a name up in; default: `roots()`.
+
+    Raises:
+        ConfigError: it has neither or both.
+        DataError: there is no such dataset.
+
+    """
+    if (dataset.path is None) == (dataset.name is None):
+        found = "neither" if dataset.path is None else "both"
+        raise ConfigError("DATA007", "[dataset] needs either a path or a name", found, fix="set dataset.path")
+    if dataset.path is not None:
+        return _existing(Path(dataset.path).expanduser())
+    return find(str(dataset.name), places)
+
+
+def find(name: str, places: Sequence[Path] | None = None) -> Path:
+    """The folder of the dataset of that name.
+
+    Raises:
+        DataError: no place has it; the nearest name is suggested.
+
+    """
+    places = roots() if places is None else places
+    for place in places:
+        if name in _datasets(place):
+            return place / name
+    known = {other for place in places for other in _datasets(place)}
+    where = ", ".join(map(str, places))
+    raise DataError("DATA001", f"there is no dataset {name!r} in {where}", fix=_suggestion(name, known))
+
+
+def load(folder: Path | str) -> Manifest:
+    """The manifest of a prepared folder; a folder of bare ``*.safetensors`` files is indexed on first use.
+
+    Raises:
+        DataError: the folder is missing, holds no dataset, or a damaged one.
+
+    """
+    folder = _existing(Path(folder).expanduser())
+    if (folder / MANIFEST).is_file():
+        return read_manifest(folder)
+    if (folder / UNFINISHED).exists():
+        fix = "run the same `python jobs/prepare.py` again: it replaces what is there"
+        raise DataError("DATA006", f"the preparation of {folder} didn't finish", fix=fix)
+    files = [file for file in folder.glob("*.safetensors") if file.is_file()]
+    if not files:
+        raise DataError("DATA002", f"{folder} holds no slices", "no manifest.json, no *.safetensors", fix=_PREPARE)
+    return index(folder, files)
+
+
+def _existing(folder: Path) -> Path:
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise DataError("DATA001", f"{folder} is a file", fix="name the folder that the slices are in")
+    known = _datasets(folder.parent)
+    raise DataError("DATA001", f"there is no dataset at {folder}", fix=_suggestion(folder.name, known))
+
+
+def _datasets(place: Path) -> list[str]:
+    if not place.is_dir():
+        return []
+    return [child.name for child in place.iterdir() if child.is_dir() and _is_dataset(child)]
+
+
+def _is_dataset(folder: Path) -> bool:
+    return (folder / MANIFEST).is_file() or any(folder.glob("*.safetensors"))
+
+
+def _suggestion(name: str, known: Iterable[str]) -> str:
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return f"choose one of {', '.join(names[:8])}, or {_PREPARE}" if names else _PREPARE

@@ -1,0 +1,113 @@
+"""Text to token ids: bytes, or any Hugging Face tokenizer."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from hypha_ray.data.manifest import PreprocessorInfo
+from hypha_ray.errors import ConfigError
+from hypha_ray.model.hub import fetch
+
+Tokens: TypeAlias = npt.NDArray[np.int32]
+
+FOLDER = "tokenizer"
+"""Where the tokenizer is saved, beside the slices, for the trained model to be shipped with."""
+
+
+class Encoder(Protocol):
+    """Makes one run of token ids out of documents, each followed by the token for its end."""
+
+    def encode(self, documents: Sequence[str]) -> Tokens:
+        """Ids of all documents in one row. Text is taken literally: ``</s>`` in a document is four characters."""
+        ...
+
+    def save(self, folder: Path) -> PreprocessorInfo:
+        """Save the tokenizer below `folder` and say what it is."""
+        ...
+
+
+class ByteEncoder:
+    """ByT5's bytes (arXiv 2105.13626): id = byte + 3, end = 1. The same ids as transformers' ByT5Tokenizer gives.
+
+    That one takes a Python step for every byte; this one none.
+    """
+
+    OFFSET = 3
+    END = 1
+
+    def encode(self, documents: Sequence[str]) -> Tokens:
+        """Ids of all documents in one row."""
+        # The byte 0xFF never occurs in UTF-8, so it can stand for a document's end.
+        data = b"".join(document.encode() + b"\xff" for document in documents)
+        values = np.frombuffer(data, dtype=np.uint8)
+        ids = values.astype(np.int32) + self.OFFSET
+        ids[values == 0xFF] = self.END
+        return ids
+
+    def save(self, folder: Path) -> PreprocessorInfo:
+        """Save it as a ByT5Tokenizer, which `AutoTokenizer` loads."""
+        from transformers import ByT5Tokenizer
+
+        tokenizer = ByT5Tokenizer()
+        tokenizer.save_pretrained(folder / FOLDER)
+        return PreprocessorInfo("byte", folder=FOLDER, vocab_size=len(tokenizer))
+
+
+class HubEncoder:
+    """A tokenizer by hub name or local folder.
+
+    Raises:
+        HyphaError: it can't be loaded, or has no token for a document's end.
+
+    """
+
+    def __init__(self, name: str, revision: str | None = None) -> None:
+        from transformers import AutoTokenizer
+
+        folder = fetch(name, revision, token=None)
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        except Exception as error:  # tokenizers raise anything from KeyError to the exceptions of their Rust code
+            found = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            fix = "name a tokenizer on the hub, a folder that has one, or 'byte'"
+            raise ConfigError("PREP006", f"tokenizer {name!r} can't be loaded", found, fix=fix) from error
+        self._name, self._revision = name, revision
+        end = self._tokenizer.eos_token_id
+        self._end: int | None = self._tokenizer.sep_token_id if end is None else end
+        if self._end is None:
+            fix = "give it an eos_token and save it, or choose another"
+            raise ConfigError("PREP002", f"tokenizer {name!r} has no token for the end of a document", fix=fix)
+
+    def encode(self, documents: Sequence[str]) -> Tokens:
+        """Ids of all documents in one row."""
+        encoded = self._tokenizer(
+            list(documents),
+            add_special_tokens=False,
+            split_special_tokens=True,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,  # documents may be longer than the model's context: they are cut into sequences
+        )
+        ends = itertools.chain.from_iterable((*ids, self._end) for ids in encoded["input_ids"])
+        return np.fromiter(ends, dtype=np.int32)
+
+    def save(self, folder: Path) -> PreprocessorInfo:
+        """Save it beside the slices."""
+        self._tokenizer.save_pretrained(folder / FOLDER)
+        return PreprocessorInfo(self._name, self._revision, FOLDER, len(self._tokenizer))
+
+
+def load_encoder(name: str, revision: str | None = None) -> Encoder:
+    """The encoder of that name; ``byte`` needs nothing.
+
+    Raises:
+        HyphaError: the tokenizer can't be loaded or used.
+
+    """
+    return ByteEncoder() if name == "byte" else HubEncoder(name, revision)

@@ -1,0 +1,53 @@
+"""A folder of bare ``*.safetensors`` files as a dataset: its manifest is made on first use."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+from hypha_ray.data.manifest import Manifest, TensorInfo
+from hypha_ray.data.slices import describe, merge, parse, read_file
+from hypha_ray.types import SliceInfo
+
+_HELD_OUT = re.compile(r"(^|[^a-z])(val|valid|validation|test)([^a-z]|$)")
+
+
+def index(folder: Path, files: Iterable[Path]) -> Manifest:
+    """Read and check every file, and keep what was found as the folder's manifest where it can be written.
+
+    Files are sorted by name. Those with the word val, valid, validation or test in their name are the validation split,
+    unless all of them are.
+
+    Raises:
+        DataError: a file isn't a slice, or differs from the others.
+
+    """
+    ordered = sorted(files, key=lambda file: file.name)
+    held_out = {file for file in ordered if _HELD_OUT.search(file.stem.lower())}
+    if len(held_out) == len(ordered):
+        held_out = set()
+    slices: list[SliceInfo] = []
+    tensors: tuple[TensorInfo, ...] = ()
+    for number, file in enumerate(ordered):
+        where = f"slice {number} ({file.name})"
+        data = read_file(file, where)
+        samples, found = describe(parse(data, where), where)
+        tensors = merge(tensors or found, found, where)
+        split = "validation" if file in held_out else "train"
+        slices.append(SliceInfo(number, file.name, hashlib.sha256(data).hexdigest(), samples, split))
+    name = folder.resolve().name
+    manifest = Manifest(name=name, modality=_modality(tensors), slices=tuple(slices), tensors=tensors)
+    with contextlib.suppress(OSError):
+        manifest.save(folder)
+    return manifest
+
+
+def _modality(tensors: tuple[TensorInfo, ...]) -> Literal["language", "vision", "other"]:
+    names = {tensor.name for tensor in tensors}
+    if names & {"images", "pixel_values"}:
+        return "vision"
+    return "language" if "input_ids" in names else "other"

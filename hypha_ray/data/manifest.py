@@ -1,0 +1,208 @@
+"""What a prepared dataset says about itself: the file ``manifest.json`` beside its slices.
+
+The manifest is written last, so a folder that has one is whole. Its bounds let a job refuse a model whose vocabulary or
+number of classes is too small before anything starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+import numpy as np
+import pydantic_core
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from hypha_ray.errors import DataError
+from hypha_ray.types import SliceInfo
+
+MANIFEST = "manifest.json"
+FORMAT_VERSION: Final = 1
+SPLITS = ("train", "validation")
+_BITS = {"int": (8, 16, 32, 64), "uint": (8, 16, 32, 64), "float": (16, 32, 64)}
+DTYPES = frozenset(f"{kind}{bits}" for kind, sizes in _BITS.items() for bits in sizes) | {"bool"}
+"""What tensors of a slice may consist of, by numpy's names."""
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A tensor that every slice has.
+
+    `shape` is that of one sample. `minimum` and `maximum` are taken over all slices; floats, which have to be
+    finite, have none.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    minimum: int | None = None
+    maximum: int | None = None
+
+    @property
+    def sample_bytes(self) -> int:
+        """Size of one sample of this tensor."""
+        return np.dtype(self.dtype).itemsize * math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class PreprocessorInfo:
+    """The tokenizer or image processor that made the slices; `folder`, if there is one, lies beside them."""
+
+    name: str
+    revision: str | None = None
+    folder: str | None = None
+    vocab_size: int | None = None
+
+
+class Manifest(BaseModel):
+    """A prepared dataset. Indices of slices are unique over all splits."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    format_version: Literal[1] = FORMAT_VERSION
+    name: str
+    modality: Literal["language", "vision", "other"]
+    slices: tuple[SliceInfo, ...]
+    tensors: tuple[TensorInfo, ...]
+    preprocessor: PreprocessorInfo | None = None
+
+    def of(self, split: str) -> tuple[SliceInfo, ...]:
+        """Slices of a split."""
+        return tuple(info for info in self.slices if info.split == split)
+
+    def samples(self, split: str) -> int:
+        """Number of samples of a split."""
+        return sum(info.samples for info in self.of(split))
+
+    @property
+    def sample_bytes(self) -> int:
+        """Size of one sample, over all tensors."""
+        return sum(tensor.sample_bytes for tensor in self.tensors)
+
+    @property
+    def max_token_id(self) -> int | None:
+        """The largest token id of any slice; None without tokens."""
+        return self._maximum("input_ids")
+
+    @property
+    def classes(self) -> int | None:
+        """Number of classes: the largest label plus one; None without whole-number labels."""
+        largest = self._maximum("labels")
+        return None if largest is None else largest + 1
+
+    def require(self, vocab_size: int | None = None, classes: int | None = None) -> None:
+        """Check that a model's vocabulary and classes cover the data; None means that the model has none.
+
+        Raises:
+            DataError: a token id or a label lies beyond them.
+
+        """
+        for tensor, limit, what in (("input_ids", vocab_size, "vocabulary"), ("labels", classes, "number of classes")):
+            largest = self._maximum(tensor)
+            if limit is not None and largest is not None and largest >= limit:
+                raise DataError(
+                    "DATA023",
+                    f"the model's {what} is too small for dataset {self.name!r}",
+                    f"{tensor} up to {largest}",
+                    f"0 … {limit - 1}",
+                    f"give the model at least {largest + 1}, or prepare the dataset with the model's own preprocessor",
+                )
+
+    def save(self, folder: Path) -> None:
+        """Write ``manifest.json`` in one step: it is there whole, or not at all.
+
+        Raises:
+            OSError: the folder can't be written.
+
+        """
+        temporary = folder / f".{MANIFEST}.{os.getpid()}"
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                file.write(self.model_dump_json(indent=1) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(folder / MANIFEST)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+
+    def _maximum(self, name: str) -> int | None:
+        return next((tensor.maximum for tensor in self.tensors if tensor.name == name), None)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and check ``manifest.json``; the slices themselves stay unread.
+
+    Raises:
+        DataError: it is malformed, of another version, or names files that aren't there.
+
+    """
+    path = folder / MANIFEST
+    try:
+        manifest = _parse(path.read_bytes(), path)
+    except OSError as error:
+        raise _malformed(path, error.strerror or str(error)) from None
+    problem = next(_problems(manifest, folder), None)
+    if problem:
+        raise _malformed(path, problem)
+    return manifest
+
+
+def _parse(data: bytes, path: Path) -> Manifest:
+    try:
+        raw = pydantic_core.from_json(data)
+    except ValueError as error:
+        raise _malformed(path, f"no JSON: {error}") from None
+    version = raw.get("format_version") if isinstance(raw, dict) else None
+    if isinstance(version, int) and version != FORMAT_VERSION:
+        raise DataError(
+            "DATA004",
+            f"{path} has a format version that this release doesn't know",
+            str(version),
+            str(FORMAT_VERSION),
+            "update hypha_ray, or prepare the dataset with this release",
+        )
+    try:
+        return Manifest.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the whole file"
+        raise _malformed(path, f"{place}: {first['msg']}") from None
+
+
+def _problems(manifest: Manifest, folder: Path) -> Iterator[str]:
+    """What pydantic doesn't see. A slice's file name must not lead out of the folder."""
+    if not manifest.slices:
+        yield "no slices"
+    if len({info.index for info in manifest.slices}) < len(manifest.slices):
+        yield "two slices with one index"
+    for tensor in manifest.tensors:
+        if tensor.dtype not in DTYPES:
+            yield f"tensor {tensor.name!r} has the unknown dtype {tensor.dtype!r}"
+    for info in manifest.slices:
+        where = f"slice {info.index}"
+        if not info.file or info.file in {".", ".."} or "/" in info.file or "\\" in info.file or "\0" in info.file:
+            yield f"{where} has the file {info.file!r}, which is no plain name"
+        elif info.index < 0 or info.samples < 1:
+            yield f"{where} has {info.samples} samples"
+        elif info.split not in SPLITS:
+            yield f"{where} is in split {info.split!r}, not in {' or '.join(SPLITS)}"
+        elif not _SHA256.fullmatch(info.sha256):
+            yield f"{where} has no sha256"
+        elif not (folder / info.file).is_file():
+            yield f"{where} has the file {info.file}, which isn't there"
+
+
+def _malformed(path: Path, problem: str) -> DataError:
+    return DataError(
+        "DATA003", f"{path} can't be used", problem, fix="copy the dataset afresh, or prepare it again with --overwrite"
+    )

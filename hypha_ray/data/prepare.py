@@ -1,0 +1,151 @@
+"""From a source to a prepared dataset.
+
+ documents ─► shuffle ─┬─► held out ─► pack ────────────► validation slices ─┐
+                       └─► the rest ─► pack ─► shuffle ─► training slices ───┴─► manifest, last
+
+A document is in one split only, its exact repetitions too. What is in memory is bounded by the sizes below, whatever
+the size of the corpus; one that fits in them is shuffled as a whole.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from hypha_ray.data import corpora
+from hypha_ray.data.encoders import Encoder, Tokens, load_encoder
+from hypha_ray.data.manifest import Manifest, PreprocessorInfo, TensorInfo
+from hypha_ray.data.options import Options
+from hypha_ray.data.packing import batches, digest, hold_out, pack, shuffle
+from hypha_ray.data.slices import Arrays, describe, merge, write_slice
+from hypha_ray.data.staging import staged
+from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.types import SliceInfo
+
+WINDOW_CHARACTERS = 1 << 26
+"""Documents are shuffled in a buffer of this size, and validation documents are taken from the first one."""
+BLOCK_TOKENS = 1 << 24
+"""Sequences are shuffled in blocks of about this size."""
+BATCH_CHARACTERS = 1 << 20
+"""Documents are tokenised in groups of about this size."""
+
+Report: TypeAlias = Callable[[str, int], None]
+"""Told what was done since the last call: ``("documents", 12)`` or ``("samples", 1024)``."""
+
+
+def prepare(options: Options, report: Report) -> Manifest:
+    """Make the dataset. The same options give the same bytes.
+
+    Raises:
+        ConfigError: an option is out of range, or there already is a dataset.
+        DataError: the source is missing or damaged, or too small.
+        HyphaError: a hub can't be reached or wants a token.
+
+    """
+    options.check()
+    out = options.out.expanduser()
+    with staged(out, options.overwrite) as folder:
+        writer = _Writer(folder, options.samples_per_slice, report)
+        images = options.source == "digits"
+        preprocessor = _write_digits(options, writer) if images else _write_text(options, writer, report)
+        if not any(info.split == "train" for info in writer.slices):
+            fix = "give more documents, or a smaller --seq-len"
+            raise DataError("DATA033", f"{options.source} is too small for one training sample", fix=fix)
+        manifest = Manifest(
+            name=out.resolve().name,
+            modality="vision" if images else "language",
+            slices=tuple(writer.slices),
+            tensors=writer.tensors,
+            preprocessor=preprocessor,
+        )
+        manifest.save(folder)
+    return manifest
+
+
+class _Writer:
+    """Cuts samples into slices and keeps account of them."""
+
+    def __init__(self, folder: Path, samples_per_slice: int, report: Report) -> None:
+        self.folder = folder
+        self.slices: list[SliceInfo] = []
+        self.tensors: tuple[TensorInfo, ...] = ()
+        self._size, self._report = samples_per_slice, report
+
+    def add(self, arrays: Arrays, split: str) -> None:
+        """Write samples; only the last slice is short."""
+        samples = len(next(iter(arrays.values())))
+        for start in range(0, samples, self._size):
+            part = {name: array[start : start + self._size] for name, array in arrays.items()}
+            info = write_slice(self.folder, len(self.slices), split, part)
+            _, found = describe(part, info.file)
+            self.tensors = merge(self.tensors or found, found, info.file)
+            self.slices.append(info)
+            self._report("samples", info.samples)
+
+
+def _write_text(options: Options, writer: _Writer, report: Report) -> PreprocessorInfo:
+    encoder = load_encoder(options.tokenizer, options.tokenizer_revision)
+    generator = np.random.default_rng(options.seed)
+    source = itertools.islice(corpora.documents(options), options.max_documents)
+    window = next(batches(source, WINDOW_CHARACTERS), [])
+    generator.shuffle(window)
+    limit, fraction = options.validation_samples, options.validation_fraction
+    validation, held = hold_out(window, encoder.encode, options.seq_len, fraction, limit)
+    if fraction and limit and not len(validation):
+        fix = "give more documents, a smaller --seq-len, or --validation-fraction 0"
+        raise DataError("DATA033", f"{options.source} is too small to hold a validation sample out", fix=fix)
+    rest = shuffle(itertools.chain(window, source), generator, WINDOW_CHARACTERS)
+    training = (document for document in rest if not held or digest(document) not in held)
+    for sequences in _sequences(training, encoder, options, report):
+        writer.add(_language(sequences[generator.permutation(len(sequences))]), "train")
+    if len(validation):
+        writer.add(_language(validation), "validation")
+    return encoder.save(writer.folder)
+
+
+def _sequences(documents: Iterable[str], encoder: Encoder, options: Options, report: Report) -> Iterator[Tokens]:
+    """Blocks of whole slices of training sequences, up to the number asked for."""
+    tokens = _encoded(documents, encoder, report)
+    slices = max(1, BLOCK_TOKENS // (options.seq_len * options.samples_per_slice))
+    left = options.max_samples
+    for block in pack(tokens, options.seq_len, slices * options.samples_per_slice):
+        yield block[:left]
+        left = None if left is None else left - len(block)
+        if left is not None and left <= 0:
+            return
+
+
+def _encoded(documents: Iterable[str], encoder: Encoder, report: Report) -> Iterator[Tokens]:
+    for group in batches(documents, BATCH_CHARACTERS):
+        yield encoder.encode(group)
+        report("documents", len(group))
+
+
+def _language(sequences: Tokens) -> Arrays:
+    return {"input_ids": sequences, "attention_mask": np.ones_like(sequences)}
+
+
+def _write_digits(options: Options, writer: _Writer) -> PreprocessorInfo | None:
+    """Both splits have the classes in their proportions; the images need no preprocessor."""
+    from sklearn.model_selection import train_test_split
+
+    arrays = corpora.digits()
+    labels = arrays["labels"]
+    train, validation = np.random.default_rng(options.seed).permutation(len(labels)), np.empty(0, np.int64)
+    held_out = min(options.validation_samples, round(options.validation_fraction * len(labels)))
+    if held_out:
+        try:
+            train, validation = train_test_split(
+                train, test_size=held_out, stratify=labels[train], random_state=options.seed
+            )
+        except ValueError as error:
+            allowed = "none, or at least one image of each of 10 classes in both splits"
+            raise ConfigError("PREP005", "validation can't have all classes", str(error), allowed) from None
+    for split, rows in (("train", train[: options.max_samples]), ("validation", validation)):
+        if len(rows):
+            writer.add({name: array[rows] for name, array in arrays.items()}, split)
+    return None

@@ -1,0 +1,180 @@
+"""Slices: safetensors files whose tensors have samples along their first dimension.
+
+A file is read into memory as a whole and then checked, never mapped: a mapped file that shrinks kills the process.
+The container is checked before it is parsed, and the content after: safetensors itself accepts NaN, no tensors at all,
+and a header that takes seconds to parse.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import safetensors.numpy
+from safetensors import SafetensorError
+
+from hypha_ray.data.manifest import Manifest, TensorInfo
+from hypha_ray.errors import DataError
+from hypha_ray.types import SliceInfo
+
+Arrays: TypeAlias = dict[str, npt.NDArray[np.generic]]
+"""A slice: tensor name to array, the first dimension counts samples."""
+
+MAX_HEADER_BYTES = 1 << 20
+"""A slice has a handful of tensors, and a header of less than a kilobyte; 16 000 tensors fit in here."""
+
+_AGAIN = "copy the file afresh, or prepare the dataset again with --overwrite"
+_CONVERT = "save the tensors with safetensors.numpy.save_file or safetensors.torch.save_file"
+_FOREIGN = (
+    (b"version https://git-lfs", "a Git LFS pointer", "fetch the content with `git lfs pull`"),
+    (b"PK\x03\x04", "a zip archive, as torch.save and numpy.savez write it", _CONVERT),
+    (b"\x80", "a pickle, which is never opened", _CONVERT),
+    (b"\x93NUMPY", "a numpy file", _CONVERT),
+    (b"<", "a web page", "download the file itself"),
+)
+
+
+def read_slice(folder: Path, info: SliceInfo, manifest: Manifest) -> Arrays:
+    """Read a slice and check it against its manifest: checksum, tensors, dtypes, samples and bounds.
+
+    Raises:
+        DataError: the file is missing or damaged, or isn't what the manifest says.
+
+    """
+    where = f"slice {info.index} ({info.file})"
+    data = read_file(folder / info.file, where)
+    sha256 = hashlib.sha256(data).hexdigest()
+    if sha256 != info.sha256:
+        fix = f"{_AGAIN}; if you changed it on purpose in a folder of your own, delete manifest.json"
+        raise DataError("DATA016", f"{where}: the sha256 isn't the manifest's", sha256, info.sha256, fix)
+    arrays = parse(data, where)
+    samples, tensors = describe(arrays, where)
+    if samples != info.samples:
+        raise DataError("DATA018", f"{where}: wrong number of samples", str(samples), str(info.samples), _AGAIN)
+    _check_bounds(tensors, merge(manifest.tensors, tensors, where), manifest.tensors, where)
+    return arrays
+
+
+def write_slice(folder: Path, index: int, split: str, arrays: Mapping[str, npt.NDArray[np.generic]]) -> SliceInfo:
+    """Write ``slice-<index>.safetensors``."""
+    data = safetensors.numpy.save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+    file = f"slice-{index:05d}.safetensors"
+    (folder / file).write_bytes(data)
+    return SliceInfo(index, file, hashlib.sha256(data).hexdigest(), len(next(iter(arrays.values()))), split)
+
+
+def read_file(path: Path, where: str) -> bytes:
+    """A whole file that has the outer form of safetensors.
+
+    Raises:
+        DataError: it can't be read or is something else.
+
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError("DATA010", f"{where}: can't be read", error.strerror or str(error), fix=_AGAIN) from None
+    length = int.from_bytes(data[:8], "little")
+    brace = data[8:9] == b"{"
+    if brace and length <= min(MAX_HEADER_BYTES, len(data) - 8):
+        return data
+    if len(data) <= 8 or (brace and length <= MAX_HEADER_BYTES):
+        raise DataError("DATA012", f"{where}: the file is cut off", f"{len(data)} bytes", fix=_AGAIN)
+    for magic, kind, fix in _FOREIGN:
+        if data.startswith(magic) and not brace:
+            raise DataError("DATA011", f"{where}: not a safetensors file", kind, "safetensors", fix)
+    if brace:
+        found, allowed = f"{length} bytes", f"{MAX_HEADER_BYTES} bytes"
+        raise DataError("DATA013", f"{where}: the header is too long", found, allowed, _CONVERT)
+    raise DataError("DATA011", f"{where}: not a safetensors file", "another format", "safetensors", _CONVERT)
+
+
+def parse(data: bytes, where: str) -> Arrays:
+    """The tensors of a safetensors file.
+
+    Raises:
+        DataError: header and content don't fit together, or a dtype is one that numpy lacks.
+
+    """
+    try:
+        return dict(safetensors.numpy.load(data))
+    except SafetensorError as error:
+        raise DataError("DATA014", f"{where}: header and content don't fit", str(error), fix=_AGAIN) from None
+    except KeyError as error:
+        found, allowed = str(error.args[0]), "whole numbers, bool, or float16 to float64"
+        raise DataError("DATA019", f"{where}: a tensor has a dtype that slices can't have", found, allowed) from None
+
+
+def describe(arrays: Arrays, where: str) -> tuple[int, tuple[TensorInfo, ...]]:
+    """Number of samples and what the tensors are, sorted by name.
+
+    Raises:
+        DataError: the tensors aren't samples of finite numbers.
+
+    """
+    if not arrays:
+        raise DataError("DATA017", f"{where}: no tensors", fix="save at least one, such as input_ids [N, seq_len]")
+    lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1 or 0 in lengths.values():
+        found = ", ".join(f"{name} {list(arrays[name].shape)}" for name in sorted(arrays))
+        allowed = "one number of samples, at least 1, as every tensor's first dimension"
+        raise DataError("DATA018", f"{where}: tensors disagree on the number of samples", found, allowed)
+    return next(iter(lengths.values())), tuple(_describe(name, arrays[name], where) for name in sorted(arrays))
+
+
+def _describe(name: str, array: npt.NDArray[np.generic], where: str) -> TensorInfo:
+    kind, shape = array.dtype.kind, array.shape[1:]
+    if kind not in "biuf" or (name == "input_ids" and (kind not in "iu" or not shape)):
+        allowed = "whole numbers [N, seq_len]" if name == "input_ids" else "whole numbers, bool or floats"
+        raise DataError("DATA019", f"{where}: {name} has the wrong dtype or shape", f"{array.dtype} {shape}", allowed)
+    if 0 in shape:
+        raise DataError(
+            "DATA018", f"{where}: {name} is empty", str(list(array.shape)), "samples of at least one number"
+        )
+    if kind == "f":
+        # The extremes of an array with a NaN are NaN: two passes, and no mask as large as the data.
+        if not (np.isfinite(array.min()) and np.isfinite(array.max())):
+            raise DataError("DATA021", f"{where}: {name} isn't finite", "NaN or infinity", "finite numbers")
+        return TensorInfo(name, array.dtype.name, shape)
+    numbers = array.view(np.uint8) if kind == "b" else array
+    minimum, maximum = int(numbers.min()), int(numbers.max())
+    if (kind == "b" and maximum > 1) or (name == "input_ids" and minimum < 0):
+        raise DataError("DATA020", f"{where}: {name} is out of bounds", f"{minimum} … {maximum}", "0 and up")
+    return TensorInfo(name, array.dtype.name, shape, minimum, maximum)
+
+
+def merge(known: tuple[TensorInfo, ...], found: tuple[TensorInfo, ...], where: str) -> tuple[TensorInfo, ...]:
+    """The tensors of two slices of one dataset, with bounds that hold both.
+
+    Raises:
+        DataError: they differ in names, dtypes or shapes.
+
+    """
+    if [(t.name, t.dtype, t.shape) for t in known] != [(t.name, t.dtype, t.shape) for t in found]:
+        fix = "prepare all slices alike: same tensors, same sequence length or image size, same dtype"
+        raise DataError("DATA017", f"{where}: tensors differ from the dataset's", _text(found), _text(known), fix)
+    return tuple(_union(a, b) for a, b in zip(known, found, strict=True))
+
+
+def _union(a: TensorInfo, b: TensorInfo) -> TensorInfo:
+    if a.minimum is None or a.maximum is None or b.minimum is None or b.maximum is None:
+        return a
+    return replace(a, minimum=min(a.minimum, b.minimum), maximum=max(a.maximum, b.maximum))
+
+
+def _check_bounds(
+    found: tuple[TensorInfo, ...], union: tuple[TensorInfo, ...], known: tuple[TensorInfo, ...], where: str
+) -> None:
+    for got, both, allowed in zip(found, union, known, strict=True):
+        if both != allowed:
+            got_range, allowed_range = (f"{tensor.minimum} … {tensor.maximum}" for tensor in (got, allowed))
+            raise DataError("DATA020", f"{where}: {got.name} is out of bounds", got_range, allowed_range, _AGAIN)
+
+
+def _text(tensors: tuple[TensorInfo, ...]) -> str:
+    return ", ".join(f"{tensor.name} {tensor.dtype} [N{''.join(f', {n}' for n in tensor.shape)}]" for tensor in tensors)

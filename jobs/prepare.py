@@ -1,0 +1,47 @@
+"""Make a prepared dataset: slices of packed sequences or images, and a manifest.
+
+    python jobs/prepare.py --source stdlib --out ~/hypha_ray/datasets/stdlib
+    python jobs/prepare.py --source digits --out ~/hypha_ray/datasets/digits
+    python jobs/prepare.py --source 'texts/**/*.txt' --tokenizer gpt2 --seq-len 1024 --out texts-gpt2
+    python jobs/prepare.py --source Salesforce/wikitext --subset wikitext-103-raw-v1 --tokenizer gpt2 --out wikitext
+
+stdlib is the source text of Python's own library, digits the small images of scikit-learn: neither needs a network.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import tyro
+
+from hypha_ray.config.cli import run
+from hypha_ray.data.options import Options
+
+
+def main() -> None:
+    """Parse, prepare with a progress line, and say what was made."""
+    options = tyro.cli(Options, description=__doc__, config=(tyro.conf.FlagCreatePairsOff,))
+    from rich.console import Console
+
+    from hypha_ray.data.prepare import prepare
+
+    begin, counts, console = time.monotonic(), Counter[str](), Console(stderr=True)
+    with console.status("reading") as status:
+
+        def report(what: str, number: int) -> None:
+            counts[what] += number
+            status.update(", ".join(f"{count:,} {name}" for name, count in counts.items()))
+
+        manifest = prepare(options, report)
+    size = sum(info.samples for info in manifest.slices) * manifest.sample_bytes
+    for split in ("train", "validation"):
+        print(f"{split:<10} {manifest.samples(split):>9,} samples in {len(manifest.of(split)):,} slices")
+    if manifest.modality == "language":
+        print(f"{'tokens':<10} {manifest.samples('train') * options.seq_len:>9,} to train on")
+    print(f"{'size':<10} {size / 1e6:>9,.1f} MB in {time.monotonic() - begin:.1f} s")
+    print(f"dataset: {options.out.expanduser().resolve()}")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,76 @@
+"""What tests of whole jobs share: a small dataset, a small model, and a way to run a job on the Ray that is there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hypha_ray.config import Job
+from hypha_ray.config.load import resolved_toml
+from hypha_ray.scheduler.launch import finish, records
+from hypha_ray.store.directory import RunDirectory
+from hypha_ray.types import Span
+
+MODEL = {
+    "model_type": "llama",
+    "vocab_size": 384,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+    "tie_word_embeddings": True,
+    "bos_token_id": 1,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+
+
+def job_of(name: str, dataset: Path, **tables: dict[str, Any]) -> Job:
+    """A small job; tables given here are laid over it."""
+    base: dict[str, dict[str, Any]] = {
+        "run": {"name": name},
+        "model": {"config": MODEL},
+        "dataset": {"path": str(dataset)},
+        "rounds": {"update_rounds": 3, "samples_between_updates": 64, "max_batch_size": 4},
+        "inner_optimizer": {"learning_rate": 3e-3},
+        "resources": {"num_workers": 2},
+        "telemetry": {"sinks": ["jsonl"]},
+    }
+    for table, values in tables.items():
+        base[table] = {**base.get(table, {}), **values}
+    return Job.model_validate(base)
+
+
+@dataclass
+class Outcome:
+    """A finished run."""
+
+    directory: Path
+    records: list[dict[str, Any]]
+
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        return [record for record in self.records if record["kind"] == kind]
+
+    def commits(self) -> list[dict[str, Any]]:
+        return [json.loads(file.read_text()) for file in sorted((self.directory / "commits").glob("*.json"))]
+
+    def spans(self) -> list[dict[int, list[Span]]]:
+        """For each round and worker the spans that were trained on."""
+        return [
+            {int(worker): [Span(*span) for span in spans] for worker, spans in commit["spans"].items()}
+            for commit in self.commits()
+        ]
+
+
+def run_job(job: Job, parent: Path, dataset: Path, export: bool = False) -> Outcome:
+    """Run a job to its end on the Ray cluster that this process is connected to."""
+    assert job.run.name is not None
+    directory = RunDirectory.create(parent, job.run.name, resolved_toml(job))
+    outcome = Outcome(directory.path, list(records(job, job.run.name, directory, dataset)))
+    if export:
+        finish(job, directory, dataset)
+    return outcome

@@ -1,0 +1,253 @@
+"""Leases on a real cluster of three nodes: one plain, one with a GPU by its owner's label, one by Ray's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+from ray.exceptions import ActorDiedError
+from ray.util.placement_group import placement_group_table
+
+from hypha_ray.errors import CapacityError, ClusterError
+from hypha_ray.market.allocator import Lease, Leases, cluster_nodes, reclaim
+from hypha_ray.market.requirements import Need, NodeResources
+
+T = TypeVar("T")
+STORE_BYTES = 80_000_000
+WAIT_S = 30.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nodes() -> Iterator[dict[str, str]]:
+    """Node ids by a name of ours."""
+    store = {"object_store_memory": STORE_BYTES}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False, **store})
+    owned = cluster.add_node(num_cpus=1, num_gpus=1, labels={"gpu_type": "h100", "site": "a"}, wait=False, **store)
+    found = cluster.add_node(num_cpus=1, num_gpus=1, labels={"ray.io/accelerator-type": "L4"}, wait=False, **store)
+    cluster.wait_for_nodes()
+    ray.init(address=cluster.address, namespace="leases", log_to_driver=False)
+    yield {"plain": cluster.head_node.node_id, "owned": owned.node_id, "found": found.node_id}
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.fixture
+def leases() -> Iterator[Leases]:
+    held = Leases("run")
+    yield held
+    held.release_all()
+
+
+@ray.remote
+class Tenant:
+    def where(self) -> str:
+        return ray.get_runtime_context().get_node_id()
+
+    def assigned(self) -> dict[str, float]:
+        return ray.get_runtime_context().get_assigned_resources()
+
+
+@ray.remote
+class Landlord:
+    """Holds a lease as the scheduler does: from inside an asyncio actor."""
+
+    def __init__(self, run: str) -> None:
+        self._leases = Leases(run)
+
+    async def acquire(self, name: str, need: Need) -> Lease:
+        return await self._leases.acquire(name, need, WAIT_S)
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(coroutine)
+
+
+def state(name: str) -> str:
+    """State of the newest group of that name."""
+    rows = [row for row in placement_group_table().values() if row["name"] == name]
+    alive = [row["state"] for row in rows if row["state"] != "REMOVED"]
+    return alive[0] if alive else rows[0]["state"]
+
+
+def tenant(leases: Leases, lease: Lease) -> Any:
+    return Tenant.options(**leases.options(lease)).remote()
+
+
+def cpus_free() -> float:
+    return sum(node.free.get("CPU", 0.0) for node in cluster_nodes())
+
+
+def test_cluster_nodes_have_totals_free_amounts_and_labels() -> None:
+    found = {node.labels.get("gpu_type"): node for node in cluster_nodes()}
+    assert set(found) == {None, "h100"}
+    owned = found["h100"]
+    assert isinstance(owned, NodeResources)
+    assert (owned.total["CPU"], owned.total["GPU"], owned.labels["site"]) == (1.0, 1.0, "a")
+
+
+def test_acquire_actor_gets_what_was_leased(leases: Leases) -> None:
+    lease = run(leases.acquire("worker-0", Need("worker", 1.0, 0.5, 50_000_000), WAIT_S))
+    amounts = ray.get(tenant(leases, lease).assigned.remote(), timeout=WAIT_S)
+    assert (amounts["CPU"], amounts["GPU"], amounts["memory"]) == (1.0, 0.5, 50_000_000.0)
+    assert state("run/worker-0") == "CREATED"
+
+
+@pytest.mark.parametrize(("gpu_type", "home"), [("h100", "owned"), ("L4", "found"), ("nvidia", "found")])
+def test_acquire_gpu_type_leads_to_the_node_with_that_label(
+    leases: Leases, nodes: dict[str, str], gpu_type: str, home: str
+) -> None:
+    lease = run(leases.acquire("worker-0", Need("worker", gpu=1.0, gpu_type=gpu_type), WAIT_S))
+    assert ray.get(tenant(leases, lease).where.remote(), timeout=WAIT_S) == nodes[home]
+
+
+def test_release_ends_the_actor_and_frees_name_and_room(leases: Leases) -> None:
+    need = Need("worker", 2.0)
+    first = run(leases.acquire("worker-0", need, WAIT_S))
+    actor = tenant(leases, first)
+    ray.get(actor.where.remote(), timeout=WAIT_S)
+    leases.release(first)
+    leases.release(first)
+    with pytest.raises(ActorDiedError):
+        ray.get(actor.where.remote(), timeout=WAIT_S)
+    second = run(leases.acquire("worker-0", need, WAIT_S))
+    assert (second.fence, state("run/worker-0")) == (2, "CREATED")
+    leases.release(first)
+    assert ray.get(tenant(leases, second).where.remote(), timeout=WAIT_S)
+
+
+def test_options_after_release_refuses_instead_of_hanging(leases: Leases) -> None:
+    lease = run(leases.acquire("worker-0", Need("worker", 1.0), WAIT_S))
+    leases.release(lease)
+    with pytest.raises(ClusterError, match="run/worker-0 is over"):
+        leases.options(lease)
+
+
+def test_options_group_removed_by_somebody_else_refuses(leases: Leases) -> None:
+    lease = run(leases.acquire("worker-0", Need("worker", 1.0), WAIT_S))
+    assert reclaim("run") == 1
+    with pytest.raises(ClusterError, match="run/worker-0 is over"):
+        leases.options(lease)
+
+
+def test_acquire_more_than_any_node_has_tells_what_is_missing(leases: Leases) -> None:
+    with pytest.raises(CapacityError) as caught:
+        run(leases.acquire("worker-7", Need("worker", 1.0, gpu=4.0), deadline_s=0.2))
+    text = str(caught.value)
+    assert text.startswith("error[CFG004]: the cluster is too small: 4 GPU per worker is needed")
+    assert "has 1 of its 1 left; 1 of 1 short" in text
+    assert state("run/worker-7") == "REMOVED"
+
+
+def test_acquire_label_that_no_node_has_tells_which_there_are(leases: Leases) -> None:
+    with pytest.raises(CapacityError, match="no node has gpu_type b200 for a worker; the labels there: L4, h100"):
+        run(leases.acquire("worker-7", Need("worker", 1.0, gpu_type="b200"), deadline_s=0.2))
+    assert state("run/worker-7") == "REMOVED"
+
+
+def test_acquire_room_held_by_another_run_is_called_busy(leases: Leases) -> None:
+    other = Leases("other")
+    run(other.acquire("worker-0", Need("worker", 2.0), WAIT_S))
+    with pytest.raises(CapacityError, match="the cluster is busy: 2 CPU per worker is needed"):
+        run(leases.acquire("worker-0", Need("worker", 2.0), deadline_s=0.5))
+    other.release_all()
+    assert run(leases.acquire("worker-0", Need("worker", 2.0), WAIT_S)).holder == "worker-0"
+
+
+def test_acquire_more_than_all_nodes_together_is_counted_over_the_run(leases: Leases) -> None:
+    async def hire(count: int) -> list[Lease | BaseException]:
+        need = Need("worker", 1.0)
+        asked = (leases.acquire(f"worker-{number}", need, 2.0) for number in range(count))
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    results = run(hire(6))
+    errors = [result for result in results if isinstance(result, BaseException)]
+    assert sum(isinstance(result, Lease) for result in results) == 4
+    assert [type(error) for error in errors] == [CapacityError] * 2
+    assert "the cluster is too small" in str(errors[0])
+    assert "2 of 6 short" in str(errors[0])
+
+
+def test_acquire_that_waits_does_not_hold_up_the_event_loop(leases: Leases) -> None:
+    async def both() -> list[str]:
+        order: list[str] = []
+
+        async def one(name: str, cpu: float, deadline_s: float) -> None:
+            try:
+                await leases.acquire(name, Need("worker", cpu), deadline_s)
+            except CapacityError:
+                order.append(f"{name} refused")
+            else:
+                order.append(f"{name} leased")
+
+        await asyncio.gather(one("big", 64.0, 3.0), one("small", 1.0, WAIT_S))
+        return order
+
+    assert run(both()) == ["small leased", "big refused"]
+
+
+def test_acquire_cancelled_leaves_no_group(leases: Leases) -> None:
+    async def cancelled() -> None:
+        task = asyncio.create_task(leases.acquire("worker-8", Need("worker", 64.0), WAIT_S))
+        while not any(row["name"] == "run/worker-8" for row in placement_group_table().values()):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run(cancelled())
+    assert state("run/worker-8") == "REMOVED"
+
+
+def test_release_all_ends_leases_and_those_who_wait(leases: Leases) -> None:
+    async def end() -> None:
+        held = await leases.acquire("worker-0", Need("worker", 1.0), WAIT_S)
+        task = asyncio.create_task(leases.acquire("worker-9", Need("worker", 64.0), WAIT_S))
+        while not any(row["name"] == "run/worker-9" for row in placement_group_table().values()):
+            await asyncio.sleep(0)
+        leases.release_all()
+        with pytest.raises(ClusterError, match="run/worker-9"):
+            await task
+        with pytest.raises(ClusterError, match="run/worker-0 is over"):
+            leases.options(held)
+
+    run(end())
+    assert {state("run/worker-0"), state("run/worker-9")} == {"REMOVED"}
+
+
+def test_acquire_name_in_use_is_refused(leases: Leases) -> None:
+    held = run(leases.acquire("worker-0", Need("worker", 1.0), WAIT_S))
+    for again in (leases, Leases("run")):
+        with pytest.raises(ClusterError, match="run/worker-0"):
+            run(again.acquire("worker-0", Need("worker", 1.0), WAIT_S))
+    assert ray.get(tenant(leases, held).where.remote(), timeout=WAIT_S)
+
+
+def test_reclaim_leases_of_a_killed_creator_are_free_again(leases: Leases) -> None:
+    landlord = Landlord.options(num_cpus=0).remote("run")
+    need = Need("worker", 2.0)
+    ray.get(landlord.acquire.remote("worker-0", need), timeout=WAIT_S)
+    bystander = Leases("run-2")
+    run(bystander.acquire("worker-0", Need("worker", 1.0), WAIT_S))
+    ray.kill(landlord)
+    with pytest.raises(ActorDiedError):
+        ray.get(landlord.acquire.remote("worker-1", need), timeout=WAIT_S)
+    assert state("run/worker-0") == "CREATED"
+
+    assert reclaim("run") == 1
+    assert reclaim("run") == 0
+    assert run(leases.acquire("worker-0", need, WAIT_S)).holder == "worker-0"
+    assert state("run-2/worker-0") == "CREATED"
+    bystander.release_all()
+
+
+def test_lease_ended_gives_its_room_back_to_the_cluster(leases: Leases) -> None:
+    run(leases.acquire("worker-0", Need("worker", 2.0), WAIT_S))
+    while cpus_free() > 2.0:
+        pass
+    leases.release_all()
+    while cpus_free() < 4.0:
+        pass

@@ -1,0 +1,130 @@
+"""The parameter server as a Ray actor: its results are those of the pure function, and outlive it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import torch
+from ray.exceptions import RayActorError
+
+from hypha_ray.config.schema import Job
+from hypha_ray.errors import ConfigError
+from hypha_ray.model.build import build_model
+from hypha_ray.model.layout import gather, layout_of
+from hypha_ray.server.actor import ParameterServer
+from hypha_ray.server.gates import Received
+from hypha_ray.server.reducer import Rules, initial_momentum, reduce
+from hypha_ray.types import Flat, Layout
+
+MODEL = {
+    "model_type": "llama",
+    "vocab_size": 4000,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+    "pad_token_id": 0,
+}
+GROUP = "parameters/float32"
+WAIT_S = 120.0
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+
+def job_of(fragments: int) -> Job:
+    return Job.model_validate({"run": {"seed": 7}, "model": {"config": MODEL}, "sync": {"fragments": fragments}})
+
+
+def start(job: Job) -> Any:
+    return ray.remote(ParameterServer).options(num_cpus=0).remote(job)
+
+
+@pytest.fixture(scope="module")
+def server(local_ray: None) -> Any:
+    return start(job_of(2))
+
+
+def initial(server: Any) -> list[Any]:
+    """Refs of layout and weights."""
+    refs: list[Any] = server.initial.options(num_returns=3).remote()
+    return refs
+
+
+def drifted(theta: Flat, seed: int) -> Flat:
+    noise = np.random.default_rng(seed).standard_normal(theta[GROUP].size, dtype=np.float32)
+    return {GROUP: theta[GROUP] + np.float32(0.01) * noise}
+
+
+def same(one: Flat, other: Flat) -> bool:
+    return one.keys() == other.keys() and all(one[group].tobytes() == other[group].tobytes() for group in one)
+
+
+def test_initial_gives_layout_and_weights_of_the_jobs_model(server: Any) -> None:
+    layout, *flats = ray.get(initial(server), timeout=WAIT_S)
+    model = build_model(job_of(2).model, 7)
+    assert layout == layout_of(model, 2)
+    assert all(same(flat, gather(model, layout, fragment)) for fragment, flat in enumerate(flats))
+
+
+def test_initial_of_a_model_that_cannot_be_cut_raises_the_users_error() -> None:
+    with pytest.raises(ConfigError, match=r"sync\.fragments doesn't fit the model"):
+        ray.get(start(job_of(5000)).initial.options(num_returns=2).remote()[0], timeout=WAIT_S)
+
+
+def rounds(server: Any, refs: list[Any], payloads: list[list[Any]], fragment: int) -> list[list[Any]]:
+    """Refs of θ, momentum and verdict after each round."""
+    layout_ref, theta_ref = refs[0], refs[1 + fragment]
+    momentum_ref = server.momentum.remote(layout_ref, fragment)
+    results = []
+    for number, round_payloads in enumerate(payloads):
+        meta = tuple((worker, 0, 10 + worker) for worker in range(len(round_payloads)))
+        step = server.reduce.remote(layout_ref, fragment, number, theta_ref, momentum_ref, meta, *round_payloads)
+        theta_ref, momentum_ref, _ = step
+        results.append(step)
+    return results
+
+
+def expected(layout: Layout, theta: Flat, payloads: list[list[Flat]], fragment: int) -> list[tuple[Flat, Flat, Any]]:
+    rules = Rules(layout, fragment, job_of(2).outer_optimizer)
+    momentum, results = initial_momentum(layout, fragment), []
+    for number, flats in enumerate(payloads):
+        received = [Received(worker, 0, 10 + worker, flat) for worker, flat in enumerate(flats)]
+        theta, momentum, verdict = reduce(number, theta, momentum, received, rules)
+        results.append((theta, momentum, verdict))
+    return results
+
+
+@pytest.mark.parametrize("fragment", [0, 1])
+def test_reduce_over_rounds_gives_the_pure_functions_bits_and_keeps_every_result(server: Any, fragment: int) -> None:
+    torch.set_num_threads(1)
+    refs = initial(server)
+    layout, theta = ray.get([refs[0], refs[1 + fragment]], timeout=WAIT_S)
+    assert theta[GROUP].nbytes > 100_000 and not theta[GROUP].flags.writeable
+    payloads = [[drifted(theta, 3 * number + worker) for worker in range(3)] for number in range(3)]
+    payloads[1][1][GROUP][17] = np.nan
+    payload_refs = [[ray.put(flat) for flat in flats] for flats in payloads]
+    steps = rounds(server, refs, payload_refs, fragment)
+    for step, (new_theta, momentum, verdict) in zip(steps, expected(layout, theta, payloads, fragment), strict=True):
+        found = ray.get(step, timeout=WAIT_S)
+        assert same(found[0], new_theta) and same(found[1], momentum) and found[2] == verdict
+    assert [rejection.worker for rejection in ray.get(steps[1][2]).rejected] == [1]
+    for refs_of_round, flats in zip(payload_refs, payloads, strict=True):
+        assert all(same(found, flat) for found, flat in zip(ray.get(refs_of_round), flats, strict=True))
+
+
+def test_reduce_asked_of_a_second_server_after_the_first_was_killed_gives_the_same_bits() -> None:
+    first = start(job_of(2))
+    refs = initial(first)
+    theta = ray.get(refs[1], timeout=WAIT_S)
+    payloads = [[ray.put(drifted(theta, worker)) for worker in range(2)]]
+    before = ray.get(rounds(first, refs, payloads, 0)[0], timeout=WAIT_S)
+    ray.kill(first)
+    with pytest.raises(RayActorError):
+        ray.get(first.momentum.remote(refs[0], 0), timeout=WAIT_S)
+    after = ray.get(rounds(start(job_of(2)), refs, payloads, 0)[0], timeout=WAIT_S)
+    assert same(before[0], after[0]) and same(before[1], after[1]) and before[2] == after[2]

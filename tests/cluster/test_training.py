@@ -1,0 +1,144 @@
+"""Whole jobs on a local Ray cluster: what comes out, and that it is right to the bit where it has to be."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+import torch
+from ray.util import list_named_actors
+from safetensors.numpy import load_file
+
+from hypha_ray.config import Job
+from hypha_ray.data.catalogue import load
+from hypha_ray.data.slices import read_slice
+from hypha_ray.model.build import build_model
+from hypha_ray.types import Span
+from hypha_ray.worker.feeder import order
+from hypha_ray.worker.optimizers import build_optimizer
+from jobs import job_of, run_job
+
+
+def samples_of(dataset: Path, spans: list[Span], seed: int = 0) -> np.ndarray:
+    """Token ids of spans, in the order in which workers see them."""
+    manifest = load(dataset)
+    infos = {info.index: info for info in manifest.slices}
+    rows = []
+    for span in spans:
+        ids = read_slice(dataset, infos[span.slice], manifest)["input_ids"]
+        rows.append(ids[order(seed, span.epoch, span.slice, len(ids))[span.start : span.stop]])
+    return np.concatenate(rows).astype(np.int64)
+
+
+def train_plainly(job: Job, batches: list[np.ndarray]) -> dict[str, np.ndarray]:
+    """The same steps in one process, by hand."""
+    torch.set_num_threads(1)
+    model = build_model(job.model, job.run.seed).train()
+    optimizer = build_optimizer(model, job.inner_optimizer, len(batches))
+    for batch in batches:
+        ids = torch.from_numpy(batch)
+        optimizer.zero_grad()
+        model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids).loss.backward()
+        optimizer.step()
+    return {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
+
+
+def final_weights(directory: Path) -> dict[str, np.ndarray]:
+    newest = sorted((directory / "checkpoints").glob("round_*"))[-1]
+    return load_file(newest / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def results(local_ray: None, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    yield tmp_path_factory.mktemp("runs")
+
+
+def test_job_on_two_workers_trains_commits_and_exports(results: Path, corpus: Path) -> None:
+    job = job_of("two-workers", corpus, rounds={"update_rounds": 4, "samples_between_updates": 256})
+    run = run_job(job, results, corpus, export=True)
+    rounds, evals = run.of_kind("round"), run.of_kind("eval")
+    assert [record["round"] for record in rounds] == [0, 1, 2, 3] == [record["round"] for record in evals]
+    assert evals[-1]["val_loss"] < evals[0]["val_loss"] < 5.95
+    assert all(set(record["batches"]) == {0, 1} for record in rounds)
+    assert [commit["parent_sha256"] for commit in run.commits()[1:]] == [
+        commit["theta_sha256"] for commit in run.commits()[:-1]
+    ]
+    used = Counter(
+        (span.epoch, span.slice, sample)
+        for workers in run.spans()
+        for spans in workers.values()
+        for span in spans
+        for sample in range(span.start, span.stop)
+    )
+    assert set(used.values()) == {1} and len(used) == rounds[-1]["samples_total"] >= 1024
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(run.directory / "model")
+    tokenizer = AutoTokenizer.from_pretrained(run.directory / "model")
+    prompt = tokenizer("import ", return_tensors="pt", add_special_tokens=False)
+    text = model.generate(**prompt, max_new_tokens=8, do_sample=False)
+    assert text.shape[1] == prompt["input_ids"].shape[1] + 8
+    for name in ("config.toml", "metrics.jsonl", "events.jsonl", "summary.json", "plots/loss.png"):
+        assert (run.directory / name).stat().st_size > 0
+
+
+def test_run_leaves_no_actor_and_no_lease_behind(results: Path, corpus: Path) -> None:
+    run_job(job_of("tidy", corpus, rounds={"update_rounds": 1}), results, corpus)
+    alive = [actor for actor in list_named_actors(all_namespaces=True) if actor["namespace"] == "tidy"]
+    groups = [group for group in ray.util.placement_group_table().values() if group["name"].startswith("tidy/")]
+    assert alive == [] and all(group["state"] == "REMOVED" for group in groups)
+
+
+def test_one_worker_with_plain_averaging_is_plain_training_bit_for_bit(results: Path, corpus: Path) -> None:
+    job = job_of(
+        "plain",
+        corpus,
+        rounds={"update_rounds": 3, "samples_between_updates": 32, "evaluate_every": 1},
+        inner_optimizer={"schedule": "cosine-with-warmup", "warmup_steps": 3},
+        outer_optimizer={"learning_rate": 1.0, "momentum": 0.0},
+        resources={"num_workers": 1},
+    )
+    run = run_job(job, results, corpus)
+    ids = np.concatenate([samples_of(corpus, spans[0]) for spans in run.spans()])
+    expected = train_plainly(job, list(ids.reshape(-1, 4, ids.shape[1])))
+    found = final_weights(run.directory)
+    assert set(found) == set(expected)
+    assert all(np.array_equal(found[name], expected[name]) for name in found)
+
+
+def test_one_step_rounds_of_sgd_are_data_parallelism(results: Path, corpus: Path) -> None:
+    job = job_of(
+        "data-parallel",
+        corpus,
+        rounds={"update_rounds": 6, "samples_between_updates": 8, "evaluate_every": 0},
+        inner_optimizer={"name": "sgd", "learning_rate": 0.1, "weight_decay": 0.0, "clip_norm": 1e9},
+        outer_optimizer={"learning_rate": 1.0, "momentum": 0.0},
+    )
+    run = run_job(job, results, corpus)
+    assert all(record["batches"] == {0: 1, 1: 1} for record in run.of_kind("round"))
+    joined = [np.concatenate([samples_of(corpus, spans[w]) for w in (0, 1)]) for spans in run.spans()]
+    expected, found = train_plainly(job, joined), final_weights(run.directory)
+    assert max(np.abs(found[name] - expected[name]).max() for name in found) < 1e-6
+    start = build_model(job.model, 0)
+    moved = max(np.abs(found[name] - p.detach().numpy()).max() for name, p in start.named_parameters())
+    assert moved > 1e-3, "nothing was learned"
+
+
+def test_workers_of_unequal_speed_wait_little_after_the_second_round(results: Path, corpus: Path) -> None:
+    job = job_of(
+        "unequal",
+        corpus,
+        model={"config": {**job_of("x", corpus).model.config, "hidden_size": 64, "num_hidden_layers": 4}},  # type: ignore[dict-item]
+        rounds={"update_rounds": 6, "samples_between_updates": 1400, "evaluate_every": 0},
+        resources={"num_workers": 3, "worker": {"cpu": 0.5}},
+        testing={"slowdown": [1.0, 2.0, 4.0]},
+    )
+    run = run_job(job, results, corpus)
+    later = run.of_kind("round")[2:]
+    assert np.mean([record["idle_fraction"] for record in later]) <= 0.05
+    batches = later[-1]["batches"]
+    assert batches[0] > 1.5 * batches[1] > 2 * batches[2]

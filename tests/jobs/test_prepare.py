@@ -1,0 +1,151 @@
+"""`jobs/prepare.py` as a user runs it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from hypha_ray.data.catalogue import load
+
+SCRIPT = Path(__file__).parents[2] / "jobs" / "prepare.py"
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, **environment},
+    )
+
+
+class Hub(BaseHTTPRequestHandler):
+    """A hub that has nothing for us."""
+
+    def do_HEAD(self) -> None:
+        for name, (status, code) in {"owner/gated": (403, "GatedRepo"), "owner/private": (401, "")}.items():
+            if name in self.path:
+                return self.refuse(status, code)
+        return self.refuse(404, "RepoNotFound")
+
+    def do_GET(self) -> None:
+        self.do_HEAD()
+
+    def refuse(self, status: int, code: str) -> None:
+        self.send_response(status)
+        self.send_header("X-Error-Code", code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *arguments: object) -> None:
+        """Nothing on the test's output."""
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_prepare_of_the_standard_library_says_what_it_made(tmp_path: Path) -> None:
+    out = tmp_path / "stdlib"
+    done = run("--source", "stdlib", "--out", str(out), "--seq-len", "64", "--max-samples", "2000")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["train", "2,000", "samples", "in", "2", "slices"]
+    assert lines[1].split() == ["validation", "256", "samples", "in", "1", "slices"]
+    assert lines[2].split()[:2] == ["tokens", "128,000"]
+    assert lines[-1] == f"dataset: {out}"
+    manifest = load(out)
+    assert (manifest.name, manifest.samples("train"), manifest.sample_bytes) == ("stdlib", 2000, 512)
+
+
+def test_prepare_of_digits_makes_images(tmp_path: Path) -> None:
+    done = run("--source", "digits", "--out", str(tmp_path / "d"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "tokens" not in done.stdout
+    assert load(tmp_path / "d").classes == 10
+
+
+def test_prepare_into_a_dataset_wants_overwrite(tmp_path: Path) -> None:
+    arguments = ("--source", "digits", "--out", str(tmp_path / "d"))
+    assert run(*arguments).returncode == 0
+    refused = run(*arguments)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith("error[PREP004]")
+    assert run(*arguments, "--overwrite").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "words"),
+    [
+        (["--source", "digits"], 2, "--out"),
+        (["--out", "d"], 2, "--source"),
+        (["--source", "digits", "--out", "d", "--seqlen", "4"], 2, "--seq-len"),
+        (["--source", "digits", "--out", "d", "--seq-len", "many"], 2, "many"),
+        (["--source", "digits", "--out", "d", "--seq-len", "1"], 2, "error[PREP001]: --seq-len"),
+        (["--source", "missing.txt", "--out", "d"], 3, "error[DATA030]: there is no file or folder missing.txt"),
+        (["--source", "owner/any", "--out", "d"], 75, "error[HUB003]: dataset 'owner/any'"),
+        (["--source", "stdlib", "--out", "d", "--tokenizer", "owner/any"], 75, "error[HUB003]"),
+        (["--source", "digits", "--out", "/dev/null/d"], 3, "error[DATA009]"),
+    ],
+)
+def test_prepare_with_an_error_prints_it_without_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], exit_code: int, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run(*arguments)
+    assert done.returncode == exit_code
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+    if "error[" in words:
+        assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "exit_code", "words"),
+    [
+        ("owner/gated", 4, "HF_TOKEN"),
+        ("owner/private", 4, "HF_TOKEN"),
+        ("owner/nothing", 3, "there is no dataset 'owner/nothing'"),
+    ],
+)
+def test_prepare_from_a_hub_that_refuses_says_why(
+    tmp_path: Path, endpoint: str, name: str, exit_code: int, words: str
+) -> None:
+    places = {"HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "cache")}
+    done = run("--source", name, "--out", str(tmp_path / "d"), **places)
+    assert (done.returncode, done.stdout) == (exit_code, "")
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import runpy, sys\n"
+        f"sys.argv = [{str(SCRIPT)!r}, '--help']\n"
+        "try:\n"
+        f"    runpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
+        "except SystemExit as end:\n"
+        "    assert end.code == 0, end.code\n"
+        "print(*{name.partition('.')[0] for name in sys.modules}, sep='\\n')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert "--samples-per-slice" in done.stdout
+    loaded = set(done.stdout.splitlines())
+    assert not loaded & {"torch", "transformers", "datasets", "ray", "numpy", "pyarrow", "sklearn"}

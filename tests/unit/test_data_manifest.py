@@ -1,0 +1,267 @@
+"""Manifests, the catalogue, and folders of bare files."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from hypha_ray.config.schema import Dataset
+from hypha_ray.data.catalogue import find, load, locate
+from hypha_ray.data.manifest import PreprocessorInfo, TensorInfo
+from hypha_ray.data.slices import read_slice
+from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.types import SliceInfo
+
+
+def fill(folder: Path, *names: str, high: int = 50, seq_len: int = 4) -> Path:
+    """Slices as a user would save them; the n-th has n samples."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, name in enumerate(names, 1):
+        ids = np.full((number, seq_len), number, np.int64)
+        ids[0, 0] = high + number
+        safetensors.numpy.save_file({"input_ids": ids, "attention_mask": np.ones_like(ids)}, folder / name)
+    return folder
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No byte can be written to a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Path:
+    folder = fill(tmp_path / "stories", "slice-00000.safetensors", "slice-00001.safetensors")
+    load(folder)
+    return folder
+
+
+def edited(folder: Path, **changes: Any) -> Path:
+    """Change the manifest, or with ``slice_…`` its first slice."""
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    for key, value in changes.items():
+        target = manifest["slices"][0] if key.startswith("slice_") else manifest
+        target[key.removeprefix("slice_")] = value
+    path.write_text(json.dumps(manifest))
+    return folder
+
+
+def test_manifest_saved_and_loaded_is_the_same(prepared: Path) -> None:
+    manifest = load(prepared).model_copy(update={"preprocessor": PreprocessorInfo("byte", None, "tokenizer", 384)})
+    manifest.save(prepared)
+    assert load(prepared) == manifest
+    assert pickle.loads(pickle.dumps(manifest)) == manifest
+
+
+def test_manifest_file_has_what_other_programs_rely_on(prepared: Path) -> None:
+    manifest = json.loads((prepared / "manifest.json").read_text())
+    assert (manifest["format_version"], manifest["name"], manifest["modality"]) == (1, "stories", "language")
+    assert [entry["file"] for entry in manifest["slices"]] == ["slice-00000.safetensors", "slice-00001.safetensors"]
+    assert [entry["samples"] for entry in manifest["slices"]] == [1, 2]
+    assert {entry["split"] for entry in manifest["slices"]} == {"train"}
+
+
+def test_manifest_with_keys_of_later_releases_is_read(prepared: Path) -> None:
+    before = load(prepared)
+    assert load(edited(prepared, licence="CC0", slice_rows=7)) == before
+
+
+def test_manifest_that_cannot_be_written_leaves_the_old_one(prepared: Path) -> None:
+    before = load(prepared)
+    with full_disk(), pytest.raises(OSError, match="too large"):
+        before.model_copy(update={"name": "other"}).save(prepared)
+    assert load(prepared) == before
+    assert len(list(prepared.iterdir())) == 3
+
+
+MALFORMED: list[tuple[str, dict[str, Any], str]] = [
+    ("no slices", {"slices": []}, "no slices"),
+    ("a missing key", {"slices": [{"index": 0}]}, "slices.0.file"),
+    ("a wrong type", {"slice_samples": "many"}, "slices.0.samples"),
+    ("a number as text", {"slice_samples": "1"}, "slices.0.samples"),
+    ("an unknown modality", {"modality": "smell"}, "modality"),
+    ("an unknown split", {"slice_split": "test"}, "split 'test'"),
+    ("no samples", {"slice_samples": 0}, "0 samples"),
+    ("two slices with one index", {"slice_index": 1}, "one index"),
+    ("a negative index", {"slice_index": -1}, "slice -1"),
+    ("no checksum", {"slice_sha256": "abc"}, "sha256"),
+    ("a missing file", {"slice_file": "slice-00009.safetensors"}, "isn't there"),
+    ("a path out of the folder", {"slice_file": "../stories/slice-00000.safetensors"}, "plain name"),
+    ("an absolute path", {"slice_file": "/etc/passwd"}, "plain name"),
+    ("an unknown dtype", {"tensors": [{"name": "a", "dtype": "object", "shape": [1]}]}, "dtype 'object'"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), [case[1:] for case in MALFORMED], ids=[case[0] for case in MALFORMED])
+def test_manifest_with_nonsense_is_refused(prepared: Path, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(DataError, match=rf"DATA003.*manifest\.json.*{words}"):
+        load(edited(prepared, **changes))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100_000, "\xff\xfe", '"manifest"'])
+def test_manifest_that_is_no_object_is_refused(prepared: Path, text: str) -> None:
+    (prepared / "manifest.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(DataError, match="DATA003"):
+        load(prepared)
+
+
+def test_manifest_of_a_later_format_names_both_versions(prepared: Path) -> None:
+    with pytest.raises(DataError, match=r"DATA004.*got 2, allowed 1.*update"):
+        load(edited(prepared, format_version=2))
+
+
+def test_manifest_sums_by_split(tmp_path: Path) -> None:
+    manifest = load(fill(tmp_path / "d", "a.safetensors", "b.safetensors", "val.safetensors"))
+    assert (manifest.samples("train"), manifest.samples("validation")) == (3, 3)
+    assert [info.file for info in manifest.of("validation")] == ["val.safetensors"]
+    assert manifest.sample_bytes == 2 * 4 * 8
+    assert (manifest.max_token_id, manifest.classes) == (53, None)
+
+
+def test_require_refuses_a_vocabulary_that_ends_at_the_largest_id(prepared: Path) -> None:
+    manifest = load(prepared)
+    manifest.require(vocab_size=53, classes=1)
+    manifest.require()
+    with pytest.raises(DataError, match=r"vocabulary.*up to 52, allowed 0 … 51.*at least 53"):
+        manifest.require(vocab_size=52)
+
+
+def test_require_refuses_too_few_classes(tmp_path: Path) -> None:
+    arrays = {"images": np.zeros((3, 1, 2, 2), np.float32), "labels": np.array([0, 9, 4])}
+    safetensors.numpy.save_file(arrays, tmp_path / "a.safetensors")
+    manifest = load(tmp_path)
+    assert (manifest.modality, manifest.classes, manifest.max_token_id) == ("vision", 10, None)
+    manifest.require(classes=10)
+    with pytest.raises(DataError, match=r"number of classes.*up to 9"):
+        manifest.require(classes=9)
+
+
+def test_bare_folder_on_first_use_is_indexed_in_order_of_names(tmp_path: Path) -> None:
+    folder = fill(tmp_path / "bare", "c.safetensors", "a.safetensors", "b.safetensors")
+    manifest = load(folder)
+    assert [(info.index, info.file, info.samples) for info in manifest.slices] == [
+        (0, "a.safetensors", 2),
+        (1, "b.safetensors", 3),
+        (2, "c.safetensors", 1),
+    ]
+    assert manifest.tensors == (
+        TensorInfo("attention_mask", "int64", (4,), 1, 1),
+        TensorInfo("input_ids", "int64", (4,), 1, 53),
+    )
+    for info in manifest.slices:
+        assert len(read_slice(folder, info, manifest)["input_ids"]) == info.samples
+    assert load(folder) == manifest
+
+
+@pytest.mark.parametrize(
+    ("file", "split"),
+    [
+        ("val.safetensors", "validation"),
+        ("my-Validation_003.safetensors", "validation"),
+        ("test-00000-of-00001.safetensors", "validation"),
+        ("interval.safetensors", "train"),
+        ("latest.safetensors", "train"),
+        ("part3.safetensors", "train"),
+    ],
+)
+def test_bare_file_goes_to_the_split_that_its_name_says(tmp_path: Path, file: str, split: str) -> None:
+    manifest = load(fill(tmp_path, "train.safetensors", file))
+    assert {info.file: info.split for info in manifest.slices}[file] == split
+
+
+def test_bare_folder_of_held_out_names_only_is_trained_on(tmp_path: Path) -> None:
+    assert load(fill(tmp_path, "test-0.safetensors", "test-1.safetensors")).samples("train") == 3
+
+
+def test_bare_folder_that_cannot_be_written_is_indexed_in_memory(tmp_path: Path) -> None:
+    folder = fill(tmp_path, "a.safetensors")
+    with full_disk():
+        manifest = load(folder)
+    assert manifest.samples("train") == 1
+    assert [path.name for path in folder.iterdir()] == ["a.safetensors"]
+
+
+def test_bare_folder_of_unequal_lengths_names_the_slice_that_differs(tmp_path: Path) -> None:
+    fill(tmp_path, "a.safetensors")
+    fill(tmp_path, "b.safetensors", seq_len=5)
+    with pytest.raises(
+        DataError, match=r"DATA017.*slice 1 \(b\.safetensors\).*\[N, 5\].*\[N, 4\].*same sequence length"
+    ):
+        load(tmp_path)
+
+
+def test_bare_folder_of_other_tensors_has_another_modality(tmp_path: Path) -> None:
+    safetensors.numpy.save_file({"past_values": np.zeros((2, 3))}, tmp_path / "a.safetensors")
+    assert load(tmp_path).modality == "other"
+
+
+def test_folder_without_slices_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"DATA002.*holds no slices.*jobs/prepare.py"):
+        load(tmp_path)
+
+
+def test_folder_that_was_left_unfinished_is_refused(tmp_path: Path) -> None:
+    (fill(tmp_path, "slice-00000.safetensors") / ".unfinished").mkdir()
+    with pytest.raises(DataError, match=r"DATA006.*didn't finish"):
+        load(tmp_path)
+
+
+def test_folder_that_is_missing_suggests_its_nearest_sibling(tmp_path: Path, prepared: Path) -> None:
+    fill(tmp_path / "digits", "a.safetensors")
+    (tmp_path / "storie").mkdir()
+    with pytest.raises(DataError, match=r"DATA001.*storys.*did you mean 'stories'"):
+        load(tmp_path / "storys")
+    with pytest.raises(DataError, match=r"choose one of digits, stories"):
+        load(tmp_path / "xyz")
+    with pytest.raises(DataError, match=r"jobs/prepare.py"):
+        load(tmp_path / "nowhere" / "xyz")
+
+
+def test_file_in_place_of_a_folder_is_refused(prepared: Path) -> None:
+    with pytest.raises(DataError, match=r"is a file"):
+        load(prepared / "manifest.json")
+
+
+def test_find_by_name_looks_below_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYPHA_RAY_HOME", str(tmp_path))
+    folder = fill(tmp_path / "datasets" / "stories", "a.safetensors")
+    assert find("stories") == folder
+    assert locate(Dataset(name="stories")) == folder
+    with pytest.raises(DataError, match=r"DATA001.*'storys'.*datasets.*did you mean 'stories'"):
+        find("storys")
+
+
+def test_find_with_several_places_takes_the_first(tmp_path: Path) -> None:
+    first, second = (fill(tmp_path / place / "d", "a.safetensors") for place in "ab")
+    assert find("d", [tmp_path / "none", first.parent, second.parent]) == first
+
+
+def test_locate_by_path_expands_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = fill(tmp_path / "d", "a.safetensors")
+    assert locate(Dataset(path="~/d")) == folder
+
+
+@pytest.mark.parametrize(("table", "found"), [({}, "neither"), ({"path": "a", "name": "b"}, "both")])
+def test_locate_without_one_way_is_refused(table: dict[str, str], found: str) -> None:
+    with pytest.raises(ConfigError, match=found):
+        locate(Dataset.model_construct(**{"path": None, "name": None, **table}))
+
+
+def test_slice_info_of_the_manifest_is_the_shared_record(prepared: Path) -> None:
+    assert all(isinstance(info, SliceInfo) for info in load(prepared).slices)

@@ -1,0 +1,410 @@
+"""Preparation: the same bytes for the same options, documents in one split, folders that appear whole."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
+
+from hypha_ray.data.catalogue import load
+from hypha_ray.data.encoders import ByteEncoder, HubEncoder, Tokens, load_encoder
+from hypha_ray.data.manifest import Manifest
+from hypha_ray.data.options import Options
+from hypha_ray.data.packing import batches, hold_out, pack, shuffle
+from hypha_ray.data.prepare import prepare
+from hypha_ray.data.slices import Arrays, read_slice
+from hypha_ray.data.staging import staged
+from hypha_ray.errors import ConfigError, DataError
+
+WORDS = 64
+
+
+def silent(what: str, number: int) -> None:
+    """No progress is shown."""
+
+
+def stories(folder: Path, count: int = 60) -> Path:
+    """Files of one line; the n-th says nothing but its own number, in three digits."""
+    folder.mkdir()
+    for number in range(count):
+        (folder / f"{number:03d}.txt").write_text(f"{number:03d} " * WORDS)
+    return folder
+
+
+def run(source: Path | str, out: Path, **options: Any) -> Manifest:
+    given_options = Options(str(source), out, seq_len=32, samples_per_slice=50)
+    return prepare(replace(given_options, **options), silent)
+
+
+def arrays_of(out: Path, split: str) -> Arrays:
+    manifest = load(out)
+    parts = [read_slice(out, info, manifest) for info in manifest.of(split)]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def text_of(ids: Tokens) -> list[str]:
+    """The documents, or pieces of them, that rows of byte tokens hold."""
+    rows = (bytes((row[row > 2] - 3).astype(np.uint8).tolist()).decode() for row in ids)
+    return [word for row in rows for word in row.split() if len(word) == 3]
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.text(max_size=40), max_size=5))
+def test_byte_encoder_gives_the_ids_of_the_byt5_tokenizer(texts: list[str]) -> None:
+    reference = ByT5Tokenizer()
+    ids = [reference(text, add_special_tokens=False, split_special_tokens=True)["input_ids"] for text in texts]
+    expected = [token for text in ids for token in (*text, reference.eos_token_id)]
+    assert ByteEncoder().encode(texts).tolist() == expected
+
+
+@pytest.mark.parametrize("text", ["</s>", "a<pad>b", "<extra_id_0> <unk>", "\0", "ﬀ 🙂\r\n"])
+def test_byte_encoder_takes_special_tokens_in_text_literally(text: str) -> None:
+    reference = ByT5Tokenizer()(text, add_special_tokens=False, split_special_tokens=True)["input_ids"]
+    assert ByteEncoder().encode([text]).tolist() == [*reference, 1]
+    assert 1 not in reference
+
+
+def test_byte_tokenizer_saved_beside_the_slices_decodes_them(tmp_path: Path) -> None:
+    manifest = run(stories(tmp_path / "s"), tmp_path / "out")
+    assert manifest.preprocessor is not None
+    assert manifest.preprocessor.folder is not None
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out" / manifest.preprocessor.folder)
+    row = arrays_of(tmp_path / "out", "train")["input_ids"][0]
+    assert " ".join(text_of(row[None])) in tokenizer.decode(row)
+    assert manifest.preprocessor.vocab_size == len(tokenizer) == 384
+    manifest.require(vocab_size=len(tokenizer))
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    """A tokenizer of our own in a folder, as `save_pretrained` leaves it."""
+    vocabulary = {"<unk>": 0, "<end>": 1, "once": 2, "upon": 3, "a": 4, "time": 5}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="<end>")
+    fast.save_pretrained(tmp_path / "t")
+    return tmp_path / "t"
+
+
+def test_hub_encoder_ends_each_document(tokenizer: Path) -> None:
+    encoder = HubEncoder(str(tokenizer))
+    assert encoder.encode(["once upon", "a time a time", ""]).tolist() == [2, 3, 1, 4, 5, 4, 5, 1, 1]
+    assert encoder.encode(["a"]).dtype == np.int32
+
+
+def test_hub_encoder_takes_special_tokens_in_text_literally(tokenizer: Path) -> None:
+    assert HubEncoder(str(tokenizer)).encode(["once <end> upon"]).tolist().count(1) == 1
+
+
+def test_prepare_with_a_tokenizer_of_a_folder_saves_it_beside_the_slices(tmp_path: Path, tokenizer: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "once upon a time a time"}\n' * 99 + '{"text": "time"}\n')
+    out = tmp_path / "out"
+    manifest = run(tmp_path / "a.jsonl", out, tokenizer=str(tokenizer), validation_fraction=0.0)
+    assert manifest.max_token_id == 5
+    saved, own = (AutoTokenizer.from_pretrained(folder) for folder in (out / "tokenizer", tokenizer))
+    assert saved.get_vocab() == own.get_vocab()
+
+
+def test_tokenizer_that_cannot_be_loaded_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"PREP006.*can't be loaded"):
+        load_encoder(str(tmp_path))
+
+
+def test_tokenizer_without_an_end_is_refused(tmp_path: Path) -> None:
+    words = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>").save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"PREP002.*end of a document"):
+        load_encoder(str(tmp_path))
+
+
+@given(st.lists(st.integers(0, 9), max_size=20), st.integers(1, 4), st.integers(1, 3))
+def test_pack_gives_all_tokens_in_order_but_a_short_tail(lengths: list[int], seq_len: int, block: int) -> None:
+    total = sum(lengths)
+    parts = np.split(np.arange(total, dtype=np.int32), np.cumsum(lengths)[:-1]) if lengths else []
+    blocks = list(pack(parts, seq_len, block))
+    assert all(len(rows) == block for rows in blocks[:-1])
+    assert all(rows.shape[1] == seq_len and len(rows) for rows in blocks)
+    flat = [int(token) for rows in blocks for token in rows.ravel()]
+    assert flat == list(range(total - total % seq_len))
+
+
+@given(st.lists(st.text(max_size=5)), st.integers(1, 30))
+def test_batches_are_full_and_keep_the_order(texts: list[str], size: int) -> None:
+    groups = list(batches(texts, size))
+    assert [text for group in groups for text in group] == texts
+    assert all(sum(map(len, group)) >= size > sum(map(len, group[:-1])) for group in groups[:-1])
+
+
+@given(st.lists(st.integers(0, 999)), st.integers(0, 50), st.integers(0, 3))
+def test_shuffle_gives_each_document_once_and_holds_few(numbers: list[int], size: int, seed: int) -> None:
+    taken = given = 0
+    texts = [str(number) for number in numbers]
+
+    def source() -> Any:
+        nonlocal taken
+        for text in texts:
+            taken += len(text)
+            yield text
+
+    found = []
+    for text in shuffle(source(), np.random.default_rng(seed), size):
+        assert taken - given <= size + 3
+        given += len(text)
+        found.append(text)
+    assert Counter(found) == Counter(texts)
+
+
+def test_shuffle_depends_on_its_seed_only() -> None:
+    texts = [str(number) for number in range(200)]
+    first, again, other = (list(shuffle(texts, np.random.default_rng(seed), 100)) for seed in (1, 1, 2))
+    assert first == again != other
+    assert first != texts
+
+
+def encoded(documents: Sequence[str]) -> Tokens:
+    return ByteEncoder().encode(documents)
+
+
+@pytest.mark.parametrize(
+    ("documents", "fraction", "limit", "samples", "left"),
+    [
+        (20, 0.1, 99, 4, 18),  # two documents of 20 tokens each: four sequences of 10
+        (20, 0.1, 1, 1, 19),  # one sequence is all that is asked for
+        (20, 0.0, 99, 0, 20),
+        (20, 0.5, 0, 0, 20),
+        (20, 0.001, 99, 2, 19),  # one document at least
+        (1, 0.5, 99, 0, 1),  # one document is left to train on
+        (0, 0.5, 99, 0, 0),
+    ],
+)
+def test_hold_out_takes_a_fraction_up_to_a_limit(
+    documents: int, fraction: float, limit: int, samples: int, left: int
+) -> None:
+    window = [f"{number:019d}" for number in range(documents)]
+    sequences, digests = hold_out(window, encoded, 10, fraction, limit)
+    assert (sequences.shape, len(window), len(digests)) == ((samples, 10), left, documents - left)
+
+
+def test_hold_out_of_short_documents_goes_on_to_a_whole_sequence() -> None:
+    sequences, digests = hold_out([str(number) for number in range(10)], encoded, 10, 0.01, 99)
+    assert (len(sequences), len(digests)) == (1, 5)
+
+
+def test_prepare_twice_gives_the_same_bytes(tmp_path: Path) -> None:
+    source = stories(tmp_path / "s")
+    run(source, tmp_path / "a" / "out")
+    run(source, tmp_path / "b" / "out")
+    assert files_of(tmp_path / "a" / "out") == files_of(tmp_path / "b" / "out")
+
+
+def test_prepare_with_another_seed_gives_another_order(tmp_path: Path) -> None:
+    source = stories(tmp_path / "s")
+    first, other = (run(source, tmp_path / str(seed), seed=seed) for seed in (0, 1))
+    assert {info.sha256 for info in first.slices}.isdisjoint(info.sha256 for info in other.slices)
+
+
+def test_prepare_packs_documents_with_ends_between_and_no_padding(tmp_path: Path) -> None:
+    run(stories(tmp_path / "s"), tmp_path / "out", validation_fraction=0.0)
+    arrays = arrays_of(tmp_path / "out", "train")
+    ids, mask = arrays["input_ids"], arrays["attention_mask"]
+    assert ids.dtype == mask.dtype == np.int32
+    assert ids.shape == mask.shape
+    assert (mask == 1).all()
+    assert ids.shape == (60 * (WORDS * 4 + 1) // 32, 32)
+    assert (ids == 1).sum() in (59, 60)  # the last one may be in the tail that is dropped
+    assert not np.isin(ids, (0, 2)).any()
+
+
+def test_prepare_keeps_a_document_in_one_split(tmp_path: Path) -> None:
+    source = stories(tmp_path / "s")
+    for number in range(30):  # half of the documents once more, under another name
+        (source / f"again-{number}.txt").write_text((source / f"{number:03d}.txt").read_text())
+    run(source, tmp_path / "out", validation_fraction=0.3)
+    splits = (arrays_of(tmp_path / "out", split) for split in ("validation", "train"))
+    held_out, trained = (set(text_of(arrays["input_ids"])) for arrays in splits)
+    assert len(held_out) > 10
+    assert not held_out & trained
+    assert len(held_out | trained) == 60
+
+
+def test_prepare_mixes_documents_in_every_slice(tmp_path: Path) -> None:
+    run(stories(tmp_path / "s"), tmp_path / "out", validation_fraction=0.0)
+    words = text_of(arrays_of(tmp_path / "out", "train")["input_ids"][:50])
+    assert len(set(words)) > 20
+
+
+def test_prepare_cuts_slices_and_numbers_them_over_both_splits(tmp_path: Path) -> None:
+    manifest = run(stories(tmp_path / "s"), tmp_path / "out", validation_samples=20, validation_fraction=0.2)
+    train, validation = manifest.of("train"), manifest.of("validation")
+    assert [info.index for info in (*train, *validation)] == list(range(len(manifest.slices)))
+    assert all(info.samples == 50 for info in train[:-1])
+    assert [info.samples for info in validation] == [20]
+    assert load(tmp_path / "out") == manifest
+    assert manifest.name == "out"
+
+
+def test_prepare_stops_at_the_samples_and_documents_asked_for(tmp_path: Path) -> None:
+    source = stories(tmp_path / "s")
+    assert run(source, tmp_path / "a", max_samples=70).samples("train") == 70
+    run(source, tmp_path / "b", max_documents=10, validation_fraction=0.0)
+    assert set(text_of(arrays_of(tmp_path / "b", "train")["input_ids"])) == {f"{number:03d}" for number in range(10)}
+
+
+def test_prepare_reports_what_it_does(tmp_path: Path) -> None:
+    counts: Counter[str] = Counter()
+    options = Options(str(stories(tmp_path / "s")), tmp_path / "out", seq_len=32, validation_fraction=0.0)
+    manifest = prepare(options, lambda what, number: counts.update({what: number}))
+    assert counts == {"documents": 60, "samples": manifest.samples("train")}
+
+
+def test_prepare_of_a_single_long_text_has_both_splits(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("".join(f"{number} once upon a time\n" for number in range(20_000)))
+    manifest = run(tmp_path / "a.txt", tmp_path / "out")
+    assert manifest.samples("train") > manifest.samples("validation") == 256
+
+
+def test_digits_are_split_by_class_and_no_image_is_in_both(tmp_path: Path) -> None:
+    manifest = run("digits", tmp_path / "out", validation_samples=200, validation_fraction=0.1, samples_per_slice=1000)
+    assert (manifest.modality, manifest.classes, manifest.preprocessor) == ("vision", 10, None)
+    train, validation = (arrays_of(tmp_path / "out", split) for split in ("train", "validation"))
+    assert (len(train["labels"]), len(validation["labels"])) == (1617, 180)
+    assert set(np.bincount(validation["labels"].astype(np.int64)).tolist()) <= {17, 18, 19}
+    images = [{image.tobytes() for image in arrays["images"]} for arrays in (train, validation)]
+    assert len(images[0] | images[1]) == len(images[0]) + len(images[1]) == 1797
+
+
+def test_digits_twice_give_the_same_bytes(tmp_path: Path) -> None:
+    first, again = (run("digits", tmp_path / parent / "d") for parent in "ab")
+    other = run("digits", tmp_path / "c" / "d", seed=1)
+    assert first == again
+    assert first.slices[0].sha256 != other.slices[0].sha256
+
+
+def test_digits_with_too_small_a_validation_split_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="PREP005"):
+        run("digits", tmp_path / "out", validation_samples=3)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"validation_fraction": 0.0, "seq_len": 1000}, "training sample"),
+        ({"seq_len": 1000}, "validation sample.*--validation-fraction 0"),
+    ],
+)
+def test_corpus_that_is_too_small_is_refused(tmp_path: Path, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(DataError, match=rf"DATA033.*{words}"):
+        run(stories(tmp_path / "s", 2), tmp_path / "out", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "flag"),
+    [
+        ({"seq_len": 1}, "--seq-len"),
+        ({"samples_per_slice": 0}, "--samples-per-slice"),
+        ({"validation_fraction": 1.0}, "--validation-fraction"),
+        ({"validation_fraction": float("nan")}, "--validation-fraction"),
+        ({"validation_fraction": -0.1}, "--validation-fraction"),
+        ({"validation_samples": -1}, "--validation-samples"),
+        ({"seed": -1}, "--seed"),
+        ({"max_documents": 0}, "--max-documents"),
+        ({"max_samples": 0}, "--max-samples"),
+        ({"source": ""}, "--source"),
+    ],
+)
+def test_option_out_of_range_is_refused_by_name(tmp_path: Path, options: dict[str, Any], flag: str) -> None:
+    with pytest.raises(ConfigError, match=rf"PREP001.*{flag} "):
+        run(options.pop("source", "digits"), tmp_path / "out", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_that_has_a_dataset_is_kept_unless_told_otherwise(tmp_path: Path) -> None:
+    source, out = stories(tmp_path / "s"), tmp_path / "out"
+    run(source, out, samples_per_slice=10)
+    before = files_of(out)
+    with pytest.raises(ConfigError, match=r"PREP004.*--overwrite"):
+        run(source, out)
+    assert files_of(out) == before
+    (out / "notes.md").write_text("mine")
+    manifest = run(source, out, overwrite=True)
+    assert load(out) == manifest
+    assert set(files_of(out)) == {"manifest.json", "notes.md", *(info.file for info in manifest.slices)}
+
+
+def test_folder_of_bare_slices_is_kept_unless_told_otherwise(tmp_path: Path) -> None:
+    (tmp_path / "mine.safetensors").write_bytes(b"")
+    with pytest.raises(ConfigError, match="PREP004"):
+        run("digits", tmp_path)
+
+
+def test_folder_that_was_left_unfinished_is_replaced(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / ".unfinished").mkdir(parents=True)
+    for folder in (out, out / ".unfinished"):
+        (folder / "slice-00007.safetensors").write_bytes(b"half")
+    manifest = run("digits", out)
+    assert load(out) == manifest
+    assert {path.name for path in out.iterdir()} == {"manifest.json", *(info.file for info in manifest.slices)}
+
+
+def test_move_that_fails_midway_leaves_no_half_of_a_dataset(tmp_path: Path) -> None:
+    prepared, out = tmp_path / "prepared", tmp_path / "out"
+    run("digits", prepared)
+    (out / "other").mkdir(parents=True)
+    (out / "other" / "notes.md").write_text("mine")  # in the way of the last folder that has to be moved
+    with pytest.raises(DataError, match="DATA009"), staged(out, overwrite=False) as work:
+        shutil.copytree(prepared, work, dirs_exist_ok=True)
+        (work / "other").mkdir()
+    with pytest.raises(DataError, match="DATA006"):
+        load(out)
+    assert run("digits", out) == load(out)
+    assert (out / "other" / "notes.md").exists()
+
+
+def test_failed_preparation_leaves_the_old_dataset_and_nothing_else(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    before = run("digits", out)
+    names = {path.name for path in out.iterdir()}
+    with pytest.raises(DataError, match="DATA030"):
+        run(tmp_path / "missing.txt", out, overwrite=True)
+    assert load(out) == before
+    assert {path.name for path in out.iterdir()} == names
+
+
+def test_failed_preparation_of_a_new_folder_leaves_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{')
+    with pytest.raises(DataError, match="line 2"):
+        run(tmp_path / "a.jsonl", tmp_path / "new" / "out")
+    assert not (tmp_path / "new" / "out").exists()
+
+
+def test_full_disk_is_reported_as_such(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(DataError, match=r"DATA009.*can't be written.*too large"):
+            run("digits", tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(ConfigError, match=r"PREP003.*is a file"):
+        run("digits", tmp_path / "out")

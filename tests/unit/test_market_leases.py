@@ -1,0 +1,284 @@
+"""The book of leases: the known cases one by one, then every order of events against a simple model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from hypha_ray.errors import CapacityError
+from hypha_ray.market.leases import Lease, LeaseBook
+
+OFFER_S, LEASE_S, PRUNE_S = 0.5, 10.0, 0.25
+GPU = {"GPU": 1.0}
+
+
+@pytest.fixture
+def book() -> LeaseBook:
+    return LeaseBook({"CPU": 8.0, "GPU": 1.0})
+
+
+def test_grant_never_accepted_gives_resources_back_at_the_prune_after_expiry(book: LeaseBook) -> None:
+    offer = book.grant("run-a", GPU, now=0.0, ttl_s=OFFER_S)
+    assert [book.expire(tick * PRUNE_S) for tick in range(3)] == [[], [], [offer]]
+    assert book.free() == {"CPU": 8.0, "GPU": 1.0}
+
+
+def test_renew_accepted_offer_runs_from_the_acceptance(book: LeaseBook) -> None:
+    offer = book.grant("run-a", GPU, now=0.0, ttl_s=OFFER_S)
+    expiries = []
+    now = 0.3
+    for _ in range(3):
+        renewed = book.renew(offer.id, "run-a", offer.fence, now, LEASE_S)
+        assert renewed is not None
+        expiries.append(round(renewed.expiry_s, 3))
+        now += LEASE_S * 2 / 3
+    assert expiries == [10.3, 16.967, 23.633]
+
+
+def test_renew_twice_replaces_and_never_adds_up(book: LeaseBook) -> None:
+    lease = book.grant("run-a", GPU, now=0.0, ttl_s=LEASE_S)
+    book.renew(lease.id, "run-a", lease.fence, 1.0, LEASE_S)
+    renewed = book.renew(lease.id, "run-a", lease.fence, 2.0, LEASE_S)
+    assert renewed is not None
+    assert renewed.expiry_s == 12.0
+
+
+def test_renew_for_less_never_shortens(book: LeaseBook) -> None:
+    lease = book.grant("run-a", GPU, now=0.0, ttl_s=LEASE_S)
+    renewed = book.renew(lease.id, "run-a", lease.fence, 1.0, 0.5)
+    assert renewed is not None
+    assert renewed.expiry_s == 10.0
+
+
+def test_expired_at_the_very_expiry_is_over(book: LeaseBook) -> None:
+    lease = book.grant("run-a", GPU, now=0.0, ttl_s=LEASE_S)
+    assert not lease.expired(9.999)
+    assert lease.expired(10.0)
+    assert book.expire(10.0) == [lease]
+
+
+@pytest.mark.parametrize(
+    ("number", "holder", "fence"), [(2, "run-a", 1), (1, "run-b", 1), (1, "run-a", 2), (1, "run-a", 0)]
+)
+def test_renew_unknown_foreign_or_stale_is_refused(book: LeaseBook, number: int, holder: str, fence: int) -> None:
+    book.grant("run-a", GPU, now=0.0, ttl_s=LEASE_S)
+    assert book.renew(number, holder, fence, 1.0, LEASE_S) is None
+
+
+def test_expire_silent_holder_loses_the_lease_by_the_next_prune(book: LeaseBook) -> None:
+    lease = book.grant("run-a", GPU, now=0.0, ttl_s=LEASE_S)
+    book.renew(lease.id, "run-a", lease.fence, 4.0, LEASE_S)
+    assert book.expire(13.999) == []
+    assert [gone.id for gone in book.expire(14.0 + PRUNE_S)] == [lease.id]
+    assert book.leases == ()
+
+
+def test_renew_after_expiry_but_before_the_prune_is_refused(book: LeaseBook) -> None:
+    lease = book.grant("run-a", GPU, now=0.0, ttl_s=LEASE_S)
+    assert book.renew(lease.id, "run-a", lease.fence, 10.1, LEASE_S) is None
+    assert book.expire(10.2) == [lease]
+
+
+def test_grant_of_what_an_expired_holder_may_still_use_waits_for_the_prune(book: LeaseBook) -> None:
+    book.grant("run-a", GPU, now=0.0, ttl_s=LEASE_S)
+    with pytest.raises(CapacityError, match="1 GPU of 0"):
+        book.grant("run-b", GPU, now=11.0, ttl_s=LEASE_S)
+    book.expire(11.0)
+    assert book.grant("run-b", GPU, now=11.0, ttl_s=LEASE_S).holder == "run-b"
+
+
+def test_grant_of_something_that_is_not_there_is_refused(book: LeaseBook) -> None:
+    with pytest.raises(CapacityError, match="1 TPU of 0"):
+        book.grant("run-a", {"TPU": 1.0}, now=0.0)
+
+
+def test_grant_tenths_add_up_to_a_whole(book: LeaseBook) -> None:
+    assert len([book.grant("run-a", {"GPU": 0.1}, now=0.0) for _ in range(10)]) == 10
+
+
+def test_grant_somebody_else_counts_never_lacks_anything() -> None:
+    lease = LeaseBook().grant("worker-0", {"CPU": 1e6}, now=0.0)
+    assert not lease.expired(1e12)
+
+
+def test_release_twice_gives_back_once(book: LeaseBook) -> None:
+    lease = book.grant("run-a", GPU, now=0.0)
+    assert book.release(lease)
+    assert not book.release(lease)
+    assert book.free() == {"CPU": 8.0, "GPU": 1.0}
+
+
+def test_release_by_an_earlier_life_leaves_the_new_lease(book: LeaseBook) -> None:
+    first = book.grant("run-a", GPU, now=0.0)
+    book.release(first)
+    second = book.grant("run-a", GPU, now=1.0)
+    assert (second.fence, second.id) == (2, 2)
+    assert not book.release(first)
+    assert book.holds(second)
+
+
+HOLDERS = st.sampled_from(["a", "b", "c"])
+TTL_S = st.sampled_from([1.0, 2.0, 5.0])
+UNITS = 3.0
+
+
+class LeaseMachine(RuleBasedStateMachine):
+    """Random events on a book; the model is a list of every lease there ever was, with its true expiry and end."""
+
+    make: Callable[[], LeaseBook] = staticmethod(lambda: LeaseBook({"unit": UNITS}))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.book = type(self).make()
+        self.now = 0.0
+        self.ever: list[Lease] = []
+        self.expiry: dict[int, float] = {}
+
+    @rule(holder=HOLDERS, units=st.integers(1, 3), ttl_s=TTL_S)
+    def grant(self, holder: str, units: int, ttl_s: float) -> None:
+        leased = sum(lease.amounts["unit"] for lease in self.ever if lease.id in self.expiry)
+        try:
+            lease = self.book.grant(holder, {"unit": float(units)}, self.now, ttl_s)
+        except CapacityError:
+            assert leased + units > UNITS
+            return
+        assert leased + units <= UNITS
+        assert all(lease.id > other.id for other in self.ever)
+        assert all(lease.fence > other.fence for other in self.ever if other.holder == holder)
+        self.ever.append(lease)
+        self.expiry[lease.id] = self.now + ttl_s
+
+    @precondition(lambda self: self.ever)
+    @rule(data=st.data(), holder=HOLDERS, off=st.sampled_from([0, 0, 0, -1, 1]), ttl_s=TTL_S)
+    def renew(self, data: st.DataObject, holder: str, off: int, ttl_s: float) -> None:
+        lease = data.draw(st.sampled_from(self.ever))
+        holder = data.draw(st.sampled_from([lease.holder, lease.holder, holder]))
+        good = lease.id in self.expiry and holder == lease.holder and off == 0 and self.now < self.expiry[lease.id]
+        renewed = self.book.renew(lease.id, holder, lease.fence + off, self.now, ttl_s)
+        assert (renewed is not None) == good
+        if renewed is not None:
+            self.expiry[lease.id] = max(self.expiry[lease.id], self.now + ttl_s)
+            assert renewed.expiry_s == self.expiry[lease.id]
+
+    @precondition(lambda self: self.ever)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        lease = data.draw(st.sampled_from(self.ever))
+        assert self.book.release(lease) == (lease.id in self.expiry)
+        self.expiry.pop(lease.id, None)
+
+    @rule(seconds=st.sampled_from([0.0, 0.5, 1.0, 3.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def expire(self) -> None:
+        over = {number for number, expiry_s in self.expiry.items() if self.now >= expiry_s}
+        assert {lease.id for lease in self.book.expire(self.now)} == over
+        for number in over:
+            del self.expiry[number]
+
+    @invariant()
+    def books_agree(self) -> None:
+        assert {lease.id: lease.expiry_s for lease in self.book.leases} == self.expiry
+        leased = sum(lease.amounts["unit"] for lease in self.ever if lease.id in self.expiry)
+        assert self.book.free() == {"unit": UNITS - leased}
+
+    def teardown(self) -> None:
+        self.book.expire(self.now + 1e6)
+        assert self.book.leases == ()
+
+
+BUDGET = settings(
+    deadline=None,
+    max_examples=500,
+    stateful_step_count=50,
+    derandomize=True,
+    database=None,
+    print_blob=False,
+    report_multiple_bugs=False,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def test_lease_book_any_order_of_events_keeps_the_rules() -> None:
+    run_state_machine_as_test(LeaseMachine, settings=BUDGET)
+
+
+class LateRenewal(LeaseBook):
+    def renew(self, lease_id: int, holder: str, fence: int, now: float, ttl_s: float) -> Lease | None:
+        return super().renew(lease_id, holder, fence, min(now, _expiry(self, lease_id) - 0.1), ttl_s)
+
+
+class RenewalByAnybody(LeaseBook):
+    def renew(self, lease_id: int, holder: str, fence: int, now: float, ttl_s: float) -> Lease | None:
+        owner = next((lease.holder for lease in self.leases if lease.id == lease_id), holder)
+        return super().renew(lease_id, owner, fence, now, ttl_s)
+
+
+class RenewalByAnEarlierLife(LeaseBook):
+    def renew(self, lease_id: int, holder: str, fence: int, now: float, ttl_s: float) -> Lease | None:
+        return super().renew(lease_id, holder, fence + (fence < self._fences.get(holder, 0)), now, ttl_s)
+
+
+class RenewalThatShortens(LeaseBook):
+    def renew(self, lease_id: int, holder: str, fence: int, now: float, ttl_s: float) -> Lease | None:
+        lease = super().renew(lease_id, holder, fence, now, ttl_s)
+        if lease is not None:
+            self._leases[lease_id] = lease = replace(lease, expiry_s=now + ttl_s)
+        return lease
+
+
+class RenewalThatAddsUp(LeaseBook):
+    def renew(self, lease_id: int, holder: str, fence: int, now: float, ttl_s: float) -> Lease | None:
+        return super().renew(lease_id, holder, fence, now, max(0.0, _expiry(self, lease_id) - now) + ttl_s)
+
+
+class ExpiredCountsAsFree(LeaseBook):
+    def grant(self, holder: str, amounts: Mapping[str, float], now: float, ttl_s: float = math.inf) -> Lease:
+        self.expire(now)
+        return super().grant(holder, amounts, now, ttl_s)
+
+
+class GrantedBeyondCapacity(LeaseBook):
+    def grant(self, holder: str, amounts: Mapping[str, float], now: float, ttl_s: float = math.inf) -> Lease:
+        return super().grant(holder, {name: amount - 1 for name, amount in amounts.items()}, now, ttl_s)
+
+
+class NumberUsedAgain(LeaseBook):
+    def release(self, lease: Lease) -> bool:
+        self._granted = max((other.id for other in self.leases if other.id != lease.id), default=0)
+        return super().release(lease)
+
+
+class FenceThatStays(LeaseBook):
+    def grant(self, holder: str, amounts: Mapping[str, float], now: float, ttl_s: float = math.inf) -> Lease:
+        self._fences.clear()
+        return super().grant(holder, amounts, now, ttl_s)
+
+
+class ExpiryOneTickLate(LeaseBook):
+    def expire(self, now: float) -> list[Lease]:
+        return super().expire(now - 0.1)
+
+
+class ReleaseThatForgets(LeaseBook):
+    def release(self, lease: Lease) -> bool:
+        return self.holds(lease)
+
+
+@pytest.mark.parametrize("mutant", LeaseBook.__subclasses__(), ids=lambda mutant: mutant.__name__)
+def test_lease_machine_broken_book_is_found_out(mutant: type[LeaseBook]) -> None:
+    machine = type(mutant.__name__, (LeaseMachine,), {"make": staticmethod(lambda: mutant({"unit": UNITS}))})
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(machine, settings=settings(BUDGET, phases=[Phase.generate]))
+
+
+def _expiry(book: LeaseBook, lease_id: int) -> float:
+    return next((lease.expiry_s for lease in book.leases if lease.id == lease_id), math.inf)

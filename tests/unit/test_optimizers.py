@@ -1,0 +1,184 @@
+"""Inner optimizers: torch's own numbers, the right one for each parameter, and a state to go on from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    EncoderDecoderConfig,
+    LlamaConfig,
+)
+
+from hypha_ray.config.schema import InnerOptimizer
+from hypha_ray.worker.optimizers import Inner, build_optimizer
+
+LLAMA = LlamaConfig(
+    vocab_size=32,
+    hidden_size=16,
+    intermediate_size=24,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+    pad_token_id=0,
+)
+
+
+def network() -> torch.nn.Sequential:
+    torch.manual_seed(3)
+    torch.set_num_threads(1)
+    return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.LayerNorm(8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
+
+
+def backward(model: torch.nn.Module, seed: int) -> float:
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(16, 6, generator=generator)
+    loss = (model(inputs) - inputs[:, :2].sin()).square().mean()
+    loss.backward()
+    return loss.item()
+
+
+def train(model: torch.nn.Module, inner: Inner, seeds: range) -> None:
+    for seed in seeds:
+        inner.zero_grad()
+        backward(model, seed)
+        inner.step()
+
+
+def values(model: torch.nn.Module) -> list[bytes]:
+    return [parameter.detach().numpy().tobytes() for parameter in model.parameters()]
+
+
+def test_adamw_is_torchs_and_decays_matrices_only() -> None:
+    ours, theirs = network(), network()
+    inner = build_optimizer(ours, InnerOptimizer(clip_norm=None, learning_rate=0.01))
+    parameters = list(theirs.parameters())
+    groups = [
+        {"params": [parameter for parameter in parameters if parameter.ndim == 2], "weight_decay": 0.1},
+        {"params": [parameter for parameter in parameters if parameter.ndim == 1], "weight_decay": 0.0},
+    ]
+    adamw = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95), eps=1e-8, fused=True)
+    train(ours, inner, range(5))
+    for seed in range(5):
+        adamw.zero_grad()
+        backward(theirs, seed)
+        adamw.step()
+    assert values(ours) == values(theirs)
+
+
+def test_sgd_is_torchs() -> None:
+    ours, theirs = network(), network()
+    fields: dict[str, Any] = {"learning_rate": 0.1, "momentum": 0.5, "weight_decay": 0.01}
+    inner = build_optimizer(ours, InnerOptimizer(name="sgd", clip_norm=None, **fields))
+    sgd = torch.optim.SGD(theirs.parameters(), 0.1, momentum=0.5, weight_decay=0.01)
+    train(ours, inner, range(5))
+    for seed in range(5):
+        sgd.zero_grad()
+        backward(theirs, seed)
+        sgd.step()
+    assert values(ours) == values(theirs)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon", "sgd"])
+def test_optimizer_any_name_brings_the_loss_down(name: str) -> None:
+    model = network()
+    before = backward(model, 0)
+    train(
+        model, build_optimizer(model, InnerOptimizer.model_validate({"name": name, "learning_rate": 0.02})), range(60)
+    )
+    assert backward(model, 0) < before / 2
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.25, 1e6])
+def test_step_returns_the_norm_before_clipping_and_clips(clip_norm: float | None) -> None:
+    model, untouched = network(), network()
+    config = InnerOptimizer(name="sgd", learning_rate=1.0, weight_decay=0.0, clip_norm=clip_norm)
+    inner = build_optimizer(model, config)
+    backward(model, 0)
+    backward(untouched, 0)
+    gradients = torch.cat(
+        [parameter.grad.flatten() for parameter in untouched.parameters() if parameter.grad is not None]
+    )
+    norm = inner.step()
+    pairs = zip(model.parameters(), untouched.parameters(), strict=True)
+    moved = torch.cat([(after - before).detach().flatten() for after, before in pairs])
+    assert norm.item() == pytest.approx(gradients.norm().item(), rel=1e-5) and norm.item() > 0.25
+    limit = min(norm.item(), clip_norm or norm.item())
+    assert moved.norm().item() == pytest.approx(limit, rel=1e-4)
+
+
+def changed_by_muon(model: Any, **inputs: torch.Tensor) -> set[str]:
+    """Names of the parameters that move when AdamW's rate is next to nothing."""
+    config = InnerOptimizer(name="muon", learning_rate=1e-12, muon_learning_rate=0.1, weight_decay=0.0)
+    inner = build_optimizer(model, config)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    model(input_ids=torch.arange(1, 9).reshape(1, 8), **inputs).logits.square().sum().backward()
+    inner.step()
+    return {
+        name for name, parameter in model.named_parameters() if (parameter.detach() - before[name]).abs().max() > 1e-6
+    }
+
+
+MATRICES = {
+    *(f"model.layers.0.self_attn.{name}_proj.weight" for name in "qkvo"),
+    *(f"model.layers.0.mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
+}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_muon_takes_hidden_matrices_but_neither_embedding_nor_head(tied: bool) -> None:
+    config = LlamaConfig.from_dict({**LLAMA.to_dict(), "tie_word_embeddings": tied})
+    assert changed_by_muon(AutoModelForCausalLM.from_config(config)) == MATRICES
+
+
+def test_muon_leaves_a_classifiers_head_to_adamw() -> None:
+    assert changed_by_muon(AutoModelForSequenceClassification.from_config(LLAMA)) == MATRICES
+
+
+def test_muon_leaves_the_head_of_a_model_in_two_halves_to_adamw() -> None:
+    halves = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    bert = BertConfig(num_attention_heads=2, tie_word_embeddings=False, **halves)
+    config = EncoderDecoderConfig.from_encoder_decoder_configs(bert, bert, decoder_start_token_id=1, pad_token_id=0)
+    changed = changed_by_muon(AutoModelForSeq2SeqLM.from_config(config), decoder_input_ids=torch.ones(1, 4).long())
+    assert "decoder.bert.encoder.layer.0.crossattention.self.query.weight" in changed
+    assert "decoder.cls.predictions.decoder.weight" not in changed
+
+
+def test_optimizer_frozen_parameters_stay() -> None:
+    model = network()
+    model[0].requires_grad_(False)
+    frozen, trained = values(model[0]), values(model[3])
+    train(model, build_optimizer(model, InnerOptimizer()), range(2))
+    assert values(model[0]) == frozen and values(model[3]) != trained
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon", "sgd"])
+def test_state_dict_loaded_elsewhere_goes_on_to_the_bit(name: str) -> None:
+    fields = {"name": name, "momentum": 0.9, "schedule": "cosine-with-warmup", "warmup_steps": 2}
+    config = InnerOptimizer.model_validate(fields)
+    straight, first, second = network(), network(), network()
+    inner = build_optimizer(straight, config, 10)
+    train(straight, inner, range(8))
+    before, after = build_optimizer(first, config, 10), build_optimizer(second, config, 10)
+    train(first, before, range(5))
+    second.load_state_dict(first.state_dict())
+    after.load_state_dict(before.state_dict())
+    train(second, after, range(5, 8))
+    assert values(second) == values(straight)
+    assert after.learning_rate == inner.learning_rate
+
+
+def test_learning_rate_is_that_of_the_next_step() -> None:
+    model = network()
+    config = InnerOptimizer(name="muon", learning_rate=0.5, schedule="linear")
+    inner = build_optimizer(model, config, 4)
+    shown = []
+    for seed in range(5):
+        shown.append(inner.learning_rate)
+        train(model, inner, range(seed, seed + 1))
+    assert shown == [0.5, 0.375, 0.25, 0.125, 0.0]
