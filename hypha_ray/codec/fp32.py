@@ -1,0 +1,35 @@
+"""Weights as they are: 32-bit floats in, the same bits out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+from hypha_ray.codec.base import Form
+from hypha_ray.types import Flat
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Fp32:
+    """A payload is the worker's weights, in their master dtypes.
+
+    Not their difference to θ: θ + (w − θ) is not w in floating point, so one worker with η = 1 and μ = 0 would not
+    be plain training bit for bit.
+    """
+
+    name: str = "fp32"
+    yields: Literal["weights", "deltas"] = "weights"
+
+    def encode(self, weights: Flat, theta: Flat | None = None) -> Flat:
+        """Pass the arrays on, uncopied."""
+        return dict(weights)
+
+    def form(self, groups: Mapping[str, int]) -> dict[str, Form]:
+        """One array for each group, of the group's own dtype."""
+        return {group: Form(group.rpartition("/")[2], size) for group, size in groups.items()}
+
+    def decode(self, payload: Mapping[str, torch.Tensor], group: str, part: slice) -> torch.Tensor:
+        """Give a view of the payload."""
+        return payload[group][part]

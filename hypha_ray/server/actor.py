@@ -1,0 +1,87 @@
+"""The parameter server's Ray actor.
+
+It keeps nothing that a round depends on: weights and momentum come as arguments and go as results. So one that dies
+costs a repeated call and nothing else, and no round can be applied twice.
+"""
+
+from __future__ import annotations
+
+import ray
+import torch
+
+from hypha_ray.codec import codec
+from hypha_ray.config.schema import Job
+from hypha_ray.model.build import build_model
+from hypha_ray.model.layout import gather, layout_of
+from hypha_ray.server.gates import Received
+from hypha_ray.server.reducer import Rules, State, blank, initial_momentum, reduce
+from hypha_ray.types import Flat, Layout, Verdict
+
+
+class ParameterServer:
+    """Reduces the deltas of one fragment, with as many threads as it has CPUs.
+
+    Args:
+        job: the job file.
+
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._out: dict[str, State] = {}
+        assigned = ray.get_runtime_context().get_assigned_resources()
+        torch.set_num_threads(max(1, int(assigned.get("CPU", 0))))
+
+    def initial(self) -> tuple[Layout | Flat, ...]:
+        """Build the job's model; returns its layout and the initial weights of each fragment, as separate results.
+
+        To be called with ``num_returns = 1 + fragments``.
+
+        Raises:
+            HyphaError: the model can't be built, or not be cut into so many fragments.
+
+        """
+        model = build_model(self._job.model, self._job.run.seed)
+        layout = layout_of(model, self._job.sync.fragments)
+        return layout, *(gather(model, layout, fragment) for fragment in range(layout.fragments))
+
+    def momentum(self, layout: Layout, fragment: int) -> Flat:
+        """Momentum before the first round."""
+        return initial_momentum(layout, fragment)
+
+    @ray.method(num_returns=3)
+    def reduce(
+        self,
+        layout: Layout,
+        fragment: int,
+        round: int,
+        theta: Flat,
+        momentum: Flat,
+        meta: tuple[tuple[int, int, int], ...],
+        *payloads: Flat,
+    ) -> tuple[Flat, Flat, Verdict]:
+        """Take an outer step; see `reducer.reduce`. Returns new θ, new momentum and the verdict, as separate results.
+
+        Ray fetches references that are arguments of their own before the call begins, hence the flat list of payloads.
+
+        Args:
+            layout: of the whole model.
+            fragment: which part of it.
+            round: number of the round.
+            theta: global weights of the fragment.
+            momentum: outer momentum of the fragment.
+            meta: worker, incarnation and samples of each payload.
+            payloads: what the workers sent, in the same order.
+
+        """
+        received = [Received(*who, payload) for who, payload in zip(meta, payloads, strict=True)]
+        sync = self._job.sync
+        rules = Rules(layout, fragment, self._job.outer_optimizer, sync.weighting, codec(sync.codec))
+        return reduce(round, theta, momentum, received, rules, self._room(layout, fragment))
+
+    def _room(self, layout: Layout, fragment: int) -> State:
+        """Arrays of the last call: Ray has copied them into its store before the next call begins."""
+        key = f"{layout.sha256()}-{fragment}"
+        if key not in self._out:
+            self._out = {key: blank(layout, fragment)}
+        return self._out[key]

@@ -1,0 +1,81 @@
+"""What keeps a damaged payload out of the mean.
+
+A payload must have the right form before it is touched. Whether its values are finite shows in its norm, which is
+measured in the same sweep over memory that averages it; a payload that fails there is left out, and the sweep done
+again without it. So a rejected delta is the same as an absent one, bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from hypha_ray.codec import Form
+from hypha_ray.types import Flat, Rejection
+
+_ROW = 4096
+_SMALL = 1e-24
+
+
+class Received(NamedTuple):
+    """A delta as it reached the server; `samples` is its weight in the mean."""
+
+    worker: int
+    incarnation: int
+    samples: int
+    payload: Flat
+
+
+def admit(received: Iterable[Received], form: Mapping[str, Form]) -> tuple[list[Received], list[Rejection]]:
+    """Sort deltas by worker, and turn away those that can't be computed with.
+
+    Of a worker that is there more than once the newest incarnation counts, and of that one delta.
+    """
+    admitted: list[Received] = []
+    rejected: list[Rejection] = []
+    for delta in sorted(received, key=lambda one: (one.worker, -one.incarnation)):
+        if admitted and admitted[-1].worker == delta.worker:
+            reason: str | None = f"repeated: incarnation {admitted[-1].incarnation} of this worker is taken"
+        elif delta.samples < 1:
+            reason = f"{delta.samples} samples"
+        else:
+            reason = misfit(delta.payload, form)
+        if reason is None:
+            admitted.append(delta)
+        else:
+            rejected.append(Rejection(delta.worker, reason))
+    return admitted, rejected
+
+
+def misfit(payload: Flat, form: Mapping[str, Form]) -> str | None:
+    """Say in what a payload differs from the form that the layout and the codec ask for; None if in nothing."""
+    if payload.keys() != form.keys():
+        return f"groups {', '.join(sorted(payload))} instead of {', '.join(sorted(form))}"
+    for group, (dtype, size) in form.items():
+        array = payload[group]
+        if array.dtype != np.dtype(dtype):
+            return f"dtype {array.dtype} of {group} instead of {dtype}"
+        if array.shape != (size,) or not array.flags.c_contiguous:
+            return f"shape {array.shape} of {group} instead of {(size,)}, contiguous"
+    return None
+
+
+def square_sum(values: torch.Tensor) -> float:
+    """Sum of squares of a block, in float64; NaN or infinite only if a value is.
+
+    The squares of 4096 values at a time are added in the tensor's own precision, which costs a quarter of converting
+    them all; where squares are so large or so small that they'd be lost, all is done in float64.
+    """
+    array = values.numpy()
+    whole = array.size - array.size % _ROW
+    rows, rest = array[:whole].reshape(-1, _ROW), array[whole:]
+    with np.errstate(all="ignore"):
+        total = float(np.vecdot(rows, rows).sum(dtype=np.float64)) + float(np.vdot(rest, rest))
+        if _SMALL < total < math.inf:
+            return total
+        wide = array.astype(np.float64)
+        return float(np.vdot(wide, wide))
