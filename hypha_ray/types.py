@@ -251,7 +251,7 @@ class Commit:
     """One outer round in the commit log, the only truth about a run.
 
     `cursors` maps a slice to its samples used in `epoch`, the oldest epoch that isn't complete; `ahead` holds the same
-    for newer epochs that have begun. Hashes are sha256 over the snapshot files' tensors.
+    for newer epochs that have begun. Hashes are sha256 of the snapshot files, as `sha256sum` prints them.
     """
 
     round: int

@@ -98,7 +98,7 @@ class InnerOptimizer(Table):
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.95), strict=False, description="decay of AdamW's averages")
     epsilon: Positive = Field(1e-8, description="AdamW's epsilon")
     momentum: Fraction = Field(0.0, description="momentum of sgd; Muon's is 0.95")
-    weight_decay: NotNegative = Field(0.1, description="decoupled weight decay")
+    weight_decay: NotNegative = Field(0.1, description="weight decay, decoupled but for sgd")
     schedule: Literal["constant", "linear", "linear-with-warmup", "cosine-with-warmup", "wsd"] = Field(
         "constant", description="learning rate over inner steps"
     )

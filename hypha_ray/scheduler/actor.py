@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayError
 
 from hypha_ray.config import Job
 from hypha_ray.errors import HyphaError
@@ -17,7 +17,12 @@ from hypha_ray.scheduler.assigner import Sizes
 from hypha_ray.scheduler.core import Core
 from hypha_ray.scheduler.crew import Crew
 from hypha_ray.scheduler.weights import Weights
-from hypha_ray.types import Delta, Failed, Source
+from hypha_ray.types import Commit, Delta, Failed, Source
+
+SLICES_PER_WORKER = 4
+"""Slices that the scheduler keeps in the object store, beside those that workers hold."""
+FINISH_S = 10.0
+"""Longest wait for telemetry at the end of a run."""
 
 
 class Scheduler:
@@ -36,9 +41,12 @@ class Scheduler:
         self._crew = Crew(job, run, directory)
         self._inbox: asyncio.Queue[c.Input] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._commits: set[asyncio.Task[None]] = set()
+        """Of the tasks those that must be done before the run is."""
         self._payloads: dict[Source, list[Any]] = {}
         """Refs of the deltas of the round, by fragment; never read here."""
         self._slices: dict[int, Any] = {}
+        """Refs of the slices sent last, for the next worker that needs one."""
         self._weights = Weights(job, self._crew)
 
     @ray.method(num_returns="streaming")
@@ -49,6 +57,8 @@ class Scheduler:
             self._crew.open_shards(self._dataset)
             await self._crew.hire()
             for source in self._crew.sources:
+                self._note("lease", worker=source.worker, incarnation=source.incarnation)
+            for source in self._crew.sources:
                 self._spawn(self._listen(source))
             yield _status(f"building the model on {len(self._crew.sources)} workers")
             core = await self._brain()
@@ -57,13 +67,15 @@ class Scheduler:
                 for command in core.handle(event, time.monotonic()):
                     for record in self._perform(command):
                         yield record
-            await self._weights.persisted()
+            await asyncio.gather(*self._commits)
+            yield {"kind": "summary", **await self._finish()}
+        except BaseException:
+            await self._finish()
+            raise
         finally:
-            summary = await self._crew.telemetry.finish.remote({"parameter_bytes": self._weights.bytes})
             for task in self._tasks:
                 task.cancel()
             self._crew.end()
-        yield {"kind": "summary", **summary}
 
     async def _brain(self) -> Core:
         await self._weights.initialise()
@@ -91,7 +103,7 @@ class Scheduler:
             case c.Reduce():
                 self._spawn(self._reduce(command))
             case c.Persist():
-                self._weights.persist(command)
+                self._commits.add(self._spawn(self._persist(command)))
             case c.Dismiss(worker=worker):
                 self._crew.dismiss(worker)
             case c.Record(fields=fields):
@@ -116,15 +128,19 @@ class Scheduler:
         except (RayActorError, StopAsyncIteration) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         except Exception as error:
-            reason = f"the inner loop broke: {error}"
+            cause = getattr(error, "cause", error)
+            reason = f"the inner loop broke: {type(cause).__name__}: {cause}"
         self._inbox.put_nowait(c.Lost(source, reason))
 
     async def _feed(self, worker: int, index: int) -> None:
         shards = self._crew.shards
         if index not in self._slices:
             self._slices[index] = shards[index % len(shards)].read.remote(index)
+        ref = self._slices[index] = self._slices.pop(index)
+        while len(self._slices) > SLICES_PER_WORKER * len(self._crew.workers):
+            del self._slices[next(iter(self._slices))]
         try:
-            await self._crew.workers[worker].feed.remote(index, self._slices[index])
+            await self._crew.workers[worker].feed.remote(index, ref)
         except HyphaError as error:
             self._inbox.put_nowait(Failed(Source(self._run, worker, 0), -1, getattr(error, "cause", error)))
         except RayActorError:
@@ -135,10 +151,27 @@ class Scheduler:
         verdict = await self._weights.reduce(command, payloads)
         self._inbox.put_nowait(c.Reduced(verdict))
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    async def _persist(self, command: c.Persist) -> None:
+        commit: Commit = await self._weights.persist(command)
+        fields = {"round": commit.round, "theta_sha256": commit.theta_sha256, "epoch": commit.epoch}
+        self._note("commit", **fields, deltas=len(commit.deltas))
+
+    async def _finish(self) -> dict[str, Any]:
+        """Close the files and sinks; a run that failed has a summary too."""
+        figures = self._crew.telemetry.finish.remote({"parameter_bytes": self._weights.bytes})
+        try:
+            return dict(await asyncio.wait_for(figures, FINISH_S))
+        except (TimeoutError, RayError):
+            return {}
+
+    def _note(self, kind: str, **fields: Any) -> None:
+        self._crew.telemetry.events.remote([{"kind": kind, "monotonic_s": time.monotonic(), **fields}])
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -17,7 +17,7 @@ from hypha_ray.errors import CapacityError, ConfigError
 from hypha_ray.scheduler import commands as c
 from hypha_ray.scheduler.assigner import Assigner, Sizes
 from hypha_ray.scheduler.fleet import Member
-from hypha_ray.scheduler.rounds import Evaluation, Round
+from hypha_ray.scheduler.rounds import Evaluation, Round, step_record
 from hypha_ray.types import Delta, Evaluated, Event, Failed, Merged, Ready, Report, SliceInfo, Source, Verdict
 
 
@@ -161,13 +161,15 @@ class Core:
             case Report():
                 member.report(event, now)
                 current.learning_rate = event.learning_rate
-                self._out.append(c.Record(self._step_record(event)))
+                samples = sum(one.progress.samples for one in self._fleet)
+                self._out.append(c.Record(step_record(event, samples, self._job.rounds.samples_between_updates)))
                 self._correct(now)
             case Delta():
                 self._delivered(member, event, now)
             case Merged():
                 self._merged(member, now)
             case Evaluated():
+                member.progress.heard_at = now
                 self._evaluated(event, now)
 
     def _correct(self, now: float) -> None:
@@ -234,6 +236,8 @@ class Core:
         if self._closing is not None:
             self._closing.merged(member.source.worker, member.merged_at, now)
         member.merged_at = now
+        if member.plan is not None and not member.plan.evaluate:
+            member.progress.heard_at = now
         self._settle(now)
 
     def _evaluated(self, event: Evaluated, now: float) -> None:
@@ -277,21 +281,6 @@ class Core:
         elapsed_s, done = now - self._began_at, closing.number + 1
         eta_s = elapsed_s / done * (self._job.rounds.update_rounds - done)
         return {**record, **self._totals, "elapsed_s": elapsed_s, "eta_s": eta_s, "epoch": self._assigner.ledger.epoch}
-
-    def _step_record(self, report: Report) -> dict[str, Any]:
-        return {
-            "kind": "step",
-            "worker": report.source.worker,
-            "round": report.round,
-            "loss": report.loss_sum / max(1, report.samples),
-            "learning_rate": report.learning_rate,
-            "gradient_norm": report.gradient_norm,
-            "samples": report.samples,
-            "tokens": report.tokens,
-            "batch_s": report.seconds / report.timed_batches if report.timed_batches else None,
-            "round_samples": sum(member.progress.samples for member in self._members.values()),
-            "round_target": self._job.rounds.samples_between_updates,
-        }
 
     def _note(self, kind: str, now: float, **fields: Any) -> None:
         self._out.append(c.Note({"kind": kind, "monotonic_s": now, **fields}))

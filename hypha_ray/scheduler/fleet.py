@@ -24,7 +24,8 @@ class Progress:
 
     batches: int = 0
     samples: int = 0
-    reported_at: float | None = None
+    heard_at: float | None = None
+    """When it last reported, or began with its batches; None before."""
 
 
 @dataclass(slots=True)
@@ -51,7 +52,7 @@ class Member:
         """Take in progress, and the batch times behind it."""
         self.progress.batches += report.batches
         self.progress.samples += report.samples
-        self.progress.reported_at = now
+        self.progress.heard_at = now
         if report.timed_batches:
             self.batch_time.observe(report.seconds / report.timed_batches, report.timed_batches)
 
@@ -118,7 +119,7 @@ def standings(
     It reports after every batch that takes longer than `report_every_s`, so silence beyond that is a slow batch.
     """
     seconds = batch_seconds(members, equal=False)
-    since = {member.source.worker: _heard_at(member, started_at, evaluating) for member in members}
+    since = {member.source.worker: _since(member, started_at, evaluating, now) for member in members}
     for worker, batch_s in seconds.items():
         seconds[worker] = max(batch_s, now - since[worker] - report_every_s)
     origin = now - max(seconds.values())
@@ -132,8 +133,8 @@ def standings(
     return origin, found
 
 
-def _heard_at(member: Member, started_at: float, evaluating: bool) -> float:
-    """When the worker last reported, or should have begun its first batch."""
-    if member.progress.reported_at is not None:
-        return member.progress.reported_at
-    return started_at + (member.overhead[evaluating].mean or 0.0)
+def _since(member: Member, started_at: float, evaluating: bool, now: float) -> float:
+    """When the worker last reported or began with its batches, or will begin with them."""
+    if member.progress.heard_at is not None:
+        return member.progress.heard_at
+    return max(now, started_at + (member.overhead[evaluating].mean or 0.0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from hypha_ray.market.allocator import cluster_nodes
 from hypha_ray.market.requirements import workers_to_start
 from hypha_ray.model.build import facts
 from hypha_ray.model.export import export
+from hypha_ray.model.hub import fetch
 from hypha_ray.model.preprocess import load_preprocessor
 from hypha_ray.scheduler.actor import Scheduler
 from hypha_ray.store.directory import RunDirectory, home
@@ -35,6 +37,9 @@ from hypha_ray.telemetry.console import Console
 from hypha_ray.telemetry.plots import draw
 
 log = logging.getLogger(__name__)
+
+CONNECT_S = 10.0
+"""Longest wait for a cluster's port to answer."""
 
 
 def launch(loaded: Loaded, kind: str) -> None:
@@ -73,6 +78,8 @@ def dry_run(job: Job) -> None:
 def check_fit(job: Job, manifest: Manifest) -> None:
     """Refuse a model that the dataset doesn't fit, before anything starts."""
     known = facts(job.model)
+    if job.model.repository and Path(job.model.repository).expanduser().is_dir():
+        fetch(job.model.repository, None, None, weights=True)  # A hub's weights are left for the nodes to fetch.
     manifest.require(known.vocab_size, known.num_labels)
     longest = max((tensor.shape[0] for tensor in manifest.tensors if tensor.name == "input_ids"), default=0)
     if known.positions is not None and longest > known.positions:
@@ -84,12 +91,13 @@ def check_fit(job: Job, manifest: Manifest) -> None:
 @contextmanager
 def connected(namespace: str) -> Iterator[None]:
     """A Ray cluster: the one that RAY_ADDRESS names, or one of our own on this machine."""
-    address = os.environ.get("RAY_ADDRESS", "local")
+    address = os.environ.get("RAY_ADDRESS") or "local"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+    _knock(address)
     try:
         ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="warning", **options)
-    except (ConnectionError, RuntimeError, RayAuthenticationError) as error:
+    except (ConnectionError, RuntimeError, ValueError, RayAuthenticationError) as error:
         raise _no_cluster(address, error) from None
     try:
         yield
@@ -97,12 +105,36 @@ def connected(namespace: str) -> Iterator[None]:
         ray.shutdown()
 
 
+def _knock(address: str) -> None:
+    """Make sure that something listens at ``HOST:PORT``: Ray itself would try for a quarter of an hour.
+
+    If that isn't Ray, one attempt of Ray's is enough too.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdigit():
+        return
+    os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")  # In spite of its name it counts attempts.
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise _unreachable(address, error) from None
+
+
 def _no_cluster(address: str, error: Exception) -> HyphaError:
-    first = str(error).splitlines()[0]
-    if isinstance(error, RayAuthenticationError) or "RAY_AUTH_MODE" not in os.environ:
+    refused = isinstance(error, ConnectionError) and "RAY_AUTH_MODE" not in os.environ
+    if refused or isinstance(error, RayAuthenticationError):
         fix = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or ~/.ray/auth_token to the cluster's token"
-        return AuthenticationError("AUTH001", f"Ray at {address!r} did not let us in", got=first, fix=fix)
-    return ClusterError("NET002", f"no Ray cluster at {address!r}", got=first, fix="start one, or unset RAY_ADDRESS")
+        return AuthenticationError("AUTH001", f"Ray at {address!r} did not let us in", got=_first(error), fix=fix)
+    return _unreachable(address, error)
+
+
+def _unreachable(address: str, error: Exception) -> ClusterError:
+    fix = "start one, or unset RAY_ADDRESS"
+    return ClusterError("NET002", f"no Ray cluster at {address!r}", got=_first(error), fix=fix)
+
+
+def _first(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def records(job: Job, run: str, directory: RunDirectory, dataset: Path) -> Iterator[dict[str, Any]]:
@@ -122,8 +154,7 @@ def records(job: Job, run: str, directory: RunDirectory, dataset: Path) -> Itera
         cause = getattr(error, "cause", None)
         raise cause if isinstance(cause, HyphaError) else error from None
     except RayActorError as error:
-        first = str(error).splitlines()[0]
-        raise ClusterError("NET003", "the scheduler died", got=first, fix="submit the job again") from None
+        raise ClusterError("NET003", "the scheduler died", got=_first(error), fix="submit the job again") from None
     finally:
         ray.kill(scheduler)
 
@@ -133,6 +164,8 @@ def watch(stream: Iterator[dict[str, Any]], console: Console) -> None:
     summary = None
     try:
         for record in stream:
+            if record["kind"] != "step":
+                log.info("%s", record)
             match record["kind"]:
                 case "status":
                     console.status(record["text"])

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypha_ray.types import Delta, Evaluated, Verdict
+from hypha_ray.types import Delta, Evaluated, Report, Verdict
 
 
 @dataclass(slots=True)
@@ -121,3 +121,20 @@ class Evaluation:
         quality = {"accuracy": sum(hits) / count} if hits else {"perplexity": math.exp(min(loss, 700.0))}
         seconds = max(part.seconds for part in parts)
         return {"kind": "eval", "round": self.number, "val_loss": loss, **quality, "count": count, "seconds": seconds}
+
+
+def step_record(report: Report, round_samples: int, round_target: int) -> dict[str, Any]:
+    """Progress of one worker; of the fleet, `round_samples` of the round's `round_target` samples are reported."""
+    return {
+        "kind": "step",
+        "worker": report.source.worker,
+        "round": report.round,
+        "loss": report.loss_sum / max(1, report.samples),
+        "learning_rate": report.learning_rate,
+        "gradient_norm": report.gradient_norm,
+        "samples": report.samples,
+        "tokens": report.tokens,
+        "batch_s": report.seconds / report.timed_batches if report.timed_batches else None,
+        "round_samples": round_samples,
+        "round_target": round_target,
+    }

@@ -19,7 +19,6 @@ class Weights:
         self._job, self._crew = job, crew
         self._theta: list[Any] = []
         self._momentum: list[Any] = []
-        self._persisted: list[Any] = []
         self.bytes: int | None = None
         """Size of θ, once it is known."""
 
@@ -29,7 +28,7 @@ class Weights:
         first, *self._theta = self._crew.servers[0].initial.options(num_returns=1 + fragments).remote()
         self.layout: Layout = await first
         self._momentum = [server.momentum.remote(self.layout, f) for f, server in enumerate(self._crew.servers)]
-        self._persisted = [self._crew.store.begin.remote(self.layout, *self._theta)]
+        await self._crew.store.begin.remote(self.layout, *self._theta)
         self.bytes = self.layout.bytes()
 
     def send(self, worker: int, round_number: int) -> None:
@@ -64,13 +63,9 @@ class Weights:
         reduce = self._crew.servers[fragment].reduce
         return list(reduce.remote(self.layout, fragment, round_number, theta, momentum, meta, *refs))
 
-    def persist(self, command: Persist) -> None:
-        """Let the store write snapshot and commit record; one after the other, while training goes on."""
-        self._persisted.append(self._crew.store.commit.remote(command, self.layout, *self._theta, *self._momentum))
-
-    async def persisted(self) -> None:
-        """Wait until all that was handed over is on disk."""
-        await asyncio.gather(*self._persisted)
+    def persist(self, command: Persist) -> Any:
+        """Let the store write snapshot and commit record, one round after the other; returns a ref to the `Commit`."""
+        return self._crew.store.commit.remote(command, self.layout, *self._theta, *self._momentum)
 
 
 def _joined(verdicts: list[Verdict], rejected: tuple[Rejection, ...]) -> Verdict:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
+import numpy as np
 import torch
 
 from hypha_ray.codec import codec, payload_bytes
@@ -81,7 +82,7 @@ class InnerLoop:
         samples = sum(span.samples for span in plan.evaluate)
         for start in range(0, samples, plan.batch_size):
             size = min(plan.batch_size, samples - start)
-            yield self._tensors(self._feeder.batch(plan.evaluate, start, size, shuffled=False))
+            yield _tensors(self._feeder.batch(plan.evaluate, start, size, shuffled=False))
 
     def _train(self, plan: Plan) -> None:
         """One round's steps. The plan may be corrected meanwhile; if the fleet has moved on, the round is dropped."""
@@ -133,26 +134,30 @@ class InnerLoop:
             self._emit(payload)
 
     def _step(self, batch: Arrays) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """One inner step: mean loss of the batch, norm of the gradient before clipping. No wait for the device."""
+        """One inner step: mean loss of the batch, norm of the gradient before clipping. No wait for the device.
+
+        Micro-batches count by their scored positions, so that accumulation doesn't change what is minimised.
+        """
         self._optimizer.zero_grad()
-        tensors = self._tensors(batch)
-        samples = len(next(iter(tensors.values())))
+        parts = _split(_tensors(batch), self._job.rounds.accumulation)
+        micro_batches = [self._task.inputs(part, self._generator) for part in parts]
+        counts = [self._task.count(inputs) for inputs in micro_batches]
         total = torch.zeros((), device=self._device)
-        for micro in _micro_batches(tensors, self._job.rounds.accumulation):
-            inputs = self._task.inputs(micro, self._generator)
-            with torch.autocast(self._device.type, self._autocast, enabled=self._autocast is not None):
-                loss = loss_of(self._forward(**inputs))
-            loss = loss * (len(next(iter(micro.values()))) / samples)
-            loss.backward()
-            total += loss.detach()
+        for inputs, count in zip(micro_batches, counts, strict=True):
+            if count:
+                loss = self._loss(inputs) * (count / sum(counts))
+                loss.backward()
+                total += loss.detach()
         return total, self._optimizer.step()
 
-    def _tensors(self, batch: Arrays) -> dict[str, torch.Tensor]:
-        return {name: torch.from_numpy(array).to(self._device, non_blocking=True) for name, array in batch.items()}
+    def _loss(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        inputs = {name: tensor.to(self._device, non_blocking=True) for name, tensor in inputs.items()}
+        with torch.autocast(self._device.type, self._autocast, enabled=self._autocast is not None):
+            return loss_of(self._forward(**inputs))
 
     def _seed(self, number: int) -> None:
         """Dropout and masking of a round depend on run, round and worker alone, so that a round can be repeated."""
-        seed = hash((self._job.run.seed, number, self._source.worker)) & 0x7FFF_FFFF
+        seed = int(np.random.SeedSequence([self._job.run.seed, number, self._source.worker]).generate_state(1)[0])
         torch.manual_seed(seed)
         self._generator.manual_seed(seed)
 
@@ -179,7 +184,12 @@ def _tokens(batch: Arrays) -> int:
     return batch["input_ids"].size if "input_ids" in batch else len(next(iter(batch.values())))
 
 
-def _micro_batches(tensors: dict[str, torch.Tensor], parts: int) -> Iterator[dict[str, torch.Tensor]]:
+def _tensors(batch: Arrays) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(array) for name, array in batch.items()}
+
+
+def _split(tensors: dict[str, torch.Tensor], parts: int) -> Iterator[dict[str, torch.Tensor]]:
+    """Cut a batch into that many micro-batches, or fewer if it has fewer samples."""
     samples = len(next(iter(tensors.values())))
     size = -(-samples // parts)
     for start in range(0, samples, size):

@@ -1,0 +1,141 @@
+"""Leases of a cluster's resources: one placement group for each actor.
+
+    acquire ──placed──► lease ──options──► an actor on it ──release──► gone, the actor too
+       └──not placed by the deadline──► CapacityError, and nothing stays behind
+
+A placement group outlives the actor that made it. So whoever takes a run up again first reclaims what was held before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray._private.state import available_resources_per_node
+from ray.exceptions import RayError
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from hypha_ray.errors import CapacityError, ClusterError
+from hypha_ray.market.leases import Lease, LeaseBook
+from hypha_ray.market.requirements import Need, NodeResources, shortage
+
+__all__ = ["Lease", "Leases", "cluster_nodes", "reclaim"]
+
+
+def cluster_nodes() -> list[NodeResources]:
+    """The nodes that are alive, and what is free on them at this moment."""
+    free = available_resources_per_node()
+    return [
+        NodeResources(node["NodeManagerAddress"], node["Resources"], free.get(node["NodeID"], {}), node["Labels"])
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+
+
+def reclaim(run: str) -> int:
+    """End all leases of a run, whoever holds them; returns how many there were."""
+    table = placement_group_table()
+    found = [key for key, row in table.items() if row["name"].startswith(f"{run}/") and row["state"] != "REMOVED"]
+    for key in found:
+        remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(key))))
+    return len(found)
+
+
+class Leases:
+    """The leases of one run. Ray counts what is free; the book says which leases are good.
+
+    Args:
+        run: name of the run; its groups are called ``<run>/<name>``.
+
+    """
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._book = LeaseBook()
+        self._groups: dict[str, tuple[Need, PlacementGroup]] = {}
+        """Of every lease, and of those that still wait for room."""
+
+    async def acquire(self, name: str, need: Need, deadline_s: float) -> Lease:
+        """Lease what `need` says, under the name of the actor that will live there.
+
+        Raises:
+            CapacityError: the cluster had no room within `deadline_s` seconds.
+            ClusterError: a group of that name is there already, or Ray doesn't answer.
+
+        """
+        group = self._open(name, need, await asyncio.to_thread(cluster_nodes))
+        lease = None
+        try:
+            await asyncio.wait_for(group.ready(), deadline_s)
+            lease = self._book.grant(name, need.bundle(), time.monotonic())
+        except TimeoutError:
+            raise self._no_room(name, need, await asyncio.to_thread(cluster_nodes)) from None
+        except RayError as error:
+            raise _refused(f"{self._run}/{name}", error) from error
+        finally:
+            if lease is None:
+                self._close(name)
+        return lease
+
+    def options(self, lease: Lease) -> dict[str, Any]:
+        """Options that place an actor on the lease and give it all that is leased.
+
+        Raises:
+            ClusterError: the lease is over, or its node is gone; an actor would wait there for ever.
+
+        """
+        group = self._groups[lease.holder][1] if self._book.holds(lease) else None
+        if group is None or placement_group_table(group)["state"] != "CREATED":
+            raise ClusterError("CAP004", f"the lease {self._run}/{lease.holder} is over", fix="acquire a new one")
+        place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
+        amounts = lease.amounts
+        memory = {"memory": int(amounts["memory"])} if "memory" in amounts else {}
+        cores = {"num_cpus": amounts.get("CPU", 0.0), "num_gpus": amounts.get("GPU", 0.0)}
+        return {**cores, **memory, "scheduling_strategy": place}
+
+    def release(self, lease: Lease) -> None:
+        """Give a lease back, which ends the actors on it; nothing happens if it is over."""
+        if self._book.release(lease):
+            self._close(lease.holder)
+
+    def release_all(self) -> None:
+        """Give back every lease of this object, and whatever still waits for room."""
+        for lease in self._book.leases:
+            self.release(lease)
+        for name in list(self._groups):
+            self._close(name)
+
+    def _open(self, name: str, need: Need, nodes: list[NodeResources]) -> PlacementGroup:
+        """Ask Ray for the group; it says at once if the name is taken."""
+        try:
+            labels = [need.selector(nodes)]
+            group = placement_group([need.bundle()], "PACK", f"{self._run}/{name}", bundle_label_selector=labels)
+        except RayError as error:
+            raise _refused(f"{self._run}/{name}", error) from error
+        self._groups[name] = need, group
+        return group
+
+    def _close(self, name: str) -> None:
+        found = self._groups.pop(name, None)
+        if found is not None:
+            remove_placement_group(found[1])
+
+    def _no_room(self, name: str, need: Need, nodes: list[NodeResources]) -> CapacityError:
+        """Why a lease came to nothing: all of this run's together are too much, or others are in the way."""
+        idle = [replace(node, free=node.total) for node in nodes]
+        missing = shortage(Counter(wanted for wanted, _ in self._groups.values()), idle) or shortage({need: 1}, nodes)
+        if missing is not None:
+            return missing.error()
+        return CapacityError(
+            "CFG004", f"Ray placed {self._run}/{name} too late", fix="raise resources.start_deadline_s"
+        )
+
+
+def _refused(group: str, error: RayError) -> ClusterError:
+    reason = str(error).strip().splitlines()[0]
+    return ClusterError("CAP003", f"Ray refused the lease {group}: {reason}", fix="end the run of that name first")

@@ -1,0 +1,208 @@
+"""What a job's actors need of the cluster, and whether its nodes offer that.
+
+Needs become bundles of placement groups, one group for each actor. `shortage` packs them onto the nodes beforehand and
+says in a user's words what is missing; Ray itself would only wait.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hypha_ray.config import Job
+from hypha_ray.config.load import worker_needs
+from hypha_ray.config.schema import WorkerResources
+from hypha_ray.errors import CapacityError, ConfigError
+
+GB = 1_000_000_000
+OWN_LABEL, RAY_LABEL = "gpu_type", "ray.io/accelerator-type"
+"""The labels that name a node's GPU: the one its owner gives, and the one that Ray finds out by itself."""
+NOT_NVIDIA = re.compile(r"AMD-|Intel-|MXC|Apple-|M\d")
+"""How Ray's names of GPUs begin where another vendor made them; NVIDIA's have no prefix."""
+LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeResources:
+    """A node's address, what it has in all and free, in Ray's resource names and units, and its labels."""
+
+    address: str
+    total: Mapping[str, float]
+    free: Mapping[str, float]
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What one actor needs of one node; `gpu_type` is ``nvidia``, ``amd``, or what a label says."""
+
+    role: str
+    cpu: float = 0.0
+    gpu: float = 0.0
+    memory_bytes: int = 0
+    gpu_type: str | None = None
+
+    def bundle(self) -> dict[str, float]:
+        """The placement group's bundle; empty if the actor reserves nothing."""
+        amounts = {"CPU": self.cpu, "GPU": self.gpu, "memory": float(self.memory_bytes)}
+        return {name: amount for name, amount in amounts.items() if amount > 0}
+
+    def selector(self, nodes: Sequence[NodeResources]) -> dict[str, str]:
+        """The bundle's label selector: by the owners' label, or by Ray's where only that names the type."""
+        if self.gpu_type is None:
+            return {}
+        key, values = self._label(self.gpu_type, nodes)
+        return {key: f"in({','.join(sorted(values))})"}
+
+    def admits(self, nodes: Sequence[NodeResources]) -> list[bool]:
+        """Which of the nodes the selector takes."""
+        if self.gpu_type is None:
+            return [True] * len(nodes)
+        key, values = self._label(self.gpu_type, nodes)
+        return [node.labels.get(key) in values for node in nodes]
+
+    @staticmethod
+    def _label(gpu_type: str, nodes: Sequence[NodeResources]) -> tuple[str, set[str]]:
+        own = any(node.labels.get(OWN_LABEL) == gpu_type for node in nodes)
+        found = {node.labels[RAY_LABEL] for node in nodes if gpu_type in _ray_types(node)}
+        return (RAY_LABEL, found) if found and not own else (OWN_LABEL, {gpu_type})
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """Why not all actors fit: for `short` of the `wanted` ones that have this need there is no node."""
+
+    need: Need
+    wanted: int
+    short: int
+    busy: bool
+    """The nodes would have room if they were idle."""
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.reason}; {self.short} of {self.wanted} short"
+
+    def error(self) -> CapacityError:
+        """The same for the user."""
+        state, fix = ("busy", "wait for other jobs") if self.busy else ("too small", "ask for less in [resources]")
+        return CapacityError("CFG004", f"the cluster is {state}: {self}", fix=f"{fix}, or add nodes")
+
+
+def worker_need(job: Job) -> Need:
+    """What one worker needs."""
+    return _need("worker", worker_needs(job))
+
+
+def server_need(job: Job) -> Need:
+    """What one parameter server needs."""
+    return _need("server", job.resources.parameter_server)
+
+
+def needs(job: Job, workers: int) -> dict[Need, int]:
+    """What that many workers and all parameter servers need: how often each need occurs."""
+    return {worker_need(job): workers, server_need(job): job.sync.fragments}
+
+
+def workers_to_start(job: Job, nodes: Sequence[NodeResources]) -> int:
+    """The wanted workers, or as many of them as find room now beside the parameter servers.
+
+    Raises:
+        CapacityError: not even `min_workers` do.
+
+    """
+    wanted, least = job.resources.num_workers, min(job.resources.min_workers, job.resources.num_workers)
+    missing = shortage(needs(job, least), nodes)
+    if missing is not None:
+        raise missing.error()
+    more = range(least + 1, wanted + 1)
+    return least + bisect_left(more, True, key=lambda workers: shortage(needs(job, workers), nodes) is not None)
+
+
+def shortage(wanted: Mapping[Need, int], nodes: Sequence[NodeResources]) -> Shortage | None:
+    """Why the needs don't fit on the nodes as they are now; None if they do.
+
+    First fit, the largest need first: exact for equal needs, and for one kind beside others that reserve nothing.
+    """
+    in_all = _pack(wanted, nodes, [node.total for node in nodes], busy=False)
+    return in_all or _pack(wanted, nodes, [node.free for node in nodes], busy=True)
+
+
+def _pack(
+    wanted: Mapping[Need, int], nodes: Sequence[NodeResources], room: Sequence[Mapping[str, float]], busy: bool
+) -> Shortage | None:
+    left = [dict(amounts) for amounts in room]
+    for need in sorted(wanted, key=lambda need: (need.gpu, need.memory_bytes, need.cpu), reverse=True):
+        admitted = [index for index, admits in enumerate(need.admits(nodes)) if admits]
+        short = wanted[need]
+        for index in admitted:
+            count = min(short, _times(need, left[index]))
+            for name, amount in need.bundle().items():
+                left[index][name] = left[index].get(name, 0.0) - count * amount
+            short -= count
+        if short > 0:
+            rooms = [(nodes[index], left[index]) for index in admitted]
+            return Shortage(need, wanted[need], short, busy, _lack(need, rooms) if rooms else _no_node(need, nodes))
+    return None
+
+
+def _times(need: Need, amounts: Mapping[str, float]) -> int:
+    """How often a need fits; Ray counts in ten-thousandths, so does this."""
+    asked = need.bundle().items()
+    fits = (_units(amounts.get(name, 0.0)) // max(1, _units(amount)) for name, amount in asked)
+    return min(fits, default=sys.maxsize)
+
+
+def _units(amount: float) -> int:
+    return max(0, round(amount * 1e4))
+
+
+def _lack(need: Need, rooms: Sequence[tuple[NodeResources, Mapping[str, float]]]) -> str:
+    """What the node lacks that comes closest: fewest resources short, then the smallest gap, then the most in all."""
+
+    def gaps(left: Mapping[str, float]) -> list[tuple[float, str]]:
+        lacks = ((1 - left.get(name, 0.0) / amount, name) for name, amount in need.bundle().items())
+        return sorted(((gap, name) for gap, name in lacks if gap > 0), reverse=True)
+
+    def distance(room: tuple[NodeResources, Mapping[str, float]]) -> tuple[float, ...]:
+        gap, resource = gaps(room[1])[0]
+        return len(gaps(room[1])), gap, -room[0].total.get(resource, 0.0)
+
+    node, left = min(rooms, key=distance)
+    resource = gaps(left)[0][1]
+    size, unit = (GB, "GB of memory") if resource == "memory" else (1, resource)
+    asked, rest, total = (
+        f"{max(0.0, round(amounts.get(resource, 0.0) / size, 4)):g}" for amounts in (need.bundle(), left, node.total)
+    )
+    return f"{asked} {unit} per {need.role} is needed; the closest node, {node.address}, has {rest} of its {total} left"
+
+
+def _no_node(need: Need, nodes: Sequence[NodeResources]) -> str:
+    types = sorted({node.labels[key] for node in nodes for key in (OWN_LABEL, RAY_LABEL) if key in node.labels})
+    there = f"the labels there: {', '.join(types)}" if types else f"no node has a label {OWN_LABEL} or {RAY_LABEL}"
+    return f"no node has gpu_type {need.gpu_type} for a {need.role}; {there}" if nodes else "there is no node"
+
+
+def _need(role: str, asked: WorkerResources) -> Need:
+    if asked.gpu > 1 and asked.gpu != int(asked.gpu):
+        raise _wrong(role, "gpu", f"{asked.gpu:g}", "whole numbers, or a part of one GPU")
+    if asked.gpu_type is not None and not LABEL_VALUE.fullmatch(asked.gpu_type):
+        raise _wrong(role, "gpu_type", asked.gpu_type, "any, nvidia, amd or a label: letters, digits, '-', '_' and '.'")
+    gpu_type = None if asked.gpu_type == "any" else asked.gpu_type
+    return Need(role, asked.cpu, asked.gpu, round(asked.memory_gb * GB), gpu_type)
+
+
+def _wrong(role: str, key: str, got: str, allowed: str) -> ConfigError:
+    return ConfigError("CFG003", f"resources of a {role}: {key} can't be used", got=got, allowed=allowed)
+
+
+def _ray_types(node: NodeResources) -> set[str]:
+    """Names under which the GPU that Ray found on a node may be asked for: its own, and its vendor's."""
+    kind = node.labels.get(RAY_LABEL)
+    if kind is None:
+        return set()
+    if kind.startswith("AMD-"):
+        return {kind, "amd"}
+    return {kind, "nvidia"} if node.total.get("GPU") and not NOT_NVIDIA.match(kind) else {kind}

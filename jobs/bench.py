@@ -1,0 +1,68 @@
+"""The benchmark table: every row is a figure, or a ratio measured side by side in one run.
+
+python jobs/bench.py
+python jobs/bench.py --only planner inner_overhead --json bench.json
+
+With no row named, all are measured.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from hypha_ray.config.cli import run
+from hypha_ray.errors import ConfigError
+
+Rows = dict[str, dict[str, Any]]
+"""Row name to its value, the target, and the conditions."""
+
+
+@dataclass
+class Arguments:
+    """Measure what the README claims."""
+
+    only: list[str] = field(default_factory=list)
+    """Rows to measure; all if none is named."""
+    json: Path | None = None
+    """File to write the rows to."""
+
+
+def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
+    """Rows that are measured together, and what measures them."""
+    from benchmarks.planner import plan_time, planner
+    from benchmarks.throughput import inner_loop
+
+    return {
+        ("planner",): planner,
+        ("plan_64_ms", "plan_10000_ms"): plan_time,
+        ("inner_overhead", "data_wait_fraction"): inner_loop,
+    }
+
+
+def main() -> None:
+    """Measure, print, write."""
+    arguments = tyro.cli(Arguments, description=__doc__)
+    known = [name for names in groups() for name in names]
+    if unknown := set(arguments.only) - set(known):
+        raise ConfigError("CFG001", f"no row {sorted(unknown)[0]!r}", allowed=", ".join(known), fix="name one of these")
+    rows: Rows = {}
+    for names, measure in groups().items():
+        if not arguments.only or set(arguments.only) & set(names):
+            print(f"measuring {', '.join(names)} …", file=sys.stderr)
+            rows |= measure()
+    for name, row in rows.items():
+        conditions = ", ".join(f"{key} {value}" for key, value in row.items() if key not in ("value", "target"))
+        print(f"{name:<20} {row['value']:>10.4g}   {row['target']:<8} {conditions}")
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    run(main)

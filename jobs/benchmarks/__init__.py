@@ -1,0 +1,1 @@
+"""What `jobs/bench.py` measures, a file for each part of the system."""
