@@ -47,7 +47,9 @@ def test_needs_one_server_for_each_fragment() -> None:
     assert sorted((need.role, count) for need, count in needs(one, 5).items()) == [("server", 3), ("worker", 5)]
 
 
-@pytest.mark.parametrize("resources", [{"gpu": 1.5}, {"gpu_type": "in(a,b)"}, {"gpu_type": "!h100"}, {"gpu_type": "-h100"}])
+@pytest.mark.parametrize(
+    "resources", [{"gpu": 1.5}, {"gpu_type": "in(a,b)"}, {"gpu_type": "!h100"}, {"gpu_type": "-h100"}]
+)
 def test_worker_need_unusable_value_is_a_config_error(resources: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="CFG003"):
         worker_need(job(worker=resources))

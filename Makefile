@@ -1,0 +1,41 @@
+# Everything that is done with this checkout. `make` alone lists it. Needs Python 3.11 or newer with venv and pip.
+
+PYTHON ?= python3
+TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
+
+export RAY_AUTH_MODE := token
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench clean
+
+help:               ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+setup: .venv/.ready ## make the environment in .venv, with the versions of constraints.txt
+
+# One call, and torch named with its version: so pip takes a CPU build where one is offered beside the registry's.
+.venv/.ready: pyproject.toml constraints.txt
+	@echo 'installing into .venv; this takes some minutes'
+	$(PYTHON) -m venv .venv
+	.venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch==$(TORCH) -e '.[dev]'
+	touch $@
+
+demo: setup         ## prepare data, start Ray here, submit a small training job, show its results
+	bash jobs/demo.sh
+
+test: setup         ## run the whole test suite
+	python -m pytest
+
+lint: setup         ## ruff, mypy --strict, import contracts
+	ruff check .
+	ruff format --check .
+	mypy
+	lint-imports
+
+bench: setup        ## measure the benchmark table
+	python jobs/bench.py
+
+clean:              ## remove the environment, all caches, and the demo's data
+	rm -rf .venv .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info
+	find hypha_ray jobs tests -name __pycache__ -type d -prune -exec rm -rf {} +
