@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
+from transformers.utils.logging import disable_progress_bar
 
 from hypha_ray.config.schema import Model
 from hypha_ray.errors import CheckpointError
@@ -41,6 +42,7 @@ def export(
         directory.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as scratch:
             new = Path(scratch) / "new"
+            disable_progress_bar()  # It would show one for a single file.
             network.save_pretrained(new)
             if preprocessor is not None:
                 preprocessor.save_pretrained(new)

@@ -53,12 +53,12 @@ class Crew:
             CapacityError: not even `min_workers` could be placed by the start deadline.
 
         """
+        count = workers_to_start(self._job, await asyncio.to_thread(cluster_nodes))
         for fragment in range(self._job.sync.fragments):
             options = await self._place(f"server-{fragment}", server_need(self._job))
             self.servers.append(
                 self._actor(ray.remote(ParameterServer), f"server-{fragment}", options).remote(self._job)
             )
-        count = workers_to_start(self._job, await asyncio.to_thread(cluster_nodes))
         await asyncio.gather(*(self._hire_worker(number) for number in range(count)))
         self.sources.sort(key=lambda source: source.worker)
 

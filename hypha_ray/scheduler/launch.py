@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
-import signal
-import socket
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import AuthenticationError as RayAuthenticationError
 from ray.exceptions import RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -22,7 +17,7 @@ from hypha_ray.config import Job
 from hypha_ray.config.load import Loaded, require_complete, resolved_toml
 from hypha_ray.data.catalogue import load, locate
 from hypha_ray.data.manifest import Manifest
-from hypha_ray.errors import AuthenticationError, ClusterError, DataError, HyphaError
+from hypha_ray.errors import ClusterError, DataError, HyphaError
 from hypha_ray.market.allocator import cluster_nodes
 from hypha_ray.market.requirements import workers_to_start
 from hypha_ray.model.build import facts
@@ -30,16 +25,15 @@ from hypha_ray.model.export import export
 from hypha_ray.model.hub import fetch
 from hypha_ray.model.preprocess import load_preprocessor
 from hypha_ray.scheduler.actor import Scheduler
+from hypha_ray.scheduler.cluster import connected, first_line
 from hypha_ray.store.directory import RunDirectory, home
 from hypha_ray.store.snapshots import load_snapshot
 from hypha_ray.telemetry.aim import local as local_aim
 from hypha_ray.telemetry.console import Console
 from hypha_ray.telemetry.plots import draw
+from hypha_ray.worker.schedules import check_schedule, inner_steps
 
 log = logging.getLogger(__name__)
-
-CONNECT_S = 10.0
-"""Longest wait for a cluster's port to answer."""
 
 
 def launch(loaded: Loaded, kind: str) -> None:
@@ -76,7 +70,8 @@ def dry_run(job: Job) -> None:
 
 
 def check_fit(job: Job, manifest: Manifest) -> None:
-    """Refuse a model that the dataset doesn't fit, before anything starts."""
+    """Refuse a schedule that doesn't fit the run, or a model that the dataset doesn't fit, before anything starts."""
+    check_schedule(job.inner_optimizer, inner_steps(job))
     known = facts(job.model)
     if job.model.repository and Path(job.model.repository).expanduser().is_dir():
         fetch(job.model.repository, None, None, weights=True)  # A hub's weights are left for the nodes to fetch.
@@ -86,55 +81,6 @@ def check_fit(job: Job, manifest: Manifest) -> None:
         what = f"the sequences of dataset {manifest.name!r} are too long for the model"
         fix = "prepare the dataset with a shorter --seq-len, or give the model more positions"
         raise DataError("DATA024", what, f"{longest} tokens", f"up to {known.positions}", fix)
-
-
-@contextmanager
-def connected(namespace: str) -> Iterator[None]:
-    """A Ray cluster: the one that RAY_ADDRESS names, or one of our own on this machine."""
-    address = os.environ.get("RAY_ADDRESS") or "local"
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
-    _knock(address)
-    try:
-        ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="warning", **options)
-    except (ConnectionError, RuntimeError, ValueError, RayAuthenticationError) as error:
-        raise _no_cluster(address, error) from None
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
-def _knock(address: str) -> None:
-    """Make sure that something listens at ``HOST:PORT``: Ray itself would try for a quarter of an hour.
-
-    If that isn't Ray, one attempt of Ray's is enough too.
-    """
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not port.isdigit():
-        return
-    os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")  # In spite of its name it counts attempts.
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
-    except (OSError, OverflowError) as error:
-        raise _unreachable(address, error) from None
-
-
-def _no_cluster(address: str, error: Exception) -> HyphaError:
-    refused = isinstance(error, ConnectionError) and "RAY_AUTH_MODE" not in os.environ
-    if refused or isinstance(error, RayAuthenticationError):
-        fix = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or ~/.ray/auth_token to the cluster's token"
-        return AuthenticationError("AUTH001", f"Ray at {address!r} did not let us in", got=_first(error), fix=fix)
-    return _unreachable(address, error)
-
-
-def _unreachable(address: str, error: Exception) -> ClusterError:
-    fix = "start one, or unset RAY_ADDRESS"
-    return ClusterError("NET002", f"no Ray cluster at {address!r}", got=_first(error), fix=fix)
-
-
-def _first(error: Exception) -> str:
-    return str(error).partition("\n")[0]
 
 
 def records(job: Job, run: str, directory: RunDirectory, dataset: Path) -> Iterator[dict[str, Any]]:
@@ -154,7 +100,7 @@ def records(job: Job, run: str, directory: RunDirectory, dataset: Path) -> Itera
         cause = getattr(error, "cause", None)
         raise cause if isinstance(cause, HyphaError) else error from None
     except RayActorError as error:
-        raise ClusterError("NET003", "the scheduler died", got=_first(error), fix="submit the job again") from None
+        raise ClusterError("NET003", "the scheduler died", got=first_line(error), fix="submit the job again") from None
     finally:
         ray.kill(scheduler)
 

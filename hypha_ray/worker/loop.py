@@ -19,6 +19,7 @@ from hypha_ray.worker.desk import Desk
 from hypha_ray.worker.feeder import Arrays, Feeder
 from hypha_ray.worker.meter import Meter
 from hypha_ray.worker.optimizers import build_optimizer
+from hypha_ray.worker.schedules import inner_steps, steps_per_round
 
 Emit: TypeAlias = Callable[[Event | Flat], None]
 
@@ -43,7 +44,9 @@ class InnerLoop:
         self._task = task_of(job.model, self._model)
         self._layout = layout_of(self._model, job.sync.fragments)
         self._forward = torch.compile(self._model) if job.worker.compile else self._model
-        self._optimizer = build_optimizer(self._model, job.inner_optimizer, _inner_steps(job))
+        self._steps_per_round = steps_per_round(job)
+        """All workers go through the schedule together, by parts of the round: a fast one isn't ahead."""
+        self._optimizer = build_optimizer(self._model, job.inner_optimizer, inner_steps(job))
         self._codec = codec(job.sync.codec)
         self._autocast = torch.bfloat16 if job.worker.autocast == "bf16" else None
         self._generator = torch.Generator()
@@ -95,6 +98,7 @@ class InnerLoop:
             with meter.waiting():
                 batch = self._feeder.batch(plan.spans, done, size)
             began = time.monotonic()
+            self._optimizer.seek(self._steps_per_round * number + self._steps_per_round * done / plan.samples)
             loss, norm = self._step(batch)
             self._drag(time.monotonic() - began)
             done += size
@@ -171,12 +175,6 @@ def _device(wish: str) -> str:
     if wish == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return wish
-
-
-def _inner_steps(job: Job) -> int:
-    """Inner steps that a worker will take in the whole run if all are equally fast: the length of its schedule."""
-    per_round = -(-job.rounds.samples_between_updates // (job.resources.num_workers * job.rounds.max_batch_size))
-    return job.inner_optimizer.total_steps or per_round * job.rounds.update_rounds
 
 
 def _tokens(batch: Arrays) -> int:

@@ -40,6 +40,13 @@ class Inner:
         """Rate of the next step; under muon that of AdamW, to which Muon's own is proportional."""
         return float(self._schedules[0].get_last_lr()[0])
 
+    def seek(self, position: float) -> None:
+        """Go to a place in the schedule, in inner steps from its start; the next `step` is made there."""
+        for schedule in self._schedules:
+            if schedule.last_epoch != position:
+                schedule.last_epoch = position - 1  # type: ignore[assignment] # the curves take fractions too
+                schedule.step()
+
     def step(self) -> torch.Tensor:
         """Clip gradients, change the parameters, and go on in the schedule.
 

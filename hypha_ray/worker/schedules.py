@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from hypha_ray.config.schema import InnerOptimizer
+from hypha_ray.config.schema import InnerOptimizer, Job
 from hypha_ray.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -49,6 +49,16 @@ def build_schedule(
     if config.schedule != "constant":
         schedule.lr_lambdas = [_held(curve, total) for curve in schedule.lr_lambdas]
     return schedule
+
+
+def steps_per_round(job: Job) -> int:
+    """Inner steps of a worker in a round if all are equally fast: what schedules count in."""
+    return -(-job.rounds.samples_between_updates // (job.resources.num_workers * job.rounds.max_batch_size))
+
+
+def inner_steps(job: Job) -> int:
+    """Length of the schedule: inner steps of the whole run, unless the job file says otherwise."""
+    return job.inner_optimizer.total_steps or steps_per_round(job) * job.rounds.update_rounds
 
 
 def check_schedule(config: InnerOptimizer, total_steps: int | None = None) -> None:

@@ -20,13 +20,14 @@ from hypha_ray.data.options import Options
 from hypha_ray.data.prepare import prepare
 from hypha_ray.data.slices import read_slice
 from hypha_ray.model.build import build_model
-from hypha_ray.scheduler.launch import connected, records
+from hypha_ray.scheduler.cluster import connected
+from hypha_ray.scheduler.launch import records
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.worker.optimizers import build_optimizer
 
 TURNS = 3
-ROUNDS = 5
-STEPS = 80
+ROUNDS = 4
+STEPS = 60
 """Inner steps of a worker in a round. The first round warms up and isn't counted."""
 TINY = Path(__file__).parent.parent / "configs" / "tiny.toml"
 

@@ -38,7 +38,7 @@ class Bench:
 
     def __init__(self, **tables: dict[str, Any]) -> None:
         torch.set_num_threads(1)
-        tables = {"inner_optimizer": {"learning_rate": 1e-2}, "worker": {"report_every_s": 1e-6}, **tables}
+        tables = {"inner_optimizer": {"learning_rate": 1e-2}, "worker": {"report_every_s": 1e-12}, **tables}
         self.job = Job.model_validate({"model": {"config": CONFIG}, "resources": {"num_workers": 1}, **tables})
         self.feeder, self.desk = Feeder(0), Desk(1)
         self.said: list[Any] = []
@@ -168,6 +168,19 @@ def test_round_that_the_fleet_has_left_is_dropped() -> None:
     bench.on_event = move_on
     deltas = bench.run(plan_of(32)).of(Delta)
     assert [delta.round for delta in deltas] == [1] and deltas[0].samples == 8
+
+
+def test_schedule_follows_the_round_and_not_the_number_of_steps() -> None:
+    def rates(samples: int) -> list[float]:
+        bench = Bench(
+            rounds={"update_rounds": 2, "samples_between_updates": 32, "max_batch_size": 8},
+            inner_optimizer={"learning_rate": 1.0, "schedule": "linear", "clip_norm": 1e-9},
+        )
+        reports = bench.run(plan_of(samples)).of(Report)
+        return [report.learning_rate for report in reports]
+
+    assert rates(32) == pytest.approx([7 / 8, 6 / 8, 5 / 8, 4 / 8])
+    assert rates(64)[1::2] == pytest.approx([6.5 / 8, 5.5 / 8, 4.5 / 8, 3.5 / 8])
 
 
 def test_slowdown_stretches_the_batch_time() -> None:
