@@ -17,6 +17,9 @@ from hypha_ray.types import Plan, SliceInfo, Span, window
 CORRECTION_GAIN = 0.02
 """A plan is corrected when that shortens the round by this part of its length."""
 
+LEAD_S = 0.3
+"""A worker that ends its plan sooner than this may hand over before a longer plan arrives: then none is changed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
@@ -70,12 +73,14 @@ class Assigner:
             return 0.0, []
         every_s = self._job.worker.report_every_s
         origin, fleet = standings(members, current.started_at, current.evaluating, every_s, now)
+        finishes = [_planned_finish(member, standing) for member, standing in zip(members, fleet, strict=True)]
         left = self._target - current.samples - sum(one.done * one.pace.batch_size for one in fleet)
         allocation = plan_batches([standing.pace for standing in fleet], max(0, left))
-        planned_s = max(_planned_finish(member, standing) for member, standing in zip(members, fleet, strict=True))
-        saved_s = planned_s - max(allocation.finish_s, now - origin)
+        saved_s = max(finishes) - max(allocation.finish_s, now - origin)
         planned = current.samples + sum(member.plan.samples for member in members if member.plan is not None)
-        if planned >= self._target and saved_s <= CORRECTION_GAIN * (origin + planned_s - current.started_at):
+        too_late = min(finishes) < now - origin + LEAD_S
+        little = saved_s <= CORRECTION_GAIN * (origin + max(finishes) - current.started_at)
+        if planned >= self._target and (little or too_late):
             return 0.0, []
         commands: list[Command] = []
         for member, standing in zip(members, fleet, strict=True):
