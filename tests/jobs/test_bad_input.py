@@ -1,0 +1,237 @@
+"""What a user can get wrong: one line that says what and how to mend it, the right exit code, and nothing left over."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+import ray
+from ray.util import get_node_ip_address, list_named_actors
+from ray.util.placement_group import placement_group_table
+
+from hypha_ray.data.catalogue import load
+from hypha_ray.scheduler.epoch import Epoch
+from hypha_ray.telemetry.files import read_jsonl
+
+Done = subprocess.CompletedProcess[str]
+RAY_LOG = re.compile(r"\[[\d: ,-]+ [WE] \d+ \d+\] \w+\.(cc|h):\d+: ")
+"""How lines begin that Ray's core writes to standard error by itself."""
+
+
+class RunJob(Protocol):
+    home: Path
+
+    def __call__(self, *arguments: str | Path, env: dict[str, str] | None = None) -> Done: ...
+
+
+def error_of(done: Done) -> str:
+    """The one line that a failed job wrote to standard error."""
+    assert "Traceback" not in done.stdout + done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if not RAY_LOG.match(line)]
+    assert re.match(r"error\[[A-Z]+\d{3}\]: .+ Fix: .+", line), line
+    return line
+
+
+def refused(done: Done, home: Path, exit_code: int) -> str:
+    """The error of a job that started nothing."""
+    error = error_of(done)
+    assert (done.returncode, done.stdout) == (exit_code, ""), error
+    assert not home.exists()
+    return error
+
+
+@pytest.fixture
+def broken(corpus: Path, tmp_path: Path) -> Path:
+    """A copy of the dataset, to be spoiled."""
+    return Path(shutil.copytree(corpus, tmp_path / "broken"))
+
+
+def last_slice(dataset: Path) -> Path:
+    """The file that comes last in the first epoch's order, so that rounds go by before it is read."""
+    files = {info.index: info for info in load(dataset).of("train")}
+    order = Epoch(0, {index: info.samples for index, info in files.items()}, seed=0).next_slices(10**9)
+    return dataset / files[order[-1][0]].file
+
+
+# ── the job file and the command line ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_unknown_key_in_a_file_names_line_and_nearest_key(run_job: RunJob, tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text('[rounds]\nupdate_rounds = 3\n[inner_optimizer]\nlearning_rte = 0.1\nschedule = "constant"\n')
+    error = refused(run_job("@", file), run_job.home, 2)
+    assert error.startswith("error[CFG001]: ")
+    assert f"{file}:4" in error and "`inner_optimizer.learning_rate`" in error
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "code", "words"),
+    [
+        ("--rounds.update_round", "3", "CFG001", "did you mean `rounds.update_rounds`"),
+        ("--inner_optimizer.learning_rate", "fast", "CFG002", "got 'fast', allowed number > 0"),
+        ("--resources.num_workers", "0", "CFG003", "got 0, allowed integer ≥ 1"),
+        ("--resources.min_workers", "3", "CFG003", "got 3, allowed up to 2"),
+        ("--model.repository", "owner/name", "CFG011", "exclude each other"),
+    ],
+)
+def test_wrong_flag_is_refused(
+    run_job: RunJob, small_job: Path, corpus: Path, flag: str, value: str, code: str, words: str
+) -> None:
+    error = refused(run_job("@", small_job, "--dataset.path", corpus, flag, value), run_job.home, 2)
+    assert error.startswith(f"error[{code}]: ") and flag.removeprefix("--") in error and words in error
+
+
+def test_job_without_a_model_or_without_a_dataset_says_which_key_to_give(run_job: RunJob, small_job: Path) -> None:
+    assert "give dataset.path" in refused(run_job("@", small_job), run_job.home, 2)
+    assert "give model.repository" in refused(run_job(), run_job.home, 2)
+
+
+def test_name_of_a_run_that_is_there_already_is_refused(run_job: RunJob, small_job: Path, corpus: Path) -> None:
+    before = run_job.home / "taken" / "config.toml"
+    before.parent.mkdir(parents=True)
+    before.write_text("[run]\n")
+    done = run_job("@", small_job, "--dataset.path", corpus, "--run.name", "taken")
+    assert error_of(done).startswith(f"error[RUN001]: run.name: there is a run 'taken' in {run_job.home}")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert [path for path in run_job.home.rglob("*") if path.is_file()] == [before]
+    assert before.read_text() == "[run]\n"
+
+
+# ── data ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_missing_dataset_is_refused_with_the_nearest_name(run_job: RunJob, small_job: Path, corpus: Path) -> None:
+    error = refused(run_job("@", small_job, "--dataset.path", f"{corpus}x"), run_job.home, 3)
+    assert error == f"error[DATA001]: there is no dataset at {corpus}x. Fix: did you mean 'corpus'?"
+
+
+def test_tokens_beyond_the_vocabulary_are_refused(run_job: RunJob, small_job: Path, corpus: Path) -> None:
+    largest = load(corpus).max_token_id
+    assert largest is not None and largest > 100
+    done = run_job("@", small_job, "--dataset.path", corpus, "--model.config.vocab_size", "100")
+    error = refused(done, run_job.home, 3)
+    assert error.startswith("error[DATA023]: the model's vocabulary is too small for dataset 'corpus'")
+    assert f"got input_ids up to {largest}, allowed 0 … 99" in error
+
+
+def test_pickle_under_a_safetensors_name_is_never_opened(run_job: RunJob, small_job: Path, tmp_path: Path) -> None:
+    proof, folder = tmp_path / "proof", tmp_path / "bare"
+    folder.mkdir()
+    (folder / "data.safetensors").write_bytes(pickle.dumps(Trap(proof)))
+    error = refused(run_job("@", small_job, "--dataset.path", folder), run_job.home, 3)
+    assert error.startswith("error[DATA011]: slice 0 (data.safetensors): not a safetensors file — got a pickle")
+    assert not proof.exists() and not (folder / "manifest.json").exists()
+
+
+class Trap:
+    """Its pickle makes a file where it is opened."""
+
+    def __init__(self, proof: Path) -> None:
+        self._proof = proof
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return Path.touch, (self._proof,)
+
+
+def test_slice_with_a_flipped_bit_ends_the_run_when_it_is_read(run_job: RunJob, small_job: Path, broken: Path) -> None:
+    spoiled = last_slice(broken)
+    content = bytearray(spoiled.read_bytes())
+    content[-5] ^= 1
+    spoiled.write_bytes(content)
+    sizes = ("--rounds.update_rounds", "10", "--rounds.samples_between_updates", "200")
+    done = run_job("@", small_job, "--dataset.path", broken, *sizes, "--run.name", "flipped")
+    error = error_of(done)
+    assert done.returncode == 3, error
+    assert error.startswith("error[DATA016]: slice ") and spoiled.name in error
+    assert "the sha256 isn't the manifest's" in error
+    run = run_job.home / "flipped"
+    rounds = read_jsonl(run / "metrics.jsonl", ["round"])
+    assert 1 <= len(rounds) < 10 and (run / "commits" / "round_000000.json").exists()
+    assert not (run / "model").exists() and "run: " not in done.stdout
+
+
+def test_slice_that_is_cut_off_ends_the_run_and_frees_the_cluster(
+    run_job: RunJob, small_job: Path, broken: Path, head: str
+) -> None:
+    spoiled = last_slice(broken)
+    spoiled.write_bytes(spoiled.read_bytes()[:40])
+    sizes = ("--rounds.update_rounds", "10", "--rounds.samples_between_updates", "200")
+    arguments = ("@", small_job, "--dataset.path", broken, *sizes, "--run.name", "cut")
+    done = run_job(*arguments, env={"RAY_ADDRESS": head})
+    error = error_of(done)
+    assert done.returncode == 3, error
+    assert error.startswith("error[DATA012]: slice ") and f"({spoiled.name}): the file is cut off" in error
+    ray.init(address=head, namespace="visitor", log_to_driver=False)
+    try:
+        whole = ray.remote(num_cpus=4)(get_node_ip_address).remote()
+        assert ray.get(whole, timeout=60) == get_node_ip_address(), "the run holds on to its CPUs"
+        assert list_named_actors(all_namespaces=True) == []
+        assert {group["state"] for group in placement_group_table().values()} == {"REMOVED"}
+    finally:
+        ray.shutdown()
+
+
+# ── the model ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_model_repository_that_cannot_be_reached_says_so_and_names_the_cache(
+    run_job: RunJob, corpus: Path, tmp_path: Path
+) -> None:
+    places = {"HF_HUB_CACHE": str(tmp_path / "cache")}
+    done = run_job("--model.repository", "owner/nothing", "--dataset.path", corpus, env=places)
+    error = refused(done, run_job.home, 75)
+    assert error.startswith("error[HUB003]: owner/nothing is neither a local folder nor whole in the cache")
+    assert "offline (HF_HUB_OFFLINE is set)" in error and str(tmp_path / "cache") in error
+
+
+def test_model_folder_with_pickled_weights_only_is_refused(run_job: RunJob, corpus: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "pickled"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 2}')
+    (folder / "pytorch_model.bin").write_bytes(pickle.dumps({}))
+    error = refused(run_job("--model.repository", folder, "--dataset.path", corpus), run_job.home, 5)
+    assert error.startswith(f"error[SEC003]: model repository {folder} has no safetensors weights")
+    assert "got pytorch_model.bin" in error
+
+
+# ── the cluster ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_more_gpus_than_there_are_says_which_node_lacks_how_many(
+    run_job: RunJob, small_job: Path, corpus: Path
+) -> None:
+    done = run_job("@", small_job, "--dataset.path", corpus, "--resources.worker.gpu", "1000")
+    error = refused(done, run_job.home, 75)
+    assert error.startswith("error[CFG004]: the cluster is too small: 1000 GPU per worker is needed; ")
+    found = re.search(r"the closest node, (\S+), has (\d+) of its (\d+) left; 1 of 1 short", error)
+    assert found is not None and found[1] == get_node_ip_address() and found[2] == found[3] != "1000"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "name.invalid"])
+def test_address_that_answers_nobody_is_no_cluster(run_job: RunJob, small_job: Path, corpus: Path, host: str) -> None:
+    with socket.socket() as unheard:  # bound, so that nobody else takes the port, but nobody listens
+        unheard.bind(("127.0.0.1", 0))
+        address = f"{host}:{unheard.getsockname()[1]}"
+        done = run_job("@", small_job, "--dataset.path", corpus, env={"RAY_ADDRESS": address})
+    error = refused(done, run_job.home, 75)
+    assert error.startswith(f"error[NET002]: no Ray cluster at '{address}'") and "unset RAY_ADDRESS" in error
+
+
+def test_wrong_token_is_refused_and_not_shown(run_job: RunJob, small_job: Path, corpus: Path, head: str) -> None:
+    environment = {"RAY_ADDRESS": head, "RAY_AUTH_TOKEN": "wrong" * 8}
+    done = run_job("@", small_job, "--dataset.path", corpus, env=environment)
+    error = refused(done, run_job.home, 4)
+    assert error.startswith(f"error[AUTH001]: Ray at '{head}' did not let us in") and "RAY_AUTH_TOKEN" in error
+    assert environment["RAY_AUTH_TOKEN"] not in done.stderr
+
+
+def test_address_that_is_none_is_no_cluster(run_job: RunJob, small_job: Path, corpus: Path) -> None:
+    done = run_job("@", small_job, "--dataset.path", corpus, env={"RAY_ADDRESS": "nowhere"})
+    assert "no Ray cluster at 'nowhere'" in refused(done, run_job.home, 75)

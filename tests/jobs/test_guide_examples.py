@@ -1,0 +1,161 @@
+"""Every example of the training guide, held against a cluster, and the help of every job script."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = sorted((ROOT / "jobs").glob("*.py"))
+HEAVY = {"ray", "torch", "transformers", "datasets", "numpy", "matplotlib", "sklearn", "aim"}
+
+MODEL = {"repository": "microsoft/resnet-50", "type": "vision-classification"}
+EXAMPLES: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
+    "training-worker": (
+        """
+        [[executors]]
+        class = "train"
+        name = "diloco-transformer"
+        runtime = "process"
+        cmd = "uv"
+        args = ["run", "--no-project", "--", "accelerate", "launch", "--socket", "{SOCKET_PATH}", "--job", "{JOB_JSON}"]
+        """,
+        {},
+    ),
+    "parameter-server": (
+        """
+        [[executors]]
+        class = "aggregate"
+        name = "parameter-server"
+        runtime = "parameter-server"
+        """,
+        {},
+    ),
+    "training-job": (
+        """
+        [scheduler.job]
+        dataset_name = "my-dataset"
+
+        [scheduler.job.model]
+        repository = "microsoft/resnet-50"
+        type = "vision-classification"
+
+        [scheduler.job.preprocessor]
+        repository = "microsoft/resnet-50"
+
+        [scheduler.job.inner_optimizer]
+        learning_rate = 0.001
+        schedule = "cosine-with-warmup"
+        warmup_steps = 2000
+        total_steps = 500000
+
+        [scheduler.job.outer_optimizer]
+        learning_rate = 0.7
+        momentum = 0.9
+        """,
+        {
+            "dataset": {"name": "my-dataset"},
+            "model": MODEL,
+            "preprocessor": {"repository": "microsoft/resnet-50"},
+            "inner_optimizer": {
+                "learning_rate": 0.001,
+                "schedule": "cosine-with-warmup",
+                "warmup_steps": 2000,
+                "total_steps": 500000,
+            },
+            "outer_optimizer": {"learning_rate": 0.7, "momentum": 0.9},
+        },
+    ),
+    "model-type": (
+        """
+        [scheduler.job.model]
+        repository = "microsoft/resnet-50"
+        type = "vision-classification"
+        """,
+        {"model": MODEL},
+    ),
+    "aim": (
+        """
+        [scheduler]
+        status_bridge = "0.0.0.0:61000"
+        """,
+        {"telemetry": {"status_bridge": "0.0.0.0:61000"}},
+    ),
+}
+RESOURCES = """
+    [scheduler.job.resources]
+    min_memory_mb = 8192
+    min_gpus = 1
+    gpu_type = "{gpu_type}"
+    """
+
+
+class RunJob(Protocol):
+    home: Path
+
+    def __call__(
+        self, *arguments: str | Path, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]: ...
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example_is_resolved_and_fits_the_cluster(run_job: RunJob, tmp_path: Path, head: str, name: str) -> None:
+    text, expected = EXAMPLES[name]
+    file = tmp_path / "job.toml"
+    file.write_text(text)
+    done = run_job("@", file, "--dry-run", env={"RAY_ADDRESS": head})
+    assert done.returncode == 0, done.stderr
+    config, resources = done.stdout.rstrip().rsplit("\n", 1)
+    assert resources == "resources: 2 of 2 workers fit on 1 nodes"
+    resolved = tomllib.loads(config)
+    found = {table: {key: resolved[table].get(key) for key in keys} for table, keys in expected.items()}
+    assert found == expected
+    assert all(line.startswith(f"note: {file}") for line in done.stderr.splitlines())
+    assert ("executors" in done.stderr) == ("executors" in text)
+    assert not run_job.home.exists()
+
+
+@pytest.mark.parametrize(
+    ("gpu_type", "missing"),
+    [
+        ("nvidia", "no node has gpu_type nvidia for a worker; no node has a label gpu_type"),
+        ("any", "1 GPU per worker is needed; the closest node, [0-9.]+, has 0 of its 0 left"),
+    ],
+)
+def test_example_that_asks_for_a_gpu_is_told_that_there_is_none(
+    run_job: RunJob, tmp_path: Path, head: str, gpu_type: str, missing: str
+) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text(RESOURCES.format(gpu_type=gpu_type))
+    done = run_job("@", file, "--dry-run", env={"RAY_ADDRESS": head})
+    assert done.returncode == 75
+    assert tomllib.loads(done.stdout)["resources"]["min_gpus"] == 1
+    assert re.match(rf"error\[CFG004\]: the cluster is too small: {missing}", done.stderr.splitlines()[-1])
+    assert "Traceback" not in done.stderr
+
+
+def test_resolved_example_is_a_job_file_that_resolves_to_itself(run_job: RunJob, tmp_path: Path, head: str) -> None:
+    first, second = tmp_path / "first.toml", tmp_path / "second.toml"
+    first.write_text(EXAMPLES["training-job"][0])
+    printed = run_job("@", first, "--dry-run", env={"RAY_ADDRESS": head}).stdout
+    second.write_text(printed.rsplit("resources:", 1)[0])
+    again = run_job("@", second, "--dry-run", env={"RAY_ADDRESS": head})
+    assert (again.returncode, again.stdout, again.stderr) == (0, printed, "")
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_help_of_a_job_script_imports_nothing_heavy(script: Path) -> None:
+    """Its answer is there at once: what takes seconds are these imports."""
+    command = [sys.executable, "-X", "importtime", f"jobs/{script.name}", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0
+    assert script.name in done.stdout and "--" in done.stdout
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert "hypha_ray" in imported
+    assert imported & HEAVY == set()
