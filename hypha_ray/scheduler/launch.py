@@ -66,7 +66,7 @@ def dry_run(job: Job) -> None:
     with connected("dry-run"):
         nodes = cluster_nodes()
         workers = workers_to_start(job, nodes)
-        print(f"resources: {workers} of {job.resources.num_workers} workers fit on {len(nodes)} nodes")
+        print(f"resources: {workers} of {job.resources.num_workers} workers fit; nodes: {len(nodes)}")
 
 
 def check_fit(job: Job, manifest: Manifest) -> None:
@@ -76,11 +76,17 @@ def check_fit(job: Job, manifest: Manifest) -> None:
     if job.model.repository and Path(job.model.repository).expanduser().is_dir():
         fetch(job.model.repository, None, None, weights=True)  # A hub's weights are left for the nodes to fetch.
     manifest.require(known.vocab_size, known.num_labels)
-    longest = max((tensor.shape[0] for tensor in manifest.tensors if tensor.name == "input_ids"), default=0)
+    shapes = {tensor.name: tensor.shape for tensor in manifest.tensors}
+    longest, *_ = shapes.get("input_ids", (0,))
     if known.positions is not None and longest > known.positions:
         what = f"the sequences of dataset {manifest.name!r} are too long for the model"
         fix = "prepare the dataset with a shorter --seq-len, or give the model more positions"
         raise DataError("DATA024", what, f"{longest} tokens", f"up to {known.positions}", fix)
+    channels, *_ = shapes.get("images", (known.channels,))
+    if known.channels not in (None, channels):
+        what = f"the images of dataset {manifest.name!r} don't fit the model"
+        fix = "set num_channels in model.config, or prepare the images for this model"
+        raise DataError("DATA025", what, f"{channels} channels", f"{known.channels}", fix)
 
 
 def records(job: Job, run: str, directory: RunDirectory, dataset: Path) -> Iterator[dict[str, Any]]:

@@ -25,9 +25,9 @@ from hypha_ray.scheduler.launch import records
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.worker.optimizers import build_optimizer
 
-TURNS = 3
+TURNS = 6
 ROUNDS = 4
-STEPS = 60
+STEPS = 40
 """Inner steps of a worker in a round. The first round warms up and isn't counted."""
 TINY = Path(__file__).parent.parent / "configs" / "tiny.toml"
 
@@ -61,12 +61,14 @@ def inner_loop() -> dict[str, dict[str, Any]]:
         job = load(["@", str(TINY), *_flags(dataset)]).job
         batches = _batches(dataset, job.rounds.max_batch_size)
         bare = [ray.remote(num_cpus=0)(BareLoop).remote(job, batches) for _ in range(2)]
-        ratios, waits = [], []
+        plain, trained, waits = [_plain(bare)], [], []
         for turn in range(TURNS):
-            plain = sum(ray.get([loop.tokens_per_s.remote(STEPS * (ROUNDS - 1)) for loop in bare]))
             rounds = _rounds(job, f"bench-{turn}", Path(scratch), dataset)
-            ratios.append(mean(record["train_tokens_per_s"] for record in rounds) / plain)
+            trained.append(mean(record["train_tokens_per_s"] for record in rounds))
             waits.append(mean(record["data_wait_fraction"] for record in rounds))
+            plain.append(_plain(bare))
+    # Against the bare loops before and after it, so that a machine that grows slower or faster counts for neither.
+    ratios = [2 * ours / (before + after) for ours, before, after in zip(trained, plain, plain[1:], strict=False)]
     conditions = {
         "workers": 2,
         "threads": 1,
@@ -78,8 +80,13 @@ def inner_loop() -> dict[str, dict[str, Any]]:
     spread = {"min": round(min(ratios), 4), "max": round(max(ratios), 4)}
     return {
         "inner_overhead": {"value": median(ratios), "target": ">= 0.97", **spread, **conditions},
-        "data_wait_fraction": {"value": max(waits), "target": "<= 0.01", **conditions},
+        "data_wait_fraction": {"value": median(waits), "target": "<= 0.01", **conditions},
     }
+
+
+def _plain(bare: list[Any]) -> float:
+    """Tokens/s of all bare loops at once."""
+    return float(sum(ray.get([loop.tokens_per_s.remote(STEPS * (ROUNDS - 1)) for loop in bare])))
 
 
 def _flags(dataset: Path) -> list[str]:

@@ -17,6 +17,8 @@ from ray.util import get_node_ip_address, list_named_actors
 from ray.util.placement_group import placement_group_table
 
 from hypha_ray.data.catalogue import load
+from hypha_ray.data.options import Options
+from hypha_ray.data.prepare import prepare
 from hypha_ray.scheduler.epoch import Epoch
 from hypha_ray.telemetry.files import read_jsonl
 
@@ -119,6 +121,13 @@ def test_tokens_beyond_the_vocabulary_are_refused(run_job: RunJob, small_job: Pa
     error = refused(done, run_job.home, 3)
     assert error.startswith("error[DATA023]: the model's vocabulary is too small for dataset 'corpus'")
     assert f"got input_ids up to {largest}, allowed 0 … 99" in error
+
+
+def test_images_with_other_channels_than_the_model_are_refused(run_job: RunJob, tmp_path: Path) -> None:
+    prepare(Options("digits", tmp_path / "digits"), lambda what, count: None)
+    arguments = ("--dataset.path", tmp_path / "digits", "--model.config.num_channels", "3")
+    error = refused(run_job("@", "jobs/configs/digits.toml", *arguments), run_job.home, 3)
+    assert "error[DATA025]: the images of dataset 'digits' don't fit the model — got 1 channels, allowed 3" in error
 
 
 def test_pickle_under_a_safetensors_name_is_never_opened(run_job: RunJob, small_job: Path, tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_example_is_resolved_and_fits_the_cluster(run_job: RunJob, tmp_path: Pat
     done = run_job("@", file, "--dry-run", env={"RAY_ADDRESS": head})
     assert done.returncode == 0, done.stderr
     config, resources = done.stdout.rstrip().rsplit("\n", 1)
-    assert resources == "resources: 2 of 2 workers fit on 1 nodes"
+    assert resources == "resources: 2 of 2 workers fit; nodes: 1"
     resolved = tomllib.loads(config)
     found = {table: {key: resolved[table].get(key) for key in keys} for table, keys in expected.items()}
     assert found == expected
