@@ -25,10 +25,12 @@ from hypha_ray.scheduler.launch import records
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.worker.optimizers import build_optimizer
 
-TURNS = 6
-ROUNDS = 4
-STEPS = 40
+TURNS = 3
+ROUNDS = 3
+STEPS = 150
 """Inner steps of a worker in a round. The first round warms up and isn't counted."""
+WARM_UP_STEPS = 20
+"""Steps of a bare loop that aren't counted."""
 TINY = Path(__file__).parent.parent / "configs" / "tiny.toml"
 
 
@@ -43,7 +45,7 @@ class BareLoop:
 
     def tokens_per_s(self, steps: int) -> float:
         """Train, and say how fast; the first steps warm up and don't count."""
-        for step in range(-STEPS // 2, steps):
+        for step in range(-WARM_UP_STEPS, steps):
             if step == 0:
                 began = time.perf_counter()
             ids = self._batches[step % len(self._batches)]
