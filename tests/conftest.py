@@ -1,8 +1,11 @@
-"""The environment of every test and of the processes that it starts, set before anything reads it."""
+"""The environment of every test and of the processes that it starts, set before anything reads it; and a corpus."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
+
+import pytest
 
 os.environ.update(
     RAY_AUTH_MODE="token",
@@ -14,3 +17,15 @@ os.environ.update(
     OMP_NUM_THREADS="1",
     MPLBACKEND="Agg",
 )
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Byte-level language data from the standard library's source: 1 500 training samples of 32 tokens in 15 slices."""
+    from hypha_ray.data.options import Options
+    from hypha_ray.data.prepare import prepare
+
+    out = tmp_path_factory.mktemp("data") / "corpus"
+    options = Options("stdlib", out, seq_len=32, samples_per_slice=100, validation_samples=64, max_samples=1500)
+    prepare(options, lambda what, count: None)
+    return out

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from hypha_ray.types import Event, Plan, Rejection, Source, Span, Verdict
+from hypha_ray.types import Event, Plan, Source, Span, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,21 +107,3 @@ class Tick:
 
 
 Input: TypeAlias = Event | Lost | Reduced | Tick
-
-__all__ = [
-    "Assign",
-    "Command",
-    "Dismiss",
-    "Feed",
-    "Finish",
-    "Input",
-    "Lost",
-    "Merge",
-    "Note",
-    "Persist",
-    "Record",
-    "Reduce",
-    "Reduced",
-    "Rejection",
-    "Tick",
-]

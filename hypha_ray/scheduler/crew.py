@@ -41,10 +41,10 @@ class Crew:
         sinks, config = job.telemetry.sinks, job.model_dump(mode="json", exclude={"model": {"token"}})
         self.telemetry = self._here(Telemetry, "telemetry", directory, sinks, run, config, job.telemetry.aim_repository)
 
-    def open_shards(self, roots: str) -> None:
+    def open_shards(self, folder: str) -> None:
         """Start the data shards, on this node: they serve its folder."""
         count = self._job.dataset.shards
-        self.shards = [self._here(DataShard, f"shard-{number}", roots) for number in range(count)]
+        self.shards = [self._here(DataShard, f"shard-{number}", folder) for number in range(count)]
 
     async def hire(self) -> None:
         """Lease machines and start servers and workers; fewer workers than wanted if the job allows that.

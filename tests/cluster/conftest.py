@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import ray
@@ -22,15 +21,3 @@ def local_ray() -> Iterator[None]:
     )
     yield
     ray.shutdown()
-
-
-@pytest.fixture(scope="session")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Byte-level language data from the standard library's source: 1 500 training samples of 32 tokens."""
-    from hypha_ray.data.options import Options
-    from hypha_ray.data.prepare import prepare
-
-    out = tmp_path_factory.mktemp("data") / "corpus"
-    options = Options("stdlib", out, seq_len=32, samples_per_slice=100, validation_samples=64, max_samples=1500)
-    prepare(options, lambda what, count: None)
-    return out

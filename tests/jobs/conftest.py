@@ -130,18 +130,6 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="session")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Byte-level language data from the standard library's source: 1 500 training samples of 32 tokens in 15 slices."""
-    from hypha_ray.data.options import Options
-    from hypha_ray.data.prepare import prepare
-
-    out = tmp_path_factory.mktemp("data") / "corpus"
-    options = Options("stdlib", out, seq_len=32, samples_per_slice=100, validation_samples=64, max_samples=1500)
-    prepare(options, lambda what, count: None)
-    return out
-
-
-@pytest.fixture(scope="session")
 def small_job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A job file: a language model of 33 000 parameters, three rounds of a moment each, two workers."""
     file = tmp_path_factory.mktemp("files") / "small.toml"
