@@ -149,6 +149,11 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class Alive(Event):
+    """The process runs: said about once a second where there is nothing else to say. Renews the lease."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ready(Event):
     """The model is built: weights and plans are welcome."""
 
@@ -159,9 +164,13 @@ class Ready(Event):
 
 @dataclass(frozen=True, slots=True)
 class Merged(Event):
-    """The round's global weights are in the live parameters."""
+    """The round's global weights are in the live parameters.
+
+    The first one of an incarnation has their sha256, as the commit record has it: by that a joiner proves what it has.
+    """
 
     merge_s: float
+    theta_sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +205,10 @@ class Report(Event):
 
 @dataclass(frozen=True, slots=True)
 class Delta(Event):
-    """A round's result; the next `fragments` items of the stream are its payloads, one a fragment, in order."""
+    """A round's result; the next `fragments` items of the stream are its payloads, one a fragment, in order.
+
+    With `inner_state` one more item follows: the optimizer's state after the round, from which a successor goes on.
+    """
 
     spans: tuple[Span, ...]
     samples: int
@@ -208,6 +220,19 @@ class Delta(Event):
     train_s: float
     """From the first batch to the last, waits for data included."""
     data_wait_s: float
+    inner_state: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving(Event):
+    """The worker was told that its machine goes away: it hands over what it has done in this round, and ends."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Left(Event):
+    """The last word of a worker that was leaving; its delta, if it had one, came before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,3 +289,11 @@ class Commit:
     epoch: int
     ahead: dict[int, dict[int, int]]
     rejected: tuple[Rejection, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What came of writing a round down: its record, and if something could not be written yet, what and why."""
+
+    commit: Commit
+    problem: str | None = None

@@ -125,6 +125,19 @@ class Sync(Table):
     quorum: Count | None = Field(None, description="deltas that close a round after grace_s; default: all")
     grace_s: NotNegative = Field(30.0, description="longest wait for the other deltas once the quorum is in")
     weighting: Literal["samples", "uniform"] = Field("samples", description="weight of a worker's delta in the mean")
+    merge: Literal["mean", "trimmed_mean", "median"] = Field(
+        "mean", description="what deltas are merged by; trimmed_mean and median bear poisoned ones, and weigh all alike"
+    )
+    trim: Annotated[float, Field(gt=0, lt=0.5)] = Field(
+        0.125, description="part of the values that trimmed_mean drops at each end, of every coordinate"
+    )
+    norm_gate: Positive = Field(
+        10.0, description="a delta whose norm is more than so many times the median is rejected"
+    )
+    clip: Positive | None = Field(
+        None, description="a delta whose norm is more than so many times the median is scaled down to that"
+    )
+    strikes: Count = Field(3, description="rejected deltas after which a worker is excluded from the run")
 
 
 class WorkerResources(Table):
@@ -162,6 +175,7 @@ class Resources(Table):
     min_gpus: int | None = Field(None, ge=0, description="the training guide's name for worker.gpu")
     gpu_type: str | None = Field(None, description="the training guide's name for worker.gpu_type")
     start_deadline_s: Positive = Field(120.0, description="longest wait for leases and for workers to get ready")
+    max_idle_s: Positive = Field(600.0, description="longest wait for machines while fewer than min_workers are there")
 
 
 class Worker(Table):
@@ -171,6 +185,8 @@ class Worker(Table):
     autocast: Literal["none", "bf16"] = Field("none", description="bf16: mixed precision in forward and backward")
     compile: bool = Field(False, description="torch.compile the model")
     report_every_s: Positive = Field(1.0, description="seconds between progress reports")
+    lease_s: Positive = Field(5.0, description="silence after which a worker is taken for dead and replaced")
+    stall_s: Positive = Field(600.0, description="time without progress after which a live worker is replaced")
     prefetch_mb: Count = Field(256, description="memory for slices that wait to be trained on")
 
 
@@ -179,6 +195,8 @@ class Checkpoint(Table):
 
     every_rounds: Count = Field(1, description="rounds between snapshots")
     keep: Count = Field(2, description="newest snapshots that stay")
+    failures: Count = Field(10, description="rounds in a row that the disk may refuse before the run ends")
+    mirror: str | None = Field(None, description="folder or fsspec URL that commits and snapshots are copied to")
 
 
 class Telemetry(Table):
@@ -199,6 +217,8 @@ class Testing(Table):
     slowdown: list[Annotated[float, Field(ge=1, allow_inf_nan=False)]] = Field(
         [], fail_fast=True, description="factor by which worker i's batches take longer"
     )
+    failpoints: list[str] = Field([], fail_fast=True, description="NAME[:KEY]=ACTION@HITS, see hypha_ray/failpoints.py")
+    failpoint_log: str | None = Field(None, description="file that hits are counted in, over all processes")
 
 
 class Job(Table):

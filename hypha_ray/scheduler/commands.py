@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from hypha_ray.types import Event, Plan, Source, Span, Verdict
+from hypha_ray.types import Event, Plan, Saved, Source, Span, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,13 @@ class Merge:
 
 
 @dataclass(frozen=True, slots=True)
+class Restore:
+    """Send a worker the inner state with which its predecessor ended the last committed round."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
 class Reduce:
     """Let the server make one step of these workers' deltas; `samples` are their weights."""
 
@@ -52,6 +59,23 @@ class Persist:
     cursors: Mapping[int, int]
     epoch: int
     ahead: Mapping[int, Mapping[int, int]]
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """What a scheduler that takes over needs beside the log: totals, statistics, strikes; plain JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hire:
+    """Lease a machine and start a worker there, under this number and incarnation; this takes its time."""
+
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """Ask a worker to hand over what it has and to leave, because its machine goes away."""
+
+    worker: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +107,9 @@ class Finish:
     error: Exception | None = None
 
 
-Command: TypeAlias = Feed | Assign | Merge | Reduce | Persist | Dismiss | Record | Note | Finish
+Command: TypeAlias = (
+    Feed | Assign | Merge | Restore | Reduce | Persist | Hire | Retire | Dismiss | Record | Note | Finish
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +118,29 @@ class Lost:
 
     source: Source
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unplaced:
+    """No machine could be had for a worker that was to be hired."""
+
+    source: Source
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """The machines of these workers are about to go away."""
+
+    workers: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The store's answer to a `Persist`."""
+
+    saved: Saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,4 +155,4 @@ class Tick:
     """Nothing happened until the core's deadline."""
 
 
-Input: TypeAlias = Event | Lost | Reduced | Tick
+Input: TypeAlias = Event | Lost | Unplaced | Draining | Reduced | Committed | Tick
