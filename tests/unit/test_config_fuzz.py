@@ -29,6 +29,8 @@ _SPECIAL = {
     "model.config": st.dictionaries(_TEXT, _FREE, max_size=3),
     "inner_optimizer.betas": st.tuples(st.floats(0, 0.99), st.floats(0, 0.99)),
     "testing.slowdown": st.lists(st.floats(1, 9), max_size=3),
+    "testing.failpoints": st.lists(_TEXT),
+    "sync.trim": st.floats(0.01, 0.49),
     "telemetry.sinks": st.lists(st.sampled_from(["console", "jsonl", "aim"])),
     "model.input_names": st.lists(_TEXT),
     "inner_optimizer.clip_norm": st.none() | st.floats(0.1, 1e300),

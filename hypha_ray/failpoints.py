@@ -1,0 +1,163 @@
+"""Named points where tests make a process fail. They are compiled in, and do nothing unless a job file arms them.
+
+    [testing]
+    failpoints = ["store.before_record=kill@2", "worker.payload:3=nan@1,4"]
+    failpoint_log = "/tmp/hits.jsonl"
+
+reads: the second time that any process of the run comes to ``store.before_record`` it is killed; worker 3's first and
+fourth payloads are damaged. Hits are counted over all processes and restarts, in a log that every hit adds a line to
+before it acts. So a process that takes over isn't killed again, and a test can assert what really fired.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import json
+import os
+import re
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hypha_ray.errors import ConfigError
+
+POINTS = {
+    "worker.start": "before the model is built",
+    "worker.step": "after an inner step",
+    "worker.before_delta": "the round's last step is done, nothing handed over",
+    "worker.mid_delta": "the delta is announced, its payload isn't there yet",
+    "worker.after_delta": "everything of the round is handed over",
+    "worker.payload": "the payload is about to be handed over; the site damages it",
+    "server.before_reduce": "the deltas are there, nothing is computed",
+    "server.after_reduce": "the step is computed, and not yet returned",
+    "shard.read": "before a slice is read",
+    "scheduler.before_reduce": "the deltas are in, the server isn't asked yet",
+    "scheduler.after_reduce": "the verdict is in, nothing follows from it yet",
+    "scheduler.before_persist": "before the store is asked to commit",
+    "scheduler.mid_broadcast": "the first worker has been sent the new weights, the others haven't",
+    "scheduler.after_commit": "the store has answered",
+    "store.before_snapshot": "nothing of the round is written",
+    "store.after_weights": "the weights' file is there, the momentum's isn't",
+    "store.before_publish": "the snapshot is whole under its temporary name",
+    "store.before_record": "the snapshot is there, the record isn't",
+    "store.before_link": "the record is there under its temporary name",
+    "store.after_record": "the record is there, nobody knows yet",
+    "store.write": "before any file is written",
+    "resume.before_read": "before the log is read",
+    "resume.after_read": "the log is read and cut, nothing is started",
+    "resume.before_begin": "the weights are loaded, the store hasn't taken them over",
+    "telemetry.write": "before records are written",
+}
+"""Every point, and when a process is there."""
+
+HOLD_S = 30
+"""Seconds that ``hold`` keeps the interpreter's lock."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Armed:
+    action: str
+    hits: frozenset[int]
+
+
+_armed: dict[tuple[str, str | None], _Armed] = {}
+_log: list[Path] = []
+
+
+def arm(specs: Sequence[str], log: str | None) -> None:
+    """Arm points in this process, and disarm all others; see the module's text for the form of a spec.
+
+    Actions: ``kill`` (SIGKILL), ``stop`` (SIGSTOP), ``hold`` (the interpreter's lock, for 30 s), ``exit``, ``error``,
+    ``nospace`` (a full disk). Any other word is handed to the place, which acts it out itself.
+
+    Raises:
+        ConfigError: a spec can't be read, there is no such point, or there is no log to count in.
+
+    """
+    _armed.clear()
+    _log[:] = [Path(log)] if log else []
+    for spec in specs:
+        found = re.fullmatch(r"([a-z_.]+)(?::(\w+))?=(\w+)@(\d+(?:,\d+)*|\*)", spec)
+        if found is None or found[1] not in POINTS or not _log:
+            allowed = "NAME[:KEY]=ACTION@HITS with a name of hypha_ray/failpoints.py, and testing.failpoint_log"
+            raise ConfigError("CFG003", "testing.failpoints is out of range", spec, allowed)
+        hits = frozenset() if found[4] == "*" else frozenset(map(int, found[4].split(",")))
+        _armed[found[1], found[2]] = _Armed(found[3], hits)
+
+
+def failpoint(name: str, key: object = None) -> str | None:
+    """A named point: fails if it is armed and this hit is meant. Returns an action that the place must act out.
+
+    Args:
+        name: one of `POINTS`.
+        key: which of several alike, such as a worker's number.
+
+    """
+    if not _armed:
+        return None
+    armed = _armed.get((name, str(key))) or _armed.get((name, None))
+    if armed is None:
+        return None
+    fires = _count(name, key, armed)
+    return _ACTIONS.get(armed.action, lambda: armed.action)() if fires else None
+
+
+def hits(log: str | Path, name: str, fired: bool = True) -> int:
+    """How often a point was hit, or only how often it fired, over all processes."""
+    if not Path(log).exists():
+        return 0
+    lines = [json.loads(line) for line in Path(log).read_text(encoding="utf-8").splitlines()]
+    return sum(line["name"] == name and (line["fired"] or not fired) for line in lines)
+
+
+def _count(name: str, key: object, armed: _Armed) -> bool:
+    """Add this hit to the log; is it one that fires?"""
+    shown = None if key is None else str(key)
+    with _log[0].open("a+", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        before = [json.loads(line) for line in file]
+        counted = (name, shown) in _armed
+        same = [line for line in before if line["name"] == name and (not counted or line["key"] == shown)]
+        fired = not armed.hits or len(same) + 1 in armed.hits
+        file.write(json.dumps({"name": name, "key": shown, "action": armed.action, "fired": fired}) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    return fired
+
+
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _hold() -> None:
+    ctypes.PyDLL(None).sleep(HOLD_S)
+
+
+def _exit() -> None:
+    os._exit(1)
+
+
+def _error() -> None:
+    raise RuntimeError("a failpoint")
+
+
+def _nospace() -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+_ACTIONS: dict[str, Callable[[], None]] = {
+    "kill": _kill,
+    "stop": _stop,
+    "hold": _hold,
+    "exit": _exit,
+    "error": _error,
+    "nospace": _nospace,
+}
