@@ -128,6 +128,8 @@ class Plan:
     """Slices that the worker should hold on to; it may drop all others."""
     final: bool = False
     """No more training: evaluate, then end."""
+    restores: bool = False
+    """Training waits for the inner state of the worker's predecessor, which is on its way."""
 
     @property
     def samples(self) -> int:
