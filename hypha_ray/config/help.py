@@ -11,7 +11,8 @@ arguments:
   @ FILE.toml             a job file; of several, later ones win over earlier ones
   --section.key VALUE     one key of the job file; wins over all files
   --dry-run               print the resolved job file, hold it against the cluster, and end
-  --resume [NAME_OR_DIR]  go on with a run; without a value with the newest one
+  --resume                go on with the run that run.name names, even if the job has changed
+  --resume NAME|DIR|URL   go on with that run, by its own job file; files and keys given here are laid over it
   --help                  this text
 
 Keys, with their defaults:

@@ -1,74 +1,94 @@
 """From a command line to a job: defaults < job files, from left to right < flags.
 
-    [@ FILE.toml …] [--section.key VALUE …] [--dry-run] [--resume [NAME_OR_DIR]] [--help]
+    [@ FILE.toml …] [--section.key VALUE …] [--dry-run] [--resume [NAME | DIR | URL]] [--help]
 
-Files and flags become one list of settings, each of which knows where it stands; the last one of a key wins.
+Files and flags become one list of settings, each of which knows where it stands; the last one of a key wins. A run
+that is named after ``--resume`` comes before all of them, with the job file that it keeps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import tomli_w
 
 from hypha_ray.config.checks import build, require_complete, worker_needs
 from hypha_ray.config.document import read
 from hypha_ray.config.help import help_text
-from hypha_ray.config.keys import dotted, keys
+from hypha_ray.config.keys import dotted, keys, shown
 from hypha_ray.config.names import GUIDE_NAMES, IGNORED, inside
 from hypha_ray.config.schema import Job
 from hypha_ray.config.settings import Setting, from_arguments, from_document, put
+from hypha_ray.errors import ConfigError
 
-__all__ = ["Loaded", "load", "parse", "require_complete", "resolved_toml", "worker_needs"]
+__all__ = ["Loaded", "load", "parse", "require_complete", "resolved", "resolved_toml", "worker_needs"]
+
+CONFIG = "config.toml"
+"""The job file that a run keeps in its directory."""
+
+_NAME, _DIR = ("run", "name"), ("run", "dir")
+
+FindRun: TypeAlias = Callable[[str, str | None, str | None], Path]
+"""Finds a run's directory by what stands behind ``--resume``, and by `run.name` and `run.dir` where they are set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a command line asks for.
+    """What a command line asks for; `notes` are for the user.
 
-    `resume` is the run's name or directory, True for the newest run, None to start afresh; `notes` are for the user.
+    With `resume` the run that `run.name` and `run.dir` name has to be there, and goes on even if the job has changed.
     """
 
     job: Job
     dry_run: bool = False
-    resume: str | bool | None = None
+    resume: bool = False
     files: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
-def load(arguments: Sequence[str]) -> Loaded:
+def load(arguments: Sequence[str], find_run: FindRun | None = None) -> Loaded:
     """Read a command line and the job files that it names.
+
+    Args:
+        arguments: the command line.
+        find_run: finds the run that is named after ``--resume``; None: no run can be named there.
 
     Raises:
         ConfigError: with the file and line, or the flag, that has to be mended.
+        HyphaError: whatever `find_run` raises.
 
     """
     command = from_arguments(arguments)
     settings = [setting for file in command.files for setting in from_document(read(file))]
     settings.extend(command.flags)
+    if isinstance(command.resume, str):
+        settings = _over_the_run(command.resume, settings, find_run)
     job = build([setting for setting in settings if setting.path not in IGNORED])
-    return Loaded(job, command.dry_run, command.resume, command.files, tuple(_notes(settings)))
+    if command.resume and job.run.name is None:
+        raise ConfigError("CFG015", "--resume names no run", fix="give it a name or directory, or set run.name")
+    return Loaded(job, command.dry_run, bool(command.resume), command.files, tuple(_notes(settings)))
 
 
-def parse(arguments: Sequence[str], doc: str | None) -> Loaded:
+def parse(arguments: Sequence[str], doc: str | None, find_run: FindRun) -> Loaded:
     """`load`, or with ``--help`` print a job script's doc and every key, and exit with 0.
 
     Raises:
-        ConfigError: as `load` does.
+        HyphaError: as `load` does.
         SystemExit: after the help.
 
     """
     if {"-h", "--help"} & set(arguments):
         print(help_text(doc or ""))
         raise SystemExit(0)
-    return load(arguments)
+    return load(arguments, find_run)
 
 
-def resolved_toml(job: Job) -> str:
-    """The job as a job file that loads to an equal job, but for the secrets, which are left out."""
+def resolved(job: Job) -> dict[str, Any]:
+    """The job as nested tables of a job file that loads to an equal job, but for the secrets, which are left out."""
     tree: dict[str, Any] = {}
     for key in keys().values():
         value = reduce(getattr, key.path, job)
@@ -76,7 +96,28 @@ def resolved_toml(job: Job) -> str:
             put(tree, key.path, _without_none(value))
         elif value is None and key.default is not None:
             put(tree, key.path, "none")
-    return tomli_w.dumps(tree)
+    return tree
+
+
+def resolved_toml(job: Job) -> str:
+    """`resolved` as text."""
+    return tomli_w.dumps(resolved(job))
+
+
+def _over_the_run(resume: str, settings: list[Setting], find_run: FindRun | None) -> list[Setting]:
+    """Lay settings over the job file of the run that is named, and say where that is."""
+    if find_run is None:
+        raise ConfigError("CFG015", "--resume takes no value here", fix="leave it out")
+    given = {setting.path: setting.value for setting in settings if isinstance(setting.value, str)}
+    name = given.get(_NAME)
+    directory = find_run(resume, name, given.get(_DIR))
+    if name is not None and name != directory.name:
+        what = f"run.name and --resume mean different runs: {shown(name)} and {directory}"
+        raise ConfigError("CFG011", what, fix="give only one of them")
+    own = from_document(read(str(directory / CONFIG)))
+    named = Setting(_NAME, directory.name, _NAME, None)
+    placed = Setting(_DIR, str(directory.parent), _DIR, None)
+    return [*own, named, *settings, placed]
 
 
 def _without_none(value: Any) -> Any:

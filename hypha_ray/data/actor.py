@@ -6,10 +6,14 @@ import os
 from functools import cached_property
 from pathlib import Path
 
+import ray
+
+from hypha_ray.config.schema import Testing
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.slices import Arrays, read_slice
 from hypha_ray.errors import DataError
+from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.types import SliceInfo
 
 
@@ -21,11 +25,14 @@ class DataShard:
 
     Args:
         folder: a prepared dataset, on this actor's node. No more than a path: Ray keeps constructor arguments.
+        testing: failpoints to arm.
 
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, testing: Testing | None = None) -> None:
         self._folder = Path(folder).expanduser()
+        if testing is not None:
+            arm(testing.failpoints, testing.failpoint_log)
 
     def announce(self) -> Manifest:
         """What this shard has.
@@ -49,6 +56,15 @@ class DataShard:
             raise DataError("DATA008", f"dataset {self._manifest.name!r} has no such slice", str(index), allowed)
         return read_slice(self._folder, info, self._manifest)
 
+    def serve(self, index: int) -> tuple[Arrays, int]:
+        """The same, and the index as a receipt, so that a caller learns of success without the tensors.
+
+        To be called with ``num_returns = 2``.
+        """
+        failpoint("shard.read", index)
+        return self.read(index), index
+
+    @ray.method(concurrency_group="pulse")
     def ping(self) -> int:
         """The process id: an answer shows that the actor lives."""
         return os.getpid()

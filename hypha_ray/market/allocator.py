@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 import ray
-from ray._private.state import available_resources_per_node
+from ray._private.state import available_resources_per_node, state
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -24,7 +24,7 @@ from hypha_ray.errors import CapacityError, ClusterError
 from hypha_ray.market.leases import Lease, LeaseBook
 from hypha_ray.market.requirements import Need, NodeResources, shortage
 
-__all__ = ["Lease", "Leases", "cluster_nodes", "reclaim"]
+__all__ = ["Lease", "Leases", "cluster_nodes", "draining_nodes", "reclaim"]
 
 
 def cluster_nodes() -> list[NodeResources]:
@@ -35,6 +35,11 @@ def cluster_nodes() -> list[NodeResources]:
         for node in ray.nodes()
         if node["Alive"]
     ]
+
+
+def draining_nodes() -> frozenset[str]:
+    """Ids of nodes that Ray is about to take away, such as spot machines with notice."""
+    return frozenset(state.get_draining_nodes())
 
 
 def reclaim(run: str) -> int:
@@ -97,6 +102,11 @@ class Leases:
         memory = {"memory": int(amounts["memory"])} if "memory" in amounts else {}
         cores = {"num_cpus": amounts.get("CPU", 0.0), "num_gpus": amounts.get("GPU", 0.0)}
         return {**cores, **memory, "scheduling_strategy": place}
+
+    def node(self, lease: Lease) -> str | None:
+        """Id of the node that a lease is on; None if it is over."""
+        group = self._groups.get(lease.holder)
+        return None if group is None else placement_group_table(group[1])["bundles_to_node_id"].get(0)
 
     def release(self, lease: Lease) -> None:
         """Give a lease back, which ends the actors on it; nothing happens if it is over."""

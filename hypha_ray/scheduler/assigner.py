@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hypha_ray.config import Job
-from hypha_ray.scheduler.commands import Assign, Command, Feed, Merge
+from hypha_ray.scheduler.commands import Assign, Command, Feed, Merge, Restore
 from hypha_ray.scheduler.fleet import Member, Standing, batch_seconds, paces_at_start, standings
 from hypha_ray.scheduler.planner import plan as plan_batches
 from hypha_ray.scheduler.rounds import Round
@@ -23,16 +24,15 @@ LEAD_S = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Figures of model and data that decisions need: bytes of θ on the wire, samples that a worker may hold."""
+    """Figures of the data that decisions need: samples that a worker may hold."""
 
-    theta_bytes: int
     held_samples: int
 
 
 class Assigner:
     """Makes and corrects the plans of a round, and keeps the ledger."""
 
-    def __init__(self, job: Job, slices: Sequence[SliceInfo], sizes: Sizes) -> None:
+    def __init__(self, job: Job, slices: Sequence[SliceInfo], sizes: Sizes, used: Mapping[str, Any]) -> None:
         self._job, self._sizes = job, sizes
         self._equal = job.run.mode == "replay"
         self._target = job.rounds.samples_between_updates
@@ -40,7 +40,7 @@ class Assigner:
         self._validation = tuple(Span(0, s.index, 0, s.samples) for s in slices if s.split == "validation")
         self._assigned: set[int] = set()
         """Workers that were given samples since the last commit."""
-        self.ledger = Ledger([info for info in slices if info.split == "train"], job.run.seed)
+        self.ledger = Ledger.restore([info for info in slices if info.split == "train"], job.run.seed, used)
 
     def open(self, number: int, members: Sequence[Member], now: float) -> tuple[Round, list[Command]]:
         """Plan a round; the one after the last only evaluates."""
@@ -49,7 +49,7 @@ class Assigner:
         paces = paces_at_start(members, bool(shares), self._equal)
         allocation = plan_batches(paces, 0 if final else self._target)
         known = number > 0 and not final and not self._equal
-        opened = Round(number, now, allocation.finish_s if known else None, frozenset(shares))
+        opened = Round(number, now, allocation.finish_s if known else None, final, shares)
         commands: list[Command] = []
         for member in members:
             worker = member.source.worker
@@ -57,34 +57,57 @@ class Assigner:
             spans = self._assign(member, samples)
             share = shares.get(worker, ())
             commands += self._feed(member, [span.slice for span in (*share, *spans)])
-            member.start(Plan(number, 0, spans, member.batch_size, share, frozenset(member.held), final))
-            assert member.plan is not None
-            commands += [Assign(worker, member.plan), Merge(worker, number)]
+            commands += self._begin(member, Plan(number, 0, spans, member.batch_size, share, final=final))
             if spans:
                 opened.expected.add(worker)
         return opened, commands
 
+    def join(self, current: Round, member: Member, share: tuple[Span, ...]) -> list[Command]:
+        """Let a worker into a round that goes on; to train on it gets what `correct` finds for it.
+
+        In replay mode it takes its predecessor's place.
+        """
+        worker = member.source.worker
+        orphan = current.orphans.pop(worker, None)
+        blank = Plan(current.number, 0, (), member.batch_size, final=current.final)
+        plan = replace(blank if orphan is None else orphan, version=0, evaluate=share)
+        feeds = self._feed(member, [span.slice for span in (*share, *plan.spans)])
+        return [*feeds, *self._begin(member, plan)]
+
+    def _begin(self, member: Member, plan: Plan) -> list[Command]:
+        """Tell a worker what it does in a round, and send what it needs for that."""
+        worker, restores = member.source.worker, member.restores and bool(plan.spans)
+        member.start(replace(plan, keep=frozenset(member.held), restores=restores))
+        assert member.plan is not None
+        restore: list[Command] = [Restore(worker)] if restores else []
+        member.fresh = member.fresh and not plan.spans
+        return [Assign(worker, member.plan), *restore, Merge(worker, plan.round)]
+
     def correct(self, current: Round, members: Sequence[Member], now: float) -> tuple[float, list[Command]]:
-        """Plan the rest of the round anew: (seconds saved, new plans).
+        """Plan the rest of the round anew, for those who haven't handed over: (seconds saved, new plans).
 
         Nothing is done unless the plans that are out miss the target, or new ones would end the round notably earlier.
         """
-        if self._equal or not members:
+        if self._equal or not members or current.final:
             return 0.0, []
         every_s = self._job.worker.report_every_s
         origin, fleet = standings(members, current.started_at, current.evaluating, every_s, now)
-        finishes = [_planned_finish(member, standing) for member, standing in zip(members, fleet, strict=True)]
+        finishes = [_planned_finish(m, standing) for m, standing in zip(members, fleet, strict=True) if not m.idle]
         left = self._target - current.samples - sum(one.done * one.pace.batch_size for one in fleet)
         allocation = plan_batches([standing.pace for standing in fleet], max(0, left))
-        saved_s = max(finishes) - max(allocation.finish_s, now - origin)
+        saved_s = max(finishes, default=0.0) - max(allocation.finish_s, now - origin)
         planned = current.samples + sum(member.plan.samples for member in members if member.plan is not None)
-        too_late = min(finishes) < now - origin + LEAD_S
-        little = saved_s <= CORRECTION_GAIN * (origin + max(finishes) - current.started_at)
+        too_late = min(finishes, default=0.0) < now - origin + LEAD_S
+        little = saved_s <= CORRECTION_GAIN * (origin + max(finishes, default=0.0) - current.started_at)
         if planned >= self._target and (little or too_late):
             return 0.0, []
         commands: list[Command] = []
         for member, standing in zip(members, fleet, strict=True):
-            commands += self._replan(member, standing.done + allocation.batches[member.source.worker])
+            batches = standing.done + allocation.batches[member.source.worker]
+            # Whoever has work is at its first batch at least, and hands that over.
+            commands += self._replan(member, max(batches, 0 if member.idle else 1), now)
+            if not member.idle:
+                current.expected.add(member.source.worker)
         return saved_s, commands
 
     def feed_ahead(self, members: Sequence[Member]) -> list[Command]:
@@ -131,11 +154,13 @@ class Assigner:
             start = stop
         return shares
 
-    def _replan(self, member: Member, batches: int) -> list[Command]:
+    def _replan(self, member: Member, batches: int, now: float) -> list[Command]:
         """A new version of a worker's plan. What is cut off stays assigned: the worker may already be past it."""
         assert member.plan is not None
         if batches == member.plan.batches:
             return []
+        if member.idle:
+            member.progress.heard_at = now  # It was silent because it had nothing to do.
         worker, samples = member.source.worker, batches * member.batch_size
         missing = samples - sum(span.samples for span in member.assigned)
         if missing > 0:

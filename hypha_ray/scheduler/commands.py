@@ -144,6 +144,15 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
+class Initialised:
+    """The weights that the run begins or goes on with are there; hashes of them and of the model's layout."""
+
+    theta_bytes: int
+    theta_sha256: str
+    layout_sha256: str
+
+
+@dataclass(frozen=True, slots=True)
 class Reduced:
     """The server's answer to a `Reduce`."""
 
@@ -155,4 +164,4 @@ class Tick:
     """Nothing happened until the core's deadline."""
 
 
-Input: TypeAlias = Event | Lost | Unplaced | Draining | Reduced | Committed | Tick
+Input: TypeAlias = Event | Lost | Unplaced | Draining | Initialised | Reduced | Committed | Tick

@@ -1,24 +1,31 @@
 """The scheduler's brain: a state machine without I/O. An event and the time go in, commands come out.
 
-    starting ──all ready──► training ──deltas in──► reducing ──verdict──► training … ──last round──► over
-                               ▲                                             │
-                               └─────────────────────────────────────────────┘
+    starting ──weights and workers there──► training ──deltas in──► reducing ──verdict──► training … ──► over
+                                               ▲                        │
+                                               └── waiting for machines ◄┘  while fewer than are needed
 
-The same core runs under Ray and in tests. Times are monotonic seconds, passed in.
+Workers come and go in every state, see `roster`; rounds are in `course`. The same core runs under Ray and in tests.
+Times are monotonic seconds, passed in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from hypha_ray.config import Job
-from hypha_ray.errors import CapacityError, ConfigError
+from hypha_ray.errors import CapacityError, ClusterError
 from hypha_ray.scheduler import commands as c
 from hypha_ray.scheduler.assigner import Assigner, Sizes
+from hypha_ray.scheduler.course import Course
 from hypha_ray.scheduler.fleet import Member
-from hypha_ray.scheduler.rounds import Evaluation, Round, step_record
-from hypha_ray.types import Delta, Evaluated, Event, Failed, Merged, Ready, Report, SliceInfo, Source, Verdict
+from hypha_ray.scheduler.outbox import Outbox
+from hypha_ray.scheduler.past import Past
+from hypha_ray.scheduler.proofs import Proofs
+from hypha_ray.scheduler.roster import HOPELESS, Roster
+from hypha_ray.types import Alive, Event, Failed, Leaving, Left, Merged, Ready, SliceInfo, Source
+
+CHECK_S = 1.0
+"""Seconds between two looks at who is silent and what is to be filled again."""
 
 
 class Core:
@@ -26,266 +33,235 @@ class Core:
 
     Args:
         job: the job file.
-        sources: the workers that are starting.
+        run: name of the run.
         slices: the dataset's slices, of both splits.
-        sizes: bytes and limits.
-        now: the time.
+        sizes: limits.
+        past: what the run goes on from.
 
     """
 
-    def __init__(
-        self, job: Job, sources: Sequence[Source], slices: Sequence[SliceInfo], sizes: Sizes, now: float
-    ) -> None:
-        self._job, self._sizes = job, sizes
-        self._assigner = Assigner(job, slices, sizes)
-        self._starting = {source.worker: source for source in sources}
-        self._members: dict[int, Member] = {}
-        self._round: Round | None = None
-        self._reducing = False
-        self._closing: Round | None = None
-        """The round before, until every worker has merged its result."""
-        self._evaluation: Evaluation | None = None
-        self._began_at = now
-        self._totals = {"samples_total": 0, "tokens_total": 0}
-        self._out: list[c.Command] = []
-        self.deadline: float | None = now + job.resources.start_deadline_s
+    def __init__(self, job: Job, run: str, slices: Sequence[SliceInfo], sizes: Sizes, past: Past) -> None:
+        self._job, self._past, self._resources = job, past, job.resources
+        self._needed = self._resources.num_workers if job.run.mode == "replay" else self._resources.min_workers
+        self._out = Outbox()
+        self._roster = Roster(job, run, past.attempt)
+        self._roster.restore(past.state.get("workers", {}))
+        assigner = Assigner(job, slices, sizes, past.used)
+        self._course = Course(job, past, self._roster, assigner, self._out)
+        self._proofs = Proofs()
+        self._layout_sha256: str | None = None
+        self._first: set[Source] = set()
+        """Workers that the first round waits for."""
+        self._timers: dict[str, float] = {}
+
+    def start(self, fitting: int, now: float) -> list[c.Command]:
+        """Hire workers: the first `fitting` numbers are awaited, the others come when there is room for them."""
+        self._out.note("attempt", now, attempt=self._past.attempt, next_round=self._past.next_round)
+        for text in self._past.skipped:
+            self._out.problem(text, now)
+        self._roster.open(range(fitting), now)
+        self._hire(now)
+        self._first = set(self._roster.starting)
+        wait = ("start", self._resources.start_deadline_s) if fitting else ("idle", self._resources.max_idle_s)
+        self._timers = {wait[0]: now + wait[1], "check": now + CHECK_S}
+        return self._out.take()
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has ended."""
+        return self._out.over
+
+    @property
+    def deadline(self) -> float:
         """When the core wants a `Tick` at the latest."""
-        self.over = False
+        grace = self._course.grace_until
+        return min(*self._timers.values(), self._timers["check"] if grace is None else grace)
 
     def handle(self, event: c.Input, now: float) -> list[c.Command]:
         """Take in one event; returns what has to be done about it, in order."""
-        self._out = []
-        if not self.over:
-            match event:
-                case c.Tick():
-                    self._tick(now)
-                case c.Reduced(verdict=verdict):
-                    self._reduced(verdict, now)
-                case c.Lost(source=source, reason=reason):
-                    self._lost(source, reason, now)
-                case Ready():
-                    self._ready(event, now)
-                case Failed(error=error):
-                    self._finish(error)
-                case Event():
-                    self._heard(event, now)
-        return self._out
+        if self.over:
+            return []
+        self._forgive_own_absence(now)
+        self._take_in(event, now)
+        for follow in (self._tick, self._begin_if_staffed, self._limit_waiting):
+            if not self.over:
+                follow(now)
+        return self._out.take()
+
+    def _take_in(self, event: c.Input, now: float) -> None:
+        match event:
+            case c.Initialised(theta_bytes=size, theta_sha256=theta, layout_sha256=layout):
+                self._course.theta_bytes, self._layout_sha256 = size, layout
+                self._distrust(self._proofs.know(self._past.next_round - 1, theta), now)
+            case c.Reduced(verdict=verdict):
+                for source in self._course.reduced(verdict, now):
+                    self._lost(source, f"excluded after {self._job.sync.strikes} rejected deltas", now)
+            case c.Committed(saved=saved):
+                if saved.problem is not None:
+                    self._out.problem(saved.problem, now)
+                self._distrust(self._proofs.know(saved.commit.round, saved.commit.theta_sha256), now)
+            case c.Lost() | c.Unplaced():
+                gone = self._lost(event.source, event.reason, now)
+                if gone and isinstance(event, c.Lost) and self._roster.broke_down(event.source.worker):
+                    self._give_up(_hopeless(event.reason), now)
+            case c.Draining(workers=workers, reason=reason):
+                self._out.put(*(c.Retire(worker, reason) for worker in workers if self._roster.slots[worker].working))
+            case Event():
+                self._heard(event, now)
+            case c.Tick():
+                pass
+
+    # ── time ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _forgive_own_absence(self, now: float) -> None:
+        """If the scheduler's own process was stopped, what workers said meanwhile is yet to be read."""
+        late_s = now - self._timers["check"]
+        if late_s > CHECK_S:
+            self._roster.defer(late_s)
+            self._course.defer(late_s)
+            self._timers = {name: at + late_s for name, at in self._timers.items()}
+
+    def _tick(self, now: float) -> None:
+        """Do what is due, whatever was heard: an inbox that is never empty must not keep anybody from being missed."""
+        due = {name for name, at in self._timers.items() if now >= at}
+        if "check" in due:
+            self._timers["check"] = now + CHECK_S
+            for source, reason in self._roster.silent(now, self._course.busy):
+                self._lost(source, reason, now)
+            self._hire(now)
+        for name in due - {"check"}:
+            self._timers.pop(name, None)
+        if self._course.grace_until is not None and now >= self._course.grace_until:
+            self._course.close()
+        if "start" in due:
+            self._give_up_waiting(now)
+        if "idle" in due:
+            self._give_up(self._too_few(f"were there for {self._resources.max_idle_s:g} s"), now)
+
+    def _give_up_waiting(self, now: float) -> None:
+        """At the start deadline go on with those who are ready, if they are enough."""
+        late, self._first = self._first, set()
+        if len(self._roster.free) < self._needed:
+            self._give_up(self._too_few("were ready by the start deadline"), now)
+            return
+        for source in sorted(late, key=lambda one: one.worker):
+            self._lost(source, "not ready by the start deadline", now)
+
+    def _give_up(self, error: Exception, now: float) -> None:
+        """Nobody comes: the run ends, though after its last round only without the evaluation that is missing."""
+        if self._course.trained:
+            self._course.close_books(now)
+            self._out.finish(None)
+        else:
+            self._out.finish(error)
 
     # ── the fleet ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    @property
-    def _fleet(self) -> list[Member]:
-        return [self._members[worker] for worker in sorted(self._members)]
+    def _hire(self, now: float) -> None:
+        for source in self._roster.hire(now):
+            self._out.note("hire", now, worker=source.worker, incarnation=source.incarnation)
+            self._out.put(c.Hire(source))
+
+    def _heard(self, event: Event, now: float) -> None:
+        """Take in a worker's word, unless it has lost its lease or speaks of another round than the present one."""
+        source, current = event.source, self._course.current
+        trusted = self._roster.heard(source, now, progress=not isinstance(event, Alive))
+        if trusted and isinstance(event, Merged) and event.theta_sha256 is not None:
+            trusted = self._has_right_weights(source, event.round - 1, event.theta_sha256, now)
+        member = self._roster.member(source)
+        match event:
+            case Alive():
+                pass
+            case Ready() if trusted:
+                self._ready(event, now)
+            case Leaving(reason=reason) if trusted:
+                if self._roster.leave(source):
+                    self._out.note("leaving", now, worker=source.worker, incarnation=source.incarnation, reason=reason)
+                    self._course.correct(now)
+            case Left() if trusted:
+                self._lost(source, "left", now, blame=False)
+            case Failed(error=error) if trusted or source.worker not in self._roster.slots:
+                self._out.finish(error)
+            case _ if trusted and member is not None and current is not None and event.round == current.number:
+                self._course.worked(member, event, now)
+            case _:
+                self._out.note("stale", now, worker=source.worker, incarnation=source.incarnation, round=event.round)
 
     def _ready(self, event: Ready, now: float) -> None:
         source = event.source
-        if self._starting.get(source.worker) != source:
+        member = self._roster.ready(source, now)
+        if member is None:
             return
-        del self._starting[source.worker]
-        self._members[source.worker] = Member(source, self._job.rounds.max_batch_size)
-        self._note("join", now, worker=source.worker, incarnation=source.incarnation, device=event.device)
-        if not self._starting and self._round is None:
-            self._begin_training(now)
+        self._first.discard(source)
+        member.layout = event.layout
+        self._out.note("join", now, worker=source.worker, incarnation=source.incarnation, device=event.device)
+        if self._course.open and self._builds_the_model([member], now):
+            self._course.join(member, now)
 
-    def _begin_training(self, now: float) -> None:
-        self.deadline, self._began_at = None, now
-        self._begin(0, now)
+    def _lost(self, source: Source, reason: str, now: float, blame: bool = True) -> bool:
+        """Empty a worker's slot, let others do its share, and look for a successor; False if it was empty."""
+        member = self._roster.member(source)
+        if not self._roster.vacate(source, now, blame):
+            return False
+        self._first.discard(source)
+        self._proofs.forget(source)
+        kind = "loss" if blame else "leave"
+        self._out.note(kind, now, worker=source.worker, incarnation=source.incarnation, reason=reason)
+        self._out.put(c.Dismiss(source.worker, reason))
+        if member is not None:
+            self._course.forget(member, now)
+        self._hire(now)
+        return True
 
-    def _tick(self, now: float) -> None:
-        if self.deadline is None or now < self.deadline:
+    def _limit_waiting(self, now: float) -> None:
+        """Set a limit to how long the run waits with fewer workers than it needs; once they are there, take it away."""
+        have, course = len(self._roster.free), self._course
+        if not (course.unevaluated if course.final else have < self._needed):
+            self._timers.pop("idle", None)
+        elif self._roster.possible < self._needed:
+            self._give_up(self._too_few("can be had: the others are excluded, see events.jsonl"), now)
+        elif not {"start", "idle"} & self._timers.keys():
+            limit_s = self._resources.start_deadline_s if course.trained else self._resources.max_idle_s
+            self._timers["idle"] = now + limit_s
+            self._out.note("waiting", now, workers=have, needed=self._needed)
+
+    def _begin_if_staffed(self, now: float) -> None:
+        """Begin the round that is next, once weights and workers are there."""
+        if self._course.next is None or self._layout_sha256 is None or self._first:
             return
-        self.deadline = None
-        if self._round is not None:
-            self._close()
-        elif len(self._members) < self._job.resources.min_workers:
-            self._finish(self._too_few("were ready by the start deadline"))
-        else:
-            for source in self._starting.values():
-                self._out.append(c.Dismiss(source.worker, "not ready by the start deadline"))
-            self._starting.clear()
-            self._begin_training(now)
+        self._builds_the_model(self._roster.members, now)
+        if len(self._roster.free) >= self._needed and not self.over:
+            self._timers.pop("start", None)
+            self._course.begin(now)
 
-    def _lost(self, source: Source, reason: str, now: float) -> None:
-        member = self._members.get(source.worker)
-        known = self._starting.get(source.worker) if member is None else member.source
-        if known != source:
-            return
-        self._members.pop(source.worker, None)
-        self._starting.pop(source.worker, None)
-        self._note("loss", now, worker=source.worker, incarnation=source.incarnation, reason=reason)
-        self._out.append(c.Dismiss(source.worker, reason))
-        if len(self._members) + len(self._starting) < self._job.resources.min_workers:
-            self._finish(self._too_few(f"are left; the last one went because: {reason}"))
-        elif self._round is None:
-            if not self._starting:
-                self._begin_training(now)
-        else:
-            self._forget(source.worker, now)
+    # ── trust ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _forget(self, worker: int, now: float) -> None:
-        """Wait no longer for a lost worker, and let the others take its share over."""
-        assert self._round is not None
-        if self._closing is not None:
-            self._closing.merging.discard(worker)
-        if self._evaluation is not None and worker in self._evaluation.pending:
-            self._evaluation.lose(worker)
-        if not self._reducing and worker not in self._round.deltas:
-            self._assigner.ledger.release(worker)
-            self._round.expected.discard(worker)
-            self._correct(now)
-            self._close_if_complete()
-        self._settle(now)
+    def _builds_the_model(self, members: Iterable[Member], now: float) -> bool:
+        """Exclude workers that have built another model than the server: they would train something else."""
+        others = [member for member in members if member.layout != self._layout_sha256]
+        for member in others:
+            self._roster.exclude(member.source.worker)
+            self._lost(member.source, "it builds another model: its libraries differ from the server's", now)
+        return not others
+
+    def _has_right_weights(self, source: Source, round: int, theta_sha256: str, now: float) -> bool:
+        if self._proofs.claim(source, round, theta_sha256):
+            return True
+        self._distrust([source], now)
+        return False
+
+    def _distrust(self, sources: Sequence[Source], now: float) -> None:
+        for source in sources:
+            self._course.disown(source)
+            self._lost(source, "it began with other weights than were committed", now)
 
     def _too_few(self, what: str) -> CapacityError:
-        have, need = len(self._members), self._job.resources.min_workers
+        have, need = len(self._roster.free), self._needed
         return CapacityError(
             "CAP002", f"{have} workers of at least {need} {what}", fix="look into the logs, then resubmit"
         )
 
-    # ── a round ───────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _begin(self, number: int, now: float) -> None:
-        self._round, commands = self._assigner.open(number, self._fleet, now)
-        if self._round.evaluating:
-            self._evaluation = Evaluation(number - 1, set(self._round.evaluators))
-        batches = {member.source.worker: member.plan.batches for member in self._fleet if member.plan is not None}
-        self._note("plan", now, round=number, batches=batches, predicted_s=self._round.predicted_s)
-        self._out += commands
-
-    def _heard(self, event: Event, now: float) -> None:
-        member, current = self._members.get(event.source.worker), self._round
-        if member is None or member.source != event.source or current is None or event.round != current.number:
-            self._note("stale", now, worker=event.source.worker, round=event.round)
-            return
-        match event:
-            case Report():
-                member.report(event, now)
-                current.learning_rate = event.learning_rate
-                samples = sum(one.progress.samples for one in self._fleet)
-                self._out.append(c.Record(step_record(event, samples, self._job.rounds.samples_between_updates)))
-                self._correct(now)
-            case Delta():
-                self._delivered(member, event, now)
-            case Merged():
-                self._merged(member, now)
-            case Evaluated():
-                member.progress.heard_at = now
-                self._evaluated(event, now)
-
-    def _correct(self, now: float) -> None:
-        current = self._round
-        if current is None or self._reducing or not current.expected:
-            return
-        late = [member for member in self._fleet if member.source.worker in current.expected - set(current.deltas)]
-        saved_s, commands = self._assigner.correct(current, late, now)
-        if commands:
-            self._note("correction", now, round=current.number, saved_s=saved_s)
-            self._out += commands
-
-    def _delivered(self, member: Member, delta: Delta, now: float) -> None:
-        current, worker = self._round, member.source.worker
-        if current is None or self._reducing or worker in current.deltas or worker not in current.expected:
-            self._note("stale", now, worker=worker, round=delta.round)
-            return
-        current.deltas[worker], current.delivered_at[worker] = delta, now
-        member.delivered(delta, now - current.started_at, current.evaluating)
-        if len(current.deltas) == self._job.sync.quorum:
-            self.deadline = now + self._job.sync.grace_s
-        self._correct(now)
-        self._close_if_complete()
-
-    def _close_if_complete(self) -> None:
-        if self._round is not None and self._round.deltas and set(self._round.deltas) == self._round.expected:
-            self._close()
-
-    def _close(self) -> None:
-        """Reduce what is there; meanwhile send ahead what the next round will probably need."""
-        assert self._round is not None
-        self._reducing, self.deadline = True, None
-        deltas = [delta for _, delta in sorted(self._round.deltas.items())]
-        uniform = self._job.sync.weighting == "uniform"
-        samples = tuple(1 if uniform else delta.samples for delta in deltas)
-        self._out.append(c.Reduce(self._round.number, tuple(delta.source for delta in deltas), samples))
-        self._out += self._assigner.feed_ahead(self._fleet)
-
-    def _reduced(self, verdict: Verdict, now: float) -> None:
-        current = self._round
-        if current is None or not self._reducing or verdict.round != current.number:
-            return
-        self._close_books(now)
-        for rejection in verdict.rejected:
-            self._note("reject", now, round=current.number, worker=rejection.worker, reason=rejection.reason)
-        if not verdict.accepted:
-            self._finish(_diverged(current.number, verdict.rejected[0].reason))
-            return
-        spans = {one.worker: current.deltas[one.worker].spans for one in verdict.accepted}
-        self._assigner.commit(spans)
-        ledger = self._assigner.ledger
-        used = tuple(sorted(spans.items()))
-        self._out.append(c.Persist(current.number, verdict, used, ledger.cursors(), ledger.epoch, ledger.ahead()))
-        current.verdict, current.merging, self._closing = verdict, set(self._members), current
-        for member in self._fleet:
-            member.rest_if_idle()
-        current.batch_s = {m.source.worker: m.batch_time.mean for m in self._fleet if m.batch_time.mean is not None}
-        self._reducing = False
-        self._begin(current.number + 1, now)
-
-    # ── the end of a round, and of the run ────────────────────────────────────────────────────────────────────────
-
-    def _merged(self, member: Member, now: float) -> None:
-        if self._closing is not None:
-            self._closing.merged(member.source.worker, member.merged_at, now)
-        member.merged_at = now
-        if member.plan is not None and not member.plan.evaluate:
-            member.progress.heard_at = now
-        self._settle(now)
-
-    def _evaluated(self, event: Evaluated, now: float) -> None:
-        if self._evaluation is not None:
-            self._evaluation.take(event)
-            self._settle(now)
-
-    def _settle(self, now: float) -> None:
-        """Write the records that are complete; end the run after those of the last round."""
-        if self._evaluation is not None and not self._evaluation.pending:
-            record = self._evaluation.record()
-            if record is not None:
-                self._out.append(c.Record({**record, "elapsed_s": now - self._began_at}))
-            self._evaluation = None
-        if self._closing is not None and not self._closing.merging and self._evaluation is None:
-            self._out.append(c.Record(self._round_record(self._closing, now)))
-            self._closing = None
-        last = self._round is not None and self._round.number == self._job.rounds.update_rounds
-        if last and self._closing is None and self._evaluation is None:
-            self._finish(None)
-
-    def _close_books(self, now: float) -> None:
-        """Wait no longer for a worker that slept through a whole round: write the last round's record without it."""
-        if self._evaluation is not None:
-            for worker in list(self._evaluation.pending):
-                self._evaluation.lose(worker)
-        if self._closing is not None:
-            self._closing.merging.clear()
-        self._settle(now)
-
-    def _finish(self, error: Exception | None) -> None:
-        self.over, self.deadline = True, None
-        self._out.append(c.Finish(error))
-
-    # ── records ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _round_record(self, closing: Round, now: float) -> dict[str, Any]:
-        record = closing.record(self._sizes.theta_bytes, self._job.rounds.update_rounds)
-        for total in self._totals:
-            self._totals[total] += record[total.removesuffix("_total")]
-        elapsed_s, done = now - self._began_at, closing.number + 1
-        eta_s = elapsed_s / done * (self._job.rounds.update_rounds - done)
-        return {**record, **self._totals, "elapsed_s": elapsed_s, "eta_s": eta_s, "epoch": self._assigner.ledger.epoch}
-
-    def _note(self, kind: str, now: float, **fields: Any) -> None:
-        self._out.append(c.Note({"kind": kind, "monotonic_s": now, **fields}))
-
-
-def _diverged(number: int, reason: str) -> ConfigError:
-    what = f"training diverged: every delta of round {number} was rejected, the first for {reason}"
-    return ConfigError("TRN001", what, fix="lower inner_optimizer.learning_rate, or set inner_optimizer.clip_norm")
+def _hopeless(reason: str) -> ClusterError:
+    fix = "look into the workers' logs in Ray's dashboard, then submit again: the run goes on from its last commit"
+    return ClusterError("NET008", f"every worker breaks down, {HOPELESS} times in a row", got=reason, fix=fix)

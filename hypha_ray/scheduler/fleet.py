@@ -43,6 +43,17 @@ class Member:
     held: dict[int, int] = field(default_factory=dict)
     """Slices that were sent, with their samples, oldest first."""
     merged_at: float | None = None
+    layout: str = ""
+    """Fingerprint of the model that it has built."""
+    fresh: bool = True
+    """It hasn't been given anything to train on yet."""
+    restores: bool = False
+    """Before it trains, it takes over the inner state of its predecessor."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether it has nothing to train on in its round."""
+        return self.plan is None or not self.plan.spans
 
     def start(self, plan: Plan) -> None:
         """Begin a round."""
@@ -135,6 +146,8 @@ def standings(
 
 def _since(member: Member, started_at: float, evaluating: bool, now: float) -> float:
     """When the worker last reported or began with its batches, or will begin with them."""
+    if member.idle:
+        return now
     if member.progress.heard_at is not None:
         return member.progress.heard_at
     return max(now, started_at + (member.overhead[evaluating].mean or 0.0))

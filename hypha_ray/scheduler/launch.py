@@ -6,58 +6,69 @@ import logging
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-
-import ray
-from ray.exceptions import RayActorError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hypha_ray.config import Job
 from hypha_ray.config.load import Loaded, require_complete, resolved_toml
 from hypha_ray.data.catalogue import load, locate
 from hypha_ray.data.manifest import Manifest
-from hypha_ray.errors import ClusterError, DataError, HyphaError
+from hypha_ray.errors import DataError
 from hypha_ray.market.allocator import cluster_nodes
 from hypha_ray.market.requirements import workers_to_start
-from hypha_ray.model.build import facts
-from hypha_ray.model.export import export
-from hypha_ray.model.hub import fetch
-from hypha_ray.model.preprocess import load_preprocessor
-from hypha_ray.scheduler.actor import Scheduler
-from hypha_ray.scheduler.cluster import connected, first_line
-from hypha_ray.store.directory import RunDirectory, home
-from hypha_ray.store.snapshots import load_snapshot
+from hypha_ray.scheduler.attempts import records
+from hypha_ray.scheduler.claim import committed, is_done, settle
+from hypha_ray.scheduler.cluster import connected
+from hypha_ray.scheduler.resume import no_run
+from hypha_ray.store.directory import RunDirectory, runs
 from hypha_ray.telemetry.aim import local as local_aim
 from hypha_ray.telemetry.console import Console
-from hypha_ray.telemetry.plots import draw
 from hypha_ray.worker.schedules import check_schedule, inner_steps
+
+__all__ = ["finish", "launch", "records"]
 
 log = logging.getLogger(__name__)
 
 
 def launch(loaded: Loaded, kind: str) -> None:
-    """Run a job, or with ``--dry-run`` only say what it would do; `kind` names runs that have no name."""
-    job = loaded.job
+    """Run a job, or with ``--dry-run`` only say what it would do; `kind` names runs that have no name.
+
+    A run that has begun goes on from its last commit; one that has all its rounds is only exported.
+    """
     for note in loaded.notes:
         print(f"note: {note}", file=sys.stderr)
     if loaded.dry_run:
-        dry_run(job)
+        dry_run(loaded.job)
         return
-    require_complete(job)
-    folder = locate(job.dataset)
-    check_fit(job, load(folder))
-    if "aim" in job.telemetry.sinks:
-        local_aim(job.telemetry.aim_repository or "")
-    run = job.run.name or f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
-    with connected(run):
-        workers_to_start(job, cluster_nodes())
-        parent = Path(job.run.dir) if job.run.dir else home()
-        directory = RunDirectory.create(parent, run, resolved_toml(job))
-        directory.log_to_file()
-        watch(records(job, run, directory, folder), Console(job.rounds.update_rounds))
-    finish(job, directory, folder)
+    require_complete(loaded.job)
+    job = named(loaded.job, kind)
+    directory, dataset = RunDirectory(Path(str(job.run.dir), str(job.run.name))), locate(job.dataset)
+    manifest, new = load(dataset), not directory.begun
+    if loaded.resume and new:
+        raise no_run(str(job.run.name), directory.path.parent)
+    with ExitStack() as held:
+        if not new:
+            held.enter_context(directory.lock())
+            settle(job, directory, manifest, loaded.resume)
+        check_job(job)
+        if new:
+            check_fit(job, manifest)
+        if new or not is_done(job, directory):
+            with connected(str(job.run.name)):
+                if new:
+                    workers_to_start(job, cluster_nodes())
+                    held.enter_context(directory.lock())
+                    settle(job, directory, manifest, loaded.resume)
+                watch(records(job, str(job.run.name), directory, dataset), Console(job.rounds.update_rounds))
+        finish(job, directory, dataset)
     print(f"run: {directory.path}")
+
+
+def named(job: Job, kind: str) -> Job:
+    """The job with name and folder of its run."""
+    name = job.run.name or f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return job.model_copy(update={"run": job.run.model_copy(update={"name": name, "dir": str(runs(job.run.dir))})})
 
 
 def dry_run(job: Job) -> None:
@@ -69,9 +80,18 @@ def dry_run(job: Job) -> None:
         print(f"resources: {workers} of {job.resources.num_workers} workers fit; nodes: {len(nodes)}")
 
 
-def check_fit(job: Job, manifest: Manifest) -> None:
-    """Refuse a schedule that doesn't fit the run, or a model that the dataset doesn't fit, before anything starts."""
+def check_job(job: Job) -> None:
+    """Refuse a schedule that doesn't fit the run, or a sink that can't be had, before anything starts."""
+    if "aim" in job.telemetry.sinks:
+        local_aim(job.telemetry.aim_repository or "")
     check_schedule(job.inner_optimizer, inner_steps(job))
+
+
+def check_fit(job: Job, manifest: Manifest) -> None:
+    """Refuse a model that the dataset doesn't fit before anything starts; one that goes on has been checked already."""
+    from hypha_ray.model.build import facts  # Seconds go by until torch is loaded.
+    from hypha_ray.model.hub import fetch
+
     known = facts(job.model)
     if job.model.repository and Path(job.model.repository).expanduser().is_dir():
         fetch(job.model.repository, None, None, weights=True)  # A hub's weights are left for the nodes to fetch.
@@ -89,31 +109,9 @@ def check_fit(job: Job, manifest: Manifest) -> None:
         raise DataError("DATA025", what, f"{channels} channels", f"{known.channels}", fix)
 
 
-def records(job: Job, run: str, directory: RunDirectory, dataset: Path) -> Iterator[dict[str, Any]]:
-    """Start the scheduler on this node, and hand on what it streams until the run is over.
-
-    Raises:
-        HyphaError: whatever ended the run.
-
-    """
-    node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    options = {"name": "scheduler", "namespace": run, "num_cpus": 0, "scheduling_strategy": node}
-    scheduler = ray.remote(Scheduler).options(**options).remote(job, run, str(directory.path), str(dataset))
-    try:
-        for ref in scheduler.run.remote():
-            yield ray.get(ref)
-    except RayTaskError as error:
-        cause = getattr(error, "cause", None)
-        raise cause if isinstance(cause, HyphaError) else error from None
-    except RayActorError as error:
-        raise ClusterError("NET003", "the scheduler died", got=first_line(error), fix="submit the job again") from None
-    finally:
-        ray.kill(scheduler)
-
-
 def watch(stream: Iterator[dict[str, Any]], console: Console) -> None:
     """Show a run while it goes on."""
-    summary = None
+    summary, told = None, set()
     try:
         for record in stream:
             if record["kind"] != "step":
@@ -127,6 +125,9 @@ def watch(stream: Iterator[dict[str, Any]], console: Console) -> None:
                     console.round(record)
                 case "eval":
                     console.eval(record)
+                case "problem" if record["text"] not in told:
+                    told.add(record["text"])
+                    console.note(record["text"])
                 case "summary":
                     summary = record
     finally:
@@ -135,7 +136,12 @@ def watch(stream: Iterator[dict[str, Any]], console: Console) -> None:
 
 def finish(job: Job, directory: RunDirectory, dataset: Path) -> None:
     """Save the trained model as transformers does, and draw the plots."""
+    from hypha_ray.model.export import export  # What comes last is loaded last: a run that goes on, goes on at once.
+    from hypha_ray.model.preprocess import load_preprocessor
+    from hypha_ray.store.snapshots import load_snapshot
+    from hypha_ray.telemetry.plots import draw
+
     preprocessor = load_preprocessor(job.preprocessor, dataset, job.model)
-    snapshot = load_snapshot(directory.path, job.rounds.update_rounds - 1)
+    snapshot = load_snapshot(directory.path, committed(directory) - 1)
     export(job.model, preprocessor, snapshot.tensors, directory.path / "model", job.run.seed)
     draw(directory.path)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypha_ray.types import Delta, Evaluated, Report, Verdict
+from hypha_ray.types import Delta, Evaluated, Plan, Report, Span, Verdict
 
 
 @dataclass(slots=True)
@@ -16,8 +16,14 @@ class Round:
     number: int
     started_at: float
     predicted_s: float | None
-    evaluators: frozenset[int] = frozenset()
-    """Workers that evaluate a share of the validation split before they train."""
+    final: bool = False
+    """It only evaluates."""
+    shares: dict[int, tuple[Span, ...]] = field(default_factory=dict)
+    """What each worker evaluates of the validation split before it trains."""
+    closed: bool = False
+    """No more deltas are taken."""
+    orphans: dict[int, Plan] = field(default_factory=dict)
+    """Plans of lost workers that their successors carry out to the letter, in replay mode."""
     expected: set[int] = field(default_factory=set)
     """Workers whose delta is awaited."""
     deltas: dict[int, Delta] = field(default_factory=dict)
@@ -30,11 +36,13 @@ class Round:
     waited_s: dict[int, float] = field(default_factory=dict)
     worked_s: dict[int, float] = field(default_factory=dict)
     last_merged_at: float = 0.0
+    totals: dict[str, float] = field(default_factory=dict)
+    """Of the run, with this round."""
 
     @property
     def evaluating(self) -> bool:
         """Does the round begin with an evaluation?"""
-        return bool(self.evaluators)
+        return bool(self.shares)
 
     @property
     def samples(self) -> int:
@@ -48,6 +56,8 @@ class Round:
 
     def merged(self, worker: int, since: float | None, now: float) -> None:
         """Note that a worker has the result: it worked from `since` on, and waited from its delta on."""
+        if worker not in self.merging:
+            return
         self.merging.discard(worker)
         self.last_merged_at = now
         if worker in self.delivered_at:
@@ -83,7 +93,7 @@ class Round:
             "bytes_up": sum(delta.payload_bytes for delta in self.deltas.values()),
             "bytes_down": theta_bytes * len(self.worked_s),
             "sync_s": self.last_merged_at - self.ready_at,
-            "idle_fraction": sum(self.waited_s.values()) / sum(self.worked_s.values()),
+            "idle_fraction": sum(self.waited_s.values()) / max(sum(self.worked_s.values()), 1e-9),
             "data_wait_fraction": sum(d.data_wait_s for d in deltas.values()) / train_s if train_s else 0.0,
             "learning_rate": self.learning_rate,
             "update_norm": self.verdict.update_norm,
@@ -96,22 +106,38 @@ class Evaluation:
     """The validation of the weights after round `number`, shared out to the workers."""
 
     number: int
-    pending: set[int]
-    parts: dict[int, Evaluated] = field(default_factory=dict)
-    complete: bool = True
+    pending: dict[int, tuple[Span, ...]]
+    """Shares that are being evaluated, by worker."""
+    lost: list[tuple[Span, ...]] = field(default_factory=list)
+    """Shares whose workers were lost, for whoever comes next."""
+    parts: dict[tuple[Span, ...], Evaluated] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every share is evaluated."""
+        return not self.pending and not self.lost
 
     def take(self, part: Evaluated) -> None:
-        """Take in a worker's share."""
-        self.pending.discard(part.source.worker)
-        self.parts[part.source.worker] = part
+        """Take in a worker's share; what nobody waits for any more is passed over."""
+        share = self.pending.pop(part.source.worker, None)
+        if share is not None:
+            self.parts[share] = part
 
     def lose(self, worker: int) -> None:
-        """Do without a lost worker's share: the figure would not be comparable, so there will be none."""
-        self.pending.discard(worker)
-        self.complete = False
+        """Put a lost worker's share back."""
+        share = self.pending.pop(worker, None)
+        if share is not None:
+            self.lost.append(share)
+
+    def hand_out(self, worker: int) -> tuple[Span, ...]:
+        """Give a lost share to a worker that has none; nothing, if none is lost."""
+        if not self.lost or worker in self.pending:
+            return ()
+        self.pending[worker] = self.lost.pop()
+        return self.pending[worker]
 
     def record(self) -> dict[str, Any] | None:
-        """Loss per scored position, and perplexity or accuracy; None where a part was lost with its worker."""
+        """Loss per scored position, and perplexity or accuracy; None as long as a part is missing."""
         count = sum(part.count for part in self.parts.values())
         if not count or not self.complete:
             return None

@@ -3,38 +3,67 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from ray.exceptions import ObjectLostError
+
 from hypha_ray.config import Job
-from hypha_ray.scheduler.commands import Persist, Reduce
+from hypha_ray.scheduler.commands import Initialised, Persist, Reduce
 from hypha_ray.scheduler.crew import Crew
-from hypha_ray.types import Layout, Rejection, Verdict
+from hypha_ray.types import Layout, Rejection, Saved, Verdict
+
+LOST = "its payload was lost with its node"
 
 
 class Weights:
-    """θ and momentum of a run, one object in the store for each fragment and round."""
+    """θ and momentum of a run, one object in the store for each fragment and round; and workers' inner states."""
 
     def __init__(self, job: Job, crew: Crew) -> None:
         self._job, self._crew = job, crew
         self._theta: list[Any] = []
         self._momentum: list[Any] = []
+        self.inner: dict[int, Any] = {}
+        """Inner states after the last committed round, by worker; in replay mode."""
+        self._saving = asyncio.Lock()
         self.bytes: int | None = None
         """Size of θ, once it is known."""
 
-    async def initialise(self) -> None:
-        """Have the server build the model."""
+    async def initialise(self, resumed: bool) -> Initialised:
+        """Have the server build the model, and the store bring back what was saved."""
         fragments = self._job.sync.fragments
-        first, *self._theta = self._crew.servers[0].initial.options(num_returns=1 + fragments).remote()
-        self.layout: Layout = await first
-        self._momentum = [server.momentum.remote(self.layout, f) for f, server in enumerate(self._crew.servers)]
-        await self._crew.store.begin.remote(self.layout, *self._theta)
+        *self._theta, layout = await self._crew.servers[0].ask(
+            lambda server: _turned(server.initial.options(num_returns=1 + fragments).remote())
+        )
+        self.layout: Layout = await layout
+        if resumed:
+            await self._recall()
+        else:
+            self._momentum = list(await asyncio.gather(*(self._still(f) for f in range(fragments))))
+        begin = await self._crew.store.ask(lambda store: store.begin.remote(self.layout, *self._theta))
         self.bytes = self.layout.bytes()
+        return Initialised(self.bytes, await begin, self.layout.sha256())
 
-    def send(self, worker: int, round_number: int) -> None:
+    async def _recall(self) -> None:
+        """Take weights, momentum and inner states from the snapshot that the store goes on from."""
+        fragments = self._job.sync.fragments
+        workers = await (await self._crew.store.ask(lambda store: store.inner.remote()))
+        count = 2 * fragments + len(workers) + 1
+        refs = await self._crew.store.ask(lambda s: s.recall.options(num_returns=count).remote(self.layout))
+        self._theta, self._momentum = list(refs[:fragments]), list(refs[fragments : 2 * fragments])
+        self.inner = dict(zip(workers, refs[2 * fragments : -1], strict=True))
+
+    async def _still(self, fragment: int) -> Any:
+        """Ref of a fragment's momentum before the first round."""
+        server = self._crew.servers[fragment]
+        return await server.ask(lambda actor: actor.momentum.remote(self.layout, fragment))
+
+    def send(self, worker: Any, round_number: int) -> None:
         """Give a worker the newest θ: one object, however many readers."""
         for fragment, theta in enumerate(self._theta):
-            self._crew.workers[worker].merge.remote(round_number, fragment, theta)
+            worker.merge.remote(round_number, fragment, theta)
 
     async def reduce(self, command: Reduce, payloads: list[list[Any]]) -> Verdict:
         """One outer step of all fragments. A delta that one fragment rejects is left out of all of them."""
@@ -45,8 +74,15 @@ class Weights:
                 for source, samples, refs in zip(command.sources, command.samples, payloads, strict=True)
                 if source.worker not in rejected
             ]
-            steps = [self._step(fragment, command.round, kept) for fragment in range(len(self._theta))]
-            verdicts = await asyncio.gather(*(step[2] for step in steps))
+            try:
+                steps = await asyncio.gather(*(self._step(f, command.round, kept) for f in range(len(self._theta))))
+            except ObjectLostError:
+                lost = await self._lost(kept)
+                if not lost:
+                    raise  # It is θ: the run has to go on from its last snapshot.
+                rejected |= lost
+                continue
+            verdicts = [await step[2] for step in steps]
             new = {rejection.worker: rejection for verdict in verdicts for rejection in verdict.rejected}
             alike = all(len(verdict.rejected) == len(new) for verdict in verdicts)
             rejected |= new
@@ -56,16 +92,54 @@ class Weights:
             self._theta, self._momentum = [step[0] for step in steps], [step[1] for step in steps]
         return _joined(verdicts, tuple(rejected[worker] for worker in sorted(rejected)))
 
-    def _step(self, fragment: int, round_number: int, kept: list[Any]) -> list[Any]:
+    async def _step(self, fragment: int, round_number: int, kept: list[Any]) -> list[Any]:
         meta = tuple((source.worker, source.incarnation, samples) for source, samples, _ in kept)
-        theta, momentum = self._theta[fragment], self._momentum[fragment]
+        state = self._theta[fragment], self._momentum[fragment]
         refs = [payloads[fragment] for _, _, payloads in kept]
-        reduce = self._crew.servers[fragment].reduce
-        return list(reduce.remote(self.layout, fragment, round_number, theta, momentum, meta, *refs))
+        server = self._crew.servers[fragment]
+        return list(
+            await server.ask(lambda s: s.reduce.remote(self.layout, fragment, round_number, *state, meta, *refs))
+        )
 
-    def persist(self, command: Persist) -> Any:
-        """Let the store write snapshot and commit record, one round after the other; returns a ref to the `Commit`."""
-        return self._crew.store.commit.remote(command, self.layout, *self._theta, *self._momentum)
+    async def _lost(self, kept: list[Any]) -> dict[int, Rejection]:
+        """Workers whose payloads went with their nodes before the server had them."""
+        found: dict[int, Rejection] = {}
+        for source, _, refs in kept:
+            try:
+                await self.fetch(refs)
+            except ObjectLostError:
+                found[source.worker] = Rejection(source.worker, LOST)
+        return found
+
+    async def fetch(self, payloads: list[Any]) -> None:
+        """Bring payloads to their servers' nodes: ahead of the round's end, and safe from their own nodes' end.
+
+        Raises:
+            ObjectLostError: one went with its node before.
+
+        """
+        for server, ref in zip(self._crew.servers, payloads, strict=True):
+            await server.ask(partial(_received, ref=ref))
+
+    def persist(self, command: Persist) -> Awaitable[Saved]:
+        """Let the store write snapshot and commit record of the weights that there are now, after those before."""
+        workers = tuple(sorted(self.inner))
+        flats = [*self._theta, *self._momentum, *(self.inner[worker] for worker in workers)]
+        return self._persist(lambda store: store.commit.remote(command, self.layout, workers, *flats))
+
+    async def _persist(self, call: Callable[[Any], Any]) -> Saved:
+        async with self._saving:  # In order, also if the store dies and is asked again.
+            saved: Saved = await (await self._crew.store.ask(call))
+            return saved
+
+
+def _received(server: Any, ref: Any) -> Any:
+    return server.receive.remote(ref)
+
+
+def _turned(refs: list[Any]) -> list[Any]:
+    """The same refs with the small one last, which is the one that `Post.ask` reads."""
+    return [*refs[1:], refs[0]]
 
 
 def _joined(verdicts: list[Verdict], rejected: tuple[Rejection, ...]) -> Verdict:

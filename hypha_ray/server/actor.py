@@ -6,20 +6,23 @@ costs a repeated call and nothing else, and no round can be applied twice.
 
 from __future__ import annotations
 
-import ray
-import torch
+import os
+from typing import TYPE_CHECKING
 
-from hypha_ray.codec import codec
+import ray
+
 from hypha_ray.config.schema import Job
-from hypha_ray.model.build import build_model
-from hypha_ray.model.layout import gather, layout_of
-from hypha_ray.server.gates import Received
-from hypha_ray.server.reducer import Rules, State, blank, initial_momentum, reduce
+from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.types import Flat, Layout, Verdict
+
+if TYPE_CHECKING:
+    from hypha_ray.server.reducer import State
 
 
 class ParameterServer:
     """Reduces the deltas of one fragment, with as many threads as it has CPUs.
+
+    What is heavy is imported in its methods: whoever only starts this actor needs none of it.
 
     Args:
         job: the job file.
@@ -27,6 +30,9 @@ class ParameterServer:
     """
 
     def __init__(self, job: Job) -> None:
+        import torch
+
+        arm(job.testing.failpoints, job.testing.failpoint_log)
         self._job = job
         self._out: dict[str, State] = {}
         assigned = ray.get_runtime_context().get_assigned_resources()
@@ -41,12 +47,17 @@ class ParameterServer:
             HyphaError: the model can't be built, or not be cut into so many fragments.
 
         """
+        from hypha_ray.model.build import build_model
+        from hypha_ray.model.layout import gather, layout_of
+
         model = build_model(self._job.model, self._job.run.seed)
         layout = layout_of(model, self._job.sync.fragments)
         return layout, *(gather(model, layout, fragment) for fragment in range(layout.fragments))
 
     def momentum(self, layout: Layout, fragment: int) -> Flat:
         """Momentum before the first round."""
+        from hypha_ray.server.reducer import initial_momentum
+
         return initial_momentum(layout, fragment)
 
     @ray.method(num_returns=3)
@@ -74,13 +85,30 @@ class ParameterServer:
             payloads: what the workers sent, in the same order.
 
         """
+        from hypha_ray.codec import codec
+        from hypha_ray.server.gates import Received
+        from hypha_ray.server.reducer import Rules, reduce
+
+        failpoint("server.before_reduce")
         received = [Received(*who, payload) for who, payload in zip(meta, payloads, strict=True)]
         sync = self._job.sync
         rules = Rules(layout, fragment, self._job.outer_optimizer, sync.weighting, codec(sync.codec))
-        return reduce(round, theta, momentum, received, rules, self._room(layout, fragment))
+        result = reduce(round, theta, momentum, received, rules, self._room(layout, fragment))
+        failpoint("server.after_reduce")
+        return result
+
+    def receive(self, payload: Flat) -> None:
+        """Nothing but take a payload in: it is on this node then, before it is needed, and safe from its own's end."""
+
+    @ray.method(concurrency_group="pulse")
+    def ping(self) -> int:
+        """The process id: an answer shows that the actor lives."""
+        return os.getpid()
 
     def _room(self, layout: Layout, fragment: int) -> State:
         """Arrays of the last call: Ray has copied them into its store before the next call begins."""
+        from hypha_ray.server.reducer import blank
+
         key = f"{layout.sha256()}-{fragment}"
         if key not in self._out:
             self._out = {key: blank(layout, fragment)}

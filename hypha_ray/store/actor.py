@@ -2,85 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from functools import cached_property
 from pathlib import Path
 
-from hypha_ray.config.schema import Checkpoint
+import ray
+
+from hypha_ray.config.schema import Checkpoint, Testing
 from hypha_ray.errors import CheckpointError
-from hypha_ray.store.commits import CommitLog, Outcome, commit_of
-from hypha_ray.store.snapshots import prune, write_snapshot
-from hypha_ray.store.tensorfile import Array, digest
-from hypha_ray.types import Commit, Flat, Layout
+from hypha_ray.failpoints import arm, failpoint
+from hypha_ray.store.commits import Outcome
+from hypha_ray.store.keeper import Keeper
+from hypha_ray.store.lock import Lock, lock_store
+from hypha_ray.store.restart import Restart, restart
+from hypha_ray.types import Flat, Layout, Saved
 
 
 class Store:
-    """Writes snapshots and commit log of a run; it lives where the run directory is.
+    """The `Keeper` of a run as an actor; it lives where the run directory is.
+
+    Nothing is opened before the first call, so that what is wrong with a directory comes out as an error and not as a
+    dead actor. From then on it holds the lock ``store.lock``; it waits for a predecessor that is being killed.
 
     Args:
         directory: the run directory.
-        checkpoint: how often snapshots are written, and how many stay.
-        update_rounds: rounds of the run; the last one's weights are always saved.
+        checkpoint: how often snapshots are written, how many stay, and where copies go.
+        update_rounds: rounds of the run.
+        testing: failpoints to arm.
 
     """
 
-    def __init__(self, directory: str, checkpoint: Checkpoint, update_rounds: int) -> None:
+    def __init__(
+        self, directory: str, checkpoint: Checkpoint, update_rounds: int, testing: Testing | None = None
+    ) -> None:
         self._directory, self._checkpoint, self._update_rounds = Path(directory), checkpoint, update_rounds
-        self._log = CommitLog(self._directory)
-        newest = self._log.newest()
-        self._parent = newest.theta_sha256 if newest else None
+        self._past: tuple[Restart | None] | None = None
+        self._lock: Lock | None = None
+        if testing is not None:
+            arm(testing.failpoints, testing.failpoint_log)
+
+    def survey(self) -> Restart | None:
+        """What there is to go on from, without any tensor; the log is cut there. None: nothing.
+
+        Raises:
+            CheckpointError: see `restart`; also if another process has the lock.
+            TryAgainError: the disk is full or can't be written.
+
+        """
+        past = self._read()
+        return None if past is None else past.outline()
+
+    def inner(self) -> tuple[int, ...]:
+        """Workers whose inner states there are."""
+        past = self._read()
+        return tuple(sorted(past.inner)) if past else ()
+
+    def recall(self, layout: Layout) -> tuple[Flat | int, ...]:
+        """What there is to go on from, as `Restart.flats` has it, and the number of the next round as a receipt.
+
+        To be called with ``num_returns = 2 * layout.fragments + len(inner) + 1``.
+
+        Raises:
+            CheckpointError: there is nothing, or it is of another model.
+
+        """
+        past = self._read()
+        if past is None:
+            raise CheckpointError("STORE006", f"there is no checkpoint in {self._directory}", fix="start anew")
+        return (*past.flats(layout), past.next_round)
 
     def begin(self, layout: Layout, *theta: Flat) -> str:
-        """Take note of the weights that the run begins or goes on with, one array for each fragment and group.
+        """See `Keeper.begin`; `CheckpointError` as well if another process has the lock."""
+        self._past = None  # So much memory isn't needed twice.
+        return self._keeper.begin(layout, *theta)
 
-        Returns:
-            Their sha256, which is the parent of the next commit.
+    def commit(self, outcome: Outcome, layout: Layout, inner: tuple[int, ...], *flats: Flat) -> Saved:
+        """See `Keeper.commit`; `CheckpointError` as well if another process has the lock."""
+        return self._keeper.commit(outcome, layout, inner, *flats)
 
-        Raises:
-            CheckpointError: they aren't those of the newest commit.
+    @ray.method(concurrency_group="pulse")
+    def ping(self) -> int:
+        """The process id: an answer shows that the actor lives."""
+        return os.getpid()
 
-        """
-        found = digest(named(layout, theta))
-        if self._parent not in (None, found):
-            what = f"weights differ from those of the newest commit in {self._directory}"
-            raise CheckpointError("STORE007", what, got=found, allowed=str(self._parent))
-        self._parent = found
-        return found
+    def _read(self) -> Restart | None:
+        """Read the log, once until the run begins."""
+        failpoint("resume.before_read")
+        if self._past is None:
+            self._past = (restart(self._held_directory()),)
+            if self._past[0] is not None:
+                self._past[0].rewind()
+        failpoint("resume.after_read")
+        return self._past[0]
 
-    def commit(self, outcome: Outcome, layout: Layout, *flats: Flat) -> Commit:
-        """Write what a round ended with: first the snapshot, if it is due, and then the record.
+    @cached_property
+    def _keeper(self) -> Keeper:
+        return Keeper(self._held_directory(), self._checkpoint, self._update_rounds)
 
-        Args:
-            outcome: what the scheduler knows of the round.
-            layout: of the model.
-            flats: new weights of fragment 0, 1, …, and then new momentum of fragment 0, 1, ….
-
-        Raises:
-            CheckpointError: it isn't the next round.
-            TryAgainError: the disk is full or can't be written; what was written before is intact.
-
-        """
-        self._log.expect(outcome.round)
-        theta = named(layout, flats[: layout.fragments])
-        outer = named(layout, flats[layout.fragments :], "parameters/")
-        if self._is_due(outcome.round):
-            state = {"layout_sha256": layout.sha256(), "fragments": layout.fragments, "tied": layout.tied}
-            hashes = write_snapshot(self._directory, outcome.round, theta, outer, state)
-        else:
-            hashes = digest(theta), digest(outer)
-        commit = commit_of(outcome, self._parent, *hashes)
-        self._log.append(commit)
-        self._parent = commit.theta_sha256
-        prune(self._directory, self._checkpoint.keep)
-        return commit
-
-    def _is_due(self, round: int) -> bool:
-        return (round + 1) % self._checkpoint.every_rounds == 0 or round + 1 == self._update_rounds
-
-
-def named(layout: Layout, flats: Sequence[Flat], kind: str = "") -> dict[str, Array]:
-    """View tensors by name; of a kind such as ``parameters/``, or all that the layout has."""
-    return {
-        entry.name: flats[entry.fragment][entry.group][entry.offset : entry.offset + entry.size].reshape(entry.shape)
-        for entry in layout.entries
-        if entry.group.startswith(kind)
-    }
+    def _held_directory(self) -> Path:
+        if self._lock is None:
+            self._lock = lock_store(self._directory)
+        return self._directory

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Any, Protocol
+from uuid import uuid4
 
 from pydantic import TypeAdapter
 
-from hypha_ray.errors import CheckpointError
-from hypha_ray.store.disk import publish, room_for, sealed, unsealed, write_file
+from hypha_ray.errors import CheckpointError, HyphaError
+from hypha_ray.failpoints import failpoint
+from hypha_ray.store.disk import publish, publish_once, room_for, sealed, sync_folder, unsealed, write_file
 from hypha_ray.types import Commit, Span, Verdict
 
 _COMMIT = TypeAdapter(Commit)
 
 
 class Outcome(Protocol):
-    """A round as the scheduler knows it: all of a `Commit` but the hashes."""
+    """A round as the scheduler knows it: all of a `Commit` but the hashes, and the scheduler's own state."""
 
     @property
     def round(self) -> int:
@@ -44,6 +47,10 @@ class Outcome(Protocol):
     def ahead(self) -> Mapping[int, Mapping[int, int]]:
         """Samples used of each slice in newer epochs."""
 
+    @property
+    def state(self) -> Mapping[str, Any]:
+        """What a scheduler that takes over needs beside the log; plain JSON. It goes into the snapshot."""
+
 
 def commit_of(outcome: Outcome, parent_sha256: str | None, theta_sha256: str, outer_sha256: str) -> Commit:
     """Put a round and its hashes together."""
@@ -61,6 +68,159 @@ def commit_of(outcome: Outcome, parent_sha256: str | None, theta_sha256: str, ou
     )
 
 
+def check_chain(commits: Sequence[Commit]) -> None:
+    """Check that records follow on one another without a gap, from round 0.
+
+    Raises:
+        CheckpointError: a record is missing, or doesn't begin with the weights that the one before it ended with.
+
+    """
+    parent = None
+    for due, commit in enumerate(commits):
+        if commit.round != due:
+            raise broken_chain(due, f"round {commit.round}", f"round {due}")
+        if due > 0 and commit.parent_sha256 != parent:
+            raise broken_chain(due, f"parent {commit.parent_sha256}", f"parent {parent}")
+        parent = commit.theta_sha256
+
+
+class CommitLog:
+    """The records under ``commits/`` of a run directory.
+
+    A record is written under a temporary name, fsynced and then given its own, so after a crash it is wholly there or
+    absent. It ends with a checksum of itself. ``origin.json`` names the weights that round 0 begins with.
+
+    Args:
+        directory: the run directory.
+
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._folder = directory / "commits"
+
+    def begin(self, theta_sha256: str) -> None:
+        """Take note of the weights that round 0 begins with.
+
+        Raises:
+            TryAgainError: the disk is full or can't be written.
+
+        """
+        path, data = self._folder / "origin.json", sealed({"theta_sha256": theta_sha256})
+        with room_for(path, len(data)):
+            temporary = path.with_name("round_origin.tmp")
+            write_file(temporary, data)
+            publish(temporary, path)
+
+    def origin(self) -> str | None:
+        """Sha256 of the weights that round 0 begins with; None: it isn't known."""
+        try:
+            return str(unsealed((self._folder / "origin.json").read_bytes())["theta_sha256"])
+        except (OSError, ValueError, KeyError):
+            return None
+
+    def append(self, commit: Commit) -> None:
+        """Add the record of the next round; once this returns, it survives any crash. Again, it changes nothing.
+
+        Raises:
+            CheckpointError: it isn't the next round, or didn't begin with the weights that the last one ended with, or
+                another process has just written a record of that round.
+            TryAgainError: the disk is full or can't be written.
+
+        """
+        newest, path = self.newest(), self.path(commit.round)
+        if newest == commit:
+            with room_for(path, 0):
+                sync_folder(self._folder)
+            return
+        self.expect(commit.round)
+        if newest is not None and commit.parent_sha256 != newest.theta_sha256:
+            raise broken_chain(commit.round, f"parent {commit.parent_sha256}", f"parent {newest.theta_sha256}")
+        temporary = path.with_suffix(f".{uuid4().hex}.tmp")  # No two writers share it: their bytes would mix.
+        try:
+            self._write(sealed(_encoded(commit)), temporary, path)
+        except HyphaError:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+
+    def expect(self, round: int) -> None:
+        """Raise `CheckpointError` unless this is the number of the next round."""
+        due = max(self.rounds(), default=-1) + 1
+        if round != due:
+            raise broken_chain(round, f"round {round}", f"round {due}")
+
+    def newest(self) -> Commit | None:
+        """Return the last record; None: there is none."""
+        rounds = self.rounds()
+        return self.load(rounds[-1]) if rounds else None
+
+    def read(self) -> tuple[Commit, ...]:
+        """Return all records, oldest first.
+
+        Raises:
+            CheckpointError: a record is damaged.
+
+        """
+        return tuple(self.load(round) for round in self.rounds())
+
+    def verify(self) -> None:
+        """Check that no record is damaged or missing, and that they form a chain; else raise `CheckpointError`."""
+        check_chain(self.read())
+
+    def set_aside(self, first: int) -> None:
+        """Move the records of a round and of all later ones to a new folder ``rewound/<n>``.
+
+        Newest first, so that after a crash what is left is a chain, too.
+        """
+        rounds = [round for round in self.rounds() if round >= first]
+        if not rounds:
+            return
+        numbers = [int(path.name) for path in self._folder.glob("rewound/*") if path.name.isdecimal()]
+        folder = self._folder / "rewound" / str(max(numbers, default=0) + 1)
+        with room_for(folder / "record", 0):
+            for round in reversed(rounds):
+                self.path(round).rename(folder / self.path(round).name)
+                sync_folder(folder)
+                sync_folder(self._folder)
+
+    def rounds(self) -> list[int]:
+        """Numbers of the records that are there, ascending, damaged ones included; other files are none of ours."""
+        names = (re.fullmatch(r"round_(\d{6,})\.json", path.name) for path in self._folder.glob("round_*.json"))
+        return sorted(int(name[1]) for name in names if name)
+
+    def path(self, round: int) -> Path:
+        """File of a round's record."""
+        return self._folder / f"round_{round:06d}.json"
+
+    def load(self, round: int) -> Commit:
+        """Read a round's record.
+
+        Raises:
+            CheckpointError: it is damaged or missing.
+
+        """
+        path = self.path(round)
+        try:
+            commit = _decoded(unsealed(path.read_bytes()))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            what = f"commit record {path} is damaged"
+            raise CheckpointError("STORE002", what, got=str(error).splitlines()[0], fix="restore the file") from error
+        if commit.round != round:
+            raise broken_chain(round, f"the record of round {commit.round}", f"round {round}")
+        return commit
+
+    def _write(self, data: bytes, temporary: Path, path: Path) -> None:
+        with room_for(path, len(data)):
+            write_file(temporary, data)
+            failpoint("store.before_link")
+            try:
+                publish_once(temporary, path)
+            except FileExistsError:
+                what = f"another run writes to {self._folder.parent}"
+                fix = "end it, or give this one another run.name"
+                raise CheckpointError("STORE008", what, got=f"a record {path.name}", fix=fix) from None
+
+
 def _encoded(commit: Commit) -> dict[str, Any]:
     """Fields as JSON has them; a span is a list of epoch, slice, start and stop."""
     return {**asdict(commit), "spans": {worker: [astuple(span) for span in spans] for worker, spans in commit.spans}}
@@ -72,94 +232,7 @@ def _decoded(record: dict[str, Any]) -> Commit:
     return _COMMIT.validate_python({**record, "spans": spans})
 
 
-class CommitLog:
-    """The records under ``commits/`` of a run directory.
-
-    A record is written under a temporary name, fsynced and renamed, so after a crash it is wholly there or absent. It
-    ends with a checksum of itself.
-
-    Args:
-        directory: the run directory.
-
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self._folder = directory / "commits"
-
-    def append(self, commit: Commit) -> None:
-        """Add the record of the next round; once this returns, it survives any crash.
-
-        Raises:
-            CheckpointError: it isn't the next round, or didn't begin with the weights that the last one ended with.
-            TryAgainError: the disk is full or can't be written.
-
-        """
-        self.expect(commit.round)
-        newest = self.newest()
-        if newest is not None and commit.parent_sha256 != newest.theta_sha256:
-            raise _broken(commit.round, f"parent {commit.parent_sha256}", f"parent {newest.theta_sha256}")
-        path = self._path(commit.round)
-        data = sealed(_encoded(commit))
-        with room_for(path, len(data)):
-            temporary = path.with_suffix(".tmp")
-            write_file(temporary, data)
-            publish(temporary, path)
-
-    def expect(self, round: int) -> None:
-        """Raise `CheckpointError` unless this is the number of the next round."""
-        due = max(self._rounds(), default=-1) + 1
-        if round != due:
-            raise _broken(round, f"round {round}", f"round {due}")
-
-    def newest(self) -> Commit | None:
-        """Return the last record; None: there is none."""
-        rounds = self._rounds()
-        return self._load(rounds[-1]) if rounds else None
-
-    def read(self) -> tuple[Commit, ...]:
-        """Return all records, oldest first.
-
-        Raises:
-            CheckpointError: a record is damaged.
-
-        """
-        return tuple(self._load(round) for round in self._rounds())
-
-    def verify(self) -> None:
-        """Check that the records form a chain without a gap.
-
-        Raises:
-            CheckpointError: a record is damaged or missing, or doesn't follow on the one before it.
-
-        """
-        parent = None
-        for due, commit in enumerate(self.read()):
-            if commit.round != due:
-                raise _broken(due, f"round {commit.round}", f"round {due}")
-            if due > 0 and commit.parent_sha256 != parent:
-                raise _broken(due, f"parent {commit.parent_sha256}", f"parent {parent}")
-            parent = commit.theta_sha256
-
-    def _rounds(self) -> list[int]:
-        """Numbers of the records that are there, ascending; other files are none of ours."""
-        names = (re.fullmatch(r"round_(\d{6,})\.json", path.name) for path in self._folder.glob("round_*.json"))
-        return sorted(int(name[1]) for name in names if name)
-
-    def _path(self, round: int) -> Path:
-        return self._folder / f"round_{round:06d}.json"
-
-    def _load(self, round: int) -> Commit:
-        path = self._path(round)
-        try:
-            commit = _decoded(unsealed(path.read_bytes()))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            what = f"commit record {path} is damaged"
-            raise CheckpointError("STORE002", what, got=str(error).splitlines()[0], fix="restore the file") from error
-        if commit.round != round:
-            raise _broken(round, f"the record of round {commit.round}", f"round {round}")
-        return commit
-
-
-def _broken(round: int, got: str, allowed: str) -> CheckpointError:
+def broken_chain(round: int, got: str, allowed: str) -> CheckpointError:
+    """The error for a round that doesn't follow on the one before it."""
     what = f"the commit log's chain breaks at round {round}"
     return CheckpointError("STORE003", what, got, allowed, fix="is another run writing to this directory?")

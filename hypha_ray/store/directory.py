@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import logging
 import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from hypha_ray.config.load import CONFIG
 from hypha_ray.errors import ConfigError
+from hypha_ray.store.disk import publish, write_file
+from hypha_ray.store.lock import Held, Lock
+
+LOCK = "driver.lock"
+_ATTEMPT = re.compile(r"attempt_(\d{3,})\.log")
+_HANDLER = "attempt"
 
 
 def home() -> Path:
     """Folder of all runs and datasets: ``$HYPHA_RAY_HOME``, or ``~/hypha_ray``."""
     return Path(os.environ.get("HYPHA_RAY_HOME") or Path.home() / "hypha_ray").absolute()
+
+
+def runs(parent: str | None) -> Path:
+    """Folder of the runs of jobs whose `run.dir` is this."""
+    return Path(parent).expanduser().absolute() if parent else home()
 
 
 @dataclass(frozen=True)
@@ -30,26 +45,121 @@ class RunDirectory:
 
         """
         directory = cls(parent.expanduser().absolute() / name)
-        if (directory.path / "config.toml").exists():
+        if directory.begun:
             what = f"run.name: there is a run {name!r} in {parent}"
             raise ConfigError("RUN001", what, fix="choose another run.name, or leave it out to get a new one")
-        try:
-            directory.path.mkdir(parents=True, exist_ok=True)
-            (directory.path / "config.toml").write_text(config, encoding="utf-8")
-        except OSError as error:
-            what = f"run.dir: {directory.path} can't be written"
-            raise ConfigError("CFG008", what, got=error.strerror or str(error), fix="choose another run.dir") from None
+        directory.configure(config)
         return directory
 
-    def log_to_file(self) -> None:
-        """Send this process's log to a new file of ``logs/``, one for each attempt; ``logs/latest`` links to it."""
-        folder = self.path / "logs"
-        folder.mkdir(exist_ok=True)
-        file = folder / f"attempt_{len(list(folder.glob('attempt_*.log'))):03d}.log"
-        handler = logging.FileHandler(file, encoding="utf-8")
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        logging.getLogger().addHandler(handler)
-        logging.getLogger("hypha_ray").setLevel(logging.INFO)
-        latest = folder / "latest"
+    @property
+    def config(self) -> Path:
+        """The run's own job file; a run has begun once it is there."""
+        return self.path / CONFIG
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a run."""
+        return self.config.is_file()
+
+    def lock(self) -> Lock:
+        """Become the only driver of the run, until this process ends; the folder is made if need be.
+
+        Raises:
+            ConfigError: another driver is at it, or the folder can't be written.
+
+        """
+        try:
+            with self._writable():
+                self.path.mkdir(parents=True, exist_ok=True)
+                return Lock.acquire(self.path / LOCK)
+        except Held as held:
+            got = f"pid {held.pid or '?'} on {held.host or '?'} since {held.since or '?'}"
+            fix = "wait until it has ended, or choose another run.name"
+            raise ConfigError("RUN002", f"run {self.path.name} is running already", got, fix=fix) from None
+
+    def configure(self, config: str) -> None:
+        """Write the run's job file; what the last attempt went by stays, as ``config.attempt_<n>.toml``.
+
+        Raises:
+            ConfigError: the folder can't be written.
+
+        """
+        former = f"config.attempt_{self._last_attempt():03d}.toml"
+        text = self.config.read_text(encoding="utf-8") if self.begun else config
+        if text != config and not (self.path / former).exists():
+            self.write(former, text)
+        self.write(CONFIG, config)
+
+    def write(self, name: str, text: str) -> None:
+        """Write a small file; it has its old content or the new one, never a part.
+
+        Raises:
+            ConfigError: the folder can't be written.
+
+        """
+        draft = self.path / f".{name}.part"
+        with self._writable():
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_file(draft, text.encode())
+            publish(draft, self.path / name)
+
+    def begin_attempt(self) -> int:
+        """Count a start of a scheduler, over all drivers of the run, from 1.
+
+        This process's log goes to ``logs/attempt_<n>.log`` from here on; ``logs/latest`` links to it.
+
+        Raises:
+            ConfigError: the folder can't be written.
+
+        """
+        with self._writable():
+            (self.path / "logs").mkdir(parents=True, exist_ok=True)
+            attempt = self._last_attempt() + 1
+            while not self._claim(attempt):
+                attempt += 1
+        return attempt
+
+    def count_from(self, attempt: int) -> None:
+        """Let the next attempt be the one after this."""
+        self._log_file(attempt).parent.mkdir(parents=True, exist_ok=True)
+        self._log_file(attempt).touch()
+
+    def _claim(self, attempt: int) -> bool:
+        file = self._log_file(attempt)
+        try:
+            file.open("x").close()
+        except FileExistsError:
+            return False
+        _log_to(file)
+        latest = file.with_name("latest")
         latest.unlink(missing_ok=True)
         latest.symlink_to(file.name)
+        return True
+
+    def _last_attempt(self) -> int:
+        found = (_ATTEMPT.fullmatch(path.name) for path in (self.path / "logs").glob("attempt_*.log"))
+        return max((int(name[1]) for name in found if name), default=0)
+
+    def _log_file(self, attempt: int) -> Path:
+        return self.path / "logs" / f"attempt_{attempt:03d}.log"
+
+    @contextmanager
+    def _writable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            what = f"run.dir: {self.path} can't be written"
+            raise ConfigError("CFG008", what, got=error.strerror or str(error), fix="choose another run.dir") from None
+
+
+def _log_to(file: Path) -> None:
+    """Send this process's log to a file, and no longer to the one before."""
+    root = logging.getLogger()
+    for handler in [handler for handler in root.handlers if handler.name == _HANDLER]:
+        root.removeHandler(handler)
+        handler.close()
+    handler = logging.FileHandler(file, encoding="utf-8")
+    handler.name = _HANDLER
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root.addHandler(handler)
+    logging.getLogger("hypha_ray").setLevel(logging.INFO)

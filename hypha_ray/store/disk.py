@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -9,11 +10,13 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from hypha_ray.errors import TryAgainError
+from hypha_ray.failpoints import failpoint
 
 _MEGABYTE = 1_000_000
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
 
 
 def sealed(record: Mapping[str, Any]) -> bytes:
@@ -36,17 +39,44 @@ def unsealed(data: bytes) -> dict[str, Any]:
     return body
 
 
-def write_file(path: Path, data: bytes) -> None:
-    """Write a file and wait until the disk has it."""
+@contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file to be written; at the end, wait until the disk has it."""
+    failpoint("store.write", path.name.partition(".")[0].replace("-", "_"))
     with path.open("wb") as file:
-        file.write(data)
+        yield file
         file.flush()
         os.fsync(file.fileno())
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file and wait until the disk has it."""
+    with new_file(path) as file:
+        file.write(data)
 
 
 def publish(temporary: Path, path: Path) -> None:
     """Give a finished file or folder its name, and wait until the disk has that too."""
     temporary.rename(path)
+    sync_folder(path.parent)
+
+
+def publish_once(temporary: Path, path: Path) -> None:
+    """Give a finished file its name as `publish` does; of several processes that try, one succeeds.
+
+    Raises:
+        FileExistsError: there is a file of that name.
+
+    """
+    try:
+        path.hardlink_to(temporary)
+        temporary.unlink()
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from error
+        temporary.rename(path)  # This file system has no links: the lock of the store has to do.
     sync_folder(path.parent)
 
 
@@ -57,6 +87,13 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what a crash left unfinished in a folder."""
+    for leftover in folder.glob("round_*.tmp"):
+        shutil.rmtree(leftover, ignore_errors=True)
+        leftover.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -74,7 +111,7 @@ def room_for(path: Path, need_bytes: int) -> Iterator[None]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if shutil.disk_usage(path.parent).free < need_bytes:
-            raise OSError("no space left on device")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         yield
     except OSError as error:
         raise _unwritable(path, need_bytes, error) from error

@@ -1,10 +1,11 @@
 """Snapshots: a round's weights and outer momentum as safetensors files, under ``checkpoints/`` of a run directory.
 
-    round_000012/model.safetensors   weights θ by name; what `from_pretrained` and `safetensors.torch.load_file` read
-                 outer.safetensors   outer momentum, by the same names
-                 state.json          sha256 of both files, and what else belongs to the round
+    round_000012/model.safetensors     weights θ by name; what `from_pretrained` and `safetensors.torch.load_file` read
+                 outer.safetensors     outer momentum, by the same names
+                 worker-3.safetensors  inner state of worker 3, where the run is to be repeated bit for bit
+                 state.json            sha256 of all these files, and what else belongs to the round
 
-A file's sha256 is that of its bytes, as `sha256sum` prints it; the commit record has the same.
+A file's sha256 is that of its bytes, as `sha256sum` prints it; the commit record has the first two as well.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from hypha_ray.errors import CheckpointError
+from hypha_ray.errors import CheckpointError, TryAgainError
+from hypha_ray.failpoints import failpoint
 from hypha_ray.store.disk import publish, room_for, sealed, sync_folder, unsealed, write_file
 from hypha_ray.store.tensorfile import Array, file_sha256, read, write
 
@@ -31,16 +33,31 @@ _HEADERS_BYTES = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a snapshot holds: θ and momentum by tensor name, and the state that was saved with them."""
+    """What a snapshot holds: θ and momentum by tensor name, workers' inner states, and the state saved with them."""
 
     round: int
     tensors: dict[str, Array]
     outer: dict[str, Array]
+    inner: dict[int, dict[str, Array]]
+    state: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What a snapshot says of itself; its files may say otherwise."""
+
+    hashes: tuple[str, str]
+    """Sha256 of the weights' file and of the momentum's."""
     state: dict[str, Any]
 
 
 def write_snapshot(
-    directory: Path, round: int, tensors: Mapping[str, Array], outer: Mapping[str, Array], state: Mapping[str, Any]
+    directory: Path,
+    round: int,
+    tensors: Mapping[str, Array],
+    outer: Mapping[str, Array],
+    inner: Mapping[int, Mapping[str, Array]],
+    state: Mapping[str, Any],
 ) -> tuple[str, str]:
     """Write a snapshot; it appears whole or not at all, and replaces one of the same round.
 
@@ -49,6 +66,7 @@ def write_snapshot(
         round: the round after which θ has these values.
         tensors: θ by name.
         outer: outer momentum by name.
+        inner: inner state by worker, each by name.
         state: whatever else belongs to the round, as JSON has it.
 
     Returns:
@@ -58,23 +76,23 @@ def write_snapshot(
         TryAgainError: the disk is full or can't be written; older snapshots are as they were.
 
     """
-    path = _path(directory, round)
-    need_bytes = sum(array.nbytes for array in (*tensors.values(), *outer.values())) + _HEADERS_BYTES
+    path = snapshot_path(directory, round)
+    parts = {_MODEL: tensors, _OUTER: outer, **{f"worker-{worker}.safetensors": inner[worker] for worker in inner}}
+    need_bytes = sum(array.nbytes for part in parts.values() for array in part.values()) + _HEADERS_BYTES
     temporary = path.with_suffix(".tmp")
     try:
         with room_for(path, need_bytes):
-            _clear(temporary)
-            temporary.mkdir()
-            hashes = write(temporary / _MODEL, tensors), write(temporary / _OUTER, outer)
-            files = dict(zip((_MODEL, _OUTER), hashes, strict=True))
+            files = _write_parts(temporary, parts)
             record = {"format": FORMAT, "round": round, "sha256": files, "state": dict(state)}
             write_file(temporary / _STATE, sealed(record))
             sync_folder(temporary)
+            failpoint("store.before_publish")
             _clear(path)
             publish(temporary, path)
-    finally:
+    except TryAgainError:
         _clear(temporary)
-    return hashes
+        raise
+    return files[_MODEL], files[_OUTER]
 
 
 def load_snapshot(directory: Path, round: int) -> Snapshot:
@@ -85,31 +103,38 @@ def load_snapshot(directory: Path, round: int) -> Snapshot:
 
     """
     try:
-        return _load(_path(directory, round))
+        return read_snapshot(directory, round)
     except CheckpointError as error:
         good = newest_good(directory)
         fix = "start anew, there is no good checkpoint" if good is None else f"newest good checkpoint: round {good}"
-        raise CheckpointError(error.code, error.what, error.got, error.allowed, fix) from error
+        raise CheckpointError(error.code, f"{error.what}, in {directory}", error.got, error.allowed, fix) from error
 
 
-def newest_snapshot(directory: Path) -> Snapshot:
-    """Read the newest snapshot.
+def read_snapshot(directory: Path, round: int) -> Snapshot:
+    """The same; the error says only what is wrong."""
+    path = snapshot_path(directory, round)
+    record = _verified(path, round)
+    try:
+        inner = {int(name[7:-12]): read(path / name) for name in record["sha256"] if name.startswith("worker-")}
+        return Snapshot(round, read(path / _MODEL), read(path / _OUTER), inner, record["state"])
+    except (OSError, ValueError, SafetensorError) as error:
+        raise _damaged(round, f"can't be read: {error}") from error
 
-    Raises:
-        CheckpointError: there is none, or it can't be used.
 
-    """
-    found = rounds(directory)
-    if not found:
-        raise CheckpointError("STORE006", f"there is no checkpoint in {directory}", fix="start anew")
-    return load_snapshot(directory, found[-1])
+def read_label(directory: Path, round: int) -> Label | None:
+    """Read a snapshot's own record; None: it has no sound one."""
+    try:
+        record = _record(snapshot_path(directory, round), round)
+    except CheckpointError:
+        return None
+    return Label((record["sha256"][_MODEL], record["sha256"][_OUTER]), record["state"])
 
 
 def newest_good(directory: Path) -> int | None:
     """Return the round of the newest snapshot that can be loaded; None: there is none."""
     for round in reversed(rounds(directory)):
         try:
-            _verified(_path(directory, round))
+            _verified(snapshot_path(directory, round), round)
         except CheckpointError:
             continue
         return round
@@ -122,15 +147,15 @@ def rounds(directory: Path) -> list[int]:
     return sorted(int(name[1]) for name in names if name)
 
 
-def prune(directory: Path, keep: int) -> None:
-    """Remove all snapshots but the newest `keep`, and what a crash left unfinished."""
-    for round in rounds(directory)[:-keep]:
-        _clear(_path(directory, round))
-    for leftover in (directory / "checkpoints").glob("round_*.tmp"):
-        _clear(leftover)
+def prune(directory: Path, first: int) -> None:
+    """Remove the snapshots of all rounds before `first`."""
+    for round in rounds(directory):
+        if round < first:
+            _clear(snapshot_path(directory, round))
 
 
-def _path(directory: Path, round: int) -> Path:
+def snapshot_path(directory: Path, round: int) -> Path:
+    """Folder of a round's snapshot."""
     return directory / "checkpoints" / f"round_{round:06d}"
 
 
@@ -138,34 +163,51 @@ def _clear(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def _load(path: Path) -> Snapshot:
-    record = _verified(path)
-    try:
-        return Snapshot(record["round"], read(path / _MODEL), read(path / _OUTER), record["state"])
-    except (OSError, SafetensorError) as error:
-        raise _damaged(path, str(error)) from error
+def _write_parts(folder: Path, parts: Mapping[str, Mapping[str, Array]]) -> dict[str, str]:
+    """Write each mapping of tensors to its file, in a new folder; returns their hashes."""
+    _clear(folder)
+    folder.mkdir()
+    hashes: dict[str, str] = {}
+    for name, tensors in parts.items():
+        hashes[name] = write(folder / name, tensors)
+        if name == _MODEL:
+            failpoint("store.after_weights")
+    return hashes
 
 
-def _verified(path: Path) -> dict[str, Any]:
+def _verified(path: Path, round: int) -> dict[str, Any]:
     """Return a snapshot's record, once its files are known to be those that it names."""
-    try:
-        record = unsealed((path / _STATE).read_bytes())
-        if record["format"] > FORMAT:
-            raise CheckpointError(
-                "STORE005",
-                f"checkpoint {path} is newer than this program",
-                f"format {record['format']}",
-                f"format {FORMAT}",
-            )
-        for name, expected in record["sha256"].items():
-            if file_sha256(path / name) != expected:
-                raise _damaged(path / name, "other bytes than were written")
-    except FileNotFoundError as error:
-        raise CheckpointError("STORE006", f"there is no checkpoint at {error.filename}") from error
-    except (OSError, ValueError) as error:
-        raise _damaged(path / _STATE, str(error)) from error
+    record = _record(path, round)
+    for name, expected in record["sha256"].items():
+        try:
+            found = file_sha256(path / name)
+        except FileNotFoundError:
+            raise _damaged(round, f"{name} is missing") from None
+        except OSError as error:
+            raise _damaged(round, f"{name} can't be read: {error.strerror}") from error
+        if found != expected:
+            raise _damaged(round, f"{name} has other bytes than were written")
     return record
 
 
-def _damaged(path: Path, how: str) -> CheckpointError:
-    return CheckpointError("STORE004", f"checkpoint file {path} is damaged", got=how.splitlines()[0])
+def _record(path: Path, round: int) -> dict[str, Any]:
+    """Return what ``state.json`` says."""
+    if not path.is_dir():
+        raise CheckpointError("STORE006", f"there is no checkpoint of round {round}")
+    try:
+        record = unsealed((path / _STATE).read_bytes())
+        newer, whole = record["format"] > FORMAT, {_MODEL, _OUTER} <= record["sha256"].keys()
+    except FileNotFoundError:
+        raise _damaged(round, f"{_STATE} is missing") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(round, f"{_STATE} has other bytes than were written") from error
+    if newer:
+        what = f"checkpoint round {round} is newer than this program"
+        raise CheckpointError("STORE005", what, f"format {record['format']}", f"format {FORMAT}")
+    if not whole or record["round"] != round:
+        raise _damaged(round, f"{_STATE} is that of another one")
+    return record
+
+
+def _damaged(round: int, how: str) -> CheckpointError:
+    return CheckpointError("STORE004", f"checkpoint round {round}: {how.splitlines()[0]}")

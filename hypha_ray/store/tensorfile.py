@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load_file
+
+from hypha_ray.store.disk import new_file
+from hypha_ray.types import Flat, Layout
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -50,12 +52,10 @@ def write(path: Path, tensors: Mapping[str, Array]) -> str:
     Wide dtypes come before narrow ones, so that all are aligned; else the order is that of the mapping.
     """
     total = hashlib.sha256()
-    with path.open("wb") as file:
+    with new_file(path) as file:
         for chunk in _chunks(tensors):
             total.update(chunk)
             file.write(chunk)
-        file.flush()
-        os.fsync(file.fileno())
     return total.hexdigest()
 
 
@@ -69,6 +69,27 @@ def file_sha256(path: Path) -> str:
     """Sha256 of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def named(layout: Layout, flats: Sequence[Flat], kind: str = "") -> dict[str, Array]:
+    """View tensors by name; of a kind such as ``parameters/``, or all that the layout has."""
+    return {
+        entry.name: flats[entry.fragment][entry.group][entry.offset : entry.offset + entry.size].reshape(entry.shape)
+        for entry in layout.entries
+        if entry.group.startswith(kind)
+    }
+
+
+def flattened(layout: Layout, tensors: Mapping[str, Array], kind: str = "") -> list[Flat]:
+    """Put tensors by name into new arrays, one for each fragment and group: the reverse of `named`."""
+    flats: list[Flat] = [
+        {group: np.empty(size, group.rpartition("/")[2]) for group, size in layout.groups(fragment).items()}
+        for fragment in range(layout.fragments)
+    ]
+    for entry in layout.entries:
+        if entry.group.startswith(kind):
+            flats[entry.fragment][entry.group][entry.offset : entry.offset + entry.size] = tensors[entry.name].ravel()
+    return [{group: flat[group] for group in flat if group.startswith(kind)} for flat in flats]
 
 
 def _chunks(tensors: Mapping[str, Array]) -> Iterator[memoryview | bytes]:

@@ -6,11 +6,16 @@ It belongs on the node that has the run directory, needs no CPU, and lives as lo
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import ray
+
+from hypha_ray.config.schema import Testing
+from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.telemetry.files import EVENTS, METRICS, SUMMARY, Record, read_jsonl, summary, write_json
 from hypha_ray.telemetry.sinks import build
 
@@ -27,18 +32,28 @@ class Telemetry:
         run: the run's name, the tag of all its metrics.
         config: the job without secrets.
         aim_repository: a local folder; default: the run directory.
+        testing: failpoints to arm.
 
     """
 
     def __init__(
-        self, directory: str, sinks: Sequence[str], run: str, config: Record, aim_repository: str | None = None
+        self,
+        directory: str,
+        sinks: Sequence[str],
+        run: str,
+        config: Record,
+        aim_repository: str | None = None,
+        testing: Testing | None = None,
     ) -> None:
+        if testing is not None:
+            arm(testing.failpoints, testing.failpoint_log)
         self._directory = Path(directory)
         self._sinks = build(self._directory, run, sinks, aim_repository)
         self._sinks.start(config)
 
     def write(self, records: Sequence[Record]) -> None:
         """Take records of metrics."""
+        failpoint("telemetry.write")
         for record in records:
             self._sinks.record(record)
 
@@ -47,6 +62,11 @@ class Telemetry:
         wall_time = datetime.now(UTC).isoformat(timespec="milliseconds")
         for event in events:
             self._sinks.event({"wall_time": wall_time, **event})
+
+    @ray.method(concurrency_group="pulse")
+    def ping(self) -> int:
+        """The process id: an answer shows that the actor lives."""
+        return os.getpid()
 
     def finish(self, extra: Record) -> dict[str, Any]:
         """Write summary.json, close the sinks and return the summary.

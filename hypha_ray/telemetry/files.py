@@ -20,6 +20,8 @@ Record: TypeAlias = Mapping[str, Any]
 METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
 SUMMARY = "summary.json"
+_REPEATED = frozenset({"step", "round", "eval"})
+"""Kinds of records that a round which is trained again makes again."""
 WARM_UP_ROUNDS = 2
 """Rounds in which the planner has yet to learn how fast workers are; left out of the mean idle fraction."""
 
@@ -97,12 +99,38 @@ def _parsed(line: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
+def rewind(path: Path, next_round: int) -> None:
+    """Drop the records of rounds that will be trained again: those of `next_round` and of all later ones.
+
+    A reader sees the old file or the new one, never a part. Nobody may have it open for writing.
+
+    Raises:
+        OSError: the disk is full or can't be written; the file is as it was.
+
+    """
+    if not path.exists():
+        return
+    lines = path.read_bytes().splitlines(keepends=True)
+    kept = [line for line in lines if not _is_of_a_round_from(next_round, line)]
+    if len(kept) < len(lines):
+        _replace(path, b"".join(kept))
+
+
+def _is_of_a_round_from(first: int, line: bytes) -> bool:
+    record = _parsed(line.decode(errors="replace")) or {}
+    number = record.get("round")
+    return record.get("kind") in _REPEATED and isinstance(number, int) and number >= first
+
+
 def write_json(path: Path, value: object) -> None:
     """Write a JSON file so that a reader sees the old content or the new one, never a part."""
+    _replace(path, json.dumps(plain(value), indent=2, allow_nan=False, ensure_ascii=False).encode() + b"\n")
+
+
+def _replace(path: Path, content: bytes) -> None:
     draft = path.with_name(f".{path.name}.part")
-    with draft.open("w", encoding="utf-8") as file:
-        json.dump(plain(value), file, indent=2, allow_nan=False, ensure_ascii=False)
-        file.write("\n")
+    with draft.open("wb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
     draft.replace(path)

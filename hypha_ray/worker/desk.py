@@ -1,23 +1,23 @@
-"""Where a worker's orders lie until its inner loop takes them: the newest plan, and the weights of a round."""
+"""Where a worker's orders lie until its inner loop takes them: plan, weights of a round, predecessor's inner state."""
 
 from __future__ import annotations
 
-from threading import Condition
-
 from hypha_ray.types import Flat, Plan
-from hypha_ray.worker.feeder import Closed
+from hypha_ray.worker.waits import Waits
 
 
-class Desk:
+class Desk(Waits):
     """Written by the control thread, read by the inner loop. Every order may arrive twice, and in any order."""
 
     def __init__(self, fragments: int) -> None:
+        super().__init__()
         self._fragments = fragments
-        self._changed = Condition()
         self._plan: Plan | None = None
         self._weights: dict[int, dict[int, Flat]] = {}
-        self._merged = -1
-        self._closed = False
+        self._state: Flat | None = None
+        self._restored = False
+        self.round = -1
+        """The round that the inner loop is in."""
 
     def assign(self, plan: Plan) -> bool:
         """Put a plan down, unless a newer one is there; returns whether it is the newest."""
@@ -31,36 +31,49 @@ class Desk:
     def merge(self, round_number: int, fragment: int, weights: Flat) -> None:
         """Put the weights down with which a round starts."""
         with self._changed:
-            if round_number > self._merged:
+            if round_number > self.round:
                 self._weights.setdefault(round_number, {})[fragment] = weights
                 self._changed.notify_all()
 
-    def close(self) -> None:
-        """Let a waiting reader go: it gets `Closed`."""
+    def restore(self, state: Flat) -> None:
+        """Put the inner state down with which the worker's predecessor ended."""
         with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+            if not self._restored:
+                self._state = state
+                self._changed.notify_all()
 
     def plan(self, round_number: int) -> Plan:
         """The newest plan, which is for this round or a later one; waits for it."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._closed or (self._plan is not None and self._plan.round >= round_number)
-            )
-            if self._closed or self._plan is None:
-                raise Closed
+            self._wait(lambda: self._plan is not None and self._plan.round >= round_number)
+            assert self._plan is not None
             return self._plan
+
+    def correction(self, idle: Plan) -> Plan | None:
+        """The newer version of a plan that gives nothing to do; None once a later round's weights are there. Waits."""
+        with self._changed:
+            self._wait(lambda: bool(self._whole()) or self._corrects(idle))
+            return None if self._whole() else self._plan
 
     def weights(self) -> tuple[int, dict[int, Flat]]:
         """The newest round whose weights are whole, and these by fragment; waits for one that wasn't merged yet."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._whole())
-            if self._closed:
-                raise Closed
-            self._merged = max(self._whole())
-            weights = self._weights[self._merged]
-            self._weights = {number: parts for number, parts in self._weights.items() if number > self._merged}
-            return self._merged, weights
+            self._wait(lambda: bool(self._whole()))
+            self.round = max(self._whole())
+            weights = self._weights[self.round]
+            self._weights = {number: parts for number, parts in self._weights.items() if number > self.round}
+            return self.round, weights
+
+    def state(self) -> Flat | None:
+        """The predecessor's inner state, which is given out once, then None; waits for it."""
+        with self._changed:
+            self._wait(lambda: self._restored or self._state is not None)
+            state, self._state, self._restored = self._state, None, True
+            return state
+
+    def _corrects(self, plan: Plan) -> bool:
+        newest = self._plan
+        return newest is not None and newest.round == plan.round and newest.version > plan.version
 
     def _whole(self) -> list[int]:
         return [number for number, parts in self._weights.items() if len(parts) == self._fragments]

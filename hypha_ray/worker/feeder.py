@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from threading import Condition
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from hypha_ray.types import Span, window
+from hypha_ray.worker.waits import Waits
 
 Arrays: TypeAlias = dict[str, npt.NDArray[np.generic]]
 """A slice or a batch: tensor name to array, the first dimension counts samples."""
@@ -20,18 +20,17 @@ def order(seed: int, epoch: int, slice_index: int, samples: int) -> npt.NDArray[
     return np.random.default_rng([seed, epoch, slice_index]).permutation(samples)
 
 
-class Feeder:
+class Feeder(Waits):
     """Holds slices, and hands out batches of spans. One thread puts, another takes.
 
     Arrays may be read-only views of the object store; batches are always fresh copies.
     """
 
     def __init__(self, seed: int) -> None:
+        super().__init__()
         self._seed = seed
         self._slices: dict[int, Arrays] = {}
         self._orders: dict[tuple[int, int], npt.NDArray[np.int64]] = {}
-        self._changed = Condition()
-        self._closed = False
 
     def put(self, index: int, arrays: Arrays) -> None:
         """Take a slice in; once more is harmless."""
@@ -45,12 +44,6 @@ class Feeder:
             self._slices = {index: arrays for index, arrays in self._slices.items() if index in indices}
             self._orders = {key: rows for key, rows in self._orders.items() if key[1] in indices}
 
-    def close(self) -> None:
-        """Let a waiting reader go: it gets `Closed`."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
     def batch(self, spans: Sequence[Span], start: int, size: int, shuffled: bool = True) -> Arrays:
         """Samples ``start … start + size - 1`` of the spans taken together; waits for slices on their way.
 
@@ -62,7 +55,7 @@ class Feeder:
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def _rows(self, span: Span, shuffled: bool) -> Arrays:
-        arrays = self._wait(span.slice)
+        arrays = self._slice(span.slice)
         if not shuffled:
             return {name: np.array(array[span.start : span.stop]) for name, array in arrays.items()}
         key = (span.epoch, span.slice)
@@ -71,13 +64,7 @@ class Feeder:
         rows = self._orders[key][span.start : span.stop]
         return {name: array[rows] for name, array in arrays.items()}
 
-    def _wait(self, index: int) -> Arrays:
+    def _slice(self, index: int) -> Arrays:
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or index in self._slices)
-            if self._closed:
-                raise Closed
+            self._wait(lambda: index in self._slices)
             return self._slices[index]
-
-
-class Closed(Exception):
-    """The worker is being stopped."""

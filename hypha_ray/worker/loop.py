@@ -11,15 +11,20 @@ import torch
 
 from hypha_ray.codec import codec, payload_bytes
 from hypha_ray.config import Job
+from hypha_ray.failpoints import failpoint
 from hypha_ray.model.build import build_model, task_of
 from hypha_ray.model.evaluation import evaluate, loss_of
 from hypha_ray.model.layout import gather, layout_of, scatter
-from hypha_ray.types import Delta, Evaluated, Event, Flat, Merged, Plan, Ready, Source, window
+from hypha_ray.store.tensorfile import digest, named
+from hypha_ray.types import Delta, Evaluated, Event, Flat, Left, Merged, Plan, Ready, Source, window
 from hypha_ray.worker.desk import Desk
 from hypha_ray.worker.feeder import Arrays, Feeder
+from hypha_ray.worker.inner_state import export_state, load_state
 from hypha_ray.worker.meter import Meter
 from hypha_ray.worker.optimizers import build_optimizer
 from hypha_ray.worker.schedules import inner_steps, steps_per_round
+from hypha_ray.worker.tamper import tampered
+from hypha_ray.worker.waits import Retired
 
 Emit: TypeAlias = Callable[[Event | Flat], None]
 
@@ -51,29 +56,56 @@ class InnerLoop:
         self._autocast = torch.bfloat16 if job.worker.autocast == "bf16" else None
         self._generator = torch.Generator()
         self._weights: list[Flat] = []
+        self._replay = job.run.mode == "replay"
+        self._proved = False
+        """The scheduler knows by their hash that the first weights were the right ones."""
+        self._theta: list[Flat] = []
+        """The round's global weights, by fragment, where a failpoint needs them to damage a payload."""
+        self._tampers = any(spec.startswith("worker.payload") for spec in job.testing.failpoints)
         slowdown = job.testing.slowdown
         self._slowdown = slowdown[source.worker] if source.worker < len(slowdown) else 1.0
 
     def run(self) -> None:
-        """Train until the final plan; raises `Closed` when the worker is stopped before."""
-        parameters = sum(parameter.numel() for parameter in self._model.parameters())
-        self._emit(Ready(self._source, -1, self._layout.sha256(), str(self._device), parameters))
-        while True:
-            number, weights = self._desk.weights()
-            self._merge(number, weights)
-            plan = self._desk.plan(number)
-            if plan.evaluate and plan.round == number:
-                self._evaluate(plan)
-            if plan.final:
-                return
-            if plan.spans and plan.round == number:
-                self._train(plan)
+        """Train until the final plan, or until the worker has left; raises `Closed` when it is stopped before."""
+        try:
+            self._desk.check()
+            parameters = sum(parameter.numel() for parameter in self._model.parameters())
+            self._emit(Ready(self._source, -1, self._layout.sha256(), str(self._device), parameters))
+            while self._round():
+                pass
+        except Retired:
+            self._emit(Left(self._source, self._desk.round))
 
-    def _merge(self, number: int, weights: dict[int, Flat]) -> None:
+    def _round(self) -> bool:
+        """Go through one round, idle or not; False after the final plan."""
+        number = self._merge()
+        plan: Plan | None = self._desk.plan(number)
+        evaluated = False
+        while plan is not None and plan.round == number:
+            if plan.evaluate and not evaluated:
+                self._evaluate(plan)
+                evaluated = True
+            if plan.final:
+                return False
+            if plan.spans:
+                self._train(plan)
+                return True
+            plan = self._desk.correction(plan)
+        return True
+
+    def _merge(self) -> int:
+        """Copy the next round's weights into the live parameters; returns the round."""
+        number, weights = self._desk.weights()
         began = time.monotonic()
         for fragment, flat in weights.items():
             scatter(self._model, self._layout, fragment, flat)
-        self._emit(Merged(self._source, number, time.monotonic() - began))
+        merge_s = time.monotonic() - began
+        theta = [weights[fragment] for fragment in range(self._layout.fragments)]
+        sha256 = None if self._proved else digest(named(self._layout, theta))
+        self._proved = True
+        self._emit(Merged(self._source, number, merge_s, sha256))
+        self._theta = theta if self._tampers else []
+        return number
 
     def _evaluate(self, plan: Plan) -> None:
         began = time.monotonic()
@@ -88,29 +120,50 @@ class InnerLoop:
             yield _tensors(self._feeder.batch(plan.evaluate, start, size, shuffled=False))
 
     def _train(self, plan: Plan) -> None:
-        """One round's steps. The plan may be corrected meanwhile; if the fleet has moved on, the round is dropped."""
-        number, longest, done = plan.round, plan, 0
+        """One round's steps. The plan may be corrected meanwhile; if the fleet has moved on, the round is dropped.
+
+        A worker that is leaving hands over what it has done, but for replay mode: there a successor does all of it.
+        """
+        number, longest = plan.round, plan
+        self._restore(plan)
         self._seed(number)
         meter = Meter(self._source, number, self._job.worker.report_every_s)
-        while (plan := self._desk.plan(number)).round == number and done < plan.samples:
-            longest = max(longest, plan, key=lambda one: one.samples)
-            size = min(plan.batch_size, plan.samples - done)
-            with meter.waiting():
-                batch = self._feeder.batch(plan.spans, done, size)
-            began = time.monotonic()
-            self._optimizer.seek(self._steps_per_round * number + self._steps_per_round * done / plan.samples)
-            loss, norm = self._step(batch)
-            self._drag(time.monotonic() - began)
-            done += size
-            meter.step(loss, norm, size, _tokens(batch), self._optimizer.learning_rate)
-            if meter.due:
-                self._emit(meter.report())
+        try:
+            while (plan := self._desk.plan(number)).round == number and meter.samples < plan.samples:
+                longest = max(longest, plan, key=lambda one: one.samples)
+                self._batch(plan, meter)
+        except Retired:
+            if meter.samples and not self._replay:
+                self._hand_over(longest, meter)
+            raise
         if plan.round == number:
-            if meter.pending:
-                self._emit(meter.report())
-            self._hand_over(longest, done, meter)
+            self._hand_over(longest, meter)
 
-    def _hand_over(self, plan: Plan, done: int, meter: Meter) -> None:
+    def _restore(self, plan: Plan) -> None:
+        """Take the predecessor's optimizer state over, where the plan asks for that."""
+        if plan.restores and (state := self._desk.state()) is not None:
+            load_state(self._optimizer, state)
+
+    def _batch(self, plan: Plan, meter: Meter) -> None:
+        """Train on the plan's next batch."""
+        done = meter.samples
+        size = min(plan.batch_size, plan.samples - done)
+        with meter.waiting():
+            batch = self._feeder.batch(plan.spans, done, size)
+        began = time.monotonic()
+        self._optimizer.seek(self._steps_per_round * plan.round + self._steps_per_round * done / plan.samples)
+        loss, norm = self._step(batch)
+        self._drag(time.monotonic() - began)
+        meter.step(loss, norm, size, _tokens(batch), self._optimizer.learning_rate)
+        if meter.due:
+            self._emit(meter.report())
+        failpoint("worker.step", self._source.worker)
+
+    def _hand_over(self, plan: Plan, meter: Meter) -> None:
+        """Emit the last report, the delta, and what belongs to it."""
+        if meter.pending:
+            self._emit(meter.report())
+        failpoint("worker.before_delta", self._source.worker)
         train_s = meter.train_s
         # The arrays of the last round are free: its result couldn't have been merged before they were read.
         self._weights = [
@@ -118,24 +171,25 @@ class InnerLoop:
             for fragment, out in enumerate(self._weights or [None] * self._layout.fragments)
         ]
         payloads = [self._codec.encode(weights, None) for weights in self._weights]
-        size = sum(payload_bytes(payload) for payload in payloads)
-        self._emit(
-            Delta(
-                source=self._source,
-                round=plan.round,
-                spans=window(plan.spans, 0, done),
-                samples=done,
-                tokens=meter.tokens,
-                batches=meter.batches,
-                loss=meter.loss,
-                fragments=len(payloads),
-                payload_bytes=size,
-                train_s=train_s,
-                data_wait_s=meter.data_wait_s,
-            )
+        delta = Delta(
+            source=self._source,
+            round=plan.round,
+            spans=window(plan.spans, 0, meter.samples),
+            samples=meter.samples,
+            tokens=meter.tokens,
+            batches=meter.batches,
+            loss=meter.loss,
+            fragments=len(payloads),
+            payload_bytes=sum(payload_bytes(payload) for payload in payloads),
+            train_s=train_s,
+            data_wait_s=meter.data_wait_s,
+            inner_state=self._replay,
         )
-        for payload in payloads:
-            self._emit(payload)
+        parts = [*payloads, *([export_state(self._optimizer)] if self._replay else [])]
+        action = failpoint("worker.payload", self._source.worker)
+        items: list[Delta | Flat] = [delta, *parts] if action is None else tampered(action, delta, parts, self._theta)
+        for item in items:
+            self._emit(item)
 
     def _step(self, batch: Arrays) -> tuple[torch.Tensor, torch.Tensor | None]:
         """One inner step: mean loss of the batch, norm of the gradient before clipping. No wait for the device.

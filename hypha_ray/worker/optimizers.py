@@ -1,6 +1,6 @@
 """The inner optimizer: what a worker does with its own gradients between two outer rounds.
 
-Its state is the worker's own: kept from round to round, never reset, never sent.
+Its state is the worker's own: kept from round to round and never reset; see `inner_state` for when it is sent.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Inner:
     def __init__(
         self, optimizers: list[torch.optim.Optimizer], config: InnerOptimizer, total_steps: int | None
     ) -> None:
-        self._optimizers, self._clip_norm = optimizers, config.clip_norm
+        self.optimizers, self._clip_norm = optimizers, config.clip_norm
         self._schedules = [build_schedule(optimizer, config, total_steps) for optimizer in optimizers]
         self._parameters: Parameters = [
             parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]
@@ -38,14 +38,17 @@ class Inner:
     @property
     def learning_rate(self) -> float:
         """Rate of the next step; under muon that of AdamW, to which Muon's own is proportional."""
-        return float(self._schedules[0].get_last_lr()[0])
+        return float(self.optimizers[0].param_groups[0]["lr"])
 
     def seek(self, position: float) -> None:
-        """Go to a place in the schedule, in inner steps from its start; the next `step` is made there."""
-        for schedule in self._schedules:
-            if schedule.last_epoch != position:
-                schedule.last_epoch = position - 1  # type: ignore[assignment] # the curves take fractions too
-                schedule.step()
+        """Go to a place in the schedule, in inner steps from its start; the next `step` is made there.
+
+        By hand: torch warns of a schedule that moves before the first step, as that of a worker that joins late does.
+        """
+        for optimizer, schedule in zip(self.optimizers, self._schedules, strict=True):
+            schedule.last_epoch = position  # type: ignore[assignment] # the curves take fractions too
+            for group, peak, curve in zip(optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True):
+                group["lr"] = float(peak) * curve(position)  # type: ignore[arg-type]
 
     def step(self) -> torch.Tensor:
         """Clip gradients, change the parameters, and go on in the schedule.
@@ -58,29 +61,15 @@ class Inner:
         norm = torch.nn.utils.get_total_norm(gradients)
         if self._clip_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, self._clip_norm, norm)
-        for optimizer, schedule in zip(self._optimizers, self._schedules, strict=True):
+        for optimizer, schedule in zip(self.optimizers, self._schedules, strict=True):
             optimizer.step()
             schedule.step()
         return norm
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
-        for optimizer in self._optimizers:
+        for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
-
-    def state_dict(self) -> dict[str, Any]:
-        """State from which training goes on as if it had not stopped."""
-        return {
-            "optimizers": [optimizer.state_dict() for optimizer in self._optimizers],
-            "schedules": [schedule.state_dict() for schedule in self._schedules],
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` gave."""
-        for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
-        for schedule, saved in zip(self._schedules, state["schedules"], strict=True):
-            schedule.load_state_dict(saved)
 
 
 def build_optimizer(model: torch.nn.Module, config: InnerOptimizer, total_steps: int | None = None) -> Inner:

@@ -9,7 +9,8 @@ from typing import Any
 
 from hypha_ray.config import Job
 from hypha_ray.config.load import resolved_toml
-from hypha_ray.scheduler.launch import finish, records
+from hypha_ray.scheduler.attempts import records
+from hypha_ray.scheduler.launch import finish
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.types import Span
 
@@ -56,7 +57,7 @@ class Outcome:
         return [record for record in self.records if record["kind"] == kind]
 
     def commits(self) -> list[dict[str, Any]]:
-        return [json.loads(file.read_text()) for file in sorted((self.directory / "commits").glob("*.json"))]
+        return [json.loads(file.read_text()) for file in sorted((self.directory / "commits").glob("round_*.json"))]
 
     def spans(self) -> list[dict[int, list[Span]]]:
         """For each round and worker the spans that were trained on."""

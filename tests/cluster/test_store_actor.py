@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import ray
+from ray.exceptions import RayActorError
 from safetensors.numpy import load_file
 
+from hypha_ray.config import schema
 from hypha_ray.config.schema import Checkpoint
-from hypha_ray.errors import CheckpointError
+from hypha_ray.errors import CheckpointError, HyphaError
+from hypha_ray.failpoints import hits
 from hypha_ray.scheduler.commands import Persist
 from hypha_ray.store.actor import Store
 from hypha_ray.store.commits import CommitLog
+from hypha_ray.store.lock import lock_store
 from hypha_ray.store.snapshots import load_snapshot, rounds
-from hypha_ray.types import Commit, Contribution, Entry, Flat, Layout, Span, Verdict
+from hypha_ray.types import Contribution, Entry, Flat, Layout, Saved, Span, Verdict
 
 GROUP, COUNT = "parameters/float32", "buffers/int64"
 LAYOUT = Layout(
@@ -37,7 +42,8 @@ pytestmark = pytest.mark.usefixtures("local_ray")
 
 def outcome(number: int) -> Persist:
     verdict = Verdict(number, (Contribution(0, 0, 8, 0.5),), (), 0.25)
-    return Persist(number, verdict, ((0, (Span(0, 3, 0, 8),)),), {3: 8 * (number + 1)}, 0, {})
+    span = Span(0, 3, 8 * number, 8 * number + 8)
+    return Persist(number, verdict, ((0, (span,)),), {3: 8 * (number + 1)}, 0, {}, {"seen": number})
 
 
 def theta(number: int) -> list[Flat]:
@@ -50,13 +56,18 @@ def momentum(number: int) -> list[Flat]:
     return [{GROUP: flat[GROUP] * np.float32(0.5)} for flat in theta(number)]
 
 
-def start(directory: Path, rounds: int, **checkpoint: int) -> Any:
-    return ray.remote(Store).options(num_cpus=0).remote(str(directory), Checkpoint(**checkpoint), rounds)
+def inner(number: int) -> Flat:
+    return {"rng": np.full(5, number, np.uint8)}
 
 
-def commit(store: Any, number: int) -> Any:
-    refs = [ray.put(flat) for flat in (*theta(number), *momentum(number))]
-    return store.commit.remote(outcome(number), ray.put(LAYOUT), *refs)
+def start(directory: Path, rounds: int, testing: schema.Testing | None = None, **checkpoint: int) -> Any:
+    cls = ray.remote(concurrency_groups={"pulse": 1})(Store)
+    return cls.options(num_cpus=0).remote(str(directory), Checkpoint(**checkpoint), rounds, testing)
+
+
+def commit(store: Any, number: int, workers: tuple[int, ...] = ()) -> Any:
+    refs = [ray.put(flat) for flat in (*theta(number), *momentum(number), *(inner(worker) for worker in workers))]
+    return store.commit.remote(outcome(number), ray.put(LAYOUT), workers, *refs)
 
 
 def sha256sum(path: Path) -> str:
@@ -66,7 +77,9 @@ def sha256sum(path: Path) -> str:
 def test_store_rounds_become_a_chain_whose_hashes_are_those_of_the_files(tmp_path: Path) -> None:
     store = start(tmp_path, 3, keep=3)
     origin = store.begin.remote(LAYOUT, *theta(99))
-    commits: list[Commit] = ray.get([commit(store, number) for number in range(3)], timeout=WAIT_S)
+    saved: list[Saved] = ray.get([commit(store, number) for number in range(3)], timeout=WAIT_S)
+    assert [one.problem for one in saved] == [None] * 3
+    commits = [one.commit for one in saved]
     assert CommitLog(tmp_path).read() == tuple(commits)
     CommitLog(tmp_path).verify()
     assert [one.parent_sha256 for one in commits] == [ray.get(origin), *(one.theta_sha256 for one in commits[:-1])]
@@ -74,7 +87,7 @@ def test_store_rounds_become_a_chain_whose_hashes_are_those_of_the_files(tmp_pat
         folder = tmp_path / "checkpoints" / f"round_{number:06d}"
         assert one.theta_sha256 == sha256sum(folder / "model.safetensors")
         assert one.outer_sha256 == sha256sum(folder / "outer.safetensors")
-    assert commits[2].cursors == {3: 24} and commits[2].spans == ((0, (Span(0, 3, 0, 8),)),)
+    assert commits[2].cursors == {3: 24} and commits[2].spans == ((0, (Span(0, 3, 16, 24),)),)
 
 
 def test_store_snapshot_has_all_tensors_by_name_in_master_precision(tmp_path: Path) -> None:
@@ -106,27 +119,99 @@ def test_store_keeps_every_commit_and_the_snapshots_that_the_job_wants(tmp_path:
 
 
 def test_store_hash_is_the_same_whether_a_snapshot_is_written_or_not(tmp_path: Path) -> None:
-    written = ray.get(commit(start(tmp_path / "a", 9), 0), timeout=WAIT_S)
-    counted = ray.get(commit(start(tmp_path / "b", 9, every_rounds=5), 0), timeout=WAIT_S)
-    assert rounds(tmp_path / "b") == []
-    assert (written.theta_sha256, written.outer_sha256) == (counted.theta_sha256, counted.outer_sha256)
+    hashes = []
+    for every in (1, 5):
+        store = start(tmp_path / str(every), 9, every_rounds=every)
+        newest = ray.get([commit(store, number) for number in range(2)], timeout=WAIT_S)[1].commit
+        hashes.append((newest.theta_sha256, newest.outer_sha256))
+    assert rounds(tmp_path / "1") == [0, 1] and rounds(tmp_path / "5") == [0]
+    assert hashes[0] == hashes[1]
 
 
-def test_store_refuses_a_gap_and_a_repetition_and_goes_on(tmp_path: Path) -> None:
+def test_store_refuses_a_gap_and_another_outcome_and_goes_on(tmp_path: Path) -> None:
     store = start(tmp_path, 9)
-    ray.get(commit(store, 0), timeout=WAIT_S)
-    for wrong in (0, 2):
-        with pytest.raises(CheckpointError, match=f"got round {wrong}, allowed round 1"):
+    ray.get([commit(store, number) for number in range(2)], timeout=WAIT_S)
+    for wrong in (0, 3):
+        with pytest.raises(HyphaError, match=f"got round {wrong}, allowed round 2"):
             ray.get(commit(store, wrong), timeout=WAIT_S)
-    assert ray.get(commit(store, 1), timeout=WAIT_S).round == 1
-    assert rounds(tmp_path) == [0, 1]
+    with pytest.raises(CheckpointError, match="committed already"):
+        refs = [*theta(7), *momentum(7)]
+        ray.get(store.commit.remote(outcome(1), LAYOUT, (), *refs), timeout=WAIT_S)
+    assert ray.get(commit(store, 2), timeout=WAIT_S).commit.round == 2
+    assert rounds(tmp_path) == [1, 2]
 
 
 def test_store_started_anew_goes_on_with_the_weights_of_the_newest_commit_only(tmp_path: Path) -> None:
-    ray.get(commit(start(tmp_path, 9), 0), timeout=WAIT_S)
+    first = start(tmp_path, 9)
+    ray.get(commit(first, 0), timeout=WAIT_S)
+    ray.kill(first)
     store = start(tmp_path, 9)
     with pytest.raises(CheckpointError, match="weights differ from those of the newest commit"):
         ray.get(store.begin.remote(LAYOUT, *theta(5)), timeout=WAIT_S)
     parent = ray.get(store.begin.remote(LAYOUT, *theta(0)), timeout=WAIT_S)
-    assert ray.get(commit(store, 1), timeout=WAIT_S).parent_sha256 == parent
+    assert ray.get(commit(store, 1), timeout=WAIT_S).commit.parent_sha256 == parent
     CommitLog(tmp_path).verify()
+
+
+def test_store_of_a_run_without_a_commit_has_nothing_to_go_on_from(tmp_path: Path) -> None:
+    store = start(tmp_path / "new", 9)
+    assert ray.get([store.survey.remote(), store.inner.remote()], timeout=WAIT_S) == [None, ()]
+    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+        ray.get(store.recall.remote(LAYOUT), timeout=WAIT_S)
+    assert len(ray.get(store.begin.remote(LAYOUT, *theta(0)), timeout=WAIT_S)) == 64
+
+
+def test_store_recalls_what_was_committed_in_parts_and_cuts_the_log_there(tmp_path: Path) -> None:
+    first = start(tmp_path, 9, every_rounds=2)
+    ray.get([commit(first, number, (1, 4)) for number in range(3)], timeout=WAIT_S)
+    ray.kill(first)
+    store = start(tmp_path, 9, every_rounds=2)
+    survey = ray.get(store.survey.remote(), timeout=WAIT_S)
+    assert (survey.next_round, survey.epoch, survey.used) == (2, 0, [[0, 3, 0, 8], [0, 3, 8, 16]])
+    assert survey.state == {"seen": 1} and survey.skipped == ("commit round 2: no checkpoint; using round 1",)
+    assert survey.theta == survey.outer == {} and survey.inner == {1: {}, 4: {}}
+    assert CommitLog(tmp_path).rounds() == [0, 1]
+    assert ray.get(store.inner.remote(), timeout=WAIT_S) == (1, 4)
+    *flats, receipt = ray.get(store.recall.options(num_returns=7).remote(LAYOUT), timeout=WAIT_S)
+    assert receipt == 2
+    for flat, expected in zip(flats, [*theta(1), *momentum(1), inner(1), inner(4)], strict=True):
+        assert flat.keys() == expected.keys()
+        assert all(
+            np.array_equal(flat[name], expected[name]) and flat[name].dtype == expected[name].dtype for name in flat
+        )
+    ray.get(store.begin.remote(LAYOUT, *flats[:2]), timeout=WAIT_S)
+    assert ray.get(commit(store, 2), timeout=WAIT_S).problem is None
+
+
+def test_store_killed_in_a_commit_is_replaced_by_one_that_waits_for_its_lock(tmp_path: Path) -> None:
+    """The second is there before the first is gone."""
+    testing = schema.Testing(failpoints=["store.before_record=kill@2"], failpoint_log=str(tmp_path / "hits"))
+    first, second = (start(tmp_path / "run", 9, testing) for _ in range(2))
+    ray.get(commit(first, 0), timeout=WAIT_S)
+    doomed, waiting = commit(first, 1), commit(second, 1)
+    with pytest.raises(RayActorError):
+        ray.get(doomed, timeout=WAIT_S)
+    saved = ray.get(waiting, timeout=WAIT_S)
+    assert saved.problem is None and CommitLog(tmp_path / "run").newest() == saved.commit
+    assert ray.get(commit(second, 1), timeout=WAIT_S) == saved
+    assert hits(tmp_path / "hits", "store.before_record") == 1
+
+
+def test_store_answers_for_its_pulse_while_it_waits(tmp_path: Path) -> None:
+    lock = lock_store(tmp_path)
+    store = start(tmp_path, 9)
+    waiting = commit(store, 0)
+    pids = {ray.get(store.ping.remote(), timeout=WAIT_S) for _ in range(3)}
+    assert len(pids) == 1 and os.getpid() not in pids
+    assert ray.wait([waiting], timeout=0)[1] == [waiting]
+    lock.release()
+    assert ray.get(waiting, timeout=WAIT_S).problem is None
+
+
+def test_store_of_a_directory_that_another_process_has_is_refused(tmp_path: Path) -> None:
+    with (
+        lock_store(tmp_path),
+        pytest.raises(CheckpointError, match=f"another process writes.*process {os.getpid()} on"),
+    ):
+        ray.get(commit(start(tmp_path, 9), 0), timeout=WAIT_S)
+    assert rounds(tmp_path) == []

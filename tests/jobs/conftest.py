@@ -61,20 +61,25 @@ class Jobs:
     def __call__(
         self, *arguments: str | Path, script: str = "diloco", env: dict[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, f"jobs/{script}.py", *map(str, arguments)]
+        process = self.start(*arguments, script=script, env=env)
+        output, errors = process.communicate(timeout=240)
+        assert left_behind(self._folder) == []
+        return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+    def start(
+        self, *arguments: str | Path, script: str = "diloco", env: dict[str, str] | None = None
+    ) -> subprocess.Popen[str]:
+        """Run a script, and leave it to the caller to wait for it."""
         own = {"HYPHA_RAY_HOME": str(self.home), "RAY_TMPDIR": str(self._folder)}
         inherited = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-        done = subprocess.run(
-            command,
+        return subprocess.Popen(
+            [sys.executable, f"jobs/{script}.py", *map(str, arguments)],
             cwd=ROOT,
             env=inherited | own | (env or {}),
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=240,
-            check=False,
         )
-        assert left_behind(self._folder) == []
-        return done
 
 
 @contextmanager

@@ -95,14 +95,19 @@ def test_job_without_a_model_or_without_a_dataset_says_which_key_to_give(run_job
     assert "give model.repository" in refused(run_job(), run_job.home, 2)
 
 
-def test_name_of_a_run_that_is_there_already_is_refused(run_job: RunJob, small_job: Path, corpus: Path) -> None:
+def test_name_of_a_run_by_another_job_is_refused_before_a_cluster_is_looked_for(
+    run_job: RunJob, small_job: Path, corpus: Path
+) -> None:
     before = run_job.home / "taken" / "config.toml"
     before.parent.mkdir(parents=True)
     before.write_text("[run]\n")
-    done = run_job("@", small_job, "--dataset.path", corpus, "--run.name", "taken")
-    assert error_of(done).startswith(f"error[RUN001]: run.name: there is a run 'taken' in {run_job.home}")
+    words = ("@", small_job, "--dataset.path", corpus, "--run.name", "taken")
+    done = run_job(*words, env={"RAY_ADDRESS": "127.0.0.1:1"})
+    error = error_of(done)
+    assert error.startswith(f"error[RUN001]: run.name: there is a run 'taken' in {run_job.home}, by another job: ")
+    assert "model.config.model_type is 'llama' here and not set in the run" in error and "--resume" in error
     assert (done.returncode, done.stdout) == (2, "")
-    assert [path for path in run_job.home.rglob("*") if path.is_file()] == [before]
+    assert {path.name for path in run_job.home.rglob("*") if path.is_file()} == {"config.toml", "driver.lock"}
     assert before.read_text() == "[run]\n"
 
 

@@ -14,6 +14,7 @@ from hypha_ray.config.help import help_text, renewed
 from hypha_ray.config.keys import keys, nearest
 from hypha_ray.config.load import parse
 from hypha_ray.model.tasks import TASKS
+from hypha_ray.scheduler.resume import find_run
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
@@ -55,13 +56,13 @@ def test_help_text_has_one_line_for_each_key_with_default_meaning_and_kind() -> 
 
 def test_parse_help_wins_over_everything_else(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        parse(["--no.such.flag", "@", "/nowhere", "--help"], "Train a model.")
+        parse(["--no.such.flag", "@", "/nowhere", "--help"], "Train a model.", find_run)
     assert caught.value.code == 0
     assert capsys.readouterr().out.startswith("Train a model.\n")
 
 
 def test_parse_without_help_loads() -> None:
-    assert parse(["--run.seed", "3"], None).job.run.seed == 3
+    assert parse(["--run.seed", "3"], None, find_run).job.run.seed == 3
 
 
 def test_every_key_has_a_meaning() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from hypha_ray.config import Job
 from hypha_ray.config.load import Loaded, load, resolved_toml, worker_needs
+from hypha_ray.errors import ConfigError
 
 Write = Callable[[str, str], str]
 ROOT = Path(__file__).parents[2]
@@ -244,20 +245,57 @@ def test_load_flag_is_parsed_by_the_type_of_its_key(arguments: list[str], name: 
     assert type(found) is type(value)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "resume"),
-    [
-        ([], None),
-        (["--resume"], True),
-        (["--resume", "--dry-run"], True),
-        (["--resume", "@", "FILE"], True),
-        (["--resume", "tiny-3"], "tiny-3"),
-        (["--resume=runs/tiny-3", "--run.seed", "1"], "runs/tiny-3"),
-    ],
-)
-def test_load_resume_takes_a_name_or_none(arguments: list[str], resume: object, write: Write) -> None:
-    file = write("empty.toml", "")
-    assert load([file if word == "FILE" else word for word in arguments]).resume == resume
+def test_load_without_resume_begins_a_run(write: Write) -> None:
+    assert load(["@", write("empty.toml", "")]).resume is False
+
+
+@pytest.mark.parametrize("arguments", [["--resume"], ["--resume", "--dry-run"], ["--resume", "@", "FILE"]])
+def test_load_resume_alone_means_the_run_of_that_name(arguments: list[str], write: Write) -> None:
+    words = [write("empty.toml", "") if word == "FILE" else word for word in arguments]
+    loaded = load(["--run.name", "mine", *words])
+    assert loaded.resume is True and loaded.job.run.name == "mine"
+
+
+def test_load_resume_without_any_name_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"CFG015.*--resume names no run"):
+        load(["--resume"])
+
+
+@pytest.fixture
+def a_run(tmp_path: Path) -> Path:
+    """A run of a job file that differs from the defaults in a few keys."""
+    directory = tmp_path / "runs" / "tiny-3"
+    directory.mkdir(parents=True)
+    job = load(["--run.seed", "5", "--rounds.update_rounds", "7", "--sync.quorum", "4", "--resources.num_workers", "4"])
+    (directory / "config.toml").write_text(resolved_toml(job.job))
+    return directory
+
+
+def test_load_resume_of_a_run_lays_files_and_flags_over_its_own_job_file(a_run: Path, write: Write) -> None:
+    asked: list[tuple[str, str | None, str | None]] = []
+
+    def find_run(wanted: str, name: str | None, parent: str | None) -> Path:
+        asked.append((wanted, name, parent))
+        return a_run
+
+    file = write("more.toml", "[rounds]\nupdate_rounds = 20\nmax_batch_size = 2\n")
+    loaded = load(["--resume=tiny-3", "@", file, "--rounds.max_batch_size", "3", "--run.dir", "elsewhere"], find_run)
+    assert asked == [("tiny-3", None, "elsewhere")]
+    job = loaded.job
+    assert loaded.resume is True and (job.run.name, job.run.dir) == ("tiny-3", str(a_run.parent))
+    assert (job.run.seed, job.sync.quorum, job.resources.num_workers) == (5, 4, 4)
+    assert (job.rounds.update_rounds, job.rounds.max_batch_size) == (20, 3)
+
+
+def test_load_resume_of_a_run_under_another_name_is_refused(a_run: Path) -> None:
+    with pytest.raises(ConfigError, match=r"CFG011.*mean different runs: 'other'"):
+        load(["--resume", str(a_run), "--run.name", "other"], lambda *_: a_run)
+    assert load(["--resume", str(a_run), "--run.name", "tiny-3"], lambda *_: a_run).job.run.name == "tiny-3"
+
+
+def test_load_resume_of_a_run_where_none_can_be_named_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"CFG015.*--resume takes no value here"):
+        load(["--resume", "tiny-3"])
 
 
 def test_load_file_with_byte_order_mark_and_crlf_loads(write: Write) -> None:

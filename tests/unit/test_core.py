@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from virtual_fleet import VirtualFleet, job_of, slices_of
+from virtual_fleet import Faults, VirtualFleet, job_of, slices_of
 
 from hypha_ray.errors import CapacityError, ConfigError
 from hypha_ray.types import Delta, Source
+
+FIRST_ONLY = Faults(room=lambda source: source.incarnation == 10_001)
+"""No lost worker can be replaced."""
 
 
 def rounds(update_rounds: int = 4, samples: int = 256, batch: int = 4, **more: int) -> dict[str, int]:
@@ -72,7 +75,7 @@ def test_worker_that_slows_down_in_mid_round_is_given_less() -> None:
 
 
 def test_lost_worker_leaves_its_share_to_the_others() -> None:
-    fleet = VirtualFleet(job_of(rounds=rounds(4, 800, 4)), [0.1, 0.1, 0.1], slices_of(20, 256))
+    fleet = VirtualFleet(job_of(rounds=rounds(4, 800, 4)), [0.1, 0.1, 0.1], slices_of(20, 256), FIRST_ONLY)
     fleet.at(5.0, lambda: fleet.kill(1))
     fleet.run()
     assert fleet.finished is not None and fleet.finished.error is None
@@ -83,7 +86,7 @@ def test_lost_worker_leaves_its_share_to_the_others() -> None:
 
 def test_loss_of_too_many_workers_ends_the_run_with_a_capacity_error() -> None:
     job = job_of(rounds=rounds(), resources={"num_workers": 2, "min_workers": 2})
-    fleet = VirtualFleet(job, [0.1, 0.1], slices_of())
+    fleet = VirtualFleet(job, [0.1, 0.1], slices_of(), FIRST_ONLY)
     fleet.at(1.0, lambda: fleet.kill(0))
     fleet.run()
     assert fleet.finished is not None and isinstance(fleet.finished.error, CapacityError)
@@ -92,7 +95,7 @@ def test_loss_of_too_many_workers_ends_the_run_with_a_capacity_error() -> None:
 def test_start_deadline_with_a_missing_worker_goes_on_without_it() -> None:
     fleet = VirtualFleet(job_of(rounds=rounds()), [0.1, 0.1], slices_of())
     tell = fleet.tell
-    fleet.tell = lambda event: None if getattr(event, "source", None) == Source("virtual", 1, 0) else tell(event)  # type: ignore[method-assign]
+    fleet.tell = lambda event: None if getattr(getattr(event, "source", None), "worker", None) == 1 else tell(event)  # type: ignore[method-assign]
     fleet.run()
     assert fleet.finished is not None and fleet.finished.error is None
     assert all(set(record["batches"]) == {0} for record in fleet.of_kind("round"))
@@ -102,21 +105,23 @@ def test_rejected_delta_leaves_its_samples_for_later() -> None:
     def poisoned(delta: Delta) -> str | None:
         return "non-finite values" if delta.source.worker == 1 and delta.round == 1 else None
 
-    fleet = VirtualFleet(job_of(rounds=rounds(5, 256, 4)), [0.1, 0.1], slices_of(6, 64), reject=poisoned).run()
+    fleet = VirtualFleet(job_of(rounds=rounds(5, 256, 4)), [0.1, 0.1], slices_of(6, 64), Faults(reject=poisoned)).run()
     assert [record["rejected"] for record in fleet.of_kind("round")] == [0, 1, 0, 0, 0]
     assert fleet.of_kind("round")[1]["samples"] == 128
     assert set(used(fleet).values()) == {1}
 
 
 def test_round_without_any_accepted_delta_ends_the_run() -> None:
-    fleet = VirtualFleet(job_of(rounds=rounds()), [0.1, 0.1], slices_of(), reject=lambda _: "non-finite values").run()
+    fleet = VirtualFleet(
+        job_of(rounds=rounds()), [0.1, 0.1], slices_of(), Faults(reject=lambda _: "non-finite values")
+    ).run()
     assert fleet.finished is not None and isinstance(fleet.finished.error, ConfigError)
     assert "non-finite values" in str(fleet.finished.error)
 
 
 def test_stale_and_repeated_deltas_change_nothing() -> None:
     fleet = VirtualFleet(job_of(rounds=rounds()), [0.1, 0.1], slices_of())
-    delta = Delta(Source("virtual", 0, 0), 7, (), 4, 4, 1, 1.0, 1, 8, 1.0, 0.0)
+    delta = Delta(Source("virtual", 0, 10_001), 7, (), 4, 4, 1, 1.0, 1, 8, 1.0, 0.0)
     fleet.at(2.0, lambda: fleet.tell(delta))
     fleet.at(2.1, lambda: fleet.tell(Delta(Source("virtual", 0, 9), 0, (), 4, 4, 1, 1.0, 1, 8, 1.0, 0.0)))
     calm = VirtualFleet(job_of(rounds=rounds()), [0.1, 0.1], slices_of()).run()

@@ -157,22 +157,6 @@ def test_optimizer_frozen_parameters_stay() -> None:
     assert values(model[0]) == frozen and values(model[3]) != trained
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon", "sgd"])
-def test_state_dict_loaded_elsewhere_goes_on_to_the_bit(name: str) -> None:
-    fields = {"name": name, "momentum": 0.9, "schedule": "cosine-with-warmup", "warmup_steps": 2}
-    config = InnerOptimizer.model_validate(fields)
-    straight, first, second = network(), network(), network()
-    inner = build_optimizer(straight, config, 10)
-    train(straight, inner, range(8))
-    before, after = build_optimizer(first, config, 10), build_optimizer(second, config, 10)
-    train(first, before, range(5))
-    second.load_state_dict(first.state_dict())
-    after.load_state_dict(before.state_dict())
-    train(second, after, range(5, 8))
-    assert values(second) == values(straight)
-    assert after.learning_rate == inner.learning_rate
-
-
 def test_learning_rate_is_that_of_the_next_step() -> None:
     model = network()
     config = InnerOptimizer(name="muon", learning_rate=0.5, schedule="linear")

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
 from hypha_ray.errors import CheckpointError, TryAgainError
 from hypha_ray.store.commits import CommitLog
+from hypha_ray.store.disk import publish_once
 from hypha_ray.types import Commit, Contribution, Rejection, Span
 
 
@@ -73,7 +78,8 @@ def test_record_file_has_the_fields_of_the_contract(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("offered", "complaint"),
     [
-        (commit(1), "got round 1, allowed round 2"),
+        (commit(0), "got round 0, allowed round 2"),
+        (replace(commit(1), theta_sha256=sha("other")), "got round 1, allowed round 2"),
         (commit(3), "got round 3, allowed round 2"),
         (replace(commit(2), parent_sha256=sha("other")), f"got parent {sha('other')}, allowed parent {sha(1)}"),
         (replace(commit(2), parent_sha256=None), "got parent None"),
@@ -86,6 +92,90 @@ def test_log_append_out_of_the_chain_is_refused_and_changes_nothing(
     with pytest.raises(CheckpointError, match=complaint):
         log.append(offered)
     assert log.read() == (commit(0), commit(1))
+
+
+def test_log_append_of_the_newest_record_again_changes_nothing(tmp_path: Path) -> None:
+    log = log_of(tmp_path, 2)
+    before = file_of(tmp_path, 1).stat()
+    log.append(commit(1))
+    assert file_of(tmp_path, 1).stat().st_mtime_ns == before.st_mtime_ns and log.read() == (commit(0), commit(1))
+
+
+def test_log_origin_is_what_the_first_round_begins_with(tmp_path: Path) -> None:
+    log = CommitLog(tmp_path)
+    assert log.origin() is None
+    log.begin(sha("a"))
+    log.begin(sha("b"))
+    assert CommitLog(tmp_path).origin() == sha("b") and log.read() == ()
+    (tmp_path / "commits" / "origin.json").write_text("{}")
+    assert log.origin() is None
+
+
+def test_log_two_committers_of_a_round_exactly_one_wins(tmp_path: Path) -> None:
+    log_of(tmp_path, 1)
+    offers = [replace(commit(1), theta_sha256=sha(f"by {number}")) for number in range(8)]
+    barrier = Barrier(len(offers))
+
+    def offer(one: Commit) -> str | None:
+        log = CommitLog(tmp_path)
+        barrier.wait()
+        try:
+            log.append(one)
+        except CheckpointError as error:
+            return error.code
+        return None
+
+    with ThreadPoolExecutor(len(offers)) as pool:
+        outcomes = list(pool.map(offer, offers))
+    assert outcomes.count(None) == 1 and set(outcomes) <= {None, "STORE008", "STORE003"}
+    assert CommitLog(tmp_path).read() == (commit(0), offers[outcomes.index(None)])
+    assert [path.name for path in (tmp_path / "commits").glob("*.tmp")] == []
+
+
+def test_log_record_that_appears_at_the_last_moment_is_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, link = log_of(tmp_path, 1), os.link
+
+    def late(source: Path, target: Path, **options: object) -> None:
+        file_of(tmp_path, 1).write_text("theirs")
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", late)
+    with pytest.raises(CheckpointError, match="another run writes to") as caught:
+        log.append(commit(1))
+    assert caught.value.code == "STORE008" and file_of(tmp_path, 1).read_text() == "theirs"
+
+
+def test_log_without_hard_links_takes_a_rename_and_overwrites_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(source: Path, target: Path, **options: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    log = log_of(tmp_path, 2)
+    assert log.read() == (commit(0), commit(1))
+    source = tmp_path / "new"
+    source.write_text("mine")
+    with pytest.raises(FileExistsError):
+        publish_once(source, file_of(tmp_path, 1))
+    assert log.read() == (commit(0), commit(1))
+
+
+def test_log_set_aside_leaves_the_rounds_before_and_keeps_what_it_moves(tmp_path: Path) -> None:
+    log = log_of(tmp_path, 4)
+    log.set_aside(2)
+    assert log.read() == (commit(0), commit(1))
+    log.append(replace(commit(2), theta_sha256=sha("again")))
+    log.set_aside(2)
+    log.set_aside(2)
+    aside = tmp_path / "commits" / "rewound"
+    assert sorted(str(path.relative_to(aside)) for path in aside.glob("*/*")) == [
+        "1/round_000002.json",
+        "1/round_000003.json",
+        "2/round_000002.json",
+    ]
 
 
 def test_log_half_written_temporary_of_any_length_is_ignored_and_replaced(tmp_path: Path) -> None:

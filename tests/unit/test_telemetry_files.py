@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hypha_ray.telemetry.files import JsonLines, Record, read_json, read_jsonl, summary, write_json
+from hypha_ray.telemetry.files import JsonLines, Record, read_json, read_jsonl, rewind, summary, write_json
 
 
 def write(path: Path, *records: Record) -> None:
@@ -130,3 +130,30 @@ def test_summary_of_nothing_has_no_figures() -> None:
     assert (figures["rounds"], figures["samples"], figures["loss"], figures["val_loss"]) == (0, 0, None, None)
     assert figures["traffic_ratio"] is None
     assert figures["tokens_per_s"] is None
+
+
+def test_rewind_drops_what_rounds_that_are_trained_again_said(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    kept: list[Record] = [
+        {"kind": "status", "text": "begins"},
+        {"kind": "step", "round": 0, "worker": 0},
+        a_round(0),
+        {"kind": "eval", "round": 0, "val_loss": 3.0},
+        {"kind": "problem", "round": 2, "text": "the disk was full"},
+    ]
+    again: list[Record] = [{"kind": kind, "round": number} for number in (1, 2) for kind in ("step", "round", "eval")]
+    write(path, *kept[:3], *again, *kept[3:])
+    with path.open("ab") as file:
+        file.write(b'{"kind": "step", "rou')
+    rewind(path, 1)
+    assert read_jsonl(path) == json.loads(json.dumps(kept))
+    before = path.read_bytes()
+    rewind(path, 1)
+    assert path.read_bytes() == before and [child.name for child in tmp_path.iterdir()] == ["m.jsonl"]
+    rewind(path, 0)
+    assert [record["kind"] for record in read_jsonl(path)] == ["status", "problem"]
+
+
+def test_rewind_of_a_file_that_is_not_there_makes_none(tmp_path: Path) -> None:
+    rewind(tmp_path / "m.jsonl", 0)
+    assert list(tmp_path.iterdir()) == []

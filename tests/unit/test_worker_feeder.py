@@ -5,11 +5,9 @@ from __future__ import annotations
 from threading import Thread
 
 import numpy as np
-import pytest
 
-from hypha_ray.types import Plan, Span, window
-from hypha_ray.worker.desk import Desk
-from hypha_ray.worker.feeder import Closed, Feeder, order
+from hypha_ray.types import Span, window
+from hypha_ray.worker.feeder import Feeder, order
 
 
 def slice_of(index: int, samples: int) -> dict[str, np.ndarray]:
@@ -53,18 +51,6 @@ def test_waiting_for_a_slice_ends_when_it_comes() -> None:
     assert found == [4]
 
 
-def test_waiting_ends_when_the_worker_is_stopped() -> None:
-    feeder, desk = Feeder(seed=0), Desk(fragments=1)
-    feeder.close()
-    desk.close()
-    with pytest.raises(Closed):
-        feeder.batch((Span(0, 5, 0, 4),), 0, 4)
-    with pytest.raises(Closed):
-        desk.weights()
-    with pytest.raises(Closed):
-        desk.plan(0)
-
-
 def test_window_of_spans_is_exact() -> None:
     spans = (Span(0, 3, 2, 5), Span(0, 1, 0, 4), Span(1, 3, 0, 2))
     for start in range(10):
@@ -72,23 +58,3 @@ def test_window_of_spans_is_exact() -> None:
             flat = [(s.epoch, s.slice, n) for s in spans for n in range(s.start, s.stop)]
             got = [(s.epoch, s.slice, n) for s in window(spans, start, stop) for n in range(s.start, s.stop)]
             assert got == flat[start:stop]
-
-
-def test_desk_keeps_the_newest_plan_whatever_the_order() -> None:
-    desk = Desk(fragments=1)
-    older, newer = Plan(1, 0, (), 4), Plan(1, 1, (), 4)
-    assert desk.assign(newer) and not desk.assign(older) and not desk.assign(newer)
-    assert desk.plan(1) is newer
-
-
-def test_desk_hands_out_weights_once_all_fragments_are_there_and_never_twice() -> None:
-    desk = Desk(fragments=2)
-    a, b = {"parameters/float32": np.zeros(1)}, {"parameters/float32": np.ones(1)}
-    desk.merge(3, 1, b)
-    desk.merge(3, 0, a)
-    assert desk.weights() == (3, {0: a, 1: b})
-    desk.merge(3, 0, a)
-    desk.merge(3, 1, b)
-    desk.merge(4, 0, b)
-    desk.merge(4, 1, a)
-    assert desk.weights()[0] == 4

@@ -1,81 +1,15 @@
-"""The inner loop without Ray: orders are put on the desk, events are read from a list."""
+"""The inner loop of one worker: what it says, and that it trains as it should."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from worker_bench import CONFIG, Bench, plan_of
 
-from hypha_ray.config import Job
-from hypha_ray.model.build import build_model
-from hypha_ray.model.layout import gather, layout_of
-from hypha_ray.types import Delta, Evaluated, Flat, Merged, Plan, Ready, Report, Source, Span
-from hypha_ray.worker.desk import Desk
-from hypha_ray.worker.feeder import Closed, Feeder
-from hypha_ray.worker.loop import InnerLoop
-
-CONFIG = {
-    "model_type": "gpt2",
-    "vocab_size": 50,
-    "n_positions": 16,
-    "n_embd": 16,
-    "n_layer": 1,
-    "n_head": 2,
-    "resid_pdrop": 0.0,
-    "embd_pdrop": 0.0,
-    "attn_pdrop": 0.0,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
-SOURCE = Source("test", 0, 0)
-
-
-class Bench:
-    """One worker, its orders and what it says."""
-
-    def __init__(self, **tables: dict[str, Any]) -> None:
-        torch.set_num_threads(1)
-        tables = {"inner_optimizer": {"learning_rate": 1e-2}, "worker": {"report_every_s": 1e-12}, **tables}
-        self.job = Job.model_validate({"model": {"config": CONFIG}, "resources": {"num_workers": 1}, **tables})
-        self.feeder, self.desk = Feeder(0), Desk(1)
-        self.said: list[Any] = []
-        self.on_event: Callable[[Any], None] = lambda event: None
-        model = build_model(self.job.model, 0)
-        self.layout = layout_of(model)
-        self.theta: Flat = gather(model, self.layout, 0)
-        ids = np.random.default_rng(0).integers(0, 50, (64, 16)).astype(np.int32)
-        self.feeder.put(0, {"input_ids": ids, "attention_mask": np.ones_like(ids)})
-
-    def run(self, *plans: Plan) -> Bench:
-        for plan in plans:
-            self.desk.assign(plan)
-        self.desk.merge(plans[0].round, 0, self.theta)
-        loop = InnerLoop(self.job, SOURCE, self.feeder, self.desk, self._hear)
-        with pytest.raises(Closed):
-            loop.run()
-        return self
-
-    def of(self, kind: type) -> list[Any]:
-        return [event for event in self.said if isinstance(event, kind)]
-
-    @property
-    def weights(self) -> np.ndarray:
-        flat: Flat = next(item for item in self.said if isinstance(item, dict))
-        return flat["parameters/float32"].copy()
-
-    def _hear(self, event: Any) -> None:
-        self.said.append(event)
-        self.on_event(event)
-        if isinstance(event, dict):
-            self.desk.close()
-
-
-def plan_of(samples: int, batch: int = 8, version: int = 0, evaluate: int = 0) -> Plan:
-    share = (Span(0, 0, 0, evaluate),) if evaluate else ()
-    return Plan(0, version, (Span(0, 0, 0, samples),), batch, share, frozenset({0}))
+from hypha_ray.store.tensorfile import digest, named
+from hypha_ray.types import Delta, Evaluated, Merged, Plan, Ready, Report, Span
 
 
 def test_round_says_what_it_did() -> None:
@@ -89,6 +23,20 @@ def test_round_says_what_it_did() -> None:
     assert sum(report.samples for report in bench.of(Report)) == 20
     assert delta.payload_bytes == bench.weights.nbytes
     assert delta.loss == pytest.approx(np.log(50), rel=0.05)
+
+
+def test_first_merge_proves_the_weights_by_their_hash_and_later_ones_say_nothing() -> None:
+    bench = Bench()
+    bench.parts = 2
+
+    def next_round(event: Any) -> None:
+        if isinstance(event, Delta) and event.round == 0:
+            bench.desk.assign(plan_of(8, number=1))
+            bench.desk.merge(1, 0, bench.theta)
+
+    bench.on_event = next_round
+    hashes = [event.theta_sha256 for event in bench.run(plan_of(8)).of(Merged)]
+    assert hashes == [digest(named(bench.layout, [bench.theta])), None]
 
 
 def test_accumulation_changes_the_result_by_rounding_only() -> None:

@@ -12,15 +12,21 @@ from hypha_ray.config import Job
 from hypha_ray.scheduler import commands as c
 from hypha_ray.scheduler.assigner import Sizes
 from hypha_ray.scheduler.core import Core
+from hypha_ray.scheduler.past import Past
 from hypha_ray.types import (
+    Alive,
+    Commit,
     Contribution,
     Delta,
     Evaluated,
+    Leaving,
+    Left,
     Merged,
     Plan,
     Ready,
     Rejection,
     Report,
+    Saved,
     SliceInfo,
     Source,
     Verdict,
@@ -50,46 +56,61 @@ class VirtualWorker:
     reported: int = 0
     reported_at: float = 0.0
     alive: bool = True
+    leaving: bool = False
     slices: set[int] = field(default_factory=set)
+
+
+@dataclass
+class Faults:
+    """What goes wrong beside what a test does itself."""
+
+    room: Callable[[Source], bool] = lambda source: True
+    """Can this worker be placed?"""
+    start_s: float = 0.1
+    reject: Callable[[Delta], str | None] = lambda delta: None
 
 
 class VirtualFleet:
     """Runs a job to its end; `records`, `notes` and `persisted` tell what happened."""
 
     def __init__(
-        self, job: Job, speeds: list[float | Callable[[float], float]], slices: list[SliceInfo], reject: Any = None
+        self,
+        job: Job,
+        speeds: list[float | Callable[[float], float]],
+        slices: list[SliceInfo],
+        faults: Faults | None = None,
+        past: Past | None = None,
     ) -> None:
-        self.job, self.reject = job, reject or (lambda delta: None)
+        tables = job.model_dump(exclude_unset=True)
+        tables["resources"] = {"num_workers": len(speeds), **tables.get("resources", {})}
+        self.job, self.faults = Job.model_validate(tables), faults or Faults()
         self.now, self._order = 0.0, count()
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
-        self.workers = {
-            i: VirtualWorker(Source("virtual", i, 0), s if callable(s) else lambda _, s=s: s)
-            for i, s in enumerate(speeds)
-        }
-        sources = [worker.source for worker in self.workers.values()]
-        self.core = Core(job, sources, slices, Sizes(1000, 10_000), 0.0)
+        self._speeds = [s if callable(s) else lambda _, s=s: s for s in speeds]
+        self.workers: dict[int, VirtualWorker] = {}
+        self.core = Core(self.job, "virtual", slices, Sizes(10_000), past or Past())
         self.records: list[dict[str, Any]] = []
         self.notes: list[dict[str, Any]] = []
         self.persisted: list[c.Persist] = []
         self.reduces: list[c.Reduce] = []
         self.finished: c.Finish | None = None
-        self._deltas: dict[int, Delta] = {}
+        self._deltas: dict[Source, Delta] = {}
 
     def at(self, seconds: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._queue, (self.now + seconds, next(self._order), action))
 
     def run(self, limit: int = 200_000) -> VirtualFleet:
-        for worker in self.workers.values():
-            self.at(0.1, lambda w=worker: self.tell(Ready(w.source, -1, "layout", "cpu", 1)))
+        for command in self.core.start(len(self._speeds), self.now):
+            self._perform(command)
+        self.at(0.05, lambda: self.tell(c.Initialised(1000, "theta", "layout")))
         for _ in range(limit):
-            deadline = self.core.deadline
             if self.finished:
                 return self
-            if deadline is not None and (not self._queue or self._queue[0][0] > deadline):
-                self.now = deadline
+            deadline = self.core.deadline
+            if not self._queue or self._queue[0][0] > deadline:
+                self.now = max(self.now, deadline)
                 self.tell(c.Tick())
                 continue
-            assert self._queue, "the run is stuck"
             self.now, _, action = heapq.heappop(self._queue)
             action()
         raise AssertionError("the run doesn't end")
@@ -102,23 +123,64 @@ class VirtualFleet:
         self.workers[worker].alive = False
         self.tell(c.Lost(self.workers[worker].source, "killed"))
 
+    def hang(self, worker: int) -> None:
+        """Let a worker fall silent without anybody being told."""
+        self.workers[worker].alive = False
+
+    def preempt(self, worker: int) -> None:
+        """Let a worker end its batch, hand over what it has, and leave."""
+        one = self.workers[worker]
+        one.leaving = True
+        self.tell(Leaving(one.source, one.merged, "preempted"))
+        if one.training < 0:
+            self._leave(one)
+
+    def _hire(self, source: Source) -> None:
+        if not self.faults.room(source):
+            self.tell(c.Unplaced(source, "no room"))
+            return
+        worker = VirtualWorker(source, self._speeds[source.worker])
+        self.workers[source.worker] = worker
+        self.tell(Ready(source, -1, "layout", "cpu", 1))
+        self._pulse(worker)
+
+    def _pulse(self, worker: VirtualWorker) -> None:
+        if worker.alive and not self.finished:
+            self.tell(Alive(worker.source, -1))
+            self.at(1.0, lambda: self._pulse(worker))
+
+    def _leave(self, worker: VirtualWorker) -> None:
+        worker.alive = False
+        self.tell(Left(worker.source, worker.merged))
+
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
         return [record for record in self.records if record["kind"] == kind]
 
     def _perform(self, command: c.Command) -> None:
         match command:
+            case c.Hire(source=source):
+                self.at(self.faults.start_s, lambda: self._hire(source))
+            case c.Retire(worker=worker):
+                self.at(0.01, lambda: self.preempt(worker))
+            case c.Dismiss(worker=worker):
+                if worker in self.workers:
+                    self.workers[worker].alive = False
             case c.Feed(worker=worker, slice=index):
                 self.workers[worker].slices.add(index)
             case c.Assign(worker=worker, plan=plan):
-                self.workers[worker].plan = plan
-                self.workers[worker].slices &= plan.keep
+                one = self.workers[worker]
+                one.plan = plan
+                one.slices &= plan.keep
+                if one.merged == plan.round and one.training < 0 and one.done == 0 and plan.spans:
+                    self._train(one, plan.round)  # It was idle in this round.
             case c.Merge(worker=worker, round=number):
-                self.at(0.01, lambda: self._merge(self.workers[worker], number))
+                self.at(0.01, lambda w=self.workers[worker]: self._merge(w, number))
             case c.Reduce():
                 self.reduces.append(command)
                 self.at(0.05, lambda: self._reduce(command))
             case c.Persist():
                 self.persisted.append(command)
+                self.at(0.5, lambda: self.tell(c.Committed(Saved(_commit(command)))))
             case c.Record(fields=fields):
                 self.records.append(dict(fields))
             case c.Note(fields=fields):
@@ -129,15 +191,20 @@ class VirtualFleet:
     def _merge(self, worker: VirtualWorker, number: int) -> None:
         if not worker.alive or worker.plan is None:
             return
-        worker.merged, worker.training, worker.done, worker.reported = number, number, 0, 0
-        self.tell(Merged(worker.source, number, 0.01))
+        first = worker.merged < 0
+        worker.merged, worker.training, worker.done, worker.reported = number, -1, 0, 0
+        proof = "theta" if number == 0 else f"theta-{number - 1}"
+        self.tell(Merged(worker.source, number, 0.01, proof if first else None))
         if worker.plan.evaluate:
             count_ = sum(span.samples for span in worker.plan.evaluate)
             assert {span.slice for span in worker.plan.evaluate} <= worker.slices
             self.tell(Evaluated(worker.source, number, 2.0 * count_, count_, None, 0.0))
-        worker.reported_at = self.now
         if worker.plan.spans:
-            self.at(worker.batch_s(self.now), lambda: self._batch(worker, number))
+            self._train(worker, number)
+
+    def _train(self, worker: VirtualWorker, number: int) -> None:
+        worker.training, worker.reported_at = number, self.now
+        self.at(worker.batch_s(self.now), lambda: self._batch(worker, number))
 
     def _batch(self, worker: VirtualWorker, number: int) -> None:
         if not worker.alive or worker.plan is None or worker.training != number or worker.plan.round != number:
@@ -147,7 +214,7 @@ class VirtualFleet:
         worker.done += sum(span.samples for span in spans)
         if self.now - worker.reported_at >= 1.0 or worker.done >= worker.plan.samples:
             self._report(worker, number)
-        if worker.plan is not None and worker.done < worker.plan.samples:
+        if worker.plan is not None and worker.done < worker.plan.samples and not worker.leaving:
             self.at(worker.batch_s(self.now), lambda: self._batch(worker, number))
         else:
             self._deliver(worker, number)
@@ -164,20 +231,29 @@ class VirtualFleet:
         spans = window(self._longest(worker), 0, worker.done)
         delta = Delta(worker.source, number, spans, worker.done, worker.done, batches, 3.0, 1, 1000, 1.0, 0.0)
         worker.training = -1
-        self._deltas[worker.source.worker] = delta
+        self._deltas[worker.source] = delta
         self.at(0.02, lambda: self.tell(delta))
+        if worker.leaving:
+            self.at(0.02, lambda: self._leave(worker))
 
     def _longest(self, worker: VirtualWorker) -> Any:
-        assigned = self.core._members[worker.source.worker].assigned
+        member = self.core._roster.slots[worker.source.worker].member
+        assert member is not None
+        assigned = member.assigned
         assert worker.plan is not None and window(assigned, 0, worker.plan.samples) == worker.plan.spans
         return assigned
 
     def _reduce(self, command: c.Reduce) -> None:
         accepted, rejected = [], []
         for source, samples in zip(command.sources, command.samples, strict=True):
-            reason = self.reject(self._deltas[source.worker])
+            reason = self.faults.reject(self._deltas[source])
             if reason:
                 rejected.append(Rejection(source.worker, reason))
             else:
                 accepted.append(Contribution(source.worker, source.incarnation, samples, 1.0))
         self.tell(c.Reduced(Verdict(command.round, tuple(accepted), tuple(rejected), 0.5)))
+
+
+def _commit(persist: c.Persist) -> Commit:
+    theta, verdict = f"theta-{persist.round}", persist.verdict
+    return Commit(persist.round, None, theta, "", verdict.accepted, persist.spans, {}, 0, {}, verdict.rejected)

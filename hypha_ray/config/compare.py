@@ -1,0 +1,71 @@
+"""What two jobs differ in, and whether they are the same training all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hypha_ray.config.keys import FREE, KeyPath, dotted, shown
+from hypha_ray.config.load import resolved
+from hypha_ray.config.schema import Job
+
+DATA: KeyPath = ("dataset",)
+_OF_A_TRAINING: tuple[KeyPath, ...] = (
+    ("model",),
+    ("preprocessor",),
+    ("dataset", "path"),
+    ("dataset", "name"),
+    ("run", "seed"),
+    ("run", "mode"),
+    ("sync", "fragments"),
+    ("inner_optimizer", "name"),
+    ("outer_optimizer", "name"),
+)
+"""What a commit is worth nothing without."""
+_OF_A_COMMAND: tuple[KeyPath, ...] = (("run", "name"), ("run", "dir"), ("testing",))
+"""What says nothing about a run: where it lies, and what tests do to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A key that has another value here than in the run that is to go on; None: it is not set."""
+
+    path: KeyPath
+    here: Any
+    there: Any
+
+    @property
+    def forks(self) -> bool:
+        """Whether it makes another training of it, which can't go on from the run's commits."""
+        return any(self.path[: len(path)] == path for path in _OF_A_TRAINING)
+
+    @property
+    def of_data(self) -> bool:
+        """Whether it says where the dataset is; the same one may be elsewhere."""
+        return self.path[:1] == DATA
+
+    def __str__(self) -> str:
+        return f"{dotted(self.path)} is {_value(self.here)} here and {_value(self.there)} in the run"
+
+
+def differences(here: Job, there: Job) -> tuple[Difference, ...]:
+    """Compare two jobs key by key, as their resolved job files have them; secrets are in neither."""
+    ours, theirs = dict(_leaves(resolved(here), ())), dict(_leaves(resolved(there), ()))
+    paths = [path for path in (ours | theirs) if not any(path[: len(skip)] == skip for skip in _OF_A_COMMAND)]
+    return tuple(
+        Difference(path, ours.get(path), theirs.get(path)) for path in paths if ours.get(path) != theirs.get(path)
+    )
+
+
+def _leaves(tree: Mapping[str, Any], above: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+    for name, value in tree.items():
+        path = (*above, name)
+        if isinstance(value, dict) and (value or path == FREE):
+            yield from _leaves(value, path)
+        else:
+            yield path, value
+
+
+def _value(value: Any) -> str:
+    return "not set" if value is None else shown(value)

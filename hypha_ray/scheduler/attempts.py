@@ -1,0 +1,112 @@
+"""Schedulers of a run, one after the other: when one dies or falls silent, the next goes on from the commit log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from hypha_ray.config import Job
+from hypha_ray.errors import ClusterError, HyphaError
+from hypha_ray.scheduler.actor import Scheduler
+from hypha_ray.scheduler.claim import committed
+from hypha_ray.scheduler.leftovers import end_leftovers
+from hypha_ray.store.directory import RunDirectory
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 3
+"""Attempts in a row without a new commit after which a run is given up."""
+SILENCE_S = 10
+"""Seconds without a word and without a pulse after which a scheduler is taken for dead."""
+
+
+class SchedulerLost(Exception):
+    """An attempt is over, the run isn't: its scheduler died or fell silent, or an object is lost."""
+
+
+def records(job: Job, run: str, directory: RunDirectory, dataset: Path) -> Iterator[dict[str, Any]]:
+    """Run a job on this node's Ray, and hand on what its schedulers stream until the run is over.
+
+    Raises:
+        HyphaError: whatever ended the run.
+
+    """
+    failures = 0
+    while True:
+        end_leftovers(run)
+        before = committed(directory)
+        try:
+            yield from _attempt(job, run, directory, dataset)
+            return
+        except SchedulerLost as lost:
+            log.warning("the scheduler died: %s", lost)
+            failures = 1 if committed(directory) > before else failures + 1
+            if failures == PATIENCE:
+                what = f"the scheduler died {PATIENCE} times without a commit"
+                fix = "look for lack of memory in the dashboard, then run it again: it goes on from there"
+                raise ClusterError("NET003", what, got=str(lost), fix=fix) from None
+        yield {"kind": "status", "text": "the scheduler died; going on from the last commit"}
+
+
+def _attempt(job: Job, run: str, directory: RunDirectory, dataset: Path) -> Iterator[dict[str, Any]]:
+    """Start a scheduler on this node, and hand on what it streams.
+
+    Raises:
+        SchedulerLost: the next attempt may go better.
+        HyphaError: whatever ended the run.
+
+    """
+    node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    options = {"name": "scheduler", "namespace": run, "num_cpus": 0, "scheduling_strategy": node}
+    arguments = (job, run, str(directory.path), str(dataset), directory.begin_attempt())
+    scheduler = ray.remote(Scheduler).options(**options).remote(*arguments)
+    try:
+        yield from _stream(scheduler, job.resources.start_deadline_s)
+    except RayTaskError as error:
+        raise _meant(error) from None
+    except RayError as error:
+        raise SchedulerLost(_first_line(error)) from None
+    finally:
+        ray.kill(scheduler)
+
+
+def _stream(scheduler: Any, start_s: float) -> Iterator[dict[str, Any]]:
+    """What a scheduler streams; while it says nothing, feel its pulse. It may take `start_s` to get going.
+
+    Seconds are counted by waits: if this process was stopped itself, nobody's silence in that time counts.
+    """
+    stream, pulse, waits, limit = scheduler.run.remote(), None, 0, start_s
+    while True:
+        if ray.wait([stream], timeout=1)[0]:
+            ref = next(stream, None)
+            if ref is None:
+                return
+            yield ray.get(ref)
+        else:
+            pulse, waits = pulse or scheduler.ping.remote(), waits + 1
+            if waits > limit:
+                raise SchedulerLost(f"silent for {waits} s")
+            if not ray.wait([pulse], timeout=0)[0]:
+                continue
+            ray.get(pulse)
+        pulse, waits, limit = None, 0, SILENCE_S
+
+
+def _meant(error: RayTaskError) -> Exception:
+    """What an error of the scheduler's own stands for; one of Ray's is no fault of the job's."""
+    cause = error.cause
+    while isinstance(cause, RayTaskError) and not isinstance(cause, HyphaError):
+        cause = cause.cause
+    if isinstance(cause, HyphaError):
+        return cause
+    return SchedulerLost(_first_line(cause)) if isinstance(cause, RayError) else error
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"

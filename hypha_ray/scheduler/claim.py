@@ -1,0 +1,98 @@
+"""Whether this command begins a run, goes on with one, or must leave one alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Sequence
+
+from hypha_ray.config import Job
+from hypha_ray.config.compare import Difference, differences
+from hypha_ray.config.load import load, resolved_toml
+from hypha_ray.data.manifest import Manifest
+from hypha_ray.errors import CheckpointError, ConfigError
+from hypha_ray.store.commits import CommitLog
+from hypha_ray.store.directory import RunDirectory
+from hypha_ray.store.snapshots import newest_good
+from hypha_ray.telemetry.files import read_json
+
+DATASET = "dataset.json"
+"""What the run is trained on, wherever that lies."""
+
+
+def settle(job: Job, directory: RunDirectory, manifest: Manifest, resume: bool) -> None:
+    """Begin a run, or see whether a run that is there is this one. The caller has its lock.
+
+    Args:
+        job: with `run.name` and `run.dir` set.
+        directory: where the run is, or will be.
+        manifest: of the dataset.
+        resume: take what has changed, as far as it can be taken.
+
+    Raises:
+        ConfigError: the run is by another job, and nobody said `resume`; or the directory can't be written.
+        CheckpointError: the run is another training.
+
+    """
+    data = {"name": manifest.name, "sha256": identity(manifest)}
+    if directory.begun:
+        known = read_json(directory.path / DATASET).get("sha256")
+        changed = differences(job, load(["@", str(directory.config)]).job)
+        if not resume:
+            _require_none(changed, job)
+        _require_same_training(changed, directory, None if known is None else known == data["sha256"], manifest.name)
+        _tell([f"{change}; it is taken as it is here" for change in changed])
+        _tell([f"run {directory.path.name} {standing(job, directory)}"])
+    directory.write(DATASET, json.dumps(data))
+    directory.configure(resolved_toml(job))
+
+
+def identity(manifest: Manifest) -> str:
+    """A fingerprint of a dataset's samples, of where each of them stands, and of nothing else."""
+    slices = [(info.index, info.sha256, info.samples, info.split) for info in manifest.slices]
+    return hashlib.sha256(repr(sorted(slices)).encode()).hexdigest()
+
+
+def is_done(job: Job, directory: RunDirectory) -> bool:
+    """Whether all rounds are committed, and the last one's weights are there and undamaged."""
+    done = committed(directory)
+    return done >= job.rounds.update_rounds and newest_good(directory.path) == done - 1
+
+
+def committed(directory: RunDirectory) -> int:
+    """How many rounds are."""
+    return max(CommitLog(directory.path).rounds(), default=-1) + 1
+
+
+def standing(job: Job, directory: RunDirectory) -> str:
+    """How far a run is, in words; rounds are counted from one, as on the console."""
+    done, wanted = committed(directory), job.rounds.update_rounds
+    if done >= wanted:
+        return f"has all of its {wanted} rounds"
+    return f"goes on after round {done} of {wanted}" if done else "has no commit yet, and starts from the beginning"
+
+
+def _require_none(changed: Sequence[Difference], job: Job) -> None:
+    if changed:
+        what = f"run.name: there is a run {job.run.name!r} in {job.run.dir}, by another job: {changed[0]}"
+        fix = "choose another run.name, or give --resume to go on with the run as it is told here"
+        raise ConfigError("RUN001", what, fix=fix)
+
+
+def _require_same_training(
+    changed: Sequence[Difference], directory: RunDirectory, same_data: bool | None, dataset: str
+) -> None:
+    """Refuse what can't go on from the run's commits; data that is the same one may have moved."""
+    fix = f"choose another run.name to train anew, or give what {directory.config} has"
+    for change in changed:
+        if change.forks and not (change.of_data and same_data):
+            raise CheckpointError("CKPT004", f"run {directory.path.name} is another training: {change}", fix=fix)
+    if same_data is False:
+        what = f"run {directory.path.name} is another training: dataset {dataset!r} has other samples now"
+        raise CheckpointError("CKPT004", what, fix="choose another run.name, or restore the dataset")
+
+
+def _tell(notes: Sequence[str]) -> None:
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)

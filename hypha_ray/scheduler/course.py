@@ -1,0 +1,296 @@
+"""The course of a run: one outer round after the other, from plans to deltas to a commit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypha_ray.config import Job
+from hypha_ray.errors import ConfigError
+from hypha_ray.scheduler import commands as c
+from hypha_ray.scheduler.assigner import Assigner
+from hypha_ray.scheduler.fleet import Member
+from hypha_ray.scheduler.outbox import Outbox
+from hypha_ray.scheduler.past import Past
+from hypha_ray.scheduler.roster import Roster
+from hypha_ray.scheduler.rounds import Evaluation, Round, step_record
+from hypha_ray.types import Delta, Evaluated, Event, Merged, Report, Source, Verdict
+
+
+class Course:
+    """Where the run is.
+
+    Args:
+        job: the job file.
+        past: what the run goes on from.
+        roster: who is there.
+        assigner: who does what.
+        out: takes commands.
+
+    """
+
+    def __init__(self, job: Job, past: Past, roster: Roster, assigner: Assigner, out: Outbox) -> None:
+        self._job, self._past, self._roster, self._assigner, self._out = job, past, roster, assigner, out
+        self._replay = job.run.mode == "replay"
+        self.next: int | None = past.next_round
+        """Number of the round that is to begin; None while one goes on."""
+        self.current: Round | None = None
+        self._closing: Round | None = None
+        """The round before, until every worker has merged its result."""
+        self._evaluation: Evaluation | None = None
+        self._inner = set(past.inner)
+        """Workers whose successors have an inner state to take over."""
+        self._began_at: float | None = None
+        self._totals = {"samples_total": 0, "tokens_total": 0, **past.state.get("totals", {})}
+        self.theta_bytes = 0
+        self.grace_until: float | None = None
+        """When the round ends without those who haven't handed over; None: not yet, or no more."""
+
+    @property
+    def open(self) -> bool:
+        """Whether a round takes deltas."""
+        return self.current is not None and not self.current.closed
+
+    @property
+    def final(self) -> bool:
+        """Whether the round goes on that only evaluates."""
+        return self.current is not None and self.current.final
+
+    @property
+    def trained(self) -> bool:
+        """Whether all rounds are committed, and nothing but the last evaluation may be missing."""
+        return self.final or self.next == self._job.rounds.update_rounds
+
+    @property
+    def unevaluated(self) -> bool:
+        """Whether a part of the evaluation waits for a worker that has yet to come."""
+        return self._evaluation is not None and bool(self._evaluation.lost)
+
+    @property
+    def busy(self) -> set[int]:
+        """Workers that have to hand a delta over."""
+        return self.current.expected - set(self.current.deltas) if self.current is not None and self.open else set()
+
+    def begin(self, now: float) -> None:
+        """Plan the next round, and tell every worker."""
+        assert self.next is not None
+        number, self.next = self.next, None
+        self._began_at = now if self._began_at is None else self._began_at
+        members = self._roster.free
+        for member in members:
+            self._inherit(member)
+        self.current, commands = self._assigner.open(number, members, now)
+        if self.current.evaluating:
+            self._evaluation = Evaluation(number - 1, dict(self.current.shares))
+        batches = {member.source.worker: member.plan.batches for member in members if member.plan is not None}
+        self._out.note("plan", now, round=number, batches=batches, predicted_s=self.current.predicted_s)
+        self._out.put(*commands)
+
+    # ── workers come and go ───────────────────────────────────────────────────────────────────────────────────────
+
+    def join(self, member: Member, now: float) -> None:
+        """Let a worker into the round that goes on, with fewer batches or in its predecessor's place."""
+        if self.current is None or self.current.closed:
+            return
+        self._inherit(member)
+        share = () if self._evaluation is None else self._evaluation.hand_out(member.source.worker)
+        self._out.put(*self._assigner.join(self.current, member, share))
+        self.correct(now)
+
+    def _inherit(self, member: Member) -> None:
+        """A worker that hasn't trained yet takes over what its predecessor left."""
+        member.restores = member.fresh and member.source.worker in self._inner
+
+    def forget(self, member: Member, now: float) -> None:
+        """Wait no longer for a lost worker, and let the others, or its successor, take its share over."""
+        current, worker = self.current, member.source.worker
+        if self._closing is not None:
+            self._closing.merging.discard(worker)
+        if self._evaluation is not None:
+            self._evaluation.lose(worker)
+        if current is not None and not current.closed and worker not in current.deltas:
+            if self._replay and member.plan is not None:
+                current.orphans[worker] = member.plan
+            else:
+                self._assigner.ledger.release(worker)
+                current.expected.discard(worker)
+                self.correct(now)
+                self._close_if_complete()
+        self._settle(now)
+
+    def disown(self, source: Source) -> None:
+        """Leave out what a worker has handed over in this round: it began with wrong weights."""
+        current = self.current
+        delta = current.deltas.get(source.worker) if current is not None and not current.closed else None
+        if current is not None and delta is not None and delta.source == source:
+            del current.deltas[source.worker], current.delivered_at[source.worker]
+            if len(current.deltas) < (self._job.sync.quorum or 1):
+                self.grace_until = None
+
+    def defer(self, seconds: float) -> None:
+        """The scheduler itself was stopped for a while: the grace time is so much longer."""
+        self.grace_until = None if self.grace_until is None else self.grace_until + seconds
+
+    # ── in a round ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def worked(self, member: Member, event: Event, now: float) -> None:
+        """Take in what a worker says of the round that it and everybody else is in."""
+        assert self.current is not None
+        match event:
+            case Report():
+                member.report(event, now)
+                self.current.learning_rate = event.learning_rate
+                samples = sum(one.progress.samples for one in self._roster.members)
+                self._out.put(c.Record(step_record(event, samples, self._job.rounds.samples_between_updates)))
+                self.correct(now)
+            case Delta():
+                self._delivered(member, self.current, event, now)
+            case Merged():
+                self._merged(member, now)
+            case Evaluated():
+                member.progress.heard_at = now
+                if self._evaluation is not None:
+                    self._evaluation.take(event)
+                self._done_if_final(member)
+                self._settle(now)
+
+    def correct(self, now: float) -> None:
+        """Adapt the plans of those who haven't handed over to what has become of the others."""
+        current = self.current
+        if current is None or current.closed:
+            return
+        late = [member for member in self._roster.free if member.source.worker not in current.deltas]
+        saved_s, commands = self._assigner.correct(current, late, now)
+        if commands:
+            self._out.note("correction", now, round=current.number, saved_s=saved_s)
+            self._out.put(*commands)
+
+    def _delivered(self, member: Member, current: Round, delta: Delta, now: float) -> None:
+        worker = member.source.worker
+        if current.closed or worker in current.deltas or worker not in current.expected:
+            self._out.note("stale", now, worker=worker, incarnation=member.source.incarnation, round=delta.round)
+            return
+        current.deltas[worker], current.delivered_at[worker] = delta, now
+        member.delivered(delta, now - current.started_at, current.evaluating)
+        if len(current.deltas) == self._job.sync.quorum and not self._replay:
+            self.grace_until = now + self._job.sync.grace_s
+        self.correct(now)
+        self._close_if_complete()
+
+    def _close_if_complete(self) -> None:
+        if self.current is not None and self.current.deltas and set(self.current.deltas) == self.current.expected:
+            self.close()
+
+    def close(self) -> None:
+        """Reduce what is there; meanwhile send ahead what the next round will probably need."""
+        assert self.current is not None
+        self.current.closed, self.grace_until = True, None
+        deltas = [delta for _, delta in sorted(self.current.deltas.items())]
+        uniform = self._job.sync.weighting == "uniform"
+        samples = tuple(1 if uniform else delta.samples for delta in deltas)
+        self._out.put(c.Reduce(self.current.number, tuple(delta.source for delta in deltas), samples))
+        self._out.put(*self._assigner.feed_ahead(self._roster.free))
+
+    # ── from the deltas to the next round ─────────────────────────────────────────────────────────────────────────
+
+    def reduced(self, verdict: Verdict, now: float) -> list[Source]:
+        """Commit a round; returns the workers that are excluded for what they delivered."""
+        current = self.current
+        if current is None or not current.closed or verdict.round != current.number or current.verdict is not None:
+            return []
+        self.close_books(now)
+        current.verdict, current.last_merged_at = verdict, now
+        for rejection in verdict.rejected:
+            self._out.note("reject", now, round=current.number, worker=rejection.worker, reason=rejection.reason)
+        if not verdict.accepted:
+            self._out.finish(_diverged(current.number, verdict.rejected[0].reason))
+            return []
+        excluded = self._strike(verdict, now)
+        self._commit(current, verdict, now)
+        members = self._roster.members
+        current.merging, self._closing = {member.source.worker for member in self._roster.free}, current
+        for member in members:
+            member.rest_if_idle()
+        current.batch_s = {m.source.worker: m.batch_time.mean for m in members if m.batch_time.mean is not None}
+        self.next = current.number + 1
+        return excluded
+
+    def _commit(self, current: Round, verdict: Verdict, now: float) -> None:
+        """Count the samples of accepted deltas as used, and have it all written down."""
+        deltas = {one.worker: current.deltas[one.worker] for one in verdict.accepted}
+        self._assigner.commit({worker: delta.spans for worker, delta in deltas.items()})
+        for worker, delta in deltas.items():
+            self._roster.contributed(worker)
+            if delta.inner_state:
+                self._inner.add(worker)
+            self._totals["samples_total"] += delta.samples
+            self._totals["tokens_total"] += delta.tokens
+        current.totals = {**self._totals, "elapsed_s": self.elapsed_s(now)}
+        used = tuple(sorted((worker, delta.spans) for worker, delta in deltas.items()))
+        ledger = self._assigner.ledger
+        state = {"totals": current.totals, "workers": self._roster.state()}
+        cursors, ahead = ledger.cursors(), ledger.ahead()
+        self._out.put(c.Persist(current.number, verdict, used, cursors, ledger.epoch, ahead, state))
+
+    def _strike(self, verdict: Verdict, now: float) -> list[Source]:
+        excluded: list[Source] = []
+        for worker in (rejection.worker for rejection in verdict.rejected):
+            if self._roster.strike(worker):
+                self._out.note("exclude", now, worker=worker, strikes=self._job.sync.strikes)
+                source = self._roster.slots[worker].source
+                excluded += [] if source is None else [source]
+        return excluded
+
+    def _merged(self, member: Member, now: float) -> None:
+        if self._closing is not None:
+            self._closing.merged(member.source.worker, member.merged_at, now)
+        member.merged_at = now
+        if member.plan is not None and not member.plan.evaluate:
+            member.progress.heard_at = now
+            self._done_if_final(member)
+        self._settle(now)
+
+    def _done_if_final(self, member: Member) -> None:
+        if member.plan is not None and member.plan.final:
+            self._roster.done(member.source.worker)
+
+    def _settle(self, now: float) -> None:
+        """Write the records that are complete; end the run after those of the last round."""
+        if self._evaluation is not None and self._evaluation.complete:
+            record = self._evaluation.record()
+            if record is not None:
+                self._out.put(c.Record({**record, "elapsed_s": self.elapsed_s(now)}))
+            self._evaluation = None
+        if self._closing is not None and not self._closing.merging and self._evaluation is None:
+            self._out.put(c.Record(self._record(self._closing, now)))
+            self._closing = None
+        if self.current is not None and self.current.final and self._closing is None and self._evaluation is None:
+            self._out.finish(None)
+
+    def close_books(self, now: float) -> None:
+        """Wait no longer for whoever slept through a whole round: write the last round's record without it.
+
+        Of an evaluation that isn't complete there is none: figures of a part would not be comparable.
+        """
+        if self._closing is not None:
+            self._closing.merging.clear()
+        self._evaluation = None
+        self._settle(now)
+
+    # ── records ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def elapsed_s(self, now: float) -> float:
+        """Time that the run has trained, over all attempts."""
+        before = float(self._past.state.get("totals", {}).get("elapsed_s", 0.0))
+        return before if self._began_at is None else before + now - self._began_at
+
+    def _record(self, closing: Round, now: float) -> dict[str, Any]:
+        record = closing.record(self.theta_bytes, self._job.rounds.update_rounds)
+        elapsed_s, done = self.elapsed_s(now), closing.number + 1
+        eta_s = elapsed_s / done * (self._job.rounds.update_rounds - done)
+        epoch = self._assigner.ledger.epoch
+        return {**record, **closing.totals, "elapsed_s": elapsed_s, "eta_s": eta_s, "epoch": epoch}
+
+
+def _diverged(number: int, reason: str) -> ConfigError:
+    what = f"training diverged: every delta of round {number} was rejected, the first for {reason}"
+    return ConfigError("TRN001", what, fix="lower inner_optimizer.learning_rate, or set inner_optimizer.clip_norm")

@@ -1,0 +1,73 @@
+"""Slices on their way from the shards to the workers: read once, kept a while, read again where need be."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from hypha_ray.config import Job
+from hypha_ray.data.manifest import Manifest
+from hypha_ray.errors import DataError
+from hypha_ray.scheduler.crew import Crew
+
+SLICES_PER_WORKER = 4
+"""Slices that stay in the object store for the next worker, beside those that workers hold."""
+READS = 3
+"""Times that a slice is read before it is taken to be damaged, from one shard after the other."""
+
+
+class Larder:
+    """Refs of slices, the last ones used.
+
+    Args:
+        job: the job file.
+        crew: has the shards.
+
+    """
+
+    def __init__(self, job: Job, crew: Crew) -> None:
+        self._job, self._crew = job, crew
+        self._slices: dict[int, asyncio.Task[Any]] = {}
+
+    async def manifest(self) -> Manifest:
+        """The dataset's.
+
+        Raises:
+            DataError: there is none, or it is damaged.
+
+        """
+        announced = await self._crew.shards[0].ask(lambda shard: shard.announce.remote())
+        manifest: Manifest = await announced
+        return manifest
+
+    async def slice(self, index: int) -> Any:
+        """Ref of a slice's tensors.
+
+        Raises:
+            DataError: it is damaged, on every shard and every time.
+
+        """
+        if index not in self._slices:
+            self._slices[index] = asyncio.ensure_future(self._read(index))
+        task = self._slices[index] = self._slices.pop(index)
+        while len(self._slices) > SLICES_PER_WORKER * self._job.resources.num_workers:
+            del self._slices[next(iter(self._slices))]
+        try:
+            return await asyncio.shield(task)
+        except DataError:
+            self.forget(index)
+            raise
+
+    def forget(self, index: int) -> None:
+        """Drop a ref whose object is lost."""
+        self._slices.pop(index, None)
+
+    async def _read(self, index: int) -> Any:
+        for attempt in range(READS):
+            shard = self._crew.shards[(index + attempt) % len(self._crew.shards)]
+            try:
+                tensors, _ = await shard.ask(lambda s: s.serve.options(num_returns=2).remote(index))
+                return tensors
+            except DataError as error:
+                damage = error
+        raise damage

@@ -1,0 +1,24 @@
+"""What a scheduler goes on from: the log of an earlier one, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """Where a run stands; the defaults are those of a run that begins."""
+
+    attempt: int = 1
+    """Number of this scheduler, over the whole run."""
+    next_round: int = 0
+    used: Mapping[str, Any] = field(default_factory=lambda: {"epoch": 0, "used": []})
+    """See `Ledger.restore`."""
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """`Persist.state` of the last round."""
+    inner: frozenset[int] = frozenset()
+    """Workers whose inner state was saved with it."""
+    skipped: tuple[str, ...] = ()
+    """What of the log couldn't be used, and why."""

@@ -1,0 +1,115 @@
+"""A post: an actor that keeps nothing a run depends on, so that another can take its place at any time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from ray.exceptions import RayActorError
+
+from hypha_ray.errors import ClusterError
+
+PULSE_S = 1.0
+"""Seconds of waiting for an answer after which the actor is asked whether it lives."""
+PATIENCE = 4
+"""Actors in a row that may die over one call, before the fault is taken to be in the call."""
+
+
+class Post:
+    """Holds one actor, and repeats what was asked of one that died or fell silent: calls are pure or idempotent.
+
+    Args:
+        name: the actor's.
+        start: makes the actor, anew each time.
+        end: ends one, whatever state it is in.
+        silence_s: how long it may leave a question for its pulse open.
+        start_s: how long it may take to start.
+        note: told the reason whenever an actor is replaced.
+
+    """
+
+    def __init__(
+        self,
+        name: str,
+        start: Callable[[], Awaitable[Any]],
+        end: Callable[[Any], None],
+        silence_s: float,
+        start_s: float,
+        note: Callable[[str, str], None],
+    ) -> None:
+        self.name = name
+        self._start, self._end, self._note = start, end, note
+        self._silence_s, self._start_s = silence_s, start_s
+        self._lock = asyncio.Lock()
+        self._actor: Any = None
+        self._awake = False
+        """The actor has answered before: its silence isn't that of one which is only just starting."""
+
+    async def ask(self, call: Callable[[Any], Any]) -> Any:
+        """Make a call, and wait for it. An error of its own is raised; the actor's death isn't one.
+
+        Args:
+            call: takes the actor, returns the ref of the result, or the refs of several, of which the last one is
+                waited for; it should be small, for it is read here.
+
+        Returns:
+            What `call` returned, once the last ref has its value.
+
+        Raises:
+            ClusterError: one actor after the other died over it.
+
+        """
+        for _ in range(PATIENCE):
+            actor = await self._living()
+            try:
+                refs = call(actor)
+                await self._watched(actor, refs[-1] if isinstance(refs, Sequence) else refs)
+                return refs
+            except RayActorError as error:
+                reason = str(error).partition("\n")[0]
+            except TimeoutError:
+                reason = f"silent for {self._silence_s:g} s"
+            await self._replace(actor, reason)
+        fix = "look into Ray's logs: it may lack memory"
+        raise ClusterError("NET004", f"{self.name} died {PATIENCE} times in a row", got=reason, fix=fix)
+
+    def close(self) -> None:
+        """End the actor."""
+        if self._actor is not None:
+            self._end(self._actor)
+            self._actor = None
+
+    async def _living(self) -> Any:
+        async with self._lock:
+            if self._actor is None:
+                self._awake, self._actor = False, await self._start()
+            return self._actor
+
+    async def _replace(self, actor: Any, reason: str) -> None:
+        """Put another one in its place, unless somebody else did so already."""
+        if self._actor is actor:
+            self._note(self.name, reason)
+            self.close()
+
+    async def _watched(self, actor: Any, ref: Any) -> None:
+        """Wait for an answer, and feel the actor's pulse meanwhile.
+
+        Raises:
+            TimeoutError: it has none.
+
+        """
+        answer = asyncio.ensure_future(_value(ref))
+        try:
+            while not (await asyncio.wait({answer}, timeout=PULSE_S))[0]:
+                limit_s = self._silence_s if self._awake else self._start_s
+                await asyncio.wait_for(_value(actor.ping.remote()), limit_s)
+                self._awake = True
+            answer.result()
+            self._awake = True
+        finally:
+            answer.cancel()
+
+
+async def _value(ref: Any) -> Any:
+    return await ref

@@ -1,0 +1,246 @@
+"""Who is in the fleet: numbered slots, and in each one worker after the other.
+
+    empty ──hire──► starting ──ready──► at work ──leaving──► empty
+      ▲                │                   │
+      └──── lost: again at once, then after 1, 2, 4 … 60 s ────┘           rejected too often: excluded for good
+
+A worker that is at work holds a lease of the job's trust, not only of a machine: every word renews it, and silence ends
+it. Times are the scheduler's monotonic clock, in seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import dataclass
+
+from hypha_ray.config import Job
+from hypha_ray.market.leases import Lease, LeaseBook
+from hypha_ray.scheduler.fleet import Member
+from hypha_ray.types import Source
+
+FIRST_WAIT_S = 1.0
+"""Wait before a slot's second attempt in a row that came to nothing; doubled for each further one."""
+LONGEST_WAIT_S = 60.0
+HOPELESS = 5
+"""Workers of every slot in a row that may break down before anybody has contributed anything."""
+STARTS_PER_ATTEMPT = 10_000
+"""Incarnations grow with the attempt first, so that a later scheduler's are greater."""
+
+
+@dataclass(slots=True)
+class Slot:
+    """A worker's number, and who has it."""
+
+    number: int
+    source: Source | None = None
+    """Of the worker that is starting or at work."""
+    member: Member | None = None
+    """Once it is at work; stays there for its successor to learn from."""
+    lease: Lease | None = None
+    leaving: bool = False
+    starts: int = 0
+    failures: int = 0
+    """Workers in a row that went without having contributed anything."""
+    breakdowns: int = 0
+    """Of these those whose process ended by itself."""
+    strikes: int = 0
+    excluded: bool = False
+    done: bool = False
+    """It has done its final plan."""
+    since: float = 0.0
+    """When the worker was hired, was first heard of, or last made progress."""
+    retry_at: float | None = None
+
+    @property
+    def working(self) -> bool:
+        """At work, and wanted further."""
+        return self.lease is not None and not self.leaving
+
+    def due(self, now: float) -> bool:
+        """Whether a worker is to be hired."""
+        wanted = self.source is None and not self.excluded and not self.done
+        return wanted and self.retry_at is not None and now >= self.retry_at
+
+
+class Roster:
+    """The slots of a run.
+
+    Args:
+        job: the job file.
+        run: name of the run.
+        attempt: number of the scheduler that keeps this roster, over the whole run.
+
+    """
+
+    def __init__(self, job: Job, run: str, attempt: int) -> None:
+        self._job, self._run, self._attempt = job, run, attempt
+        self._book = LeaseBook()
+        self.slots = {number: Slot(number) for number in range(job.resources.num_workers)}
+
+    @property
+    def members(self) -> list[Member]:
+        """All that are at work, in the order of their numbers; those that are leaving too."""
+        return [slot.member for slot in self.slots.values() if slot.lease is not None and slot.member is not None]
+
+    @property
+    def free(self) -> list[Member]:
+        """Those that may be given work: at work and not leaving."""
+        return [slot.member for slot in self.slots.values() if slot.working and slot.member is not None]
+
+    @property
+    def possible(self) -> int:
+        """Numbers that aren't excluded."""
+        return sum(not slot.excluded for slot in self.slots.values())
+
+    @property
+    def starting(self) -> list[Source]:
+        """Workers that are hired and not ready yet."""
+        return [slot.source for slot in self.slots.values() if slot.source is not None and slot.lease is None]
+
+    def member(self, source: Source) -> Member | None:
+        """The worker that speaks, if it is the slot's present one and at work."""
+        slot = self._slot(source)
+        return None if slot is None or slot.lease is None else slot.member
+
+    def open(self, numbers: Container[int], now: float) -> None:
+        """Let these slots be filled at once, and all others as soon as there is room for them."""
+        for slot in self.slots.values():
+            slot.retry_at = now if slot.number in numbers else now + FIRST_WAIT_S
+
+    def hire(self, now: float) -> list[Source]:
+        """Fill the slots whose time has come."""
+        due = [slot for slot in self.slots.values() if slot.due(now)]
+        for slot in due:
+            slot.starts += 1
+            slot.source = Source(self._run, slot.number, self._attempt * STARTS_PER_ATTEMPT + slot.starts)
+            slot.since, slot.retry_at = now, None
+        return [slot.source for slot in due if slot.source is not None]
+
+    def ready(self, source: Source, now: float) -> Member | None:
+        """A worker that was starting is at work; None if nobody waits for it."""
+        slot = self._slot(source)
+        if slot is None or slot.lease is not None:
+            return None
+        before = slot.member
+        slot.member = Member(source, self._job.rounds.max_batch_size)
+        if before is not None:  # Probably the same machine.
+            slot.member.batch_time, slot.member.overhead = before.batch_time, before.overhead
+        slot.lease = self._book.grant(f"worker-{slot.number}", {}, now, self._job.worker.lease_s)
+        slot.since = now
+        return slot.member
+
+    def heard(self, source: Source, now: float, progress: bool) -> bool:
+        """Renew the lease of whoever speaks; False if it has none any more, or never had: it is fenced off."""
+        slot = self._slot(source)
+        if slot is None:
+            return False
+        if slot.lease is None:
+            return True
+        lease = self._book.renew(slot.lease.id, slot.lease.holder, slot.lease.fence, now, self._job.worker.lease_s)
+        slot.lease = lease or slot.lease
+        if progress:
+            slot.since = now
+        return lease is not None
+
+    def silent(self, now: float, busy: Container[int]) -> list[tuple[Source, str]]:
+        """Workers to give up, and why: no word for too long, no progress of a `busy` one, or not ready.
+
+        Whoever isn't busy makes no progress, and is not to blame: what it waits for may take any time.
+        """
+        over = {lease.id for lease in self._book.leases if lease.expired(now)}
+        found: list[tuple[Source, str]] = []
+        for slot in self.slots.values():
+            if slot.source is None or slot.done:
+                continue
+            if slot.lease is None:
+                if now - slot.since > 2 * self._job.resources.start_deadline_s:
+                    found.append((slot.source, "not ready in time"))
+            elif slot.lease.id in over:
+                found.append((slot.source, f"silent for {self._job.worker.lease_s:g} s"))
+            elif slot.number not in busy:
+                slot.since = now
+            elif now - slot.since > self._job.worker.stall_s:
+                found.append((slot.source, f"no progress for {self._job.worker.stall_s:g} s"))
+        return found
+
+    def defer(self, seconds: float) -> None:
+        """The scheduler itself was stopped for a while: nobody's silence in that time counts."""
+        self._book.defer(seconds)
+        for slot in self.slots.values():
+            slot.since += seconds
+
+    def leave(self, source: Source) -> bool:
+        """Note that a worker is leaving; False if it was known, or is nobody."""
+        slot = self._slot(source)
+        if slot is None or slot.leaving:
+            return False
+        slot.leaving = True
+        return True
+
+    def vacate(self, source: Source, now: float, blame: bool = True) -> bool:
+        """Empty a worker's slot, to be filled again; False if that worker isn't there any more."""
+        slot = self._slot(source)
+        if slot is None:
+            return False
+        if slot.lease is not None:
+            self._book.release(slot.lease)
+        wait_s = _wait_s(slot.failures) if blame else 0.0
+        slot.source, slot.lease, slot.leaving = None, None, False
+        slot.failures += blame
+        slot.retry_at = now + wait_s
+        return True
+
+    def contributed(self, number: int) -> None:
+        """A worker's delta is in a round: whatever went wrong before is over, for all."""
+        self.slots[number].failures = 0
+        for slot in self.slots.values():
+            slot.breakdowns = 0
+
+    def broke_down(self, number: int) -> bool:
+        """Count a worker whose process ended by itself; True: it happens everywhere, again and again, and only that."""
+        self.slots[number].breakdowns += 1
+        return all(slot.excluded or slot.breakdowns >= HOPELESS for slot in self.slots.values())
+
+    def strike(self, number: int) -> bool:
+        """Count a rejected delta; True: it was the last one that is borne, and nobody gets this number any more."""
+        slot = self.slots[number]
+        slot.strikes += 1
+        slot.excluded = slot.strikes >= self._job.sync.strikes
+        return slot.excluded
+
+    def exclude(self, number: int) -> None:
+        """Let nobody have this number any more."""
+        self.slots[number].excluded = True
+
+    def done(self, number: int) -> None:
+        """A worker has done its final plan: its silence means nothing, and it needs no successor."""
+        self.slots[number].done = True
+
+    def state(self) -> dict[str, dict[str, float]]:
+        """What a later scheduler should know of each slot, as plain JSON."""
+        found = {}
+        for slot in self.slots.values():
+            batch_s = None if slot.member is None else slot.member.batch_time.mean
+            known = {"strikes": slot.strikes or None, "batch_s": batch_s, "excluded": slot.excluded or None}
+            found[str(slot.number)] = {name: float(value) for name, value in known.items() if value is not None}
+        return found
+
+    def restore(self, state: dict[str, dict[str, float]]) -> None:
+        """Take over what `state` gave; slots that the job doesn't have any more are passed over."""
+        for number, known in state.items():
+            slot = self.slots.get(int(number))
+            if slot is None:
+                continue
+            slot.strikes, slot.excluded = int(known.get("strikes", 0)), bool(known.get("excluded", 0))
+            if "batch_s" in known:
+                slot.member = Member(Source(self._run, slot.number, 0), self._job.rounds.max_batch_size)
+                slot.member.batch_time.observe(known["batch_s"])
+
+    def _slot(self, source: Source) -> Slot | None:
+        slot = self.slots.get(source.worker)
+        return slot if slot is not None and slot.source == source else None
+
+
+def _wait_s(failures: int) -> float:
+    """Seconds before the next attempt after so many earlier ones that came to nothing: 0, 1, 2, 4 … 60."""
+    return min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(failures - 1, 60)) if failures else 0.0

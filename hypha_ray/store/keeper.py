@@ -1,0 +1,206 @@
+"""What the store does: one round after the other, snapshot first, then record; a full disk is borne for a while."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hypha_ray.config.schema import Checkpoint
+from hypha_ray.errors import CheckpointError, TryAgainError
+from hypha_ray.failpoints import failpoint
+from hypha_ray.store.commits import CommitLog, Outcome, broken_chain, commit_of
+from hypha_ray.store.disk import sweep
+from hypha_ray.store.mirror import Mirror
+from hypha_ray.store.snapshots import prune, read_label, rounds, write_snapshot
+from hypha_ray.store.tensorfile import Array, digest, named
+from hypha_ray.types import Commit, Flat, Layout, Saved
+
+
+class Keeper:
+    """Writes snapshots and commit log of a run. There is one at a time: see `hypha_ray.store.lock`.
+
+    While the disk refuses, records wait in memory; they are written in order before anything newer is.
+
+    Args:
+        directory: the run directory.
+        checkpoint: how often snapshots are written, how many stay, and where copies go.
+        update_rounds: rounds of the run; the last one's weights are always saved, and so are the first one's.
+
+    Raises:
+        CheckpointError: the newest record is damaged.
+
+    """
+
+    def __init__(self, directory: Path, checkpoint: Checkpoint, update_rounds: int) -> None:
+        self._directory, self._checkpoint, self._update_rounds = directory, checkpoint, update_rounds
+        for folder in ("commits", "checkpoints"):
+            sweep(directory / folder)
+        self._log = CommitLog(directory)
+        self._newest = self._log.newest()
+        self._parent = self._newest.theta_sha256 if self._newest else self._log.origin()
+        self._backlog: list[Commit] = []
+        self._failures = 0
+        self._mirror = Mirror(checkpoint.mirror, directory) if checkpoint.mirror else None
+
+    def begin(self, layout: Layout, *theta: Flat) -> str:
+        """Take note of the weights that the run begins or goes on with. Again, it changes nothing.
+
+        Args:
+            layout: of the model.
+            theta: one array for each fragment and group.
+
+        Returns:
+            Sha256 of the weights, which is the parent of the next commit.
+
+        Raises:
+            CheckpointError: they aren't those of the newest commit.
+            TryAgainError: the disk is full or can't be written.
+
+        """
+        if self._newest is not None:
+            failpoint("resume.before_begin")
+        found = digest(named(layout, theta))
+        if self._newest is not None and self._newest.theta_sha256 != found:
+            what = f"weights differ from those of the newest commit in {self._directory}"
+            raise CheckpointError("STORE007", what, got=found, allowed=self._newest.theta_sha256)
+        if self._newest is None:
+            self._log.begin(found)
+        self._parent = found
+        return found
+
+    def commit(self, outcome: Outcome, layout: Layout, inner: tuple[int, ...], *flats: Flat) -> Saved:
+        """Write what a round ended with: first the snapshot, if it is due, and then the record.
+
+        Asked again for the newest round, it only makes sure that it is there.
+
+        Args:
+            outcome: what the scheduler knows of the round.
+            layout: of the model.
+            inner: workers whose inner state is saved, too.
+            flats: new weights of fragment 0, 1, …, then new momentum of fragment 0, 1, …, then one inner state for each
+                number in `inner`.
+
+        Returns:
+            The record; and if something couldn't be written, what, how much room is missing, and what to do.
+
+        Raises:
+            CheckpointError: it isn't the next round, or the newest one, but with another outcome.
+            TryAgainError: the disk was full once too often, or in the last round; what was saved before is intact.
+
+        """
+        parts = _Parts.of(outcome, layout, inner, flats)
+        again = self._newest if self._newest and outcome.round == self._newest.round else None
+        if again:
+            _compare(again, outcome, parts)
+        else:
+            self._expect(outcome.round)
+        failpoint("store.before_snapshot")
+        hashes, refusal = self._snapshot(outcome.round, parts)
+        failpoint("store.before_record")
+        return self._recorded(again or self._noted(commit_of(outcome, self._parent, *hashes)), refusal)
+
+    def _expect(self, round: int) -> None:
+        """Raise an error unless this is the number of the next round."""
+        due = self._newest.round + 1 if self._newest else 0
+        if round < due:
+            raise broken_chain(round, f"round {round}", f"round {due}")
+        if round > due:
+            what = f"what {self._directory} has ends before round {due}: a store died before the disk took more"
+            fix = "make room, and start the run again; it goes on from there"
+            raise TryAgainError("STORE010", what, f"round {round}", f"round {due}", fix)
+
+    def _snapshot(self, round: int, parts: _Parts) -> tuple[tuple[str, str], TryAgainError | None]:
+        """Write a snapshot if it is due; returns the hashes of weights and momentum, and why it couldn't be written."""
+        try:
+            if self._log.rounds():
+                self._catch_up()
+            if self._is_due(round):
+                state = {**parts.state, "records": len(self._log.rounds())}
+                return write_snapshot(self._directory, round, parts.theta, parts.outer, parts.inner, state), None
+        except TryAgainError as error:
+            return parts.hashes(), error
+        return parts.hashes(), None
+
+    def _is_due(self, round: int) -> bool:
+        """By the job file, or because an earlier one could not be written; a good one isn't written again."""
+        regular = (round + 1) % self._checkpoint.every_rounds == 0 or round in (0, self._update_rounds - 1)
+        return (regular or self._failures > 0) and not self._is_good(round)
+
+    def _is_good(self, round: int) -> bool:
+        """Whether there is a snapshot that, as its own record says, belongs to the commit record."""
+        try:
+            commit = self._log.load(round)
+        except CheckpointError:
+            return False
+        label = read_label(self._directory, round)
+        return label is not None and label.hashes == (commit.theta_sha256, commit.outer_sha256)
+
+    def _noted(self, commit: Commit) -> Commit:
+        self._newest, self._parent = commit, commit.theta_sha256
+        self._backlog.append(commit)
+        return commit
+
+    def _catch_up(self) -> None:
+        """Write the records that wait, oldest first."""
+        while self._backlog:
+            self._log.append(self._backlog[0])
+            del self._backlog[0]
+
+    def _recorded(self, commit: Commit, refusal: TryAgainError | None) -> Saved:
+        """Write the newest record, and tell what came of the round."""
+        try:
+            if refusal is None or self._log.rounds():  # Nothing could be made of a log without any snapshot.
+                self._catch_up()
+        except TryAgainError as error:
+            refusal = refusal or error
+        if refusal is not None:
+            return self._refused(commit, refusal)
+        failpoint("store.after_record")
+        self._failures = 0
+        good = [round for round in rounds(self._directory) if self._is_good(round)]
+        prune(self._directory, min(good[-self._checkpoint.keep :], default=0))
+        if self._mirror is None or commit.round not in good:
+            return Saved(commit)
+        return Saved(commit, self._mirror.push(commit.round, self._checkpoint.keep))
+
+    def _refused(self, commit: Commit, refusal: TryAgainError) -> Saved:
+        """Bear a disk that refuses, for so many rounds; after the last one, there is nothing to wait for."""
+        self._failures += 1
+        if self._failures >= self._checkpoint.failures or commit.round == self._update_rounds - 1:
+            raise refusal
+        count = f"{self._failures} of {self._checkpoint.failures} rounds in a row"
+        return Saved(commit, f"{refusal.what}; {refusal.got}, needed {refusal.allowed}; {refusal.fix} ({count})")
+
+
+def _compare(commit: Commit, outcome: Outcome, parts: _Parts) -> None:
+    """Raise `CheckpointError` unless a commit is that of this outcome."""
+    found = commit_of(outcome, commit.parent_sha256, *parts.hashes())
+    if found != commit:
+        what = f"round {commit.round} is committed already, with another outcome"
+        fix = "is another run writing to this directory?"
+        raise CheckpointError("STORE003", what, f"weights {found.theta_sha256}", f"weights {commit.theta_sha256}", fix)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a snapshot is made of."""
+
+    theta: dict[str, Array]
+    outer: dict[str, Array]
+    inner: dict[int, Flat]
+    state: dict[str, Any]
+
+    @classmethod
+    def of(cls, outcome: Outcome, layout: Layout, inner: tuple[int, ...], flats: tuple[Flat, ...]) -> _Parts:
+        theta, momentum = flats[: layout.fragments], flats[layout.fragments : 2 * layout.fragments]
+        state = {"layout_sha256": layout.sha256(), "fragments": layout.fragments, "tied": layout.tied}
+        return cls(
+            named(layout, theta),
+            named(layout, momentum, "parameters/"),
+            dict(zip(inner, flats[2 * layout.fragments :], strict=True)),
+            {**state, "scheduler": dict(outcome.state)},
+        )
+
+    def hashes(self) -> tuple[str, str]:
+        return digest(self.theta), digest(self.outer)

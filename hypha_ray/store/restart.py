@@ -1,0 +1,183 @@
+"""What a run goes on from: the newest commit whose snapshot is there, undamaged, and the one that the record means."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hypha_ray.errors import CheckpointError
+from hypha_ray.store.commits import CommitLog, check_chain
+from hypha_ray.store.disk import sweep
+from hypha_ray.store.snapshots import Snapshot, read_label, read_snapshot, rounds
+from hypha_ray.store.tensorfile import Array, flattened
+from hypha_ray.types import Commit, Flat, Layout
+
+log = logging.getLogger(__name__)
+
+_NEWER = "STORE005"
+_OURS = {
+    "commits": re.compile(r"round_\d{6,}\.json|origin\.json|rewound"),
+    "checkpoints": re.compile(r"round_\d{6,}"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Where a run stands, once `rewind` has been called."""
+
+    directory: Path
+    next_round: int
+    theta: dict[str, Array]
+    """θ by tensor name."""
+    outer: dict[str, Array]
+    """Outer momentum by tensor name."""
+    inner: dict[int, dict[str, Array]]
+    """Inner states of workers, where they were saved."""
+    state: dict[str, Any]
+    """The scheduler's own."""
+    theta_sha256: str
+    layout_sha256: str
+    epoch: int
+    """The oldest epoch that wasn't complete."""
+    used: list[list[int]]
+    """Epoch, slice, start and stop of every committed span from that epoch on; see `Ledger.restore`."""
+    skipped: tuple[str, ...]
+    """What was passed over, and why; a line each."""
+
+    def rewind(self) -> None:
+        """Set the records of later rounds aside, which are trained again, so that the log ends where the run goes on.
+
+        Raises:
+            TryAgainError: the disk is full or can't be written.
+
+        """
+        CommitLog(self.directory).set_aside(self.next_round)
+
+    def outline(self) -> Restart:
+        """The same without any tensor; `inner` still names the workers."""
+        return replace(self, theta={}, outer={}, inner={worker: {} for worker in self.inner})
+
+    def flats(self, layout: Layout) -> list[Flat]:
+        """Weights of fragment 0, 1, …, momentum of fragment 0, 1, …, and the workers' inner states, by number.
+
+        Raises:
+            CheckpointError: a tensor of the layout isn't there, or has another shape; the model is another one.
+
+        """
+        for entry in layout.entries:
+            found = self.theta.get(entry.name)
+            if found is None or found.shape != entry.shape:
+                what = f"the checkpoint in {self.directory} is of another model: {entry.name} differs"
+                got = f"shape {entry.shape}"
+                raise CheckpointError("STORE013", what, got, f"shape {found.shape}" if found is not None else "no such")
+        theta, outer = flattened(layout, self.theta), flattened(layout, self.outer, "parameters/")
+        return [*theta, *outer, *(self.inner[worker] for worker in sorted(self.inner))]
+
+
+def restart(directory: Path) -> Restart | None:
+    """Read a run directory, and remove what a crash left half written. The caller has the store's lock.
+
+    Returns:
+        None if the run has no commit; records that are of no use are set aside then.
+
+    Raises:
+        CheckpointError: none of the run's snapshots can be used, a record before the newest one is damaged or missing,
+            or a snapshot was written by newer code.
+
+    """
+    for folder in _OURS:
+        sweep(directory / folder)
+    commits, damaged = _sound(CommitLog(directory))
+    if not commits or _is_half_begun(directory, commits):
+        _start_anew(directory, damaged)
+        return None
+    return _newest_usable(directory, commits, (*damaged, *_foreign(directory)))
+
+
+def _sound(log: CommitLog) -> tuple[list[Commit], list[str]]:
+    """Read the chain; the newest record counts as absent if it is damaged, which is said."""
+    present = log.rounds()
+    commits, damaged = [log.load(round) for round in present[:-1]], []
+    if present:
+        try:
+            commits.append(log.load(present[-1]))
+        except CheckpointError:
+            damaged.append(f"commit round {present[-1]}: its record is damaged and counts as absent")
+    check_chain(commits)
+    return commits, damaged
+
+
+def _is_half_begun(directory: Path, commits: Sequence[Commit]) -> bool:
+    """Whether the disk took the first snapshot only late, and then not all the records that had waited for it."""
+    present = rounds(directory)
+    labels = [read_label(directory, round) for round in present]
+    return min(present, default=0) >= len(commits) and any(label and not label.state.get("records") for label in labels)
+
+
+def _start_anew(directory: Path, damaged: Sequence[str]) -> None:
+    """Make room for the record of round 0."""
+    for line in damaged:
+        log.warning("%s", line)
+    if CommitLog(directory).rounds():
+        log.warning("%s has nothing to go on from, so the run starts anew", directory)
+        CommitLog(directory).set_aside(0)
+
+
+def _newest_usable(directory: Path, commits: Sequence[Commit], skipped: Sequence[str]) -> Restart:
+    present, passed = set(rounds(directory)), []
+    for commit in reversed(commits):
+        if commit.round not in present:
+            continue
+        try:
+            snapshot = _agreeing(directory, commit)
+        except CheckpointError as error:
+            if error.code == _NEWER:
+                raise
+            passed.append(error.what)
+            continue
+        lines = [f"{line}; using round {commit.round}" for line in (*passed, *_without(commits, commit, present))]
+        return _restart(directory, commits[: commit.round + 1], snapshot, (*skipped, *lines))
+    what = f"none of the checkpoints in {directory} can be used"
+    raise CheckpointError("STORE006", what, got="; ".join(passed) or "none at all", fix="restore one, or start anew")
+
+
+def _without(commits: Sequence[Commit], used: Commit, present: set[int]) -> list[str]:
+    """A line about later rounds that have no snapshot at all."""
+    found = [str(commit.round) for commit in commits[used.round + 1 :] if commit.round not in present]
+    return [f"commit round {', '.join(found)}: no checkpoint"] if found else []
+
+
+def _agreeing(directory: Path, commit: Commit) -> Snapshot:
+    """Read a snapshot whose files are as they were written, and whose weights are those of the commit record."""
+    label = read_label(directory, commit.round)
+    if label is not None and label.hashes != (commit.theta_sha256, commit.outer_sha256):
+        raise CheckpointError("STORE004", f"checkpoint round {commit.round}: it isn't the one that the commit names")
+    return read_snapshot(directory, commit.round)
+
+
+def _restart(directory: Path, commits: Sequence[Commit], snapshot: Snapshot, skipped: tuple[str, ...]) -> Restart:
+    last = commits[-1]
+    spans = sorted(span for commit in commits for _, part in commit.spans for span in part if span.epoch >= last.epoch)
+    return Restart(
+        directory=directory,
+        next_round=last.round + 1,
+        theta=snapshot.tensors,
+        outer=snapshot.outer,
+        inner=snapshot.inner,
+        state=snapshot.state.get("scheduler", {}),
+        theta_sha256=last.theta_sha256,
+        layout_sha256=snapshot.state["layout_sha256"],
+        epoch=last.epoch,
+        used=[[span.epoch, span.slice, span.start, span.stop] for span in spans],
+        skipped=skipped,
+    )
+
+
+def _foreign(directory: Path) -> list[str]:
+    """A line for each file that is none of ours."""
+    names = [(folder, path.name) for folder in _OURS for path in sorted((directory / folder).glob("*"))]
+    return [f"{folder}/{name}: none of ours, left alone" for folder, name in names if not _OURS[folder].fullmatch(name)]

@@ -1,0 +1,68 @@
+"""A worker's inner state as arrays, by which a successor goes on to the bit as if nothing had happened.
+
+It is the optimizer's state, and nothing else: the weights of a round come from the server, places in the schedules
+follow from the round, and random numbers from seed, round and worker. Keys are ``optimizer/parameter/name``, such as
+``0/17/exp_avg``, both counted as torch does. bfloat16, which numpy lacks, travels as its bits in uint16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from hypha_ray.errors import CheckpointError
+from hypha_ray.model.layout import Array
+from hypha_ray.types import Flat
+from hypha_ray.worker.optimizers import Inner
+
+
+def export_state(inner: Inner) -> Flat:
+    """Copy the state of all optimizers into fresh arrays."""
+    return {
+        f"{number}/{index}/{name}": _array(tensor)
+        for number, optimizer in enumerate(inner.optimizers)
+        for index, values in optimizer.state_dict()["state"].items()
+        for name, tensor in values.items()
+        if tensor is not None
+    }
+
+
+def load_state(inner: Inner, arrays: Mapping[str, Array]) -> None:
+    """Go on from what `export_state` gave; the arrays are copied. Learning rates and decays stay as they are.
+
+    Raises:
+        CheckpointError: the state is that of another model or another optimizer; nothing is changed then.
+
+    """
+    parameters = [[p for group in one.param_groups for p in group["params"]] for one in inner.optimizers]
+    states: list[dict[int, dict[str, torch.Tensor]]] = [{} for _ in inner.optimizers]
+    for key, array in arrays.items():
+        number, index, name = key.split("/")
+        try:
+            tensor = _tensor(array, parameters[int(number)][int(index)], name)
+        except (IndexError, RuntimeError) as error:
+            what = "the inner state doesn't fit the model and inner_optimizer"
+            raise CheckpointError("OPT005", what, f"{key} of shape {array.shape}") from error
+        states[int(number)].setdefault(int(index), {})[name] = tensor
+    for optimizer, state in zip(inner.optimizers, states, strict=True):
+        groups: Any = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _array(tensor: torch.Tensor) -> Array:
+    bits = tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
+    array: Array = bits.detach().to("cpu", copy=True).numpy()
+    return array
+
+
+def _tensor(array: Array, parameter: torch.nn.Parameter, name: str) -> torch.Tensor:
+    """Return a tensor of its own; all but step counters lie in memory as their parameter does."""
+    source = torch.from_numpy(np.array(array))
+    if name == "step":
+        return source
+    if source.dtype == torch.uint16:
+        source = source.view(torch.bfloat16)
+    return torch.empty_like(parameter, requires_grad=False).copy_(source.view(parameter.shape))

@@ -1,0 +1,64 @@
+"""What the failpoint ``worker.payload`` does to a delta on its way out, so that tests see it turned away."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from hypha_ray.model.layout import Array
+from hypha_ray.types import Delta, Flat
+
+_FACTORS = {"zero": 0.0, "flip": -1.0, "huge": 1e6}
+"""Actions that scale w − θ."""
+
+
+def tampered(action: str, delta: Delta, parts: Sequence[Flat], theta: Sequence[Flat]) -> list[Delta | Flat]:
+    """Return the items of the stream that a worker under this action sends instead of `delta` and `parts`.
+
+    ``repeat`` sends everything twice, ``stale`` first sends it as of the round before. Each other action damages the
+    parameters of copies of the payloads: ``nan`` and ``inf`` one value, ``zero``, ``flip`` and ``huge`` (× 10⁶) their
+    difference to θ, ``shape``, ``dtype`` and ``names`` their form.
+
+    Args:
+        action: one of these words.
+        delta: what is announced.
+        parts: payloads of fragment 0, 1, …, and the inner state if the delta has one.
+        theta: the weights that the round began with, by fragment.
+
+    """
+    if action == "repeat":
+        return [delta, *parts, delta, *parts]
+    if action == "stale":
+        return [replace(delta, round=delta.round - 1), *parts, delta, *parts]
+    payloads = [_damaged(action, *pair) for pair in zip(parts[: len(theta)], theta, strict=True)]
+    return [delta, *payloads, *parts[len(theta) :]]
+
+
+def _damaged(action: str, payload: Flat, theta: Flat) -> Flat:
+    damaged: Flat = {}
+    for group, array in payload.items():
+        if not group.startswith("parameters/"):
+            damaged[group] = array
+            continue
+        match action:
+            case "nan" | "inf":
+                damaged[group] = array.copy()
+                damaged[group][0] = float(action)
+            case "zero" | "flip" | "huge":
+                damaged[group] = _scaled(array, theta[group], _FACTORS[action])
+            case "shape":
+                damaged[group] = array[:-1].copy()
+            case "dtype":
+                damaged[group] = array.astype(np.float16)
+            case "names":
+                damaged[f"{group}/renamed"] = array.copy()
+            case _:
+                raise ValueError(f"worker.payload knows no action {action!r}")
+    return damaged
+
+
+def _scaled(weights: Array, theta: Array, factor: float) -> Array:
+    scaled: Array = theta + factor * (weights - theta)
+    return scaled

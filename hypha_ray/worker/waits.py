@@ -1,0 +1,38 @@
+"""Where the inner loop waits for the control thread, and how it is called away from there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Condition
+
+
+class Closed(Exception):
+    """The worker is being stopped; nothing that it has is wanted."""
+
+
+class Retired(Closed):
+    """The worker is leaving; what it has done in this round is wanted."""
+
+
+class Waits:
+    """Things that one thread puts down and another waits for, until it is called away."""
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._away: type[Closed] | None = None
+
+    def close(self, why: type[Closed] = Closed) -> None:
+        """Call the reader away from this wait and all later ones; the first reason counts."""
+        with self._changed:
+            self._away = self._away or why
+            self._changed.notify_all()
+
+    def check(self) -> None:
+        """Raise `Closed` or `Retired` if the reader has been called away."""
+        if self._away is not None:
+            raise self._away
+
+    def _wait(self, ready: Callable[[], bool]) -> None:
+        """Wait, with the lock held, for something to be ready, or to be called away."""
+        self._changed.wait_for(lambda: self._away is not None or ready())
+        self.check()

@@ -1,0 +1,108 @@
+"""Processes that die, hang or fall silent in mid-run: training goes on, and every sample is committed once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from faults import events, survive, used
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+
+@pytest.mark.parametrize("how", ["kill", "stop", "hold", "error"])
+def test_worker_that_fails_in_mid_round_is_replaced_and_contributes_again(
+    how: str, corpus: Path, tmp_path: Path
+) -> None:
+    rounds = {"update_rounds": 5, "samples_between_updates": 240}
+    slow = {"slowdown": [8.0, 8.0]}
+    run = survive(f"worker-{how}", corpus, tmp_path, [f"worker.step:1={how}@7"], 1, rounds=rounds, testing=slow)
+    losses = events(run, "loss")
+    assert [loss["worker"] for loss in losses] == [1]
+    assert ("silent" in losses[0]["reason"]) == (how in ("stop", "hold"))
+    joined = [event["incarnation"] for event in events(run, "join") if event["worker"] == 1]
+    assert len(joined) == 2 and joined[0] == losses[0]["incarnation"] < joined[1]
+    later = [delta["incarnation"] for commit in run.commits() for delta in commit["deltas"] if delta["worker"] == 1]
+    assert joined[1] in later
+    assert how in ("stop", "hold") or all(record["samples"] >= 240 for record in run.of_kind("round"))
+
+
+def test_silent_worker_loses_its_lease_within_five_seconds_of_its_planned_report(corpus: Path, tmp_path: Path) -> None:
+    rounds = {"update_rounds": 3, "samples_between_updates": 240}
+    tables = {"rounds": rounds, "testing": {"slowdown": [8.0, 8.0]}, "worker": {"lease_s": 5.0}}
+    run = survive("silent", corpus, tmp_path, ["worker.step:1=stop@9"], 1, **tables)
+    stopped = [record for record in run.of_kind("step") if record["worker"] == 1]
+    assert stopped
+    (loss,) = events(run, "loss")
+    reported = [event for event in events(run, "join") if event["worker"] == 1][0]["monotonic_s"]
+    assert loss["reason"] == "silent for 5 s" and loss["monotonic_s"] > reported
+
+
+@pytest.mark.parametrize("point", ["worker.before_delta:1", "worker.mid_delta:1", "worker.after_delta:1"])
+def test_worker_killed_around_its_delta_leaves_it_whole_or_absent(point: str, corpus: Path, tmp_path: Path) -> None:
+    run = survive(point.replace(".", "-").replace(":", "-"), corpus, tmp_path, [f"{point}=kill@2"], 1)
+    assert [loss["worker"] for loss in events(run, "loss")] == [1]
+
+
+@pytest.mark.parametrize("how", ["kill", "stop"])
+@pytest.mark.parametrize("point", ["server.before_reduce", "server.after_reduce"])
+def test_server_that_fails_over_a_round_is_replaced_and_the_round_counts_once(
+    point: str, how: str, corpus: Path, tmp_path: Path
+) -> None:
+    run = survive(f"{point.replace('.', '-')}-{how}", corpus, tmp_path, [f"{point}={how}@2"], 1)
+    assert [event["role"] for event in events(run, "revive")] == ["server-0"]
+    assert not events(run, "loss")
+
+
+@pytest.mark.parametrize("how", ["kill", "stop", "exit"])
+def test_shard_that_fails_in_mid_read_serves_the_slice_again(how: str, corpus: Path, tmp_path: Path) -> None:
+    run = survive(f"shard-{how}", corpus, tmp_path, [f"shard.read={how}@2"], 1, rounds={"update_rounds": 6})
+    assert [event["role"] for event in events(run, "revive")] == ["shard-0"]
+
+
+@pytest.mark.parametrize("how", ["kill", "stop"])
+@pytest.mark.parametrize("point", ["store.before_snapshot", "store.before_record", "store.after_record"])
+def test_store_that_fails_in_a_commit_is_replaced_and_commits(
+    point: str, how: str, corpus: Path, tmp_path: Path
+) -> None:
+    run = survive(f"{point.replace('.', '-')}-{how}", corpus, tmp_path, [f"{point}={how}@2"], 1)
+    assert [event["role"] for event in events(run, "revive")] == ["store"]
+
+
+@pytest.mark.parametrize("how", ["kill", "stop", "error"])
+def test_telemetry_that_fails_costs_no_round(how: str, corpus: Path, tmp_path: Path) -> None:
+    run = survive(f"telemetry-{how}", corpus, tmp_path, [f"telemetry.write={how}@3"], 1)
+    assert len(run.of_kind("round")) == 4
+
+
+@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_scheduler_that_fails_is_started_again_from_the_last_commit(how: str, corpus: Path, tmp_path: Path) -> None:
+    run = survive(f"scheduler-{how}", corpus, tmp_path, [f"scheduler.before_reduce={how}@3"], 1)
+    attempts = events(run, "attempt")
+    assert [event["attempt"] for event in attempts] == [1, 2]
+    assert attempts[1]["next_round"] in (1, 2)
+    grown = [event["incarnation"] for event in events(run, "hire") if event["worker"] == 0]
+    assert grown == sorted(set(grown)) and len(grown) == 2
+
+
+def test_all_workers_killed_at_once_wait_for_no_one_and_lose_nothing(corpus: Path, tmp_path: Path) -> None:
+    specs = ["worker.step:0=kill@9", "worker.step:1=kill@9"]
+    run = survive("all", corpus, tmp_path, specs, 2, rounds={"samples_between_updates": 128})
+    assert sorted(loss["worker"] for loss in events(run, "loss")) == [0, 1]
+    assert all(commit["deltas"] for commit in run.commits())
+
+
+def test_three_epochs_under_kills_use_every_sample_once_in_each(corpus: Path, tmp_path: Path) -> None:
+    kills = ["worker.step:0=kill@40,150,260", "worker.step:1=kill@80,200,330", "server.after_reduce=kill@3,9"]
+    rounds = {"update_rounds": 16, "samples_between_updates": 300, "max_batch_size": 4, "evaluate_every": 0}
+    run = survive("epochs", corpus, tmp_path, kills, 8, rounds=rounds)
+    counts = used(run)
+    assert run.commits()[-1]["epoch"] == 3
+    assert all(counts[epoch, index, n] == 1 for epoch in range(3) for index in range(15) for n in range(100))
+
+
+def test_full_disk_at_a_checkpoint_is_told_and_training_goes_on(corpus: Path, tmp_path: Path) -> None:
+    run = survive("full", corpus, tmp_path, ["store.write=nospace@3,4"], 2, rounds={"update_rounds": 6})
+    problems = run.of_kind("problem")
+    assert problems and all("no space" in problem["text"].lower() for problem in problems)
+    assert len(list((run.directory / "checkpoints").glob("round_000005/model.safetensors"))) == 1

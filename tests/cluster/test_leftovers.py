@@ -1,0 +1,105 @@
+"""What a dead driver leaves in the cluster is ended before its run goes on; what a live one has is left alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import ray
+from ray.util import list_named_actors
+from ray.util.placement_group import placement_group, placement_group_table
+
+from hypha_ray.errors import ClusterError
+from hypha_ray.scheduler.leftovers import end_leftovers
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+DRIVER = """
+import sys, ray
+from ray.util.placement_group import placement_group
+ray.init(address=sys.argv[1], namespace=sys.argv[2], log_to_driver=False)
+group = placement_group([{"CPU": 1}], name=f"{sys.argv[2]}/worker-0")
+ray.get(group.ready())
+
+@ray.remote(num_cpus=0)
+class Actor:
+    def ping(self):
+        return 1
+
+actors = [Actor.options(name=name).remote() for name in ("scheduler", "worker-0")]
+ray.get([actor.ping.remote() for actor in actors])
+print("up", flush=True)
+sys.stdin.read()
+"""
+
+Driver = Callable[[str], "subprocess.Popen[str]"]
+
+
+@ray.remote(num_cpus=0)
+class Actor:
+    def pid(self) -> int:
+        return os.getpid()
+
+
+@pytest.fixture
+def driver() -> Iterator[Driver]:
+    """Starts another driver, which has two actors and a lease under the name of a run."""
+    started = []
+
+    def start(run: str) -> subprocess.Popen[str]:
+        address = ray.get_runtime_context().gcs_address
+        command = [sys.executable, "-c", DRIVER, address, run]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout is not None and process.stdout.readline() == "up\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def names(run: str) -> list[str]:
+    return sorted(row["name"] for row in list_named_actors(all_namespaces=True) if row["namespace"] == run)
+
+
+def groups(run: str) -> list[dict[str, Any]]:
+    rows = placement_group_table().values()
+    return [row for row in rows if row["name"].startswith(f"{run}/") and row["state"] != "REMOVED"]
+
+
+def test_leftovers_of_a_killed_driver_are_gone_afterwards(driver: Driver) -> None:
+    other = driver("killed")
+    assert names("killed") == ["scheduler", "worker-0"] and len(groups("killed")) == 1
+    other.kill()
+    end_leftovers("killed")
+    assert names("killed") == [] and groups("killed") == []
+
+
+def test_leftovers_of_a_live_driver_are_refused_and_left_alone(driver: Driver) -> None:
+    other = driver("alive")
+    with pytest.raises(ClusterError, match=rf"NET006.*another driver.*'alive' — got pid {other.pid} on "):
+        end_leftovers("alive", deadline_s=0.5)
+    assert names("alive") == ["scheduler", "worker-0"] and len(groups("alive")) == 1
+
+
+def test_leftovers_of_an_earlier_attempt_are_ended_even_if_stopped_and_other_runs_are_left_alone() -> None:
+    group = placement_group([{"CPU": 1}], name="own/worker-0")
+    ray.get(group.ready())
+    stopped = Actor.options(name="scheduler", namespace="own").remote()
+    bystander = Actor.options(name="scheduler", namespace="own-2").remote()
+    os.kill(ray.get(stopped.pid.remote()), signal.SIGSTOP)
+    end_leftovers("own")
+    assert names("own") == [] and groups("own") == []
+    assert names("own-2") == ["scheduler"] and ray.get(bystander.pid.remote())
+    Actor.options(name="scheduler", namespace="own").remote()  # The name is free.
+
+
+def test_leftovers_of_no_run_at_all_are_none() -> None:
+    end_leftovers("never-seen", deadline_s=0.0)

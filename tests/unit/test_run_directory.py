@@ -1,0 +1,116 @@
+"""The run directory: one driver at a time, whole job files, attempts counted for good, and how runs are found."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hypha_ray.errors import CheckpointError, ConfigError
+from hypha_ray.scheduler.resume import find_run
+from hypha_ray.store.directory import RunDirectory
+
+HOLD = """
+import sys, pathlib
+from hypha_ray.store.directory import RunDirectory
+lock = RunDirectory(pathlib.Path(sys.argv[1])).lock()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_log() -> Iterator[None]:
+    """Attempts send the process's log to their files; not beyond a test."""
+    before = list(logging.getLogger().handlers)
+    yield
+    for handler in [handler for handler in logging.getLogger().handlers if handler not in before]:
+        logging.getLogger().removeHandler(handler)
+        handler.close()
+
+
+def a_run(parent: Path, name: str = "mine", config: str = "[run]\n") -> RunDirectory:
+    return RunDirectory.create(parent, name, config)
+
+
+def test_create_where_a_run_is_already_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    directory = a_run(tmp_path)
+    with pytest.raises(ConfigError, match="RUN001"):
+        a_run(tmp_path, config="[model]\n")
+    assert directory.config.read_text() == "[run]\n"
+
+
+def test_lock_while_another_driver_has_it_names_that_one_until_it_is_killed(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "runs" / "mine")
+    command = [sys.executable, "-c", HOLD, str(directory.path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
+        with pytest.raises(
+            ConfigError, match=rf"RUN002.*run mine is running already — got pid {other.pid} on \S+ since"
+        ):
+            directory.lock()
+        other.kill()
+        other.wait()
+    with directory.lock():
+        assert not directory.begun
+
+
+def test_lock_in_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"CFG008.*can't be written"):
+        RunDirectory(tmp_path / "file" / "mine").lock()
+
+
+def test_configure_keeps_what_the_last_attempt_went_by(tmp_path: Path) -> None:
+    directory = a_run(tmp_path, config="a = 1\n")
+    assert (directory.begin_attempt(), directory.begin_attempt()) == (1, 2)
+    directory.configure("a = 1\n")
+    assert list(directory.path.glob("config.attempt_*")) == []
+    directory.configure("a = 2\n")
+    directory.configure("a = 3\n")  # Nothing was ever trained by 2.
+    assert directory.config.read_text() == "a = 3\n"
+    assert [path.name for path in directory.path.glob("config.attempt_*")] == ["config.attempt_002.toml"]
+    assert (directory.path / "config.attempt_002.toml").read_text() == "a = 1\n"
+
+
+def test_attempts_grow_over_processes_and_each_has_its_log(tmp_path: Path) -> None:
+    directory = a_run(tmp_path)
+    log = logging.getLogger("hypha_ray.test")
+    for number in (1, 2):
+        assert RunDirectory(directory.path).begin_attempt() == number
+        log.info("this is %d", number)
+    directory.count_from(7)
+    assert directory.begin_attempt() == 8
+    log.info("this is 8")
+    texts = {path.name: path.read_text() for path in (directory.path / "logs").glob("attempt_*.log")}
+    assert {name: text.rpartition(": ")[2] for name, text in texts.items()} == {
+        "attempt_001.log": "this is 1\n",
+        "attempt_002.log": "this is 2\n",
+        "attempt_007.log": "",
+        "attempt_008.log": "this is 8\n",
+    }
+    assert (directory.path / "logs" / "latest").readlink() == Path("attempt_008.log")
+
+
+def test_find_run_takes_a_name_before_a_folder_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, here = tmp_path / "home", tmp_path / "here"
+    monkeypatch.setenv("HYPHA_RAY_HOME", str(home))
+    here.mkdir()
+    monkeypatch.chdir(here)
+    folder = a_run(here).path
+    assert find_run("mine", None, None) == folder == find_run(str(folder), None, None)
+    named = a_run(home).path
+    assert find_run("mine", None, None) == named
+    assert find_run("mine", None, str(here)) == folder
+    assert find_run("../here/mine", None, None).resolve() == folder
+
+
+def test_find_run_that_is_not_there_names_the_nearest(tmp_path: Path) -> None:
+    a_run(tmp_path, "llama-tiny")
+    (tmp_path / "llama-tinx").mkdir()  # no run: it has no job file
+    with pytest.raises(CheckpointError, match=r"CKPT001.*no run 'llama-tinx' in .*did you mean 'llama-tiny'\?"):
+        find_run("llama-tinx", None, str(tmp_path))

@@ -1,0 +1,142 @@
+"""The desk: whatever order orders come in, and however often, the inner loop finds the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Thread
+
+import numpy as np
+import numpy.testing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hypha_ray.types import Flat, Plan, Span
+from hypha_ray.worker.desk import Desk
+from hypha_ray.worker.feeder import Feeder
+from hypha_ray.worker.waits import Closed, Retired
+
+Order = tuple[str, int, int]
+"""A plan's round and version, a fragment of a round's weights, or an inner state."""
+
+FRAGMENTS = 2
+PLANS = st.tuples(st.just("assign"), st.integers(0, 3), st.integers(0, 3))
+WEIGHTS = st.tuples(st.just("merge"), st.integers(0, 3), st.integers(0, FRAGMENTS - 1))
+STATES = st.just(("restore", 0, 0))
+
+
+def flat(number: int, fragment: int = 0) -> Flat:
+    return {"parameters/float32": np.array([number, fragment], np.float32)}
+
+
+def plan(number: int, version: int) -> Plan:
+    return Plan(number, version, (), 4)
+
+
+def put(desk: Desk, order: Order) -> None:
+    match order:
+        case ("assign", number, version):
+            desk.assign(plan(number, version))
+        case ("merge", number, fragment):
+            desk.merge(number, fragment, flat(number, fragment))
+        case _:
+            desk.restore(flat(-1))
+
+
+@settings(deadline=None, max_examples=300)
+@given(orders=st.lists(PLANS | WEIGHTS | STATES, max_size=12), data=st.data())
+def test_orders_repeated_and_in_any_order_end_in_the_same_state(orders: list[Order], data: st.DataObject) -> None:
+    everything = [*orders, ("assign", 3, 0), *(("merge", 2, f) for f in range(FRAGMENTS)), ("restore", 0, 0)]
+    again = data.draw(st.permutations(everything + data.draw(st.lists(st.sampled_from(everything), max_size=6))))
+    desk = Desk(FRAGMENTS)
+    for order in again:
+        put(desk, order)
+    whole = [n for n in range(4) if all(("merge", n, f) in everything for f in range(FRAGMENTS))]
+    npt.assert_equal(desk.weights(), (max(whole), {f: flat(max(whole), f) for f in range(FRAGMENTS)}))
+    newest = max((number, version) for kind, number, version in everything if kind == "assign")
+    assert desk.plan(desk.round) == plan(*newest)
+    npt.assert_equal(desk.state(), flat(-1))
+    for order in again:
+        put(desk, order)
+    assert desk.plan(desk.round) == plan(*newest) and desk.state() is None
+
+
+def reader_of(read: Callable[[], object]) -> tuple[Thread, list[object]]:
+    """A thread that reads, and what it got or raised."""
+    results: list[object] = []
+
+    def body() -> None:
+        try:
+            results.append(read())
+        except Closed as error:
+            results.append(type(error))
+
+    thread = Thread(target=body, daemon=True)
+    thread.start()
+    return thread, results
+
+
+def test_desk_keeps_the_newest_plan_whatever_the_order() -> None:
+    desk = Desk(fragments=1)
+    older, newer = plan(1, 0), plan(1, 1)
+    assert desk.assign(newer) and not desk.assign(older) and not desk.assign(newer)
+    assert desk.plan(1) is newer
+
+
+def test_desk_hands_out_weights_once_all_fragments_are_there_and_never_twice() -> None:
+    desk = Desk(fragments=2)
+    desk.merge(3, 1, flat(3, 1))
+    desk.merge(3, 0, flat(3, 0))
+    npt.assert_equal(desk.weights(), (3, {0: flat(3, 0), 1: flat(3, 1)}))
+    for number in (3, 4):
+        for fragment in (0, 1):
+            desk.merge(number, fragment, flat(number, fragment))
+    assert desk.weights()[0] == 4
+
+
+def test_idle_worker_waits_for_a_newer_plan_of_its_round() -> None:
+    desk = Desk(fragments=1)
+    desk.assign(plan(1, 0))
+    thread, results = reader_of(lambda: desk.correction(plan(1, 0)))
+    desk.assign(plan(1, 2))
+    thread.join(timeout=10)
+    assert results == [plan(1, 2)]
+
+
+def test_idle_worker_whose_round_is_over_waits_for_weights_and_not_for_plans() -> None:
+    desk = Desk(fragments=2)
+    desk.assign(plan(1, 0))
+    thread, results = reader_of(lambda: desk.correction(plan(1, 0)))
+    desk.assign(plan(2, 0))
+    desk.merge(2, 1, flat(2, 1))
+    assert results == []
+    desk.merge(2, 0, flat(2, 0))
+    thread.join(timeout=10)
+    assert results == [None]
+
+
+@pytest.mark.parametrize("why", [Closed, Retired])
+@pytest.mark.parametrize("wait", ["weights", "plan", "correction", "state", "batch"])
+def test_every_wait_ends_when_the_worker_is_called_away(wait: str, why: type[Closed]) -> None:
+    desk, feeder = Desk(fragments=1), Feeder(seed=0)
+    reads: dict[str, Callable[[], object]] = {
+        "weights": desk.weights,
+        "plan": lambda: desk.plan(0),
+        "correction": lambda: desk.correction(plan(0, 0)),
+        "state": desk.state,
+        "batch": lambda: feeder.batch((Span(0, 5, 0, 4),), 0, 4),
+    }
+    thread, results = reader_of(reads[wait])
+    desk.close(why)
+    feeder.close(why)
+    thread.join(timeout=10)
+    assert results == [why]
+
+
+def test_called_away_reader_finds_nothing_even_if_it_is_there_and_the_first_reason_counts() -> None:
+    desk = Desk(fragments=1)
+    desk.assign(plan(0, 0))
+    desk.close(Retired)
+    desk.close(Closed)
+    with pytest.raises(Retired):
+        desk.plan(0)
