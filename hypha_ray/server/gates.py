@@ -8,7 +8,8 @@ again without it. So a rejected delta is the same as an absent one, bit for bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -62,6 +63,26 @@ def misfit(payload: Flat, form: Mapping[str, Form]) -> str | None:
         if array.shape != (size,) or not array.flags.c_contiguous:
             return f"shape {array.shape} of {group} instead of {(size,)}, contiguous"
     return None
+
+
+def excessive(norms: Sequence[float], times: float) -> list[str | None]:
+    """Say which deltas are far longer than the others: more than so many times their median; None for the rest.
+
+    Two deltas don't say which of them is the strange one, so there have to be three.
+    """
+    middle = median(norms)
+    if len(norms) < 3 or middle == 0:
+        return [None] * len(norms)
+    limit = times * middle
+    return [f"norm {n:.3g} is more than {times:g} times the median {middle:.3g}" if n > limit else None for n in norms]
+
+
+def clip_scales(norms: Sequence[float], times: float) -> list[float]:
+    """By what each delta has to be multiplied to be no longer than so many times the median; see `excessive`."""
+    limit = times * median(norms)
+    if len(norms) < 3 or limit == 0:
+        return [1.0] * len(norms)
+    return [min(1.0, limit / norm) if norm else 1.0 for norm in norms]
 
 
 def square_sum(values: torch.Tensor) -> float:

@@ -1,4 +1,4 @@
-"""The mean of workers' weights, and the outer step on it, in one sweep over memory.
+"""What becomes of workers' weights when they are merged, and the outer step on it, in one sweep over memory.
 
 Blocks of a megabyte stay in the processor's caches while everything is done to them, so each array is read from memory
 once, and nothing but the result is written there.
@@ -18,8 +18,15 @@ BLOCK = 1 << 18
 Read = Callable[[slice], list[torch.Tensor]]
 """Gives the workers' values of a block, in worker order; nobody writes into them."""
 
+Merge = Callable[[list[torch.Tensor], torch.Tensor], torch.Tensor]
+"""Makes one value of the workers', given in worker order, for which there is room; it may also be one of theirs."""
+
 Step = Callable[[torch.Tensor, torch.Tensor, slice], torch.Tensor]
 """Takes the mean of a block, scratch space of its size and its place, and writes results; returns what it changed."""
+
+
+Swept = tuple[list[float], float]
+"""Squared L2 norms of the workers' deltas, and of what a step changed."""
 
 
 def shares(weights: Sequence[int]) -> list[float]:
@@ -53,15 +60,76 @@ def fold(mean: torch.Tensor | None, value: torch.Tensor, share: float, out: torc
     return torch.lerp(mean, value, share, out=out)
 
 
-def sweep(
-    read: Read, weights: Sequence[int], step: Step, theta: torch.Tensor, relative: bool
-) -> tuple[list[float], float]:
-    """Average the workers' values block by block, and take a step with each block.
+def mean(weights: Sequence[int]) -> Merge:
+    """The weighted mean, as a running one in worker order: equal values give just that value."""
+    portions = shares(weights)
+
+    def merge(values: list[torch.Tensor], room: torch.Tensor) -> torch.Tensor:
+        result = None
+        for value, portion in zip(values, portions, strict=True):
+            result = fold(result, value, portion, room)
+        assert result is not None
+        return result
+
+    return merge
+
+
+def trimmed_mean(trim: float) -> Merge:
+    """The mean of what is left of each coordinate without its greatest and its least values (arXiv 1803.01498).
+
+    Of n values ``max(1, ⌊trim·n⌋)`` are dropped at each end, and all others weigh alike. Of two values nothing would be
+    left, so there it is the median. It bears as many poisoned workers as it drops at one end.
+
+    Args:
+        trim: part of the values to drop at each end.
+
+    """
+
+    def merge(values: list[torch.Tensor], room: torch.Tensor) -> torch.Tensor:
+        drop = max(1, int(trim * len(values)))
+        if len(values) <= 2 * drop:
+            return median(values, room)
+        kept = torch.stack(values).sort(dim=0).values[drop : len(values) - drop]
+        return mean([1] * len(kept))(list(kept), room)
+
+    return merge
+
+
+def median(values: list[torch.Tensor], room: torch.Tensor) -> torch.Tensor:
+    """The median of each coordinate, half-way between the middle two of an even number; see `trimmed_mean`."""
+    ordered, half = torch.stack(values).sort(dim=0).values, len(values) // 2
+    if len(values) % 2:
+        return room.copy_(ordered[half])
+    return torch.lerp(ordered[half - 1], ordered[half], 0.5, out=room)
+
+
+def measure(read: Read, workers: int, theta: torch.Tensor, relative: bool) -> list[float]:
+    """Squared L2 norms of the workers' deltas, and nothing else; arguments as for `sweep`."""
+    deltas, spare = [0.0] * workers, torch.empty(min(BLOCK, len(theta)), dtype=theta.dtype)
+    for part in blocks(len(theta)):
+        for index, value in enumerate(read(part)):
+            deltas[index] += _square(value, theta[part], spare[: part.stop - part.start], relative)
+    return deltas
+
+
+def scaled(read: Read, scales: Sequence[float], theta: torch.Tensor, relative: bool) -> Read:
+    """The workers' values as if their deltas were so many times as long."""
+
+    def scaled_read(part: slice) -> list[torch.Tensor]:
+        pairs = zip(read(part), scales, strict=True)
+        return [v if s == 1 else v * s if relative else torch.lerp(theta[part], v, s) for v, s in pairs]
+
+    return scaled_read
+
+
+def sweep(read: Read, workers: int, merge: Merge, step: Step, theta: torch.Tensor, relative: bool) -> Swept:
+    """Merge the workers' values block by block, and take a step with each block.
 
     Args:
         read: the workers' values.
-        weights: their weights in the mean.
-        step: what is done with the mean.
+        workers: how many there are.
+        merge: makes one value of theirs.
+        step: what is done with the merged value.
         theta: the global weights.
         relative: the values are deltas already, not weights.
 
@@ -69,17 +137,19 @@ def sweep(
         Squared L2 norms of the workers' deltas, and of what `step` changed.
 
     """
-    portions = shares(weights)
-    average, spare = (torch.empty(min(BLOCK, len(theta)), dtype=theta.dtype) for _ in range(2))
-    deltas, change = [0.0] * len(weights), 0.0
+    merged, spare = (torch.empty(min(BLOCK, len(theta)), dtype=theta.dtype) for _ in range(2))
+    deltas, change = [0.0] * workers, 0.0
     for part in blocks(len(theta)):
-        room, mean = spare[: part.stop - part.start], None
-        for index, value in enumerate(read(part)):
-            deltas[index] += square_sum(value if relative else torch.sub(value, theta[part], out=room))
-            mean = fold(mean, value, portions[index], average[: len(room)])
-        assert mean is not None
-        change += square_sum(step(mean, room, part))
+        room, values = spare[: part.stop - part.start], read(part)
+        for index, value in enumerate(values):
+            deltas[index] += _square(value, theta[part], room, relative)
+        change += square_sum(step(merge(values, merged[: len(room)]), room, part))
     return deltas, change
+
+
+def _square(value: torch.Tensor, theta: torch.Tensor, room: torch.Tensor, relative: bool) -> float:
+    """Squared L2 norm of a worker's delta."""
+    return square_sum(value if relative else torch.sub(value, theta, out=room))
 
 
 def blocks(size: int) -> Iterator[slice]:
