@@ -217,6 +217,7 @@ class Testing(Table):
     slowdown: list[Annotated[float, Field(ge=1, allow_inf_nan=False)]] = Field(
         [], fail_fast=True, description="factor by which worker i's batches take longer"
     )
+    batch_s: Positive | None = Field(None, description="seconds that every batch takes at least")
     failpoints: list[str] = Field([], fail_fast=True, description="NAME[:KEY]=ACTION@HITS, see hypha_ray/failpoints.py")
     failpoint_log: str | None = Field(None, description="file that hits are counted in, over all processes")
 

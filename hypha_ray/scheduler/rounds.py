@@ -154,6 +154,7 @@ def step_record(report: Report, round_samples: int, round_target: int) -> dict[s
     return {
         "kind": "step",
         "worker": report.source.worker,
+        "incarnation": report.source.incarnation,
         "round": report.round,
         "loss": report.loss_sum / max(1, report.samples),
         "learning_rate": report.learning_rate,

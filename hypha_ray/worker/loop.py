@@ -221,8 +221,9 @@ class InnerLoop:
 
     def _drag(self, step_s: float) -> None:
         """Play a slower machine, where a test asks for one."""
-        if self._slowdown > 1:
-            time.sleep((self._slowdown - 1) * step_s)
+        wait_s = max((self._slowdown - 1) * step_s, (self._job.testing.batch_s or 0.0) - step_s)
+        if wait_s > 0:
+            time.sleep(wait_s)
 
 
 def _device(wish: str) -> str:
