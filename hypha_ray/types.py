@@ -189,8 +189,7 @@ class Evaluated(Event):
 class Report(Event):
     """Progress since the last report of this round.
 
-    `seconds` is the time of `timed_batches`, a round's first batch excepted; `data_wait_s` is the part of all time in
-    which the inner loop had no batch.
+    `seconds` is the time of `timed_batches`, a round's first batch excepted; `data_wait_s` is waited for batches.
     """
 
     batches: int

@@ -166,7 +166,7 @@ class Assigner:
         if missing > 0:
             member.assigned += self._assign(member, missing)
         spans = window(member.assigned, 0, samples)
-        feeds = self._feed(member, [span.slice for span in spans])
+        feeds = self._feed(member, [span.slice for span in (*member.plan.evaluate, *spans)])
         member.plan = replace(member.plan, version=member.plan.version + 1, spans=spans, keep=frozenset(member.held))
         return [*feeds, Assign(worker, member.plan)]
 

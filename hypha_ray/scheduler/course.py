@@ -67,8 +67,12 @@ class Course:
 
     @property
     def busy(self) -> set[int]:
-        """Workers that have to hand a delta over."""
-        return self.current.expected - set(self.current.deltas) if self.current is not None and self.open else set()
+        """Workers that have something to do: to merge, to evaluate, or to train and hand over."""
+        if self.current is None or self.next is not None:
+            return set()
+        late = set() if self.current.closed else self.current.expected - set(self.current.deltas)
+        merging = set() if self._closing is None else self._closing.merging
+        return late | merging | set(() if self._evaluation is None else self._evaluation.pending)
 
     def begin(self, now: float) -> None:
         """Plan the next round, and tell every worker."""

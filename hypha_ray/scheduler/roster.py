@@ -205,7 +205,7 @@ class Roster:
         """Count a rejected delta; True: it was the last one that is borne, and nobody gets this number any more."""
         slot = self.slots[number]
         slot.strikes += 1
-        slot.excluded = slot.strikes >= self._job.sync.strikes
+        slot.excluded = slot.excluded or slot.strikes >= self._job.sync.strikes
         return slot.excluded
 
     def exclude(self, number: int) -> None:

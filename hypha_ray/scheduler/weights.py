@@ -60,10 +60,9 @@ class Weights:
         server = self._crew.servers[fragment]
         return await server.ask(lambda actor: actor.momentum.remote(self.layout, fragment))
 
-    def send(self, worker: Any, round_number: int) -> None:
-        """Give a worker the newest θ: one object, however many readers."""
-        for fragment, theta in enumerate(self._theta):
-            worker.merge.remote(round_number, fragment, theta)
+    def orders(self, round_number: int) -> list[Callable[[Any], Any]]:
+        """Calls that give a worker the newest θ: one object for each fragment, however many readers."""
+        return [partial(_merged, round_number, fragment, theta) for fragment, theta in enumerate(self._theta)]
 
     async def reduce(self, command: Reduce, payloads: list[list[Any]]) -> Verdict:
         """One outer step of all fragments. A delta that one fragment rejects is left out of all of them."""
@@ -131,6 +130,10 @@ class Weights:
         async with self._saving:  # In order, also if the store dies and is asked again.
             saved: Saved = await (await self._crew.store.ask(call))
             return saved
+
+
+def _merged(round_number: int, fragment: int, theta: Any, worker: Any) -> Any:
+    return worker.merge.remote(round_number, fragment, theta)
 
 
 def _received(server: Any, ref: Any) -> Any:

@@ -7,10 +7,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from jobs import Outcome, job_of, run_job
-
 from hypha_ray.config import Job
 from hypha_ray.failpoints import hits
+from jobs import Outcome, job_of, run_job
 
 
 def faulty(name: str, corpus: Path, specs: list[str], log: Path, **tables: dict[str, Any]) -> Job:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs import Outcome, job_of, run_job
 
 from hypha_ray.failpoints import hits
+from jobs import Outcome, job_of, run_job
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 

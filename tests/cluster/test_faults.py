@@ -34,7 +34,7 @@ def test_silent_worker_loses_its_lease_within_five_seconds_of_its_planned_report
     stopped = [record for record in run.of_kind("step") if record["worker"] == 1]
     assert stopped
     (loss,) = events(run, "loss")
-    reported = [event for event in events(run, "join") if event["worker"] == 1][0]["monotonic_s"]
+    reported = next(event for event in events(run, "join") if event["worker"] == 1)["monotonic_s"]
     assert loss["reason"] == "silent for 5 s" and loss["monotonic_s"] > reported
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from faults import events, survive
+
 from jobs import Outcome
 
 POISONS = ("nan", "inf", "huge", "shape", "dtype", "names")

@@ -21,6 +21,7 @@ from hypha_ray.types import Span
 Done = subprocess.CompletedProcess[str]
 Words = tuple[str | Path, ...]
 ROUNDS = 6
+FAST: Words = ("--testing.slowdown", "1")
 
 
 class RunJob(Protocol):
@@ -187,7 +188,7 @@ def test_dataset_with_other_samples_is_refused_and_the_same_one_elsewhere_is_tak
     error = refused(run_job("--resume", run, "--dataset.path", tmp_path / "other", env=env), 5)
     assert error.startswith("error[CKPT004]: run moved is another training: dataset.path is ")
     same = Path(shutil.copytree(corpus, tmp_path / "same"))
-    done = ok(run_job("--resume", run, "--dataset.path", same, env=env))
+    done = ok(run_job("--resume", run, "--dataset.path", same, *FAST, env=env))
     assert f"note: dataset.path is '{same}' here and '{corpus}' in the run; it is taken as it is here" in done.stderr
     whole(run, ROUNDS)
     shutil.rmtree(same)
@@ -214,7 +215,7 @@ def test_run_without_any_commit_starts_from_the_beginning(
     run = tmp_path / "early"
     run.mkdir()
     shutil.copy(killed / "config.toml", run)
-    done = ok(run_job("--resume", run, "--testing.slowdown", "1", env=env))
+    done = ok(run_job("--resume", run, *FAST, env=env))
     assert "note: run early has no commit yet, and starts from the beginning" in done.stderr.splitlines()
     whole(run, ROUNDS)
 
@@ -229,7 +230,7 @@ def test_run_goes_on_from_its_mirror_in_a_new_home(
     there = commits(mirror / "mirrored")
     assert there
     run_job.home.rename(tmp_path / "lost")
-    done = ok(run_job("--resume", f"file://{mirror}/mirrored", env=env))
+    done = ok(run_job("--resume", f"file://{mirror}/mirrored", *FAST, env=env))
     run = run_job.home / "mirrored"
     assert f"note: run mirrored goes on after round {len(there)} of {ROUNDS}" in done.stderr.splitlines()
     assert done.stdout.splitlines()[-1] == f"run: {run}"
@@ -241,7 +242,7 @@ def test_driver_killed_with_its_own_ray_goes_on_in_another(run_job: RunJob, smal
     words = slow(small_job, corpus, "alone")
     with running(run_job.start(*words), rounds=1):
         pass
-    ok(run_job(*words))
+    ok(run_job(*words, *FAST))
     whole(run_job.home / "alone", ROUNDS)
     assert attempts(run_job.home / "alone") == [1, 2]
 

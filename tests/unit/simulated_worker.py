@@ -27,6 +27,8 @@ class SimulatedWorker:
     def __init__(self, source: Source, world: Surroundings, replay: bool) -> None:
         self.source, self._world, self._replay = source, world, replay
         self.alive, self.stuck, self.leaving = True, False, False
+        self.cut = False
+        """Its stream is broken."""
         self.frozen: list[Callable[[], None]] | None = None
         """While it is stopped: what it does as soon as it goes on."""
         self.inner: int | None = None

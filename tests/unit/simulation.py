@@ -157,7 +157,8 @@ class World:
             self._inbox.append(event)
             return
         self.trace.append(f"{self.now:8.3f} {event}")
-        self.books.hear(event, self.clock)
+        self.books.now, self.books.clock = self.now, self.clock
+        self.books.hear(event)
         self._perform(self.core.handle(event, self.now))
 
     def _of(self, attempt: int, event: c.Input) -> Callable[[], None]:
@@ -167,12 +168,12 @@ class World:
     def _perform(self, commands: list[c.Command]) -> None:
         for command in commands:
             self.trace.append(f"         {command}")
-            self.books.obey(command, self.clock)
+            self.books.obey(command)
             self._do(command)
             if isinstance(command, c.Finish):
                 self._finish(command.error)
                 return
-        self.books.check(self.core, self.clock)
+        self.books.check(self.core)
 
     def _finish(self, error: Exception | None) -> None:
         self.books.finish(self.core, error)
@@ -267,8 +268,10 @@ class World:
             self.later(at - self.now, lambda: self._arrive(worker, event))
 
     def _arrive(self, worker: SimulatedWorker, event: Event) -> None:
-        lost = not worker.alive and not worker.leaving and self.weather.happens("drop", self.random, 0.5)
-        if not lost or self.calm:
+        """A stream that breaks loses its end, and nothing before that."""
+        if not worker.alive and not worker.leaving and self.weather.happens("drop", self.random, 0.5):
+            worker.cut = True
+        if not worker.cut:
             self.tell(event)
 
     def batch_s(self, source: Source) -> float:

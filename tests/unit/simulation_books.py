@@ -26,6 +26,8 @@ class Books:
 
     def __init__(self, job: Job, slices: list[SliceInfo]) -> None:
         self.job, self._sizes = job, {info.index: info.samples for info in slices if info.split == "train"}
+        self.now = self.clock = 0.0
+        """The time, with and without that in which the scheduler was stopped."""
         self.log: list[c.Persist] = []
         """Rounds that the log has, or will have if nothing dies."""
         self.used: set[Sample] = set()
@@ -52,30 +54,36 @@ class Books:
         """When a worker was last heard, on a clock that stands still while the scheduler is stopped."""
         self.in_time: dict[Source, float] = {}
         """The same, of words that certainly came before the lease was over."""
-        self.deltas: dict[tuple[int, int], Delta] = {}
-        """First delta of each round and worker number that came from the worker that was there then."""
+        self.deltas: dict[tuple[int, Source], Delta] = {}
+        """First delta of each round and worker that came while that worker was there."""
+        self.taken: dict[tuple[int, int], Source] = {}
+        """Whose delta the core has taken, by round and number."""
         self.committed: set[int] = set()
         self.reduce: c.Reduce | None = None
         self.excluded: set[int] = set()
         self.began = len(self.log)
         self.recorded: list[int] = []
         self.breakdowns.clear()
+        self.failures: Counter[int] = Counter()
+        """Workers of each number in a row that went without having contributed."""
+        self.due: dict[int, tuple[float, float]] = {}
+        """When a number's next worker is to be hired: at `now`, and on the `clock`."""
 
     # ── what the core hears ───────────────────────────────────────────────────────────────────────────────────────
 
-    def hear(self, event: c.Input, clock: float) -> None:
+    def hear(self, event: c.Input) -> None:
         match event:
             case Event(source=source) if self.at_work.get(source.worker) == source:
-                self.words[source] = clock
-                if clock - self.in_time[source] < self.job.worker.lease_s - CHECK_S:
-                    self.in_time[source] = clock
+                self.words[source] = self.clock
+                if self.clock - self.in_time[source] < self.job.worker.lease_s - CHECK_S:
+                    self.in_time[source] = self.clock
                 if isinstance(event, Delta):
-                    self.deltas.setdefault((event.round, source.worker), event)
+                    self.deltas.setdefault((event.round, source), event)
                 if isinstance(event, Merged) and event.theta_sha256 == "false":
                     self.false.add(source)
             case Ready(source=source) if self.hired.get(source.worker) == source:
                 self.at_work[source.worker], self.fed[source] = source, set()
-                self.words[source] = self.in_time[source] = clock
+                self.words[source] = self.in_time[source] = self.clock
             case c.Lost(source=source) if self.hired.get(source.worker) == source:
                 self.breakdowns[source.worker] += 1
             case c.Committed(saved=saved):
@@ -85,12 +93,12 @@ class Books:
 
     # ── what the core commands ────────────────────────────────────────────────────────────────────────────────────
 
-    def obey(self, command: c.Command, clock: float) -> None:
+    def obey(self, command: c.Command) -> None:
         match command:
             case c.Hire(source=source):
                 self._hire(source)
             case c.Dismiss(worker=worker, reason=reason):
-                self._dismiss(worker, reason, clock)
+                self._dismiss(worker, reason)
             case c.Feed() | c.Assign() | c.Merge() | c.Restore() | c.Retire():
                 self._order(command)
             case c.Reduce():
@@ -108,14 +116,21 @@ class Books:
         strikes = self.rejected[source.worker]
         assert source.worker not in self.excluded and strikes < self.job.sync.strikes, "an excluded number is given away"
         assert source.incarnation > self.newest_incarnation.get(source.worker, 0), "an incarnation doesn't grow"
+        due, due_clock = self.due.get(source.worker, (0.0, self.clock))
+        assert self.now >= due - SLACK_S, "a worker is hired too early"
+        assert self.clock <= due_clock + 2 * CHECK_S + SLACK_S, "a worker is hired too late"
         self.hired[source.worker] = source
         self.newest_incarnation[source.worker] = source.incarnation
 
-    def _dismiss(self, worker: int, reason: str, clock: float) -> None:
+    def _dismiss(self, worker: int, reason: str) -> None:
         source = self.hired.pop(worker)
         was = self.at_work.pop(worker, None)
+        failures, blame = self.failures[worker], reason != "left"
+        wait_s = min(60.0, 2.0 ** (failures - 1)) if failures and blame else 0.0
+        self.due[worker] = self.now + wait_s, self.clock + wait_s
+        self.failures[worker] += blame
         if reason.startswith("silent"):
-            assert was is not None and clock - self.in_time[source] > self.job.worker.lease_s - 2 * CHECK_S, (
+            assert was is not None and self.clock - self.in_time[source] > self.job.worker.lease_s - 2 * CHECK_S, (
                 "a worker is given up that was heard of"
             )
         if reason.startswith("excluded"):
@@ -125,6 +140,8 @@ class Books:
             self.excluded.add(worker)
         if reason.startswith("it began"):
             assert source in self.false, "a worker with the right weights is dismissed"
+            if self.taken.get((len(self.log), worker)) == source and not self._reducing:
+                del self.taken[len(self.log), worker]
 
     def _order(self, command: c.Feed | c.Assign | c.Merge | c.Restore | c.Retire) -> None:
         assert command.worker in self.at_work, f"{command} to nobody"
@@ -149,15 +166,19 @@ class Books:
         workers = [source.worker for source in command.sources]
         assert workers == sorted(set(workers)), "a worker is in a round twice, or out of order"
         for source, samples in zip(command.sources, command.samples, strict=True):
-            delta = self.deltas.get((command.round, source.worker))
-            assert delta is not None and delta.source == source, "a stale delta is in a round"
+            delta = self.deltas.get((command.round, source))
+            assert delta is not None, "a stale delta is in a round"
             weight = 1 if self.job.sync.weighting == "uniform" else delta.samples
             assert samples == weight, "a delta doesn't weigh what its samples do"
             assert source not in self.false or command.round - 1 not in self._known(), "wrong weights are merged"
-            if self.job.run.mode == "replay":
+            if self.job.run.mode == "replay" and not self.rejected[source.worker]:
                 before = self.inner.get(source.worker, -1)
                 assert delta.tokens == before, f"{source} trained from inner state {delta.tokens}, not {before}"
         self.reduce = command
+
+    @property
+    def _reducing(self) -> bool:
+        return self.reduce is not None and self.reduce.round == len(self.log)
 
     def _known(self) -> set[int]:
         return {self.began - 1} | self.committed
@@ -166,8 +187,9 @@ class Books:
         assert self.reduce is not None and persist.round == self.reduce.round == len(self.log), "rounds aren't dense"
         accepted = {one.worker for one in persist.verdict.accepted}
         assert {worker for worker, _ in persist.spans} == accepted, "samples of a delta that isn't accepted"
+        sources = {source.worker: source for source in self.reduce.sources}
         for worker, spans in persist.spans:
-            assert spans == self.deltas[persist.round, worker].spans, "other samples than the delta's are counted"
+            assert spans == self.deltas[persist.round, sources[worker]].spans, "other samples than the delta's are counted"
         self._enter(persist)
         assert persist.state["totals"]["samples_total"] == _samples_total(self.log), "totals are wrong"
         strikes = {int(n): known.get("strikes", 0) for n, known in persist.state["workers"].items()}
@@ -175,8 +197,9 @@ class Books:
         assert persist.epoch == self.epoch, "the oldest epoch is wrong"
         counts = Counter((epoch, index) for epoch, index, _ in self.used if epoch == self.epoch)
         assert persist.cursors == {index: count for (_, index), count in counts.items()}, "cursors are wrong"
-        if accepted:
+        for worker in accepted:
             self.breakdowns.clear()
+            self.failures[worker] = 0
 
     def _enter(self, persist: c.Persist) -> None:
         samples = [sample for _, spans in persist.spans for sample in samples_in(spans)]
@@ -195,7 +218,7 @@ class Books:
 
     # ── after each step ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def check(self, core: Any, clock: float) -> None:
+    def check(self, core: Any) -> None:
         """Compare the core's own books."""
         course, roster = core._course, core._roster
         ledger, current = course._assigner.ledger, course.current
@@ -207,10 +230,12 @@ class Books:
             owners = {*leased, *current.deltas, *current.orphans}
             assert all(number in owners for number, spans in ledger._held.items() if spans), "nobody has these samples"
             for number, delta in current.deltas.items():
-                assert self.deltas[current.number, number] is delta, "a delta is taken that is not the first"
+                source = self.taken.setdefault((current.number, number), delta.source)
+                first = self.deltas.get((current.number, source))
+                assert first is delta, "a delta is taken that is not the first"
         limit_s = self.job.worker.lease_s + 2 * CHECK_S + SLACK_S
         for number, source in leased.items():
-            heard_s = clock - self.words[source]
+            heard_s = self.clock - self.words[source]
             assert heard_s <= limit_s or roster.slots[number].done, "a silent worker isn't missed"
 
     def finish(self, core: Any, error: Exception | None) -> None:
@@ -225,7 +250,7 @@ class Books:
                 able = set(core._roster.slots) - self.excluded
                 assert all(self.breakdowns[number] >= 5 for number in able), "not every worker breaks down"
             case "TRN001":
-                assert self.reduce is not None and self.reduce.round == len(self.log)
+                assert self._reducing
             case _:
                 raise AssertionError(f"the run ends by {error!r}")
 

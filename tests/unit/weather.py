@@ -32,6 +32,8 @@ class Weather:
         self.storm_s, self.gap_s = rng.uniform(10.0, 50.0), rng.choice([1.0, 3.0, 8.0])
         kinds = [*FAULTS, *CONDITIONS]
         self._kinds = set(rng.sample(kinds, rng.randint(0, len(kinds))))
+        if {"reorder", "drop"} <= self._kinds:  # Only of words in their order the last ones can be lost.
+            self._kinds.remove(rng.choice(["reorder", "drop"]))
         self._speeds = [rng.uniform(0.3, 2.0) for _ in range(self.job.resources.num_workers)]
         self._slow: set[int] = set()
         self._late_until: dict[int, float] = {}

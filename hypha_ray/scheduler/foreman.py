@@ -1,0 +1,154 @@
+"""The scheduler's dealings with workers: hires them, listens to them, and sees that they hear their orders."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError
+
+from hypha_ray.errors import HyphaError
+from hypha_ray.failpoints import failpoint
+from hypha_ray.scheduler import commands as c
+from hypha_ray.scheduler.crew import Crew
+from hypha_ray.scheduler.larder import Larder
+from hypha_ray.scheduler.reporter import Reporter
+from hypha_ray.scheduler.weights import Weights
+from hypha_ray.types import Delta, Source
+
+AGAIN_S = 0.2
+"""Wait before an order that was lost is given again."""
+
+
+class Foreman:
+    """Carries out commands that concern workers.
+
+    Args:
+        crew: where they are.
+        weights: what they start from.
+        larder: what they train on.
+        reporter: told of leases.
+        inbox: takes what they say.
+        spawn: runs a coroutine beside this.
+
+    """
+
+    def __init__(
+        self,
+        crew: Crew,
+        weights: Weights,
+        larder: Larder,
+        reporter: Reporter,
+        inbox: Callable[[c.Input], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+    ) -> None:
+        self._crew, self._weights, self._larder, self._reporter = crew, weights, larder, reporter
+        self._inbox, self._spawn = inbox, spawn
+        self._hiring: dict[Source, asyncio.Task[None]] = {}
+        self._payloads: dict[tuple[Source, int], list[Any]] = {}
+        """Refs of deltas, by fragment, and of the inner state if there is one; never read here."""
+
+    def hire(self, source: Source) -> None:
+        """Begin to look for a machine; what comes of it will be said."""
+        self._hiring[source] = self._spawn(self._hire(source))
+
+    def dismiss(self, worker: int) -> None:
+        """End a worker, or the search for a machine for one."""
+        for source in [source for source in self._hiring if source.worker == worker]:
+            self._hiring.pop(source).cancel()
+        self._crew.dismiss(worker)
+
+    def order(self, command: c.Feed | c.Assign | c.Merge | c.Restore | c.Retire) -> None:
+        """Tell a worker something, in order; what gets lost on the way is told again."""
+        worker = self._crew.workers.get(command.worker)
+        if worker is None:
+            return
+        match command:
+            case c.Feed(slice=index):
+                self._spawn(self._feed(worker, index))
+            case c.Assign(plan=plan):
+                self._say(worker, lambda one: one.assign.remote(plan))
+            case c.Merge(round=number):
+                for call in self._weights.orders(number):
+                    self._say(worker, call)
+                failpoint("scheduler.mid_broadcast")
+            case c.Restore():
+                state = self._weights.inner[command.worker]
+                self._say(worker, lambda one: one.restore.remote(state))
+            case c.Retire(reason=reason):
+                self._say(worker, lambda one: one.leave.remote(reason))
+
+    def payloads(self, sources: tuple[Source, ...], round_number: int) -> list[list[Any]]:
+        """What these workers handed over in a round; that of this round and of those before is forgotten."""
+        found = [self._payloads[source, round_number] for source in sources]
+        self._payloads = {key: refs for key, refs in self._payloads.items() if key[1] > round_number}
+        return found
+
+    async def _hire(self, source: Source) -> None:
+        try:
+            stream = await self._crew.hire(source)
+        except HyphaError as error:
+            self._inbox(c.Unplaced(source, error.what))
+            return
+        finally:
+            self._hiring.pop(source, None)
+        self._reporter.note("lease", worker=source.worker, incarnation=source.incarnation)
+        self._spawn(self._listen(source, stream))
+
+    async def _listen(self, source: Source, stream: Any) -> None:
+        """Take a worker's events off its stream as they come; what is not taken dies with the worker."""
+        try:
+            async for ref in stream:
+                event = await ref
+                if isinstance(event, Delta):
+                    await self._take(event, stream)
+                self._inbox(event)
+            return  # It has done its final plan, or was asked to stop.
+        except (RayActorError, StopAsyncIteration) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        except Exception as error:
+            cause = getattr(error, "cause", error)
+            reason = f"the inner loop broke: {type(cause).__name__}: {cause}"
+        self._inbox(c.Lost(source, reason))
+
+    async def _take(self, delta: Delta, stream: Any) -> None:
+        """Take a delta's payloads, which are there for certain once something that comes after them is."""
+        refs = [await anext(stream) for _ in range(delta.fragments + delta.inner_state)]
+        self._inbox(await (await anext(stream)))
+        self._payloads.setdefault((delta.source, delta.round), refs)
+        self._spawn(self._fetch(refs[: delta.fragments]))
+
+    async def _fetch(self, payloads: list[Any]) -> None:
+        with contextlib.suppress(ObjectLostError):  # The reduction finds out, and does without.
+            await self._weights.fetch(payloads)
+
+    async def _feed(self, worker: Any, index: int) -> None:
+        for _ in range(2):
+            call = partial(_fed, index, await self._larder.slice(index))
+            try:
+                await self._heard(worker, call, call(worker))
+                return
+            except ObjectLostError:
+                self._larder.forget(index)
+
+    def _say(self, worker: Any, call: Callable[[Any], Any]) -> None:
+        self._spawn(self._heard(worker, call, call(worker)))
+
+    async def _heard(self, worker: Any, call: Callable[[Any], Any], answer: Any) -> None:
+        """See that a worker has heard an order: it may come twice, and its death shows in its stream."""
+        while True:
+            try:
+                await answer
+                return
+            except ActorUnavailableError:  # Lost on the way, or its answer was.
+                await asyncio.sleep(AGAIN_S)
+                answer = call(worker)
+            except RayActorError:
+                return
+
+
+def _fed(index: int, ref: Any, worker: Any) -> Any:
+    return worker.feed.remote(index, ref)

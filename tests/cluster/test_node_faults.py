@@ -1,0 +1,123 @@
+"""Nodes that vanish, nodes that are drained, and a node without enough memory for objects."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from faults import events, used
+from ray._private.worker import global_worker
+from ray.cluster_utils import Cluster
+from ray.util import list_named_actors
+
+from jobs import MODEL, Outcome, job_of, run_job
+
+DEADLINE_S = 90
+SHARED: dict[str, Any] = {"object_store_memory": 100_000_000}
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """A head without CPUs and two nodes with one each, none of which is needed for longer than a test."""
+    token = [sys.executable, "-m", "ray.scripts.scripts", "get-auth-token", "--generate"]
+    subprocess.run(token, capture_output=True, check=True)
+    folder = tempfile.mkdtemp(prefix="ray")
+    head = {"num_cpus": 0, "include_dashboard": False, "temp_dir": folder, **SHARED}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        for _ in range(2):
+            cluster.add_node(num_cpus=1, wait=False, **SHARED)
+        cluster.wait_for_nodes()
+        ray.init(address=cluster.address, namespace="tests", log_to_driver=False)
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class Running:
+    """A job in a thread, and a look at how far it is."""
+
+    def __init__(self, name: str, corpus: Path, folder: Path) -> None:
+        rounds = {"update_rounds": 5, "samples_between_updates": 160, "max_batch_size": 4, "evaluate_every": 0}
+        job = job_of(name, corpus, rounds=rounds, testing={"batch_s": 0.2}, worker={"lease_s": 4.0})
+        self.commits, self._results = folder / name / "commits", []
+        self._thread = threading.Thread(target=lambda: self._results.append(run_job(job, folder, corpus)))
+        self._thread.start()
+
+    def until_commits(self, count: int) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while len(list(self.commits.glob("round_*.json"))) < count:
+            assert self._thread.is_alive() and time.monotonic() < deadline
+            self._thread.join(0.05)
+
+    def result(self) -> Outcome:
+        self._thread.join(DEADLINE_S)
+        (outcome,) = self._results
+        assert [commit["round"] for commit in outcome.commits()] == list(range(5))
+        assert set(used(outcome).values()) == {1}
+        return outcome
+
+
+def node_of(worker: str, run: str) -> str:
+    """Id of the node that a worker is on."""
+    assert {"name": worker, "namespace": run} in list_named_actors(all_namespaces=True)
+    actor = ray.get_actor(worker, namespace=run)
+    return str(ray._private.state.actors(actor._actor_id.hex())["Address"]["NodeID"])
+
+
+def test_lost_node_costs_its_worker_and_a_new_node_gets_the_successor(
+    cluster: Cluster, corpus: Path, tmp_path: Path
+) -> None:
+    running = Running("lost-node", corpus, tmp_path)
+    running.until_commits(1)
+    lost = node_of("worker-1", "lost-node")
+    cluster.remove_node(next(n for n in cluster.worker_nodes if n.node_id == lost), allow_graceful=False)
+    cluster.add_node(num_cpus=1, wait=False, **SHARED)
+    run = running.result()
+    assert [loss["worker"] for loss in events(run, "loss")][:1] == [1]
+    first, last = run.commits()[0], run.commits()[-1]
+    incarnations = [next(d["incarnation"] for d in one["deltas"] if d["worker"] == 1) for one in (first, last)]
+    assert incarnations[0] < incarnations[1]
+
+
+def test_drained_node_lets_its_worker_hand_over_and_leave(cluster: Cluster, corpus: Path, tmp_path: Path) -> None:
+    running = Running("drained-node", corpus, tmp_path)
+    running.until_commits(1)
+    drained = node_of("worker-1", "drained-node")
+    deadline_ms = int((time.time() + 60) * 1000)
+    accepted, why = global_worker.gcs_client.drain_node(drained, 2, "the machine is wanted back", deadline_ms)
+    assert accepted, why
+    cluster.add_node(num_cpus=1, wait=False, **SHARED)
+    run = running.result()
+    assert [event["worker"] for event in events(run, "leaving")] == [1]
+    assert [event["worker"] for event in events(run, "leave")] == [1]
+    assert not events(run, "loss")
+    leaver = events(run, "leaving")[0]["incarnation"]
+    parts = [d["samples"] for one in run.commits() for d in one["deltas"] if d["incarnation"] == leaver]
+    assert min(parts) < 80 and all(parts)
+
+
+def test_object_store_that_is_too_small_slows_a_job_down_and_no_more(corpus: Path, tmp_path: Path) -> None:
+    """θ, momentum and two deltas of 20 MB each, for a round that ends and one that begins, in 80 MB."""
+    ray.init(address="local", num_cpus=4, object_store_memory=80_000_000, include_dashboard=False, log_to_driver=False)
+    try:
+        model = {**MODEL, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 1}
+        rounds = {"update_rounds": 3, "samples_between_updates": 8, "max_batch_size": 2, "evaluate_every": 0}
+        run = run_job(job_of("small-store", corpus, model={"config": model}, rounds=rounds), tmp_path, corpus)
+    finally:
+        ray.shutdown()
+    size = (run.directory / "checkpoints" / "round_000002" / "model.safetensors").stat().st_size
+    assert 6 * size > 80_000_000
+    assert [commit["round"] for commit in run.commits()] == [0, 1, 2]
+    assert not events(run, "loss") and not events(run, "revive")
