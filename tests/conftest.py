@@ -19,6 +19,10 @@ os.environ.update(
 )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all-seeds", action="store_true", help="crash at every point with three seeds instead of one")
+
+
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Byte-level language data from the standard library's source: 1 500 training samples of 32 tokens in 15 slices."""

@@ -25,7 +25,7 @@ from hypha_ray.scheduler.larder import Larder
 from hypha_ray.scheduler.past import Past
 from hypha_ray.scheduler.reporter import Reporter
 from hypha_ray.scheduler.weights import Weights
-from hypha_ray.telemetry.files import METRICS, rewind
+from hypha_ray.telemetry.files import METRICS, read_jsonl, rewind
 from hypha_ray.types import Failed, Saved, Source
 
 DRAIN_CHECK_S = 2.0
@@ -96,12 +96,13 @@ class Scheduler:
     async def _recall(self) -> Past:
         """What an earlier scheduler of this run has left in the log."""
         survey = await (await self._crew.store.ask(lambda store: store.survey.remote()))
-        past = Past(self._attempt)
+        metrics, past = self._directory / METRICS, Past(self._attempt)
         if survey is not None:
             used = {"epoch": survey.epoch, "used": survey.used}
+            evaluated = survey.next_round - 1 in {record["round"] for record in read_jsonl(metrics, kinds=("eval",))}
             inner = frozenset(survey.inner)
-            past = Past(self._attempt, survey.next_round, used, survey.state, inner, survey.skipped)
-        await asyncio.to_thread(rewind, self._directory / METRICS, past.next_round)
+            past = Past(self._attempt, survey.next_round, used, survey.state, inner, evaluated, survey.skipped)
+        await asyncio.to_thread(rewind, metrics, past.next_round)
         self._reporter.open()
         return past
 

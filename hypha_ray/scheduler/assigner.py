@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from hypha_ray.config import Job
 from hypha_ray.scheduler.commands import Assign, Command, Feed, Merge, Restore
 from hypha_ray.scheduler.fleet import Member, Standing, batch_seconds, paces_at_start, standings
+from hypha_ray.scheduler.past import Past
 from hypha_ray.scheduler.planner import plan as plan_batches
 from hypha_ray.scheduler.rounds import Round
 from hypha_ray.scheduler.slices import Ledger
@@ -32,7 +32,7 @@ class Sizes:
 class Assigner:
     """Makes and corrects the plans of a round, and keeps the ledger."""
 
-    def __init__(self, job: Job, slices: Sequence[SliceInfo], sizes: Sizes, used: Mapping[str, Any]) -> None:
+    def __init__(self, job: Job, slices: Sequence[SliceInfo], sizes: Sizes, past: Past) -> None:
         self._job, self._sizes = job, sizes
         self._equal = job.run.mode == "replay"
         self._target = job.rounds.samples_between_updates
@@ -40,7 +40,9 @@ class Assigner:
         self._validation = tuple(Span(0, s.index, 0, s.samples) for s in slices if s.split == "validation")
         self._assigned: set[int] = set()
         """Workers that were given samples since the last commit."""
-        self.ledger = Ledger.restore([info for info in slices if info.split == "train"], job.run.seed, used)
+        self.ledger = Ledger.restore([info for info in slices if info.split == "train"], job.run.seed, past.used)
+        self._evaluated = past.next_round if past.evaluated else None
+        """Number of a round whose evaluation is there already."""
 
     def open(self, number: int, members: Sequence[Member], now: float) -> tuple[Round, list[Command]]:
         """Plan a round; the one after the last only evaluates."""
@@ -137,7 +139,8 @@ class Assigner:
     def _evaluates(self, number: int) -> bool:
         """Are the weights that round `number` starts from to be evaluated?"""
         every, last = self._job.rounds.evaluate_every, number == self._job.rounds.update_rounds
-        return bool(self._validation) and number > 0 and (last or (every > 0 and number % every == 0))
+        due = number > 0 and (last or (every > 0 and number % every == 0))
+        return bool(self._validation) and due and number != self._evaluated
 
     def _evaluation_shares(self, members: Sequence[Member]) -> dict[int, tuple[Span, ...]]:
         """Validation samples for each worker, in proportion to its speed."""

@@ -46,7 +46,7 @@ class Core:
         self._out = Outbox()
         self._roster = Roster(job, run, past.attempt)
         self._roster.restore(past.state.get("workers", {}))
-        assigner = Assigner(job, slices, sizes, past.used)
+        assigner = Assigner(job, slices, sizes, past)
         self._course = Course(job, past, self._roster, assigner, self._out)
         self._proofs = Proofs()
         self._layout_sha256: str | None = None

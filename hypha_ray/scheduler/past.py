@@ -20,5 +20,7 @@ class Past:
     """`Persist.state` of the last round."""
     inner: frozenset[int] = frozenset()
     """Workers whose inner state was saved with it."""
+    evaluated: bool = False
+    """Whether there is a record of the evaluation that `next_round` would begin with."""
     skipped: tuple[str, ...] = ()
     """What of the log couldn't be used, and why."""

@@ -73,8 +73,15 @@ def calm(local_ray: None, corpus: Path, tmp_path_factory: pytest.TempPathFactory
     return run
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("point", POINTS)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Each point with one of three seeds, or with all of them."""
+    if "point" in metafunc.fixturenames:
+        every = metafunc.config.getoption("--all-seeds")
+        metafunc.parametrize(
+            ("point", "seed"), [(p, s) for i, p in enumerate(POINTS) for s in range(3) if every or s == i % 3]
+        )
+
+
 def test_crash_at_a_point_of_every_round_changes_no_bit(
     point: str, seed: int, calm: Any, corpus: Path, tmp_path: Path
 ) -> None:

@@ -71,3 +71,22 @@ def test_make_help_lists_every_target() -> None:
 def test_both_ignore_files_are_the_same() -> None:
     """What git doesn't keep isn't sent to a cluster with a job either."""
     assert (ROOT / ".gitignore").read_text(encoding="utf-8") == (ROOT / ".rayignore").read_text(encoding="utf-8")
+
+
+def test_every_fault_in_the_docs_has_a_test() -> None:
+    text = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
+    folders = {"": "unit", "c/": "cluster", "j/": "jobs"}
+    named = re.findall(r"`(c/|j/|)(test_\w+\.py)::(test_\w+)`", text)
+    assert len(named) > 40
+    files = [(ROOT / "tests" / folders[folder] / file, test) for folder, file, test in named]
+    assert [(file.name, test) for file, test in files if f"def {test}(" not in file.read_text(encoding="utf-8")] == []
+    rows = [int(number) for number in re.findall(r"^\| F(\d+) \|", text, re.MULTILINE)]
+    assert rows == [number for number in range(1, 39) if number not in (30, 31, 36, 37)]
+
+
+def test_decisions_know_no_wall_clock() -> None:
+    """Clocks of machines differ and jump; only labels may come from them."""
+    rooms = ("scheduler", "worker", "server", "market", "data", "codec")
+    wall = re.compile(r"\btime\.time\(|\bdatetime\b|\btime_ns\(|\blocaltime\(")
+    files = [file for room in rooms for file in (ROOT / "hypha_ray" / room).rglob("*.py")]
+    assert [name(file) for file in files if wall.search(file.read_text(encoding="utf-8"))] == []
