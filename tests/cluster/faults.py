@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ def survive(name: str, corpus: Path, folder: Path, specs: list[str], fired: int,
     names = {spec.partition("=")[0].partition(":")[0] for spec in specs}
     assert sum(hits(log, point) for point in names) == fired
     assert [commit["round"] for commit in run.commits()] == list(range(job.rounds.update_rounds))
-    assert set(used(run).values()) == {1}
+    assert set(run.used().values()) == {1}
     return run
 
 
@@ -40,14 +39,3 @@ def events(run: Outcome, kind: str) -> list[dict[str, Any]]:
     """What the run directory says happened."""
     lines = (run.directory / "events.jsonl").read_text(encoding="utf-8").splitlines()
     return [event for event in map(json.loads, lines) if event["kind"] == kind]
-
-
-def used(run: Outcome) -> Counter[tuple[int, int, int]]:
-    """How often each (epoch, slice, sample) is in a commit."""
-    return Counter(
-        (span.epoch, span.slice, sample)
-        for workers in run.spans()
-        for spans in workers.values()
-        for span in spans
-        for sample in range(span.start, span.stop)
-    )

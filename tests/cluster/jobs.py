@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,16 @@ class Outcome:
 
     def commits(self) -> list[dict[str, Any]]:
         return [json.loads(file.read_text()) for file in sorted((self.directory / "commits").glob("round_*.json"))]
+
+    def used(self) -> Counter[tuple[int, int, int]]:
+        """How often each (epoch, slice, sample) is in a commit."""
+        return Counter(
+            (span.epoch, span.slice, sample)
+            for workers in self.spans()
+            for spans in workers.values()
+            for span in spans
+            for sample in range(span.start, span.stop)
+        )
 
     def spans(self) -> list[dict[int, list[Span]]]:
         """For each round and worker the spans that were trained on."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -91,11 +90,5 @@ def test_crash_at_a_point_of_every_round_changes_no_bit(
     run = run_job(replay_of(name, seed, corpus, failpoints=specs, failpoint_log=log), tmp_path, corpus)
     assert hits(log, point.partition(":")[0]) == 3
     assert traces(run) == calm(seed)
-    used = Counter(
-        (span.epoch, span.slice, sample)
-        for workers in run.spans()
-        for spans in workers.values()
-        for span in spans
-        for sample in range(span.start, span.stop)
-    )
+    used = run.used()
     assert set(used.values()) == {1}

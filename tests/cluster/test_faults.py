@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from faults import events, survive, used
+from faults import events, survive
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -96,7 +96,7 @@ def test_three_epochs_under_kills_use_every_sample_once_in_each(corpus: Path, tm
     kills = ["worker.step:0=kill@40,150,260", "worker.step:1=kill@80,200,330", "server.after_reduce=kill@3,9"]
     rounds = {"update_rounds": 16, "samples_between_updates": 300, "max_batch_size": 4, "evaluate_every": 0}
     run = survive("epochs", corpus, tmp_path, kills, 8, rounds=rounds)
-    counts = used(run)
+    counts = run.used()
     assert run.commits()[-1]["epoch"] == 3
     assert all(counts[epoch, index, n] == 1 for epoch in range(3) for index in range(15) for n in range(100))
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import ray
-from faults import used
 
 from jobs import job_of, run_job
 
@@ -28,4 +27,4 @@ def test_lost_calls_cost_no_round_and_no_sample(
     finally:
         ray.shutdown()
     assert [commit["round"] for commit in run.commits()] == list(range(5))
-    assert set(used(run).values()) == {1}
+    assert set(run.used().values()) == {1}

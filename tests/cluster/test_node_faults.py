@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import ray
-from faults import events, used
+from faults import events
 from ray._private.worker import global_worker
 from ray.cluster_utils import Cluster
 from ray.util import list_named_actors
@@ -65,7 +65,7 @@ class Running:
         self._thread.join(DEADLINE_S)
         (outcome,) = self._results
         assert [commit["round"] for commit in outcome.commits()] == list(range(5))
-        assert set(used(outcome).values()) == {1}
+        assert set(outcome.used().values()) == {1}
         return outcome
 
 

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,13 +55,7 @@ def test_job_over_three_nodes_has_a_worker_on_each_and_commits_what_all_did(
     assert [[delta["worker"] for delta in commit["deltas"]] for commit in commits] == [[0, 1, 2]] * 4
     assert [commit["rejected"] for commit in commits] == [[]] * 4
     assert [commit["parent_sha256"] for commit in commits[1:]] == [commit["theta_sha256"] for commit in commits[:-1]]
-    used = Counter(
-        (span.epoch, span.slice, sample)
-        for workers in run.spans()
-        for spans in workers.values()
-        for span in spans
-        for sample in range(span.start, span.stop)
-    )
+    used = run.used()
     assert set(used.values()) == {1}
     assert len(used) == sum(delta["samples"] for commit in commits for delta in commit["deltas"]) >= 4 * 96
     assert sum(commits[-1]["cursors"].values()) == len(used)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,13 +68,7 @@ def test_job_on_two_workers_trains_commits_and_exports(results: Path, corpus: Pa
     assert [commit["parent_sha256"] for commit in run.commits()[1:]] == [
         commit["theta_sha256"] for commit in run.commits()[:-1]
     ]
-    used = Counter(
-        (span.epoch, span.slice, sample)
-        for workers in run.spans()
-        for spans in workers.values()
-        for span in spans
-        for sample in range(span.start, span.stop)
-    )
+    used = run.used()
     assert set(used.values()) == {1} and len(used) == rounds[-1]["samples_total"] >= 1024
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
