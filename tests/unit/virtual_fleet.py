@@ -165,16 +165,8 @@ class VirtualFleet:
             case c.Dismiss(worker=worker):
                 if worker in self.workers:
                     self.workers[worker].alive = False
-            case c.Feed(worker=worker, slice=index):
-                self.workers[worker].slices.add(index)
-            case c.Assign(worker=worker, plan=plan):
-                one = self.workers[worker]
-                one.plan = plan
-                one.slices &= plan.keep
-                if one.merged == plan.round and one.training < 0 and one.done == 0 and plan.spans:
-                    self._train(one, plan.round)  # It was idle in this round.
-            case c.Merge(worker=worker, round=number):
-                self.at(0.01, lambda w=self.workers[worker]: self._merge(w, number))
+            case c.Feed() | c.Assign() | c.Merge():
+                self._instruct(self.workers[command.worker], command)
             case c.Reduce():
                 self.reduces.append(command)
                 self.at(0.05, lambda: self._reduce(command))
@@ -187,6 +179,18 @@ class VirtualFleet:
                 self.notes.append(dict(fields))
             case c.Finish():
                 self.finished = command
+
+    def _instruct(self, worker: VirtualWorker, command: c.Feed | c.Assign | c.Merge) -> None:
+        match command:
+            case c.Feed(slice=index):
+                worker.slices.add(index)
+            case c.Assign(plan=plan):
+                worker.plan = plan
+                worker.slices &= plan.keep
+                if worker.merged == plan.round and worker.training < 0 and worker.done == 0 and plan.spans:
+                    self._train(worker, plan.round)  # It was idle in this round.
+            case c.Merge(round=number):
+                self.at(0.01, lambda: self._merge(worker, number))
 
     def _merge(self, worker: VirtualWorker, number: int) -> None:
         if not worker.alive or worker.plan is None:

@@ -1,0 +1,99 @@
+"""Whether anything got lost: the commit log, replayed against the dataset's manifest."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from hypha_ray.types import Commit, Span
+
+Uses = dict[tuple[int, int], npt.NDArray[np.int32]]
+"""By epoch and slice: how often each sample was committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What a commit log says about samples. All but the first two must be zero."""
+
+    committed: int
+    """Samples, those of all epochs together."""
+    whole_epochs: int
+    """Epochs that are complete, by the log itself."""
+    repeated: int
+    """Uses of a sample in an epoch beyond its first one."""
+    lost: int
+    """Samples that a complete epoch lacks, or that are counted as used and are in no delta."""
+    foreign: int
+    """Samples that the dataset doesn't have, or that a delta counts and doesn't name."""
+
+
+def account(commits: Sequence[Commit], sizes: Mapping[int, int]) -> Account:
+    """Replay a log.
+
+    Args:
+        commits: oldest first.
+        sizes: samples of each slice of the training split.
+
+    """
+    uses: Uses = {}
+    foreign = 0
+    for commit in commits:
+        named = {worker: sum(span.samples for span in spans) for worker, spans in commit.spans}
+        foreign += sum(abs(delta.samples - named.pop(delta.worker, 0)) for delta in commit.deltas) + sum(named.values())
+        foreign += sum(_use(uses, span, sizes) for _, spans in commit.spans for span in spans)
+    whole = commits[-1].epoch if commits else 0
+    unused = sum(_unused(uses, (epoch, index), size) for epoch in range(whole) for index, size in sizes.items())
+    return Account(
+        committed=sum(int(counts.sum()) for counts in uses.values()),
+        whole_epochs=whole,
+        repeated=sum(int(np.maximum(counts - 1, 0).sum()) for counts in uses.values()),
+        lost=unused + (_miscounted(uses, commits[-1]) if commits else 0),
+        foreign=foreign,
+    )
+
+
+def breaks(commits: Sequence[Commit]) -> int:
+    """Places where a record is missing, or doesn't begin with the weights that the one before it ended with."""
+    count, due, parent = 0, 0, None
+    for commit in commits:
+        count += commit.round != due or (due > 0 and commit.parent_sha256 != parent)
+        due, parent = commit.round + 1, commit.theta_sha256
+    return count
+
+
+def discarded(begun: Iterable[int], committed: Iterable[int], rounds: int) -> list[int]:
+    """Numbers of rounds that were begun and never committed; what follows the last round is no round."""
+    return sorted(number for number in set(begun) - set(committed) if number < rounds)
+
+
+def begun_again(begun: Iterable[int]) -> int:
+    """How often a round was begun anew, because its scheduler or driver was gone; it keeps its number."""
+    return sum(count - 1 for count in Counter(begun).values())
+
+
+def _use(uses: Uses, span: Span, sizes: Mapping[int, int]) -> int:
+    """Enter a span; returns how many of its samples the dataset doesn't have."""
+    size = sizes.get(span.slice, 0)
+    counts = uses.setdefault((span.epoch, span.slice), np.zeros(size, np.int32))
+    start, stop = min(max(span.start, 0), size), min(max(span.stop, 0), size)
+    counts[start:stop] += 1
+    return span.samples - max(0, stop - start)
+
+
+def _unused(uses: Uses, key: tuple[int, int], size: int) -> int:
+    return int((uses[key] == 0).sum()) if key in uses else size
+
+
+def _miscounted(uses: Uses, last: Commit) -> int:
+    """Samples by which the last record's own count of what is used differs from what is in deltas."""
+    counted = {
+        (epoch, index): number
+        for epoch, cursors in {last.epoch: last.cursors, **last.ahead}.items()
+        for index, number in cursors.items()
+    }
+    found = {key: int((counts > 0).sum()) for key, counts in uses.items() if key[0] >= last.epoch}
+    return sum(abs(counted.get(key, 0) - found.get(key, 0)) for key in counted.keys() | found.keys())

@@ -1,0 +1,128 @@
+"""One job from its start to its end: first calm rounds, then kills; and what is found out about it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from chaoslab.arena import Arena
+from chaoslab.efficiency import Edge, calm_window, last_calm_round, rounds_of
+from chaoslab.hunter import Hunter
+from chaoslab.job import BATCH_SIZE, NAME, SLOWDOWN, Driver, job_file, make_corpus, step_s, write_job
+from chaoslab.options import Options
+from chaoslab.samples import EVERY_S, Samples
+from chaoslab.schedule import planned
+from chaoslab.watch import Watch
+
+POLL_S = 0.05
+STUCK_ROUNDS = 10
+"""Rounds' time without a commit after which a run is given up, or `STUCK_S` if that is longer."""
+STUCK_S = 240.0
+FROZEN_S = 20.0
+"""How long a stopped process may outlive the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """All that there is to be evaluated once the job has ended."""
+
+    run: Path
+    corpus: Path
+    rounds: int
+    """As many as the run should have."""
+    watch: Watch
+    hunter: Hunter | None
+    """None: the calm never ended."""
+    samples: Samples
+    problems: tuple[str, ...]
+
+
+def carry_out(options: Options, out: Path) -> Found:
+    """Prepare, start a cluster and the job, strike, and wait for the end."""
+    corpus = out / "corpus"
+    make_corpus(corpus)
+    rounds = rounds_of(options.calm_rounds, options.chaos_rounds)
+    samples = int(options.round_seconds / (SLOWDOWN * step_s())) * options.workers * BATCH_SIZE
+    job = write_job(out, job_file(out, corpus, options.workers, rounds, samples, options.seed))
+    with Arena(options.workers) as arena:
+        driver = Driver(job, arena.address)
+        try:
+            campaign = Campaign(options, rounds, arena, driver, Watch(out / NAME))
+            campaign.go()
+        finally:
+            driver.kill()
+        campaign.wait_for_the_frozen()
+    return Found(
+        out / NAME, corpus, rounds, campaign.watch, campaign.hunter, campaign.samples, tuple(campaign.problems)
+    )
+
+
+class Campaign:
+    """Watches a job that was started, and strikes once its calm rounds are over.
+
+    Args:
+        options: the command line.
+        rounds: of the job.
+        arena: the cluster.
+        driver: the job's process.
+        watch: what is seen of it.
+
+    """
+
+    def __init__(self, options: Options, rounds: int, arena: Arena, driver: Driver, watch: Watch) -> None:
+        self._options, self._rounds, self._arena, self._driver = options, rounds, arena, driver
+        self.watch = watch
+        self.hunter: Hunter | None = None
+        self.samples = Samples()
+        self.problems: list[str] = []
+
+    def go(self) -> None:
+        """Return when the job has ended, or doesn't get on."""
+        moved_s = sampled_s = time.monotonic()
+        while self._driver.exit_code is None:
+            now, before = time.monotonic(), len(self.watch.commits)
+            self.watch.look(now)
+            moved_s = now if len(self.watch.commits) > before else moved_s
+            if now - moved_s > max(STUCK_S, STUCK_ROUNDS * self._options.round_seconds):
+                self.problems.append(f"no commit for {now - moved_s:.0f} s")
+                return
+            self._arena.turn(now)
+            if len(self.watch.commits) < self._rounds:  # What comes after that, such as the export, is not measured.
+                if now - sampled_s >= EVERY_S:
+                    self._sample(now)
+                    sampled_s = now
+                self._hunt(now)
+            time.sleep(POLL_S)
+        self.watch.look(time.monotonic())
+        if self._driver.exit_code != 0:
+            self.problems.append(f"exit code {self._driver.exit_code}: {self._driver.last_line()}")
+
+    def wait_for_the_frozen(self) -> None:
+        """Ray ends what is left of the run; what is still there after that has been forgotten."""
+        deadline = time.monotonic() + FROZEN_S
+        while self.hunter is not None and (frozen := self.hunter.frozen()):
+            if time.monotonic() > deadline:
+                self.problems.append(f"stopped and never ended: {', '.join(frozen)}")
+                return
+            time.sleep(POLL_S)
+
+    def _hunt(self, now: float) -> None:
+        if self.hunter is None and last_calm_round(self._options.calm_rounds) in self.watch.commits:
+            self.hunter = self._hunter()
+        if self.hunter is not None:
+            self.hunter.turn(now)
+
+    def _hunter(self) -> Hunter:
+        """The calm is over: its rounds tell how long a round takes."""
+        o = self._options
+        calm = calm_window([Edge(number, at, 0) for number, at in sorted(self.watch.commits.items())], o.calm_rounds)
+        if calm is None:
+            raise RuntimeError("several commits appeared at once: rounds are too short to be watched")
+        strikes = planned(o.seed, o.victims, o.mean_rounds_between_kills, calm.round_s, o.signal, o.kills)
+        return Hunter(self._arena, self._driver, self.watch, strikes, calm.end_s, patient=o.kills is not None)
+
+    def _sample(self, now: float) -> None:
+        actors = {actor.name: actor.pid for actor in self._arena.actors() if not actor.name.startswith("worker-")}
+        lasting = {"driver": self._driver.pid, **self._arena.lasting(), **actors}
+        self.samples.take(now, lasting, self._arena.store_bytes())

@@ -1,0 +1,122 @@
+"""Strikes when the time has come, and remembers whom it met."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+from chaoslab.arena import Arena
+from chaoslab.job import Driver
+from chaoslab.processes import born
+from chaoslab.recovery import Kill, newest, progress_at
+from chaoslab.schedule import Strike
+from chaoslab.watch import Watch
+
+
+@dataclass(frozen=True, slots=True)
+class Prey:
+    """Somebody who can be struck; a node by the raylet's process id."""
+
+    name: str
+    pid: int
+    node: str | None = None
+    worker: int | None = None
+
+
+class Hunter:
+    """Carries out a sequence of strikes.
+
+    Args:
+        arena: where the prey lives.
+        driver: the driver's process, which is started again when it was struck.
+        watch: what is seen of the run.
+        strikes: what to do.
+        begin_s: monotonic time from which on the first interval is counted.
+        patient: strike only once the last loss has healed, and wait for prey; else a strike at nobody is a miss.
+
+    """
+
+    def __init__(
+        self, arena: Arena, driver: Driver, watch: Watch, strikes: Iterator[Strike], begin_s: float, patient: bool
+    ) -> None:
+        self._arena, self._driver, self._watch = arena, driver, watch
+        self._strikes, self._patient = strikes, patient
+        self.kills: list[Kill] = []
+        self.missed: list[str] = []
+        """Roles of which nobody lived when they were to be struck."""
+        self._stopped: dict[int, tuple[str, str | None]] = {}
+        self._due_s = begin_s
+        self._next: Strike | None = None
+        self._aim(begin_s)
+
+    def turn(self, now: float) -> None:
+        """Strike if it is time to."""
+        if self._next is None or now < self._due_s or (self._patient and not self._healed()):
+            return
+        strike = self._next
+        prey = strike.choose(self._living(strike.role))
+        if prey is None and self._patient:
+            return
+        if prey is None:
+            self.missed.append(strike.role)
+        else:
+            self.kills.append(self._hit(strike, prey))
+        self._aim(now if self._patient else self._due_s)
+
+    def heal_s(self, kill: Kill) -> float | None:
+        """Seconds from a kill to the next progress; None: it hasn't come."""
+        at = progress_at(kill, self._watch.steps, self._watch.events, list(self._watch.commits.values()))
+        return None if at is None else at - kill.at_s
+
+    def frozen(self) -> list[str]:
+        """Names of those who were stopped and are still there."""
+        return [name for pid, (name, birth) in self._stopped.items() if birth is not None and born(pid) == birth]
+
+    def _aim(self, since_s: float) -> None:
+        self._next = next(self._strikes, None)
+        if self._next is not None:
+            self._due_s = since_s + self._next.after_s
+
+    def _healed(self) -> bool:
+        return not self.kills or self.heal_s(self.kills[-1]) is not None
+
+    def _living(self, role: str) -> list[Prey]:
+        if role == "driver":
+            return [Prey("driver", self._driver.pid)]
+        name = "worker" if role == "node" else role
+        named = [actor for actor in self._arena.actors() if actor.name == name or actor.name.startswith(f"{name}-")]
+        actors = [actor for actor in named if self._is_well(actor.pid)]
+        numbers = [int(actor.name.removeprefix("worker-")) if name == "worker" else None for actor in actors]
+        if role != "node":
+            return [Prey(one.name, one.pid, None, number) for one, number in zip(actors, numbers, strict=True)]
+        raylets = [self._arena.raylet(actor.node) for actor in actors]
+        return [
+            Prey(f"node of {one.name}", raylet, one.node, number)
+            for one, raylet, number in zip(actors, raylets, numbers, strict=True)
+            if raylet is not None
+        ]
+
+    def _is_well(self, pid: int) -> bool:
+        """Neither dead, of which Ray may not know yet, nor stopped by us."""
+        birth = born(pid)
+        return birth is not None and self._stopped.get(pid, ("", None))[1] != birth
+
+    def _hit(self, strike: Strike, prey: Prey) -> Kill:
+        what = signal.SIGSTOP if strike.stop else signal.SIGKILL
+        after = newest(self._watch.events, strike.role, prey.worker)
+        at_s = time.monotonic()
+        if strike.role == "driver":
+            self._driver.kill()
+            self._driver.start()
+        elif prey.node is not None:
+            self._arena.kill_node(prey.node)
+        else:
+            if strike.stop:
+                self._stopped[prey.pid] = (prey.name, born(prey.pid))
+            with suppress(ProcessLookupError):  # It has died by itself a moment ago.
+                os.kill(prey.pid, what)
+        return Kill(at_s, strike.role, prey.name, what.name, prey.pid, prey.worker, after)

@@ -1,0 +1,124 @@
+"""The job that is put under kills, its dataset, and the driver process that runs it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+from benchmarks.throughput import BareLoop
+
+from hypha_ray.config import Job
+from hypha_ray.config.schema import Model
+from hypha_ray.data.options import Options as Corpus
+from hypha_ray.data.prepare import prepare
+
+NAME = "chaos"
+BATCH_SIZE = 8
+SEQ_LEN = 32
+SLOWDOWN = 20.0
+"""A worker computes for one part in so many of its time and sleeps for the rest.
+
+All workers share this machine's few cores. If they computed all the time, the survivors of a kill would get the dead
+one's share of the processor, and its loss would cost nothing.
+"""
+SAMPLES = 30_000
+"""Few enough for several epochs, so that their ends, where slices are shared, are under kills too."""
+CALIBRATION_STEPS = 60
+_MODEL = {
+    "model_type": "llama",
+    "vocab_size": 384,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": SEQ_LEN,
+    "tie_word_embeddings": True,
+    "bos_token_id": 1,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+
+
+def make_corpus(folder: Path) -> None:
+    """Prepare a dataset of the standard library's text."""
+    options = Corpus("stdlib", folder, seq_len=SEQ_LEN, samples_per_slice=1000, max_samples=SAMPLES)
+    prepare(options, lambda what, count: None)
+
+
+def step_s() -> float:
+    """Seconds that a bare inner step takes on this machine, as it is now."""
+    batches = np.random.default_rng(0).integers(2, 384, (8, BATCH_SIZE, SEQ_LEN))
+    loop = BareLoop(Job(model=Model(config=_MODEL)), batches)
+    return BATCH_SIZE * SEQ_LEN / loop.tokens_per_s(CALIBRATION_STEPS)
+
+
+def job_file(out: Path, corpus: Path, workers: int, rounds: int, samples: int, seed: int) -> dict[str, Any]:
+    """The job: a small model, `samples` between updates over all workers, and no evaluation before the end."""
+    return {
+        "run": {"name": NAME, "dir": str(out), "seed": seed},
+        "model": {"config": _MODEL},
+        "dataset": {"path": str(corpus)},
+        "rounds": {
+            "update_rounds": rounds,
+            "samples_between_updates": samples,
+            "max_batch_size": BATCH_SIZE,
+            "evaluate_every": 0,
+        },
+        "resources": {"num_workers": workers, "min_workers": 1},
+        "telemetry": {"sinks": ["console", "jsonl"]},
+        "testing": {"slowdown": [SLOWDOWN] * workers},
+    }
+
+
+def write_job(out: Path, job: dict[str, Any]) -> Path:
+    """Write the job file."""
+    path = out / "job.toml"
+    path.write_text(tomli_w.dumps(job), encoding="utf-8")
+    return path
+
+
+class Driver:
+    """The process that a user starts, and starts again when it is gone. Its output is appended to ``driver.log``.
+
+    Args:
+        job: the job file.
+        address: of the Ray cluster.
+
+    """
+
+    def __init__(self, job: Path, address: str) -> None:
+        self._command = [sys.executable, str(Path(__file__).parents[1] / "diloco.py"), "@", str(job)]
+        self._environment = os.environ | {"RAY_ADDRESS": address, "PYTHONUNBUFFERED": "1"}
+        self.log = job.parent / "driver.log"
+        self.start()
+
+    def start(self) -> None:
+        """Start it."""
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(self._command, env=self._environment, stdout=log, stderr=log)
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll()
+
+    def kill(self) -> None:
+        """SIGKILL it, and wait until it is gone."""
+        self._process.kill()
+        self._process.wait()
+
+    def last_line(self) -> str:
+        """What it said last."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        return lines[-1] if lines else ""
