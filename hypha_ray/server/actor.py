@@ -92,7 +92,7 @@ class ParameterServer:
         failpoint("server.before_reduce")
         received = [Received(*who, payload) for who, payload in zip(meta, payloads, strict=True)]
         sync = self._job.sync
-        rules = Rules(layout, fragment, self._job.outer_optimizer, sync.weighting, codec(sync.codec), sync)
+        rules = Rules(layout, fragment, self._job.outer_optimizer, sync, codec(sync.codec))
         result = reduce(round, theta, momentum, received, rules, self._room(layout, fragment))
         failpoint("server.after_reduce")
         return result

@@ -18,6 +18,7 @@ import torch
 from hypha_ray.codec import Form
 from hypha_ray.types import Flat, Rejection
 
+_ENOUGH = 3
 _ROW = 4096
 _SMALL = 1e-24
 
@@ -66,23 +67,21 @@ def misfit(payload: Flat, form: Mapping[str, Form]) -> str | None:
 
 
 def excessive(norms: Sequence[float], times: float) -> list[str | None]:
-    """Say which deltas are far longer than the others: more than so many times their median; None for the rest.
-
-    Two deltas don't say which of them is the strange one, so there have to be three.
-    """
-    middle = median(norms)
-    if len(norms) < 3 or middle == 0:
-        return [None] * len(norms)
-    limit = times * middle
+    """Say which deltas are longer than so many times the median norm; None for all others."""
+    middle = _typical(norms)
+    limit = times * middle if middle else math.inf
     return [f"norm {n:.3g} is more than {times:g} times the median {middle:.3g}" if n > limit else None for n in norms]
 
 
 def clip_scales(norms: Sequence[float], times: float) -> list[float]:
-    """By what each delta has to be multiplied to be no longer than so many times the median; see `excessive`."""
-    limit = times * median(norms)
-    if len(norms) < 3 or limit == 0:
-        return [1.0] * len(norms)
-    return [min(1.0, limit / norm) if norm else 1.0 for norm in norms]
+    """What each delta has to be multiplied by so that none is longer than so many times the median norm."""
+    limit = times * _typical(norms)
+    return [limit / norm if norm > limit > 0 else 1.0 for norm in norms]
+
+
+def _typical(norms: Sequence[float]) -> float:
+    """Median of the norms; 0, by which nothing can be measured, where there are only two: which one is the odd one?"""
+    return median(norms) if len(norms) >= _ENOUGH else 0.0
 
 
 def square_sum(values: torch.Tensor) -> float:

@@ -1,4 +1,4 @@
-"""What becomes of workers' weights when they are merged, and the outer step on it, in one sweep over memory.
+"""Workers' values are merged, and an outer step taken on the result, in one sweep over memory.
 
 Blocks of a megabyte stay in the processor's caches while everything is done to them, so each array is read from memory
 once, and nothing but the result is written there.
@@ -6,10 +6,12 @@ once, and nothing but the result is written there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
+from hypha_ray.config.schema import Sync
 from hypha_ray.server.gates import square_sum
 
 BLOCK = 1 << 18
@@ -18,15 +20,12 @@ BLOCK = 1 << 18
 Read = Callable[[slice], list[torch.Tensor]]
 """Gives the workers' values of a block, in worker order; nobody writes into them."""
 
-Merge = Callable[[list[torch.Tensor], torch.Tensor], torch.Tensor]
-"""Makes one value of the workers', given in worker order, for which there is room; it may also be one of theirs."""
+Merge = Callable[[Iterable[torch.Tensor], torch.Tensor], torch.Tensor]
+"""Makes one value of the workers', taken in worker order; there is room for it, but it may be one of theirs."""
 
 Step = Callable[[torch.Tensor, torch.Tensor, slice], torch.Tensor]
-"""Takes the mean of a block, scratch space of its size and its place, and writes results; returns what it changed."""
-
-
-Swept = tuple[list[float], float]
-"""Squared L2 norms of the workers' deltas, and of what a step changed."""
+"""Takes the merged values of a block, scratch space of its size and its place, and writes results; returns what it
+changed."""
 
 
 def shares(weights: Sequence[int]) -> list[float]:
@@ -60,11 +59,23 @@ def fold(mean: torch.Tensor | None, value: torch.Tensor, share: float, out: torc
     return torch.lerp(mean, value, share, out=out)
 
 
+def merger(sync: Sync, samples: Sequence[int]) -> Merge:
+    """What `sync.merge` asks for, for deltas of so many samples; only the mean weighs them."""
+    workers = len(samples)
+    match sync.merge:
+        case "mean":
+            return mean(samples if sync.weighting == "samples" else [1] * workers)
+        case "trimmed_mean":
+            return trimmed_mean(workers, max(1, int(sync.trim * workers)))
+        case "median":
+            return trimmed_mean(workers, workers)
+
+
 def mean(weights: Sequence[int]) -> Merge:
     """The weighted mean, as a running one in worker order: equal values give just that value."""
     portions = shares(weights)
 
-    def merge(values: list[torch.Tensor], room: torch.Tensor) -> torch.Tensor:
+    def merge(values: Iterable[torch.Tensor], room: torch.Tensor) -> torch.Tensor:
         result = None
         for value, portion in zip(values, portions, strict=True):
             result = fold(result, value, portion, room)
@@ -74,82 +85,106 @@ def mean(weights: Sequence[int]) -> Merge:
     return merge
 
 
-def trimmed_mean(trim: float) -> Merge:
-    """The mean of what is left of each coordinate without its greatest and its least values (arXiv 1803.01498).
+def trimmed_mean(workers: int, drop: int) -> Merge:
+    """The mean of each coordinate's values without the greatest and the least few (arXiv 1803.01498).
 
-    Of n values ``max(1, ⌊trim·n⌋)`` are dropped at each end, and all others weigh alike. Of two values nothing would be
-    left, so there it is the median. It bears as many poisoned workers as it drops at one end.
+    All values weigh alike. At least the middle one is left, or the middle two of an even number: dropping as many as
+    that allows gives the coordinate-wise median. So two values are never trimmed. As many poisoned workers as values
+    are dropped at each end can't take the result out of the range of the others' values.
 
     Args:
-        trim: part of the values to drop at each end.
+        workers: how many values there are.
+        drop: how many of them to drop at each end.
 
     """
+    drop = min(drop, (workers - 1) // 2)
+    middle = mean([1] * (workers - 2 * drop))
 
-    def merge(values: list[torch.Tensor], room: torch.Tensor) -> torch.Tensor:
-        drop = max(1, int(trim * len(values)))
-        if len(values) <= 2 * drop:
-            return median(values, room)
-        kept = torch.stack(values).sort(dim=0).values[drop : len(values) - drop]
-        return mean([1] * len(kept))(list(kept), room)
+    def merge(values: Iterable[torch.Tensor], room: torch.Tensor) -> torch.Tensor:
+        return middle(ascending(values)[drop : workers - drop], room)
 
     return merge
 
 
-def median(values: list[torch.Tensor], room: torch.Tensor) -> torch.Tensor:
-    """The median of each coordinate, half-way between the middle two of an even number; see `trimmed_mean`."""
-    ordered, half = torch.stack(values).sort(dim=0).values, len(values) // 2
-    if len(values) % 2:
-        return room.copy_(ordered[half])
-    return torch.lerp(ordered[half - 1], ordered[half], 0.5, out=room)
+def ascending(values: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Sort each coordinate's values: row 0 gets the least ones, the last row the greatest.
+
+    By odd-even transposition: neighbours are put in order, as often as there are rows. For the few rows of a round that
+    is many times faster than a sort along the strided axis, since it works on whole rows.
+    """
+    rows = [value.clone() for value in values]
+    spare = torch.empty_like(rows[0])
+    for turn in range(len(rows)):
+        for low in range(turn % 2, len(rows) - 1, 2):
+            left, right = rows[low : low + 2]
+            torch.minimum(left, right, out=spare)
+            torch.maximum(left, right, out=right)
+            rows[low], spare = spare, left
+    return rows
 
 
-def measure(read: Read, workers: int, theta: torch.Tensor, relative: bool) -> list[float]:
-    """Squared L2 norms of the workers' deltas, and nothing else; arguments as for `sweep`."""
-    deltas, spare = [0.0] * workers, torch.empty(min(BLOCK, len(theta)), dtype=theta.dtype)
-    for part in blocks(len(theta)):
-        for index, value in enumerate(read(part)):
-            deltas[index] += _square(value, theta[part], spare[: part.stop - part.start], relative)
-    return deltas
+@dataclass(slots=True)
+class Values:
+    """The workers' values of a group, which are measured while they are read.
+
+    Attributes:
+        read: gives them.
+        theta: the group's global weights.
+        relative: the values are deltas already, not weights.
+        scales: what each worker's delta is multiplied by.
+        squares: squared L2 norm of each worker's delta as it came, in what was read so far.
+
+    """
+
+    read: Read
+    theta: torch.Tensor
+    relative: bool
+    scales: Sequence[float]
+    squares: list[float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.squares = [0.0] * len(self.scales)
+
+    def block(self, part: slice, room: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Give a block's values, in worker order, and measure each of them; there must be room for one."""
+        before = self.theta[part]
+        for index, (value, scale) in enumerate(zip(self.read(part), self.scales, strict=True)):
+            delta = value if self.relative else torch.sub(value, before, out=room)
+            self.squares[index] += square_sum(delta)
+            if scale == 1:
+                yield value
+            else:
+                yield delta * scale if self.relative else torch.add(before, delta, alpha=scale)
 
 
-def scaled(read: Read, scales: Sequence[float], theta: torch.Tensor, relative: bool) -> Read:
-    """The workers' values as if their deltas were so many times as long."""
+def measure(values: Values) -> list[float]:
+    """Squared L2 norms of the workers' deltas, for which everything is read once."""
+    spare = torch.empty(min(BLOCK, len(values.theta)), dtype=values.theta.dtype)
+    for part in blocks(len(values.theta)):
+        for _ in values.block(part, spare[: part.stop - part.start]):
+            pass
+    return values.squares
 
-    def scaled_read(part: slice) -> list[torch.Tensor]:
-        pairs = zip(read(part), scales, strict=True)
-        return [v if s == 1 else v * s if relative else torch.lerp(theta[part], v, s) for v, s in pairs]
 
-    return scaled_read
-
-
-def sweep(read: Read, workers: int, merge: Merge, step: Step, theta: torch.Tensor, relative: bool) -> Swept:
+def sweep(values: Values, merge: Merge, step: Step) -> float:
     """Merge the workers' values block by block, and take a step with each block.
 
     Args:
-        read: the workers' values.
-        workers: how many there are.
+        values: the workers' values; they are measured too.
         merge: makes one value of theirs.
         step: what is done with the merged value.
-        theta: the global weights.
-        relative: the values are deltas already, not weights.
 
     Returns:
-        Squared L2 norms of the workers' deltas, and of what `step` changed.
+        The squared L2 norm of what `step` changed.
 
     """
-    merged, spare = (torch.empty(min(BLOCK, len(theta)), dtype=theta.dtype) for _ in range(2))
-    deltas, change = [0.0] * workers, 0.0
-    for part in blocks(len(theta)):
-        room, values = spare[: part.stop - part.start], read(part)
-        for index, value in enumerate(values):
-            deltas[index] += _square(value, theta[part], room, relative)
-        change += square_sum(step(merge(values, merged[: len(room)]), room, part))
-    return deltas, change
-
-
-def _square(value: torch.Tensor, theta: torch.Tensor, room: torch.Tensor, relative: bool) -> float:
-    """Squared L2 norm of a worker's delta."""
-    return square_sum(value if relative else torch.sub(value, theta, out=room))
+    merged, spare = (torch.empty(min(BLOCK, len(values.theta)), dtype=values.theta.dtype) for _ in range(2))
+    change = 0.0
+    for part in blocks(len(values.theta)):
+        room = spare[: part.stop - part.start]
+        result = merge(values.block(part, room), merged[: len(room)])
+        change += square_sum(step(result, room, part))
+    return change
 
 
 def blocks(size: int) -> Iterator[slice]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,12 +15,14 @@ from hypha_ray.codec import Codec, Fp32
 from hypha_ray.codec.views import tensors
 from hypha_ray.config.schema import OuterOptimizer, Sync
 from hypha_ray.server.gates import Received, admit, clip_scales, excessive
-from hypha_ray.server.merge import Merge, Read, mean, measure, median, scaled, sweep, trimmed_mean
+from hypha_ray.server.merge import Values, measure, merger, sweep
 from hypha_ray.server.outer import nesterov, replacement
 from hypha_ray.types import Contribution, Flat, Layout, Rejection, Verdict
 
 State = tuple[Flat, Flat]
 """Global weights θ and outer momentum of a fragment; momentum has the parameter groups only."""
+
+_Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +32,9 @@ class Rules:
     layout: Layout
     fragment: int
     outer: OuterOptimizer
-    weighting: Literal["samples", "uniform"] = "samples"
-    codec: Codec = field(default_factory=Fp32)
     sync: Sync = field(default_factory=Sync)
-    """Merge rule, norm gate and clipping."""
-
-    def merge(self, admitted: Sequence[Received]) -> Merge:
-        """How the values of these deltas are made one."""
-        match self.sync.merge:
-            case "mean":
-                return mean([delta.samples if self.weighting == "samples" else 1 for delta in admitted])
-            case "trimmed_mean":
-                return trimmed_mean(self.sync.trim)
-            case "median":
-                return median
+    """Merge rule, weighting, norm gate and clipping."""
+    codec: Codec = field(default_factory=Fp32)
 
 
 def initial_momentum(layout: Layout, fragment: int) -> Flat:
@@ -61,7 +52,7 @@ def blank(layout: Layout, fragment: int) -> State:
 def reduce(
     round: int, theta: Flat, momentum: Flat, received: Iterable[Received], rules: Rules, out: State | None = None
 ) -> tuple[Flat, Flat, Verdict]:
-    """Check deltas, average them, and take the outer step.
+    """Check deltas, merge them, and take the outer step.
 
     The result doesn't depend on the order in which the deltas are given: they are taken in worker order. Inputs are
     never written to. A delta that is rejected is the same as one that never came; if all are, θ and momentum are
@@ -72,14 +63,14 @@ def reduce(
         theta: global weights, one array for each group of the layout.
         momentum: outer momentum, one array for each group of parameters.
         received: the deltas; each payload in the form that `rules.codec` gives.
-        rules: layout, fragment, optimizer, weighting and codec.
+        rules: layout, fragment, optimizer, merge rule, gates and codec.
         out: arrays for the result, as `blank` makes them, to save the cost of fresh memory.
 
     """
     admitted, rejected = admit(received, rules.codec.form(rules.layout.groups(rules.fragment)))
     while admitted:
         attempt = _attempt(theta, momentum, admitted, rules, out or blank(rules.layout, rules.fragment))
-        reasons = attempt.complaints(rules.sync.norm_gate)
+        reasons = attempt.complaints(len(admitted), rules.sync.norm_gate)
         if not any(reasons):
             accepted = tuple(
                 Contribution(delta.worker, delta.incarnation, delta.samples, attempt.norm(index))
@@ -99,17 +90,20 @@ class _Attempt(NamedTuple):
     deltas: dict[str, list[float]]
     changes: dict[str, float]
 
-    def complaints(self, gate: float) -> list[str | None]:
-        """Say of each delta why it can't stay; None if it can. What would hide other complaints comes first."""
-        workers = range(len(next(iter(self.deltas.values()))))
-        damaged = [self._damage(index) for index in workers]
+    def complaints(self, workers: int, gate: float) -> list[str | None]:
+        """Say of each delta why it can't stay; None if it can.
+
+        Norms are compared once no delta is damaged, so that none of those shifts their median; and a step that
+        overflows is everybody's fault only when nobody's delta is excessive.
+        """
+        damaged = [self._damage(index) for index in range(workers)]
         if any(damaged):
             return damaged
-        strange = excessive([self.norm(index) for index in workers], gate)
+        strange = excessive([self.norm(index) for index in range(workers)], gate)
         if any(strange):
             return strange
         overflows = [group for group, square in self.changes.items() if not math.isfinite(square)]
-        return [f"the outer step overflows in {overflows[0]}" if overflows else None for _ in workers]
+        return [f"the outer step overflows in {overflows[0]}" if overflows else None] * workers
 
     def _damage(self, index: int) -> str | None:
         for group, squares in self.deltas.items():
@@ -127,52 +121,50 @@ class _Attempt(NamedTuple):
 
 
 def _attempt(theta: Flat, momentum: Flat, admitted: Sequence[Received], rules: Rules, out: State) -> _Attempt:
-    """Reduce all groups, as if all values were finite."""
+    """Reduce all groups, as if all deltas could stay. Buffers are merged by the same rule, but never scaled."""
     payloads = [tensors(delta.payload) for delta in admitted]
+    merge = merger(rules.sync, [delta.samples for delta in admitted])
     old, velocity, new, new_velocity = (tensors(flat) for flat in (theta, momentum, *out))
-    attempt = _Attempt(out, _unclipped(old, payloads, rules), {})
-    scales = _scales(attempt, len(admitted), rules)
+    scales = _scales(old, payloads, rules)
+    attempt = _Attempt(out, {}, {})
     for group, before in old.items():
-        read: Read = partial(_read, rules.codec, payloads, group)
         if not before.is_floating_point():
-            new[group].copy_(read(slice(None))[0])
+            new[group].copy_(rules.codec.decode(payloads[0], group, slice(None)))
             continue
-        relative = _is_relative(group, rules)
         if _is_trained(group):
-            step = nesterov(rules.outer, before, velocity[group], (new[group], new_velocity[group]), relative)
-            read = scaled(read, scales, before, relative)
+            values = _values(group, before, payloads, rules, scales)
+            results = new[group], new_velocity[group]
+            step = nesterov(rules.outer, before, velocity[group], results, values.relative)
         else:
-            step = replacement(before, new[group])
-        norms, attempt.changes[group] = sweep(read, len(admitted), rules.merge(admitted), step, before, relative)
-        attempt.deltas.setdefault(group, norms)
+            values, step = _values(group, before, payloads, rules), replacement(before, new[group])
+        attempt.changes[group] = sweep(values, merge, step)
+        attempt.deltas[group] = values.squares
     return attempt
 
 
-def _unclipped(theta: dict[str, torch.Tensor], payloads: list[Any], rules: Rules) -> dict[str, list[float]]:
-    """Squared norms of the deltas, by group, where they have to be known before anything is merged."""
+def _scales(theta: _Tensors, payloads: Sequence[_Tensors], rules: Rules) -> list[float]:
+    """What each delta is multiplied by. Only where clipping asks for it are deltas measured before they are merged."""
+    workers = range(len(payloads))
     if rules.sync.clip is None:
-        return {}
-    return {
-        group: measure(partial(_read, rules.codec, payloads, group), len(payloads), before, _is_relative(group, rules))
-        for group, before in theta.items()
-        if _is_trained(group)
-    }
+        return [1.0 for _ in workers]
+    trained = [(group, before) for group, before in theta.items() if _is_trained(group)]
+    squares = [measure(_values(group, before, payloads, rules)) for group, before in trained]
+    return clip_scales([math.sqrt(sum(one[index] for one in squares)) for index in workers], rules.sync.clip)
 
 
-def _scales(attempt: _Attempt, workers: int, rules: Rules) -> list[float]:
-    """By what each delta is multiplied; if one isn't finite, nothing will come of the attempt anyway."""
-    norms = [attempt.norm(index) for index in range(workers)] if attempt.deltas else []
-    if rules.sync.clip is None or not all(map(math.isfinite, norms)):
-        return [1.0] * workers
-    return clip_scales(norms, rules.sync.clip)
+def _values(
+    group: str,
+    theta: torch.Tensor,
+    payloads: Sequence[_Tensors],
+    rules: Rules,
+    scales: Sequence[float] | None = None,
+) -> Values:
+    """What the workers have for a group; deltas are multiplied by `scales`."""
+    relative = _is_trained(group) and rules.codec.yields == "deltas"
+    return Values(partial(_read, rules.codec, payloads, group), theta, relative, scales or [1.0] * len(payloads))
 
 
-def _is_relative(group: str, rules: Rules) -> bool:
-    """Whether payloads have deltas there, not weights."""
-    return _is_trained(group) and rules.codec.yields == "deltas"
-
-
-def _read(codec: Codec, payloads: Sequence[dict[str, torch.Tensor]], group: str, part: slice) -> list[torch.Tensor]:
+def _read(codec: Codec, payloads: Sequence[_Tensors], group: str, part: slice) -> list[torch.Tensor]:
     return [codec.decode(payload, group, part) for payload in payloads]
 
 

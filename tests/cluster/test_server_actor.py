@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +13,9 @@ import ray
 import torch
 from ray.exceptions import RayActorError
 
-from hypha_ray.config.schema import Job
+from hypha_ray.config.schema import Job, Sync
 from hypha_ray.errors import ConfigError
+from hypha_ray.failpoints import hits
 from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.server.actor import ParameterServer
@@ -32,16 +36,21 @@ MODEL = {
 }
 GROUP = "parameters/float32"
 WAIT_S = 120.0
+MEAN = Sync()
+
+Expected = tuple[Flat, Flat, Any]
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
 
-def job_of(fragments: int) -> Job:
-    return Job.model_validate({"run": {"seed": 7}, "model": {"config": MODEL}, "sync": {"fragments": fragments}})
+def job_of(fragments: int, **tables: dict[str, Any]) -> Job:
+    sync = {"fragments": fragments, **tables.pop("sync", {})}
+    return Job.model_validate({"run": {"seed": 7}, "model": {"config": MODEL}, "sync": sync, **tables})
 
 
 def start(job: Job) -> Any:
-    return ray.remote(ParameterServer).options(num_cpus=0).remote(job)
+    """A server as the scheduler starts it."""
+    return ray.remote(concurrency_groups={"pulse": 1})(ParameterServer).options(num_cpus=0).remote(job)
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +98,10 @@ def rounds(server: Any, refs: list[Any], payloads: list[list[Any]], fragment: in
     return results
 
 
-def expected(layout: Layout, theta: Flat, payloads: list[list[Flat]], fragment: int) -> list[tuple[Flat, Flat, Any]]:
-    rules = Rules(layout, fragment, job_of(2).outer_optimizer)
+def expected(
+    layout: Layout, theta: Flat, payloads: list[list[Flat]], fragment: int, sync: Sync = MEAN
+) -> list[Expected]:
+    rules = Rules(layout, fragment, job_of(2).outer_optimizer, sync)
     momentum, results = initial_momentum(layout, fragment), []
     for number, flats in enumerate(payloads):
         received = [Received(worker, 0, 10 + worker, flat) for worker, flat in enumerate(flats)]
@@ -128,3 +139,51 @@ def test_reduce_asked_of_a_second_server_after_the_first_was_killed_gives_the_sa
         ray.get(first.momentum.remote(refs[0], 0), timeout=WAIT_S)
     after = ray.get(rounds(start(job_of(2)), refs, payloads, 0)[0], timeout=WAIT_S)
     assert same(before[0], after[0]) and same(before[1], after[1]) and before[2] == after[2]
+
+
+@pytest.mark.parametrize("rule", [{"merge": "median"}, {"merge": "trimmed_mean"}, {"clip": 1.0}, {"norm_gate": 2.0}])
+def test_reduce_goes_by_the_jobs_merge_rule_gate_and_clipping(rule: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+    job = job_of(2, sync=rule)
+    server = start(job)
+    refs = initial(server)
+    layout, theta = ray.get(refs[:2], timeout=WAIT_S)
+    payloads = [drifted(theta, worker) for worker in range(5)]
+    payloads[3] = {GROUP: theta[GROUP] + 3 * (payloads[3][GROUP] - theta[GROUP])}
+    found = ray.get(rounds(server, refs, [[ray.put(payload) for payload in payloads]], 0)[0], timeout=WAIT_S)
+    by_rule, by_mean = (expected(layout, theta, [payloads], 0, sync)[0] for sync in (job.sync, MEAN))
+    assert same(found[0], by_rule[0]) and same(found[1], by_rule[1]) and found[2] == by_rule[2]
+    assert not same(found[0], by_mean[0])
+
+
+def test_ping_is_answered_while_calls_wait() -> None:
+    server = start(job_of(2))
+    waiting = [initial(server)[0] for _ in range(20)]
+    pid = ray.get(server.ping.remote(), timeout=WAIT_S)
+    done, _ = ray.wait(waiting, num_returns=len(waiting), timeout=0)
+    assert len(done) < len(waiting)
+    ray.get(waiting, timeout=WAIT_S)
+    assert ray.get(server.ping.remote(), timeout=WAIT_S) == pid
+
+
+def test_reduce_that_fails_before_or_after_the_step_gives_the_same_bits_when_asked_again(tmp_path: Path) -> None:
+    log = tmp_path / "hits.jsonl"
+    specs = ["server.before_reduce=error@1", "server.after_reduce=error@1"]
+    server = start(job_of(2, testing={"failpoints": specs, "failpoint_log": str(log)}))
+    refs = initial(server)
+    layout, theta = ray.get(refs[:2], timeout=WAIT_S)
+    payloads = [drifted(theta, worker) for worker in range(2)]
+    for _ in specs:
+        with pytest.raises(RuntimeError, match="a failpoint"):
+            ray.get(rounds(server, refs, [[ray.put(payload) for payload in payloads]], 0)[0], timeout=WAIT_S)
+    found = ray.get(rounds(server, refs, [[ray.put(payload) for payload in payloads]], 0)[0], timeout=WAIT_S)
+    whole = expected(layout, theta, [payloads], 0)[0]
+    assert same(found[0], whole[0]) and same(found[1], whole[1]) and found[2] == whole[2]
+    assert [hits(log, spec.partition("=")[0]) for spec in specs] == [1, 1]
+    assert [hits(log, spec.partition("=")[0], fired=False) for spec in specs] == [3, 2]
+
+
+def test_import_of_the_actor_needs_no_heavy_library() -> None:
+    code = "import sys, hypha_ray.server.actor; print(*{'torch', 'transformers', 'datasets'} & {*sys.modules})"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == []

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hypha_ray.codec import Form
-from hypha_ray.server.gates import Received, admit, misfit, square_sum
+from hypha_ray.server.gates import Received, admit, clip_scales, excessive, misfit, square_sum
 from hypha_ray.types import Rejection
 
 GROUP = "parameters/float32"
@@ -51,6 +51,41 @@ def test_admit_sorts_by_worker_and_takes_the_newest_incarnation() -> None:
 def test_admit_delta_without_samples_turns_it_away(samples: int) -> None:
     admitted, rejected = admit([Received(4, 0, samples, {GROUP: ones()})], FORM)
     assert admitted == [] and rejected == [Rejection(4, f"{samples} samples")]
+
+
+@pytest.mark.parametrize(
+    ("norms", "reasons"),
+    [
+        ([0.8, 1.2e6, 0.7, 0.9, 0.8], [None, "norm 1.2e+06 is more than 10 times the median 0.8", None, None, None]),
+        ([1.0, 10.0, 1.0], [None, None, None]),
+        ([1.0, math.nextafter(10.0, 11), 1.0], [None, "norm 10 is more than 10 times the median 1", None]),
+        ([1e-300, 1e-3, 1e-300], [None, "norm 0.001 is more than 10 times the median 1e-300", None]),
+        ([1e308, 1e308, 1e308], [None, None, None]),
+        ([1.0, 1e9], [None, None]),
+        ([5.0], [None]),
+        ([0.0, 0.0, 7.0], [None, None, None]),
+    ],
+)
+def test_excessive_norms_are_those_beyond_the_gate_where_three_can_be_compared(
+    norms: list[float], reasons: list[str | None]
+) -> None:
+    assert excessive(norms, 10.0) == reasons
+
+
+@pytest.mark.parametrize(
+    ("norms", "scales"),
+    [
+        ([1.0, 4.0, 2.0], [1.0, 1.0, 1.0]),
+        ([1.0, 8.0, 2.0], [1.0, 0.5, 1.0]),
+        ([1.0, math.inf, 1.0], [1.0, 0.0, 1.0]),
+        ([1.0, 8.0], [1.0, 1.0]),
+        ([0.0, 0.0, 7.0], [1.0, 1.0, 1.0]),
+        ([0.0, 0.0, 0.0], [1.0, 1.0, 1.0]),
+        ([], []),
+    ],
+)
+def test_clip_scales_bring_norms_down_to_twice_the_median_and_none_up(norms: list[float], scales: list[float]) -> None:
+    assert clip_scales(norms, 2.0) == scales
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-12, 1.0, 1e10, 1e30])

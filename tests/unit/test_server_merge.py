@@ -1,4 +1,4 @@
-"""The running mean: right weights, and equal values stay what they are."""
+"""The running mean and its trimmed kin: right weights, and equal values stay what they are."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 
-from hypha_ray.server.merge import fold, shares
+from hypha_ray.server.merge import BLOCK, Values, ascending, fold, measure, shares, sweep, trimmed_mean
 
 SAMPLES = st.lists(st.integers(1, 10**6), min_size=1, max_size=8)
 
@@ -53,3 +54,45 @@ def test_fold_leaves_its_inputs_alone() -> None:
     first, second, out = torch.ones(5), torch.full((5,), 3.0), torch.empty(5)
     assert fold(fold(None, first, 1.0, out), second, 0.25, out).tolist() == [1.5] * 5
     assert first.tolist() == [1.0] * 5 and second.tolist() == [3.0] * 5
+
+
+ROWS = st.integers(1, 12).flatmap(
+    lambda n: arrays.arrays(np.float32, (n, 7), elements=st.floats(-1e3, 1e3, width=32, allow_subnormal=False))
+)
+
+
+@given(ROWS)
+@settings(max_examples=80, deadline=None)
+def test_ascending_sorts_every_coordinate_and_leaves_its_inputs_alone(rows: np.ndarray) -> None:
+    before = rows.copy()
+    assert np.array_equal(torch.stack(ascending(torch.from_numpy(rows).unbind())).numpy(), np.sort(rows, axis=0))
+    assert np.array_equal(rows, before)
+
+
+@given(ROWS, st.integers(0, 15))
+@settings(max_examples=80, deadline=None)
+def test_trimmed_mean_any_number_of_values_is_the_mean_of_the_middle_ones(rows: np.ndarray, drop: int) -> None:
+    workers = len(rows)
+    found = trimmed_mean(workers, drop)(torch.from_numpy(rows).unbind(), torch.empty(7)).numpy()
+    ordered = np.sort(rows.astype(np.float64), axis=0)
+    exact = ordered[drop : workers - drop].mean(axis=0) if 2 * drop < workers else np.median(ordered, axis=0)
+    assert np.abs(found - exact).max() < 1e-3
+
+
+@pytest.mark.parametrize("drop", [1, 5])
+def test_sweep_of_several_blocks_merges_every_element_once_and_measures_all(drop: int) -> None:
+    size = 2 * BLOCK + 1001
+    rows = np.random.default_rng(drop).standard_normal((5, size)).astype(np.float32)
+    theta, result = torch.from_numpy(rows[0].copy()), torch.zeros(size)
+
+    def step(merged: torch.Tensor, room: torch.Tensor, part: slice) -> torch.Tensor:
+        return result[part].add_(merged)
+
+    values = Values(lambda part: [row[part] for row in torch.from_numpy(rows)], theta, False, [1.0] * 5)
+    change = sweep(values, trimmed_mean(5, drop), step)
+    exact = np.sort(rows, axis=0)[1:4].mean(axis=0) if drop == 1 else np.median(rows, axis=0)
+    assert np.abs(result.numpy() - exact).max() < 1e-6
+    assert change == pytest.approx(float((exact.astype(np.float64) ** 2).sum()), rel=1e-5)
+    squares = ((rows - rows[0]).astype(np.float64) ** 2).sum(axis=1)
+    assert values.squares == pytest.approx(squares, rel=1e-5)
+    assert measure(Values(values.read, theta, False, [0.5] * 5)) == values.squares

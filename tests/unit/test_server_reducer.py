@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from hypha_ray.codec import Form
-from hypha_ray.config.schema import OuterOptimizer
+from hypha_ray.config.schema import OuterOptimizer, Sync
 from hypha_ray.server.gates import Received
 from hypha_ray.server.merge import BLOCK
 from hypha_ray.server.reducer import Rules, blank, initial_momentum, reduce
@@ -128,7 +128,7 @@ def test_reduce_four_workers_is_the_weighted_mean_and_one_nesterov_step() -> Non
 
 
 def test_reduce_uniform_weighting_ignores_samples_and_still_reports_them() -> None:
-    rules = replace(RULES, weighting="uniform", outer=PLAIN)
+    rules = replace(RULES, sync=Sync(weighting="uniform"), outer=PLAIN)
     theta, _, verdict = reduce(0, THETA, MOMENTUM, RECEIVED, rules)
     mean = np.mean([delta.payload[GROUP].astype(np.float64) for delta in RECEIVED], axis=0)
     assert np.abs(theta[GROUP] - mean).max() < 1e-6
@@ -136,7 +136,7 @@ def test_reduce_uniform_weighting_ignores_samples_and_still_reports_them() -> No
 
 
 def test_reduce_buffers_averages_floats_without_momentum_and_takes_integers_from_the_first() -> None:
-    theta, momentum, _ = reduce(0, THETA, MOMENTUM, RECEIVED[::-1], replace(RULES, weighting="uniform"))
+    theta, momentum, _ = reduce(0, THETA, MOMENTUM, RECEIVED[::-1], replace(RULES, sync=Sync(weighting="uniform")))
     assert theta[MEAN] == pytest.approx(np.mean([delta.payload[MEAN] for delta in RECEIVED], axis=0), abs=1e-6)
     assert theta[COUNT].tolist() == RECEIVED[0].payload[COUNT].tolist()
     assert set(momentum) == {GROUP}
@@ -288,3 +288,11 @@ def test_reduce_of_deltas_equals_reduce_of_weights_up_to_rounding(outer: OuterOp
     for index in (0, 1):
         assert np.abs(weights[index][GROUP] - deltas[index][GROUP]).max() < 3e-6
     assert [one.norm for one in weights[2].accepted] == [one.norm for one in deltas[2].accepted]
+
+
+@pytest.mark.parametrize("sync", [Sync(), Sync(clip=1.0), Sync(merge="median")])
+def test_reduce_fragment_of_counters_alone_takes_them_from_the_first(sync: Sync) -> None:
+    rules = Rules(Layout((Entry("n", "int64", (2,), 0, COUNT, 0, 2),)), 0, DILOCO, sync)
+    received = [Received(worker, 0, 1, {COUNT: np.array([worker, 7])}) for worker in (2, 1, 3)]
+    theta, _, verdict = reduce(0, {COUNT: np.zeros(2, np.int64)}, {}, received, rules)
+    assert theta[COUNT].tolist() == [1, 7] and [one.norm for one in verdict.accepted] == [0, 0, 0]
