@@ -7,7 +7,7 @@ export RAY_AUTH_MODE := token
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench clean
+.PHONY: help setup demo test lint bench chaos clean
 
 help:               ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -35,6 +35,9 @@ lint: setup         ## ruff, mypy --strict, import contracts
 
 bench: setup        ## measure the benchmark table
 	python jobs/bench.py
+
+chaos: setup        ## kill parts of a running job and measure what it costs
+	python jobs/chaos.py --mean-rounds-between-kills 2 --rounds 20 --roles worker,server,shard,scheduler,driver
 
 clean:              ## remove the environment, all caches, and the demo's data
 	rm -rf .venv .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info

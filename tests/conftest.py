@@ -20,7 +20,7 @@ os.environ.update(
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all-seeds", action="store_true", help="crash at every point with three seeds instead of one")
+    parser.addoption("--all-seeds", action="store_true", help="crash at every point in every round, with three seeds")
 
 
 @pytest.fixture(scope="session")

@@ -25,13 +25,13 @@ def connected(namespace: str) -> Iterator[None]:
     """A Ray cluster: the one that RAY_ADDRESS names, or one of our own on this machine."""
     address = os.environ.get("RAY_ADDRESS") or "local"
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # It warns that the token is on.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     answers = _knock(address)
     try:
         ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="warning", **options)
     except (ConnectionError, RuntimeError, ValueError, RayAuthenticationError) as error:
         raise _no_cluster(address, error, answers) from None
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Ray has just set its own.
     try:
         yield
     finally:

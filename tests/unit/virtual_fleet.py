@@ -67,6 +67,10 @@ class Faults:
     room: Callable[[Source], bool] = lambda source: True
     """Can this worker be placed?"""
     start_s: float = 0.1
+    evaluate_s: float = 0.0
+    proof: Callable[[Source, str], str] = lambda source, right: right
+    """What a worker says is the hash of the weights that it begins with."""
+    layout: Callable[[Source], str] = lambda source: "layout"
     reject: Callable[[Delta], str | None] = lambda delta: None
 
 
@@ -88,7 +92,9 @@ class VirtualFleet:
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._speeds = [s if callable(s) else lambda _, s=s: s for s in speeds]
         self.workers: dict[int, VirtualWorker] = {}
-        self.core = Core(self.job, "virtual", slices, Sizes(10_000), past or Past())
+        self._past = past or Past()
+        self.core = Core(self.job, "virtual", slices, Sizes(10_000), self._past)
+        self.commands: list[tuple[float, c.Command]] = []
         self.records: list[dict[str, Any]] = []
         self.notes: list[dict[str, Any]] = []
         self.persisted: list[c.Persist] = []
@@ -102,7 +108,7 @@ class VirtualFleet:
     def run(self, limit: int = 200_000) -> VirtualFleet:
         for command in self.core.start(len(self._speeds), self.now):
             self._perform(command)
-        self.at(0.05, lambda: self.tell(c.Initialised(1000, "theta", "layout")))
+        self.at(0.05, lambda: self.tell(c.Initialised(1000, _hash_before(self._past.next_round), "layout")))
         for _ in range(limit):
             if self.finished:
                 return self
@@ -111,7 +117,8 @@ class VirtualFleet:
                 self.now = max(self.now, deadline)
                 self.tell(c.Tick())
                 continue
-            self.now, _, action = heapq.heappop(self._queue)
+            at, _, action = heapq.heappop(self._queue)
+            self.now = max(self.now, at)
             action()
         raise AssertionError("the run doesn't end")
 
@@ -127,6 +134,10 @@ class VirtualFleet:
         """Let a worker fall silent without anybody being told."""
         self.workers[worker].alive = False
 
+    def stop(self, seconds: float) -> None:
+        """Stop the scheduler's own process for a while; what is said meanwhile is read after that."""
+        self.now += seconds
+
     def preempt(self, worker: int) -> None:
         """Let a worker end its batch, hand over what it has, and leave."""
         one = self.workers[worker]
@@ -141,7 +152,7 @@ class VirtualFleet:
             return
         worker = VirtualWorker(source, self._speeds[source.worker])
         self.workers[source.worker] = worker
-        self.tell(Ready(source, -1, "layout", "cpu", 1))
+        self.tell(Ready(source, -1, self.faults.layout(source), "cpu", 1))
         self._pulse(worker)
 
     def _pulse(self, worker: VirtualWorker) -> None:
@@ -156,7 +167,15 @@ class VirtualFleet:
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
         return [record for record in self.records if record["kind"] == kind]
 
+    def commanded(self, kind: type[c.Command]) -> list[tuple[float, Any]]:
+        """Commands of a kind, with their times."""
+        return [(at, command) for at, command in self.commands if isinstance(command, kind)]
+
+    def noted(self, kind: str) -> list[dict[str, Any]]:
+        return [note for note in self.notes if note["kind"] == kind]
+
     def _perform(self, command: c.Command) -> None:
+        self.commands.append((self.now, command))
         match command:
             case c.Hire(source=source):
                 self.at(self.faults.start_s, lambda: self._hire(source))
@@ -197,12 +216,13 @@ class VirtualFleet:
             return
         first = worker.merged < 0
         worker.merged, worker.training, worker.done, worker.reported = number, -1, 0, 0
-        proof = "theta" if number == 0 else f"theta-{number - 1}"
+        proof = self.faults.proof(worker.source, _hash_before(number))
         self.tell(Merged(worker.source, number, 0.01, proof if first else None))
         if worker.plan.evaluate:
             count_ = sum(span.samples for span in worker.plan.evaluate)
             assert {span.slice for span in worker.plan.evaluate} <= worker.slices
-            self.tell(Evaluated(worker.source, number, 2.0 * count_, count_, None, 0.0))
+            evaluated = Evaluated(worker.source, number, 2.0 * count_, count_, None, 0.0)
+            self.at(self.faults.evaluate_s, lambda: self.tell(evaluated) if worker.alive else None)
         if worker.plan.spans:
             self._train(worker, number)
 
@@ -218,7 +238,9 @@ class VirtualFleet:
         worker.done += sum(span.samples for span in spans)
         if self.now - worker.reported_at >= 1.0 or worker.done >= worker.plan.samples:
             self._report(worker, number)
-        if worker.plan is not None and worker.done < worker.plan.samples and not worker.leaving:
+        if worker.leaving and self.job.run.mode == "replay":
+            self._leave(worker)
+        elif worker.plan is not None and worker.done < worker.plan.samples and not worker.leaving:
             self.at(worker.batch_s(self.now), lambda: self._batch(worker, number))
         else:
             self._deliver(worker, number)
@@ -233,7 +255,8 @@ class VirtualFleet:
         assert worker.plan is not None
         batches = -(-worker.done // self.job.rounds.max_batch_size)
         spans = window(self._longest(worker), 0, worker.done)
-        delta = Delta(worker.source, number, spans, worker.done, worker.done, batches, 3.0, 1, 1000, 1.0, 0.0)
+        samples, replay = worker.done, self.job.run.mode == "replay"
+        delta = Delta(worker.source, number, spans, samples, samples, batches, 3.0, 1, 1000, 1.0, 0.0, replay)
         worker.training = -1
         self._deltas[worker.source] = delta
         self.at(0.02, lambda: self.tell(delta))
@@ -256,6 +279,19 @@ class VirtualFleet:
             else:
                 accepted.append(Contribution(source.worker, source.incarnation, samples, 1.0))
         self.tell(c.Reduced(Verdict(command.round, tuple(accepted), tuple(rejected), 0.5)))
+
+
+def past_of(persisted: list[c.Persist], attempt: int = 2) -> Past:
+    """What a scheduler goes on from when the log has these rounds."""
+    newest = persisted[-1]
+    spans = sorted(span for persist in persisted for _, spans in persist.spans for span in spans)
+    used = [[one.epoch, one.slice, one.start, one.stop] for one in spans if one.epoch >= newest.epoch]
+    inner = frozenset(worker for persist in persisted for worker, _ in persist.spans)
+    return Past(attempt, newest.round + 1, {"epoch": newest.epoch, "used": used}, newest.state, inner)
+
+
+def _hash_before(round: int) -> str:
+    return f"theta-{round - 1}"
 
 
 def _commit(persist: c.Persist) -> Commit:
