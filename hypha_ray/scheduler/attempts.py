@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hypha_ray.config import Job
@@ -94,7 +94,11 @@ def _stream(scheduler: Any, start_s: float) -> Iterator[dict[str, Any]]:
                 raise SchedulerLost(f"silent for {waits} s")
             if not ray.wait([pulse], timeout=0)[0]:
                 continue
-            ray.get(pulse)
+            try:
+                ray.get(pulse)
+            except ActorUnavailableError:
+                pulse = None  # Lost on the way: no sign of death, and none of life.
+                continue
         pulse, waits, limit = None, 0, SILENCE_S
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
-from ray.exceptions import RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError
 
 from hypha_ray.errors import ClusterError
 
 PULSE_S = 1.0
 """Seconds of waiting for an answer after which the actor is asked whether it lives."""
+AGAIN_S = 0.2
+LOST = 20
+"""Times that a call may get lost, `AGAIN_S` apart, before the actor is replaced."""
 PATIENCE = 4
 """Actors in a row that may die over one call, before the fault is taken to be in the call."""
 
@@ -60,17 +64,24 @@ class Post:
             ClusterError: one actor after the other died over it.
 
         """
-        for _ in range(PATIENCE):
+        lost = deaths = 0
+        while deaths < PATIENCE:
             actor = await self._living()
             try:
                 refs = call(actor)
                 await self._watched(actor, refs[-1] if isinstance(refs, Sequence) else refs)
                 return refs
+            except ActorUnavailableError as error:  # Lost on the way, or its answer was; or a death not yet certain.
+                reason, lost = str(error).partition("\n")[0], lost + 1
+                if lost < LOST:
+                    await asyncio.sleep(AGAIN_S)
+                    continue
             except RayActorError as error:
                 reason = str(error).partition("\n")[0]
             except TimeoutError:
                 reason = f"silent for {self._silence_s:g} s"
             await self._replace(actor, reason)
+            lost, deaths = 0, deaths + 1
         fix = "look into Ray's logs: it may lack memory"
         raise ClusterError("NET004", f"{self.name} died {PATIENCE} times in a row", got=reason, fix=fix)
 
@@ -103,8 +114,9 @@ class Post:
         try:
             while not (await asyncio.wait({answer}, timeout=PULSE_S))[0]:
                 limit_s = self._silence_s if self._awake else self._start_s
-                await asyncio.wait_for(_value(actor.ping.remote()), limit_s)
-                self._awake = True
+                with suppress(ActorUnavailableError):
+                    await asyncio.wait_for(_value(actor.ping.remote()), limit_s)
+                    self._awake = True
             answer.result()
             self._awake = True
         finally:

@@ -17,8 +17,8 @@ ROUNDS = 3
 AGAIN, ONCE = ("1,3,5", "1", "2", "3"), ("1,2,3", "1", "2", "3")
 """Hits that kill in every round, in the first, the second and the third alone.
 
-A round, or a call, that is done again after a kill comes to its point again; one that isn't, because all is safe by then,
-doesn't.
+A round, or a call, that is done again after a kill comes to its point again; one that is safe by then
+isn't, and does not.
 """
 POINTS = {
     "worker.step:1": ("3,12,21", "3", "9", "15"),
