@@ -1,0 +1,161 @@
+"""The scheduler's brain with one defect each: one place of a module's source is changed, all modules are built anew."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from hypha_ray.scheduler.core import Core
+
+ROOMS = ("market.leases", "scheduler.fleet", "scheduler.rounds", "scheduler.roster", "scheduler.proofs")
+PATHS = tuple(f"hypha_ray.{room}" for room in (*ROOMS, "scheduler.assigner", "scheduler.course", "scheduler.core"))
+
+MUTANTS: dict[str, tuple[str, str, str]] = {
+    # ── who is there
+    "an old incarnation is heard": (
+        "roster",
+        "slot is not None and slot.source == source else",
+        "slot is not None else",
+    ),
+    "a word doesn't renew the lease": ("leases", "self._leases[lease_id] = renewed = replace", "renewed = replace"),
+    "a late word renews the lease": ("leases", "or lease.expired(now):", "or False:"),
+    "a vacated slot keeps its lease": ("roster", "self._book.release(slot.lease)", "pass"),
+    "silence isn't noticed": ("roster", "elif slot.lease.id in over:", "elif False:"),
+    "a lease is over a second early": ("leases", "return now >= self.expiry_s", "return now >= self.expiry_s - 2.5"),
+    "a worker that makes no progress is kept": ("roster", "> self._job.worker.stall_s:", "> 1e9:"),
+    "who merges or evaluates may do so for ever": (
+        "course",
+        "return late | merging | set(",
+        "return late | set() and set(",
+    ),
+    "the scheduler's own absence counts": ("core", "self._roster.defer(late_s)", "pass"),
+    "leases aren't deferred": ("leases", "expiry_s=lease.expiry_s + seconds", "expiry_s=lease.expiry_s"),
+    "incarnations begin anew": ("roster", "self._attempt * STARTS_PER_ATTEMPT + slot.starts", "slot.starts"),
+    "back-off is never reset": ("roster", "self.slots[number].failures = 0", "pass"),
+    "back-off doesn't grow": ("roster", "2 ** min(failures - 1, 60)", "1"),
+    "nobody is hired after a loss": ("roster", "slot.retry_at = now + wait_s", "slot.retry_at = None"),
+    "strikes aren't counted": ("roster", "slot.strikes += 1", "pass"),
+    "strikes aren't carried over": (
+        "roster",
+        'slot.strikes, slot.excluded = int(known.get("strikes", 0)),',
+        "_, slot.excluded = 0,",
+    ),
+    "exclusion is forgiven by a strike": ("roster", "slot.excluded or slot.strikes >=", "slot.strikes >="),
+    "an excluded number is given away": ("roster", "and not self.excluded and", "and"),
+    "another model is as good": ("core", "if member.layout != self._layout_sha256", "if False"),
+    "nobody gives up waiting": ("core", 'self._timers["idle"] = now + limit_s', "pass"),
+    # ── trust
+    "wrong weights are believed": ("proofs", "return self._known[round] == theta_sha256", "return True"),
+    "a claim isn't kept": ("proofs", "self._claims[source] = round, theta_sha256", "pass"),
+    "what was handed over with wrong weights stays": ("core", "self._course.disown(source)", "pass"),
+    # ── rounds
+    "a delta is taken twice": (
+        "course",
+        "or worker in current.deltas or worker not in current.expected",
+        "or worker not in current.expected",
+    ),
+    "deltas of another round are taken": ("core", "and event.round == current.number:", ":"),
+    "a round is closed with what is there": ("course", "and set(self.current.deltas) == self.current.expected:", ":"),
+    "a lost worker is waited for": (
+        "course",
+        "                current.expected.discard(worker)\n                self.correct",
+        "                self.correct",
+    ),
+    "a lost worker's samples aren't released": (
+        "course",
+        "                self._assigner.ledger.release(worker)\n",
+        "",
+    ),
+    "an idle worker isn't given a lost one's work": (
+        "course",
+        "discard(worker)\n                self.correct(now)\n",
+        "discard(worker)\n",
+    ),
+    "a joiner isn't given work": ("course", "member, share))\n        self.correct(now)", "member, share))"),
+    "a joiner isn't let in": ("core", "self._course.join(member, now)", "pass"),
+    "what is left over isn't released": ("assigner", "            self.ledger.release(worker)\n", "            pass\n"),
+    "a grace time never ends": ("course", "self.grace_until = now + self._job.sync.grace_s", "pass"),
+    "deltas are weighed alike": (
+        "course",
+        "samples = tuple(1 if uniform else delta.samples for",
+        "samples = tuple(1 for",
+    ),
+    "the verdict is taken twice": ("course", "or current.verdict is not None:", ":"),
+    "rejected samples count as used": (
+        "course",
+        "for one in verdict.accepted}\n        self._assigner",
+        "for one in (*verdict.accepted, *verdict.rejected)}\n        self._assigner",
+    ),
+    "totals begin anew": ("course", ', **past.state.get("totals", {})}', "}"),
+    "the state is written down before the strikes": (
+        "course",
+        "self._out.put(c.Persist(",
+        'state["workers"] = {}\n        self._out.put(c.Persist(',
+    ),
+    "the result is waited for from the lost": ("course", "self._closing.merging.discard(worker)", "pass"),
+    "a lost share is forgotten": ("course", "self._evaluation.lose(worker)", "pass"),
+    "a lost share isn't handed out": ("rounds", "self.pending[worker] = self.lost.pop()", "return ()"),
+    "nobody limits the wait for an evaluation": (
+        "core",
+        "(course.unevaluated if course.final else",
+        "(False if course.final else",
+    ),
+    "a correction drops what is to be evaluated": ("assigner", "(*member.plan.evaluate, *spans)", "spans"),
+    "a slice isn't sent to a successor": (
+        "roster",
+        "slot.member.batch_time, slot.member.overhead = before.batch_time, before.overhead",
+        "slot.member.batch_time, slot.member.held = before.batch_time, before.held",
+    ),
+    # ── replay
+    "an orphan plan is forgotten": ("course", "current.orphans[worker] = member.plan", "pass"),
+    "a successor trains without the inner state": (
+        "course",
+        "member.restores = member.fresh and",
+        "member.restores = False and",
+    ),
+    "the inner state isn't sent": ("assigner", "[Restore(worker)] if restores else []", "[]"),
+    "a blank plan uses up the inner state": (
+        "assigner",
+        "member.fresh = member.fresh and not plan.spans",
+        "member.fresh = False",
+    ),
+    "inner states are forgotten by the next scheduler": (
+        "course",
+        "self._inner = set(past.inner)",
+        "self._inner = set[int]()",
+    ),
+    "replay begins with fewer workers": ("core", 'if job.run.mode == "replay" else', "if False else"),
+}
+"""By name: the module, what stands there once, and what is put in its place."""
+
+
+@cache
+def mutant(name: str) -> type[Core]:
+    """The brain with that defect."""
+    module, old, new = MUTANTS[name]
+    real = {path: sys.modules[path] for path in PATHS}
+    try:
+        for path in PATHS:
+            source = Path(str(real[path].__file__)).read_text(encoding="utf-8")
+            if path.endswith(f".{module}"):
+                assert source.count(old) == 1, f"{name}: its place is gone, or isn't unique"
+                source = source.replace(old, new)
+            sys.modules[path] = _run(path, source)
+        core: type[Core] = sys.modules[PATHS[-1]].Core
+        return core
+    finally:
+        sys.modules.update(real)
+
+
+def _run(path: str, source: str) -> ModuleType:
+    module = ModuleType(path)
+    sys.modules[path] = module
+    exec(compile(source, path, "exec"), module.__dict__)
+    return module
+
+
+for _path in PATHS:
+    importlib.import_module(_path)

@@ -1,0 +1,201 @@
+"""A worker as the scheduler sees it: the real inner loop's orders and words, with a clock in place of training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from hypha_ray.scheduler import commands as c
+from hypha_ray.types import Alive, Delta, Evaluated, Event, Leaving, Left, Merged, Plan, Ready, Report, Source, window
+
+
+class Surroundings(Protocol):
+    """What a worker needs of the world."""
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None: ...
+
+    def say(self, worker: SimulatedWorker, event: Event) -> None: ...
+
+    def batch_s(self, source: Source) -> float: ...
+
+    def proof(self, source: Source, round: int) -> str: ...
+
+
+class SimulatedWorker:
+    """Takes orders in any order, and any number of times; does one thing after the other, each in its time."""
+
+    def __init__(self, source: Source, world: Surroundings, replay: bool) -> None:
+        self.source, self._world, self._replay = source, world, replay
+        self.alive, self.stuck, self.leaving = True, False, False
+        self.cut = False
+        """Its stream is broken."""
+        self.frozen: list[Callable[[], None]] | None = None
+        """While it is stopped: what it does as soon as it goes on."""
+        self.inner: int | None = None
+        """The round whose training its optimizer's state is of."""
+        self._state: tuple[int | None] | None = None
+        self._plan: Plan | None = None
+        self._longest: Plan | None = None
+        self._weights = self.round = -1
+        self._merged = self._evaluated = self._proved = self._restored = False
+        self._busy: object | None = None
+        self._done = self._reported = 0
+        self._said = self._batch_began = 0.0
+
+    # ── orders ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def order(self, command: c.Command, state: int | None = None) -> None:
+        """What the control thread does; `state` comes with `Restore`."""
+        match command:
+            case c.Assign(plan=plan):
+                newest = self._plan
+                if newest is None or (plan.round, plan.version) > (newest.round, newest.version):
+                    self._plan = plan
+            case c.Merge(round=number):
+                self._weights = max(self._weights, number)
+            case c.Restore():
+                self._state = None if self._restored else (state,)
+            case c.Retire(reason=reason):
+                self.leave(reason)
+        self.go()
+
+    def leave(self, reason: str) -> None:
+        """SIGTERM, or an order."""
+        if self.alive and not self.leaving:
+            self.leaving = True
+            self._say(Leaving(self.source, self.round, reason))
+            if not self._done:
+                self._busy = None  # It ends at once, unless it is training.
+            self.go()
+
+    def boot(self, layout: str) -> None:
+        self._say(Ready(self.source, -1, layout, "cpu", 1))
+        self._pulse()
+        self.go()
+
+    def freeze(self) -> None:
+        self.frozen = [] if self.frozen is None else self.frozen
+
+    def thaw(self) -> None:
+        missed, self.frozen = self.frozen or [], None
+        for action in missed:
+            action()
+        self.go()
+
+    # ── the inner loop ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def go(self) -> None:
+        """Do all that takes no time."""
+        while self.alive and self.frozen is None and not self.stuck and self._busy is None and self._step():
+            pass
+
+    def _step(self) -> bool:
+        plan = self._plan
+        if self.leaving:
+            self._say(Left(self.source, self.round))
+            self.alive = False
+        elif not self._merged:
+            return self._merge()
+        elif plan is None or plan.round < self.round:
+            return False
+        elif plan.round > self.round:
+            self._merged = False
+            return True
+        elif plan.evaluate and not self._evaluated:
+            self._take(0.2, self._evaluate)
+        elif plan.final:
+            self.alive = False
+        elif plan.spans:
+            self._begin(plan)
+        elif self._weights > self.round:
+            self._merged = False
+            return True
+        return False
+
+    def _merge(self) -> bool:
+        if self._weights <= self.round:
+            return False
+        self.round, self._merged, self._evaluated = self._weights, True, False
+        proof = None if self._proved else self._world.proof(self.source, self.round - 1)
+        self._proved = True
+        self._say(Merged(self.source, self.round, 0.01, proof))
+        return True
+
+    def _evaluate(self) -> None:
+        self._evaluated = True
+        assert self._plan is not None
+        count = sum(span.samples for span in self._plan.evaluate)
+        self._say(Evaluated(self.source, self.round, 2.0 * count, count, None, 0.2))
+
+    def _begin(self, plan: Plan) -> None:
+        if plan.restores and not self._restored:
+            if self._state is None:
+                return
+            (self.inner,), self._restored = self._state, True
+        self._done = self._reported = 0
+        self._longest = plan
+        self._train(plan)
+
+    def _train(self, plan: Plan) -> None:
+        assert self._longest is not None
+        self._longest = max(self._longest, plan, key=lambda one: one.samples)
+        size = min(plan.batch_size, plan.samples - self._done)
+        self._take(self._world.batch_s(self.source), lambda: self._batch(size))
+
+    def _batch(self, size: int) -> None:
+        self._done += size
+        assert self._plan is not None
+        if self.leaving:
+            self._deliver() if not self._replay else None
+        elif self._plan.round != self.round:
+            self._done, self._merged = 0, False
+        elif self._done < self._plan.samples:
+            self._report() if self._done - self._reported >= 2 * size else None
+            self._train(self._plan)
+        else:
+            self._deliver()
+
+    def _report(self) -> None:
+        samples, self._reported = self._done - self._reported, self._done
+        assert self._plan is not None
+        batches = -(-samples // self._plan.batch_size)
+        seconds = batches * self._world.batch_s(self.source)
+        say = Report(self.source, self.round, batches, samples, samples, 3.0, seconds, batches, 0.0, 1e-3)
+        self._say(say)
+
+    def _deliver(self) -> None:
+        assert self._longest is not None
+        if self._done > self._reported:
+            self._report()
+        spans, batches = window(self._longest.spans, 0, self._done), -(-self._done // self._longest.batch_size)
+        # In the simulation a delta says by its tokens which inner state it was begun with.
+        tokens = -1 if self.inner is None else self.inner
+        delta = Delta(self.source, self.round, spans, self._done, tokens, batches, 3.0, 1, 8, 1.0, 0.0, self._replay)
+        self.inner, self._done, self._merged = self.round, 0, False
+        self._say(delta)
+
+    def _take(self, seconds: float, then: Callable[[], None]) -> None:
+        """Be busy for a while, unless something else makes an end of it."""
+        token = self._busy = object()
+
+        def over() -> None:
+            if self.alive and self._busy is token and not self.stuck:
+                if self.frozen is not None:
+                    self.frozen.append(over)
+                    return
+                self._busy = None
+                then()
+                self.go()
+
+        self._world.later(seconds, over)
+
+    # ── words ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _say(self, event: Event) -> None:
+        self._world.say(self, event)
+
+    def _pulse(self) -> None:
+        if self.alive:
+            if self.frozen is None:
+                self._say(Alive(self.source, -1))
+            self._world.later(1.0, self._pulse)

@@ -1,0 +1,289 @@
+"""What must hold at every step of a simulated run, whatever goes wrong: an auditor beside the scheduler's brain."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from hypha_ray.config import Job
+from hypha_ray.scheduler import commands as c
+from hypha_ray.scheduler.core import CHECK_S
+from hypha_ray.types import Delta, Event, Merged, Ready, SliceInfo, Source, Span
+
+Sample = tuple[int, int, int]
+"""Epoch, slice, number in the slice."""
+
+SLACK_S = 1e-6
+
+
+def samples_in(spans: Iterable[Span]) -> list[Sample]:
+    return [(span.epoch, span.slice, number) for span in spans for number in range(span.start, span.stop)]
+
+
+class Books:
+    """Knows what the core was told and what it commanded, and compares that with what it should have."""
+
+    def __init__(self, job: Job, slices: list[SliceInfo]) -> None:
+        self.job, self._sizes = job, {info.index: info.samples for info in slices if info.split == "train"}
+        self.now = self.clock = 0.0
+        """The time, with and without that in which the scheduler was stopped."""
+        self.calm: list[Any] | None = None
+        """Whose samples the rounds have if nothing goes wrong, where nothing may change that."""
+        self.log: list[c.Persist] = []
+        """Rounds that the log has, or will have if nothing dies."""
+        self.used: set[Sample] = set()
+        self.inner: dict[int, int] = {}
+        """Last committed round in which a worker number trained: that is the inner state to go on from."""
+        self.rejected: Counter[int] = Counter()
+        """Rejected deltas of each number, of the rounds in the log."""
+        self.breakdowns: Counter[int] = Counter()
+        self.newest_incarnation: dict[int, int] = {}
+        self.false: set[Source] = set()
+        """Workers that have said they began with weights that are not the committed ones."""
+        self.forget_attempt(0)
+
+    def forget_attempt(self, survivors: int) -> None:
+        """The scheduler is gone, and of the log so many rounds are left."""
+        log, self.log = self.log[:survivors], []
+        self.used, self.inner, self.rejected = set(), {}, Counter()
+        for persist in log:
+            self._enter(persist)
+        self.at_work: dict[int, Source] = {}
+        self.hired: dict[int, Source] = {}
+        self.fed: dict[Source, set[int]] = {}
+        self.words: dict[Source, float] = {}
+        """When a worker was last heard, on a clock that stands still while the scheduler is stopped."""
+        self.in_time: dict[Source, float] = {}
+        """The same, of words that certainly came before the lease was over."""
+        self.fenced: dict[Source, float] = {}
+        """When a worker that is to be given up was heard once more."""
+        self.misbuilt: set[Source] = set()
+        """Workers with another model."""
+        self.deltas: dict[tuple[int, Source], Delta] = {}
+        """First delta of each round and worker that came while that worker was there."""
+        self.taken: dict[tuple[int, int], tuple[Source, float]] = {}
+        """Whose delta the core has taken, and when, by round and number."""
+        self.committed: set[int] = set()
+        self.reduce: c.Reduce | None = None
+        self.excluded: set[int] = set()
+        self.began = len(self.log)
+        self.recorded: list[int] = []
+        self.breakdowns.clear()
+        self.failures: Counter[int] = Counter()
+        """Workers of each number in a row that went without having contributed."""
+        self.due: dict[int, tuple[float, float]] = {}
+        """When a number's next worker is to be hired: at `now`, and on the `clock`."""
+
+    # ── what the core hears ───────────────────────────────────────────────────────────────────────────────────────
+
+    def hear(self, event: c.Input) -> None:
+        match event:
+            case Event(source=source) if self.at_work.get(source.worker) == source:
+                if self.clock - self.words[source] > self.job.worker.lease_s + SLACK_S:
+                    self.fenced.setdefault(source, self.clock)
+                self.words[source] = self.clock
+                if self.clock - self.in_time[source] < self.job.worker.lease_s - CHECK_S:
+                    self.in_time[source] = self.clock
+                if isinstance(event, Delta) and source not in self.fenced:
+                    self.deltas.setdefault((event.round, source), event)
+                if isinstance(event, Merged) and event.theta_sha256 == "false":
+                    self.false.add(source)
+            case Ready(source=source, layout=layout) if self.hired.get(source.worker) == source:
+                self.at_work[source.worker], self.fed[source] = source, set()
+                self.words[source] = self.in_time[source] = self.clock
+                self.misbuilt |= {source} if layout != "layout" else set()
+            case c.Lost(source=source) if self.hired.get(source.worker) == source:
+                self.breakdowns[source.worker] += 1
+            case c.Committed(saved=saved):
+                self.committed.add(saved.commit.round)
+            case c.Reduced(verdict=verdict) if self.reduce is not None and verdict.round == self.reduce.round:
+                assert {one.worker for one in verdict.accepted} <= {one.worker for one in self.reduce.sources}
+
+    # ── what the core commands ────────────────────────────────────────────────────────────────────────────────────
+
+    def obey(self, command: c.Command) -> None:
+        match command:
+            case c.Hire(source=source):
+                self._hire(source)
+            case c.Dismiss(worker=worker, reason=reason):
+                self._dismiss(worker, reason)
+            case c.Feed() | c.Assign() | c.Merge() | c.Restore() | c.Retire():
+                self._order(command)
+            case c.Reduce():
+                self._reduce(command)
+            case c.Persist():
+                self._persist(command)
+            case c.Record(fields=fields) if fields["kind"] == "round":
+                assert fields["round"] in range(self.began, len(self.log)), "a record of a round without a commit"
+                assert not self.recorded or fields["round"] > self.recorded[-1], "a round is recorded twice"
+                assert fields["samples_total"] == _samples_total(self.log[: fields["round"] + 1])
+                self.recorded.append(fields["round"])
+
+    def _hire(self, source: Source) -> None:
+        assert source.worker not in self.hired, "a number is given away twice"
+        strikes = self.rejected[source.worker]
+        assert source.worker not in self.excluded and strikes < self.job.sync.strikes, (
+            "an excluded number is given away"
+        )
+        assert source.incarnation > self.newest_incarnation.get(source.worker, 0), "an incarnation doesn't grow"
+        due, due_clock = self.due.get(source.worker, (0.0, self.clock))
+        assert self.now >= due - SLACK_S, "a worker is hired too early"
+        assert self.clock <= due_clock + 2 * CHECK_S + SLACK_S, "a worker is hired too late"
+        self.hired[source.worker] = source
+        self.newest_incarnation[source.worker] = source.incarnation
+
+    def _dismiss(self, worker: int, reason: str) -> None:
+        source = self.hired.pop(worker)
+        was = self.at_work.pop(worker, None)
+        failures, blame = self.failures[worker], reason != "left"
+        wait_s = min(60.0, 2.0 ** (failures - 1)) if failures and blame else 0.0
+        self.due[worker] = self.now + wait_s, self.clock + wait_s
+        self.failures[worker] += blame
+        if reason.startswith("silent"):
+            assert was is not None and self.clock - self.in_time[source] > self.job.worker.lease_s - 2 * CHECK_S, (
+                "a worker is given up that was heard of"
+            )
+        if reason.startswith("excluded"):
+            assert self.rejected[worker] >= self.job.sync.strikes, "a worker is excluded too early"
+            self.excluded.add(worker)
+        if reason.startswith("it builds"):
+            self.excluded.add(worker)
+        if not reason.startswith("it began"):
+            self.false.discard(source)  # What it claimed can't be held against anybody any more.
+        else:
+            assert source in self.false, "a worker with the right weights is dismissed"
+            taken = self.taken.get((len(self.log), worker))
+            if taken is not None and taken[0] == source and not self._reducing:
+                del self.taken[len(self.log), worker]
+
+    def _order(self, command: c.Feed | c.Assign | c.Merge | c.Restore | c.Retire) -> None:
+        assert command.worker in self.at_work, f"{command} to nobody"
+        source = self.at_work[command.worker]
+        assert source not in self.misbuilt or isinstance(command, c.Feed | c.Retire), (
+            "a worker with another model is employed"
+        )
+        match command:
+            case c.Feed(slice=index):
+                self.fed[source].add(index)
+            case c.Assign(plan=plan):
+                self.fed[source] &= plan.keep
+                assert {span.slice for span in (*plan.spans, *plan.evaluate)} <= self.fed[source], "a slice isn't sent"
+                assert plan.round == len(self.log), "a plan for another round than the one after the last commit"
+                assert not self.used & set(samples_in(plan.spans)), "a used sample is given out"
+            case c.Merge(round=number):
+                assert number == len(self.log), "weights of another round than the last committed one"
+            case c.Restore(worker=worker):
+                assert worker in self.inner, "there is no inner state"
+
+    def _reduce(self, command: c.Reduce) -> None:
+        assert self.reduce is None or command.round > self.reduce.round, "a round is reduced twice"
+        assert command.round == len(self.log), "a round is skipped"
+        assert command.sources, "nothing is reduced"
+        workers = [source.worker for source in command.sources]
+        assert workers == sorted(set(workers)), "a worker is in a round twice, or out of order"
+        for source, samples in zip(command.sources, command.samples, strict=True):
+            delta = self.deltas.get((command.round, source))
+            assert delta is not None, "a stale delta is in a round"
+            weight = 1 if self.job.sync.weighting == "uniform" else delta.samples
+            assert samples == weight, "a delta doesn't weigh what its samples do"
+            assert source not in self.false or command.round - 1 not in self._known(), "wrong weights are merged"
+            if self.job.run.mode == "replay" and not self.rejected[source.worker]:
+                before = self.inner.get(source.worker, -1)
+                assert delta.tokens == before, f"{source} trained from inner state {delta.tokens}, not {before}"
+        self.reduce = command
+
+    @property
+    def _reducing(self) -> bool:
+        return self.reduce is not None and self.reduce.round == len(self.log)
+
+    def _known(self) -> set[int]:
+        return {self.began - 1} | self.committed
+
+    def _persist(self, persist: c.Persist) -> None:
+        assert self.reduce is not None and persist.round == self.reduce.round == len(self.log), "rounds aren't dense"
+        accepted = {one.worker for one in persist.verdict.accepted}
+        assert {worker for worker, _ in persist.spans} == accepted, "samples of a delta that isn't accepted"
+        sources = {source.worker: source for source in self.reduce.sources}
+        for worker, spans in persist.spans:
+            assert spans == self.deltas[persist.round, sources[worker]].spans, (
+                "other samples than the delta's are counted"
+            )
+        self._enter(persist)
+        if self.calm is not None and not self.rejected:
+            assert persist.spans == self.calm[persist.round], "replay has other samples than the calm run"
+        assert persist.state["totals"]["samples_total"] == _samples_total(self.log), "totals are wrong"
+        for number in range(self.job.resources.num_workers):
+            strikes = persist.state["workers"].get(str(number), {}).get("strikes", 0)
+            assert strikes == self.rejected[number], "strikes aren't written down"
+        assert persist.epoch == self.epoch, "the oldest epoch is wrong"
+        counts = Counter((epoch, index) for epoch, index, _ in self.used if epoch == self.epoch)
+        assert persist.cursors == {index: count for (_, index), count in counts.items()}, "cursors are wrong"
+        for worker in accepted:
+            self.breakdowns.clear()
+            self.failures[worker] = 0
+
+    def _enter(self, persist: c.Persist) -> None:
+        samples = [sample for _, spans in persist.spans for sample in samples_in(spans)]
+        assert len(samples) == len(set(samples)) and not self.used & set(samples), "a sample is used twice"
+        assert all(0 <= number < self._sizes[index] for _, index, number in samples), "there is no such sample"
+        self.used |= set(samples)
+        self.log.append(persist)
+        self.rejected.update(one.worker for one in persist.verdict.rejected)
+        self.inner |= {worker: persist.round for worker, _ in persist.spans if self.job.run.mode == "replay"}
+
+    @property
+    def epoch(self) -> int:
+        """The oldest epoch that isn't wholly used, by counting."""
+        sizes, total = Counter(epoch for epoch, _, _ in self.used), sum(self._sizes.values())
+        return next(epoch for epoch in range(len(sizes) + 1) if sizes[epoch] < total)
+
+    # ── after each step ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def check(self, core: Any) -> None:
+        """Compare the core's own books."""
+        course, roster = core._course, core._roster
+        ledger, current = course._assigner.ledger, course.current
+        ledger.check()
+        leased = {slot.number: slot.source for slot in roster.slots.values() if slot.lease is not None}
+        assert leased == self.at_work, "the roster and the world disagree on who is at work"
+        assert len(roster._book.leases) == len(leased), "a lease has no holder"
+        if current is not None and not current.closed:
+            owners = {*leased, *current.deltas, *current.orphans}
+            assert all(number in owners for number, spans in ledger._held.items() if spans), "nobody has these samples"
+            for number, delta in current.deltas.items():
+                taken = delta.source, current.delivered_at[number]
+                source, at = self.taken.setdefault((current.number, number), taken)
+                first = self.deltas.get((current.number, source))
+                assert first is delta and at == taken[1], "a delta is taken that is not the first"
+        for number, (_, due) in self.due.items():
+            slot = roster.slots[number]
+            waits = number not in self.hired and not slot.excluded and not slot.done
+            assert not waits or self.clock <= due + 2 * CHECK_S + SLACK_S, "nobody is hired"
+        limit_s = self.job.worker.lease_s + 2 * CHECK_S + SLACK_S
+        for number, source in leased.items():
+            heard_s = self.clock - self.words[source]
+            fenced_s = self.clock - self.fenced.get(source, self.clock)
+            assert max(heard_s, fenced_s + self.job.worker.lease_s) <= limit_s or roster.slots[number].done, (
+                "a silent worker isn't missed"
+            )
+
+    def finish(self, core: Any, error: Exception | None) -> None:
+        """Was it right to end the run?"""
+        code, needed = getattr(error, "code", None), core._needed
+        match code:
+            case None:
+                assert error is None and len(self.log) == self.job.rounds.update_rounds, "the run ends too early"
+            case "CAP002":
+                assert len(core._roster.free) < needed, "there are workers enough"
+            case "NET008":
+                able = set(core._roster.slots) - self.excluded
+                assert all(self.breakdowns[number] >= 5 for number in able), "not every worker breaks down"
+            case "TRN001":
+                assert self._reducing
+            case _:
+                raise AssertionError(f"the run ends by {error!r}")
+
+
+def _samples_total(log: list[c.Persist]) -> int:
+    return sum(span.samples for persist in log for _, spans in persist.spans for span in spans)

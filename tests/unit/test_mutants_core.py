@@ -1,0 +1,58 @@
+"""Defects of the scheduler's brain, planted one at a time: simulated runs or scenarios must find each."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+import pytest
+import test_core
+import test_core_elastic
+import test_core_resume
+import test_core_waiting
+import virtual_fleet
+from mutants_core import MUTANTS, mutant
+from simulation import World
+
+from hypha_ray.scheduler.core import Core
+
+SOON, LATE = range(60), range(60, 400)
+"""Seeds before and after the scenarios are tried."""
+
+SCENARIOS: list[Callable[[], None]] = [
+    scenario
+    for module in (test_core, test_core_elastic, test_core_waiting, test_core_resume)
+    for name, scenario in vars(module).items()
+    if name.startswith("test_") and not inspect.signature(scenario).parameters
+]
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_simulation_or_scenario_finds_the_defect(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    core = mutant(name)
+    monkeypatch.setattr(virtual_fleet, "Core", core)
+    found = _walked(core, SOON) or _played() or _walked(core, LATE)
+    print(f"{name}: {found}")
+    assert found is not None, f"nobody noticed: {name}"
+
+
+def _walked(core: type[Core], seeds: range) -> str | None:
+    for seed in seeds:
+        try:
+            World(seed, core).run()
+        except Exception as failure:
+            return f"seed {seed}, {failure!r}"
+    return None
+
+
+def _played() -> str | None:
+    for scenario in SCENARIOS:
+        try:
+            scenario()
+        except Exception as failure:
+            return f"{scenario.__name__}, {type(failure).__name__}"
+    return None
+
+
+def test_brain_without_a_defect_is_not_blamed() -> None:
+    assert _walked(Core, SOON) is None and _played() is None
