@@ -251,8 +251,9 @@ class Core:
         return False
 
     def _distrust(self, sources: Sequence[Source], now: float) -> None:
-        for source in sources:
+        for source in sources:  # All of them first: a loss may close the round.
             self._course.disown(source)
+        for source in sources:
             self._lost(source, "it began with other weights than were committed", now)
 
     def _too_few(self, what: str) -> CapacityError:

@@ -88,7 +88,7 @@ class CommitLog:
     """The records under ``commits/`` of a run directory.
 
     A record is written under a temporary name, fsynced and then given its own, so after a crash it is wholly there or
-    absent. It ends with a checksum of itself. ``origin.json`` names the weights that round 0 begins with.
+    absent. It ends with a checksum of itself. ``origin.json``, beside the folder, names the weights of round 0.
 
     Args:
         directory: the run directory.
@@ -96,7 +96,7 @@ class CommitLog:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._folder = directory / "commits"
+        self._folder, self._origin = directory / "commits", directory / "origin.json"
 
     def begin(self, theta_sha256: str) -> None:
         """Take note of the weights that round 0 begins with.
@@ -105,16 +105,15 @@ class CommitLog:
             TryAgainError: the disk is full or can't be written.
 
         """
-        path, data = self._folder / "origin.json", sealed({"theta_sha256": theta_sha256})
-        with room_for(path, len(data)):
-            temporary = path.with_name("round_origin.tmp")
+        data, temporary = sealed({"theta_sha256": theta_sha256}), self._folder / "round_origin.tmp"
+        with room_for(temporary, len(data)):
             write_file(temporary, data)
-            publish(temporary, path)
+            publish(temporary, self._origin)
 
     def origin(self) -> str | None:
         """Sha256 of the weights that round 0 begins with; None: it isn't known."""
         try:
-            return str(unsealed((self._folder / "origin.json").read_bytes())["theta_sha256"])
+            return str(unsealed(self._origin.read_bytes())["theta_sha256"])
         except (OSError, ValueError, KeyError):
             return None
 

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 _NEWER = "STORE005"
 _OURS = {
-    "commits": re.compile(r"round_\d{6,}\.json|origin\.json|rewound"),
+    "commits": re.compile(r"round_\d{6,}\.json|rewound"),
     "checkpoints": re.compile(r"round_\d{6,}"),
 }
 

@@ -31,7 +31,11 @@ class Reader:
 
 
 def shard(folder: Path) -> Any:
-    return ray.remote(DataShard).options(num_cpus=0, max_restarts=0, max_task_retries=0).remote(str(folder))
+    return (
+        ray.remote(concurrency_groups={"pulse": 1})(DataShard)
+        .options(num_cpus=0, max_restarts=0, max_task_retries=0)
+        .remote(str(folder))
+    )
 
 
 @pytest.fixture

@@ -46,7 +46,11 @@ EVENTS = [{"kind": "join", "worker": 1, "monotonic_s": 1.0}, {"kind": "loss", "w
 
 def start(directory: Path, sinks: list[str], run: str = "run", name: str = "telemetry") -> Any:
     options = {"name": name, "num_cpus": 0}
-    return ray.remote(Telemetry).options(**options).remote(str(directory), sinks, run, {"run": {"seed": 1}})
+    return (
+        ray.remote(concurrency_groups={"pulse": 1})(Telemetry)
+        .options(**options)
+        .remote(str(directory), sinks, run, {"run": {"seed": 1}})
+    )
 
 
 def free_port() -> int:
@@ -153,7 +157,11 @@ def test_telemetry_after_a_crash_goes_on_in_the_same_files(actor: Any, tmp_path:
 def test_telemetry_dead_collector_neither_delays_nor_loses_records(metrics_port: int, tmp_path: Path) -> None:
     environment = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{free_port()}", "OTEL_EXPORTER_OTLP_TIMEOUT": "1"}
     options = {"num_cpus": 0, "runtime_env": {"env_vars": environment}}
-    actor = ray.remote(Telemetry).options(**options).remote(str(tmp_path), ["otel"], "dead", {})
+    actor = (
+        ray.remote(concurrency_groups={"pulse": 1})(Telemetry)
+        .options(**options)
+        .remote(str(tmp_path), ["otel"], "dead", {})
+    )
     ray.get(actor.write.remote(RECORDS))
     figures = ray.get(actor.finish.remote({}))
     assert read_jsonl(tmp_path / "metrics.jsonl") == RECORDS

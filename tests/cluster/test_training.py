@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from hypha_ray.model.build import build_model
 from hypha_ray.types import Span
 from hypha_ray.worker.feeder import order
 from hypha_ray.worker.optimizers import build_optimizer
-from jobs import job_of, run_job
+from jobs import MODEL, job_of, run_job
 
 
 def samples_of(dataset: Path, spans: list[Span], seed: int = 0) -> np.ndarray:
@@ -63,7 +64,7 @@ def test_job_on_two_workers_trains_commits_and_exports(results: Path, corpus: Pa
     run = run_job(job, results, corpus, export=True)
     rounds, evals = run.of_kind("round"), run.of_kind("eval")
     assert [record["round"] for record in rounds] == [0, 1, 2, 3] == [record["round"] for record in evals]
-    assert evals[-1]["val_loss"] < evals[0]["val_loss"] < 5.95
+    assert max(record["val_loss"] for record in evals) < 4.5 < math.log(MODEL["vocab_size"])
     assert all(set(record["batches"]) == {0, 1} for record in rounds)
     assert [commit["parent_sha256"] for commit in run.commits()[1:]] == [
         commit["theta_sha256"] for commit in run.commits()[:-1]

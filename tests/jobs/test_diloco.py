@@ -87,7 +87,7 @@ def test_output_is_a_table_with_a_line_for_each_round_and_ends_with_the_director
 ) -> None:
     lines = done.stdout.splitlines()
     assert lines[-1] == f"run: {run_shared_job.home / 'small'}" and run.is_absolute()
-    assert [line[10:] for line in lines[:2]] == ["leasing machines", "building the model on 2 workers"]
+    assert [line[10:] for line in lines[:2]] == ["leasing machines", "starting workers and building the model"]
     title, *rows = table = lines[2:-2]
     assert title.split()[:4] == ["round", "time", "loss", "val_loss"]
     assert [row.split()[0] for row in rows] == ["1/3", "2/3", "3/3"]

@@ -51,6 +51,11 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "wrong weights are believed": ("proofs", "return self._known[round] == theta_sha256", "return True"),
     "a claim isn't kept": ("proofs", "self._claims[source] = round, theta_sha256", "pass"),
     "what was handed over with wrong weights stays": ("core", "self._course.disown(source)", "pass"),
+    "of two wrong joiners one is left out": (
+        "core",
+        "            self._course.disown(source)\n        for source in sources:\n",
+        "            self._course.disown(source)\n",
+    ),
     # ── rounds
     "a delta is taken twice": (
         "course",

@@ -176,3 +176,12 @@ def test_delta_of_a_joiner_found_wrong_before_the_round_closes_is_left_out() -> 
     wrong = Source("virtual", 1, 10_002)
     delivered = [note for note in fleet.noted("loss") if note["incarnation"] == 10_002]
     assert delivered and all(wrong not in reduce.sources for reduce in fleet.reduces)
+
+
+def test_round_that_one_of_two_wrong_joiners_closes_is_without_the_other_one() -> None:
+    faults = Faults(proof=lambda source, right: "wrong" if source.incarnation == 10_002 else right)
+    fleet = fleet_of(1.0, 0.01, faults=faults, samples=12)
+    on(fleet, c.Reduce, lambda: (fleet.kill(0), fleet.kill(1)))
+    done(fleet)
+    assert sum(note["reason"].startswith("it began") for note in fleet.noted("loss")) == 2
+    assert all(source.incarnation != 10_002 for reduce in fleet.reduces for source in reduce.sources)

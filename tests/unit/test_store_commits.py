@@ -107,7 +107,7 @@ def test_log_origin_is_what_the_first_round_begins_with(tmp_path: Path) -> None:
     log.begin(sha("a"))
     log.begin(sha("b"))
     assert CommitLog(tmp_path).origin() == sha("b") and log.read() == ()
-    (tmp_path / "commits" / "origin.json").write_text("{}")
+    (tmp_path / "origin.json").write_text("{}")
     assert log.origin() is None
 
 
