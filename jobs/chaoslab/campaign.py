@@ -9,7 +9,7 @@ from pathlib import Path
 from chaoslab.arena import Arena
 from chaoslab.efficiency import Edge, calm_window, last_calm_round, rounds_of
 from chaoslab.hunter import Hunter
-from chaoslab.job import BATCH_SIZE, NAME, SLOWDOWN, Driver, job_file, make_corpus, step_s, write_job
+from chaoslab.job import NAME, Driver, job_file, make_corpus, write_job
 from chaoslab.options import Options
 from chaoslab.samples import EVERY_S, Samples
 from chaoslab.schedule import planned
@@ -43,8 +43,7 @@ def carry_out(options: Options, out: Path) -> Found:
     corpus = out / "corpus"
     make_corpus(corpus)
     rounds = rounds_of(options.calm_rounds, options.chaos_rounds)
-    samples = int(options.round_seconds / (SLOWDOWN * step_s())) * options.workers * BATCH_SIZE
-    job = write_job(out, job_file(out, corpus, options.workers, rounds, samples, options.seed))
+    job = write_job(out, job_file(out, corpus, options.workers, rounds, options.round_seconds, options.seed))
     with Arena(options.workers) as arena:
         driver = Driver(job, arena.address)
         try:

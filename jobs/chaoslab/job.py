@@ -8,27 +8,22 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tomli_w
-from benchmarks.throughput import BareLoop
 
-from hypha_ray.config import Job
-from hypha_ray.config.schema import Model
 from hypha_ray.data.options import Options as Corpus
 from hypha_ray.data.prepare import prepare
 
 NAME = "chaos"
 BATCH_SIZE = 8
 SEQ_LEN = 32
-SLOWDOWN = 20.0
-"""A worker computes for one part in so many of its time and sleeps for the rest.
+BATCH_S = 0.1
+"""Every batch takes so long: a worker computes for a few milliseconds and sleeps for the rest.
 
 All workers share this machine's few cores. If they computed all the time, the survivors of a kill would get the dead
 one's share of the processor, and its loss would cost nothing.
 """
 SAMPLES = 30_000
 """Few enough for several epochs, so that their ends, where slices are shared, are under kills too."""
-CALIBRATION_STEPS = 60
 _MODEL = {
     "model_type": "llama",
     "vocab_size": 384,
@@ -51,15 +46,9 @@ def make_corpus(folder: Path) -> None:
     prepare(options, lambda what, count: None)
 
 
-def step_s() -> float:
-    """Seconds that a bare inner step takes on this machine, as it is now."""
-    batches = np.random.default_rng(0).integers(2, 384, (8, BATCH_SIZE, SEQ_LEN))
-    loop = BareLoop(Job(model=Model(config=_MODEL)), batches)
-    return BATCH_SIZE * SEQ_LEN / loop.tokens_per_s(CALIBRATION_STEPS)
-
-
-def job_file(out: Path, corpus: Path, workers: int, rounds: int, samples: int, seed: int) -> dict[str, Any]:
-    """The job: a small model, `samples` between updates over all workers, and no evaluation before the end."""
+def job_file(out: Path, corpus: Path, workers: int, rounds: int, round_s: float, seed: int) -> dict[str, Any]:
+    """The job: a small model, as many samples as the workers use in `round_s`, and no evaluation before the end."""
+    samples = round(round_s / BATCH_S) * workers * BATCH_SIZE
     return {
         "run": {"name": NAME, "dir": str(out), "seed": seed},
         "model": {"config": _MODEL},
@@ -72,7 +61,7 @@ def job_file(out: Path, corpus: Path, workers: int, rounds: int, samples: int, s
         },
         "resources": {"num_workers": workers, "min_workers": 1},
         "telemetry": {"sinks": ["console", "jsonl"]},
-        "testing": {"slowdown": [SLOWDOWN] * workers},
+        "testing": {"batch_s": BATCH_S},
     }
 
 
