@@ -198,9 +198,5 @@ class Scheduler:
             self._inbox.put_nowait(Failed(Source(self._run, -1, 0), -1, getattr(error, "cause", None) or error))
 
 
-def _fed(index: int, ref: Any, worker: Any) -> Any:
-    return worker.feed.remote(index, ref)
-
-
 def _status(text: str) -> dict[str, Any]:
     return {"kind": "status", "text": text}
