@@ -15,6 +15,7 @@ from hypha_ray.config import Job
 from hypha_ray.errors import ClusterError, HyphaError
 from hypha_ray.scheduler.actor import Scheduler
 from hypha_ray.scheduler.claim import committed
+from hypha_ray.scheduler.cluster import ControlService
 from hypha_ray.scheduler.leftovers import end_leftovers
 from hypha_ray.store.directory import RunDirectory
 
@@ -37,15 +38,16 @@ def records(job: Job, run: str, directory: RunDirectory, dataset: Path) -> Itera
         HyphaError: whatever ended the run.
 
     """
-    failures = 0
+    failures, control = 0, ControlService(ray.get_runtime_context().gcs_address)
     while True:
         end_leftovers(run)
         before = committed(directory)
         try:
-            yield from _attempt(job, run, directory, dataset)
+            yield from _attempt(job, run, directory, dataset, control)
             return
         except SchedulerLost as lost:
             log.warning("the scheduler died: %s", lost)
+            control.wait()
             failures = 1 if committed(directory) > before else failures + 1
             if failures == PATIENCE:
                 what = f"the scheduler died {PATIENCE} times without a commit"
@@ -54,7 +56,9 @@ def records(job: Job, run: str, directory: RunDirectory, dataset: Path) -> Itera
         yield {"kind": "status", "text": "the scheduler died; going on from the last commit"}
 
 
-def _attempt(job: Job, run: str, directory: RunDirectory, dataset: Path) -> Iterator[dict[str, Any]]:
+def _attempt(
+    job: Job, run: str, directory: RunDirectory, dataset: Path, control: ControlService
+) -> Iterator[dict[str, Any]]:
     """Start a scheduler on this node, and hand on what it streams.
 
     Raises:
@@ -67,7 +71,7 @@ def _attempt(job: Job, run: str, directory: RunDirectory, dataset: Path) -> Iter
     arguments = (job, run, str(directory.path), str(dataset), directory.begin_attempt())
     scheduler = ray.remote(Scheduler).options(**options).remote(*arguments)
     try:
-        yield from _stream(scheduler, job.resources.start_deadline_s)
+        yield from _stream(scheduler, job.resources.start_deadline_s, control)
     except RayTaskError as error:
         raise _meant(error) from None
     except RayError as error:
@@ -76,13 +80,14 @@ def _attempt(job: Job, run: str, directory: RunDirectory, dataset: Path) -> Iter
         ray.kill(scheduler)
 
 
-def _stream(scheduler: Any, start_s: float) -> Iterator[dict[str, Any]]:
+def _stream(scheduler: Any, start_s: float, control: ControlService) -> Iterator[dict[str, Any]]:
     """What a scheduler streams; while it says nothing, feel its pulse. It may take `start_s` to get going.
 
     Seconds are counted by waits: if this process was stopped itself, nobody's silence in that time counts.
     """
     stream, pulse, waits, limit = scheduler.run.remote(), None, 0, start_s
     while True:
+        control.check()
         if ray.wait([stream], timeout=1)[0]:
             ref = next(stream, None)
             if ref is None:

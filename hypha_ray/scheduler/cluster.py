@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +19,10 @@ from hypha_ray.errors import AuthenticationError, ClusterError, HyphaError
 
 CONNECT_S = 10.0
 """Longest wait for a cluster's port to answer."""
+KNOCK_S = 2.0
+"""Seconds between two looks at whether a cluster is still there, and the longest wait for its answer."""
+GONE_S = 30.0
+"""Seconds without an answer after which it is taken for gone; after 60 Ray would end the process without a word."""
 
 
 @contextmanager
@@ -36,6 +41,52 @@ def connected(namespace: str) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+class ControlService:
+    """Ray's control service (GCS) on the head node, without which nothing is started or replaced.
+
+    Args:
+        address: ``HOST:PORT``.
+
+    """
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._address = host.strip("[]"), int(port)
+        self._knocked_at = time.monotonic()
+        self._silent_since: float | None = None
+
+    def check(self) -> bool:
+        """Knock, if it is time to; says whether it answered when it was last asked.
+
+        Raises:
+            ClusterError: it hasn't for `GONE_S` seconds.
+
+        """
+        now = time.monotonic()
+        if now - self._knocked_at >= KNOCK_S:
+            self._knocked_at = now
+            try:
+                socket.create_connection(self._address, KNOCK_S).close()
+                self._silent_since = None
+            except OSError:
+                self._silent_since = now if self._silent_since is None else self._silent_since
+        if self._silent_since is not None and now - self._silent_since >= GONE_S:
+            what = f"Ray's control service is gone from {self._address[0]}:{self._address[1]}"
+            raise ClusterError("NET009", what, fix="start a cluster, then give the same command again: the run goes on")
+        return self._silent_since is None
+
+    def wait(self) -> None:
+        """Return once it answers.
+
+        Raises:
+            ClusterError: it hasn't for `GONE_S` seconds.
+
+        """
+        self._knocked_at -= KNOCK_S
+        while not self.check():
+            time.sleep(KNOCK_S)
 
 
 def _knock(address: str) -> bool:

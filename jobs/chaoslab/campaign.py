@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,6 +76,8 @@ class Campaign:
         self.hunter: Hunter | None = None
         self.samples = Samples()
         self.problems: list[str] = []
+        self._began_s = time.monotonic()
+        self._told = 0, 0
 
     def go(self) -> None:
         """Return when the job has ended, or doesn't get on."""
@@ -86,6 +89,7 @@ class Campaign:
             if now - moved_s > max(STUCK_S, STUCK_ROUNDS * self._options.round_seconds):
                 self.problems.append(f"no commit for {now - moved_s:.0f} s")
                 return
+            self._tell(now)
             self._arena.turn(now)
             if len(self.watch.commits) < self._rounds:  # What comes after that, such as the export, is not measured.
                 if now - sampled_s >= EVERY_S:
@@ -105,6 +109,15 @@ class Campaign:
                 self.problems.append(f"stopped and never ended: {', '.join(frozen)}")
                 return
             time.sleep(POLL_S)
+
+    def _tell(self, now: float) -> None:
+        """Say how far it is, at every commit and every strike."""
+        kills = [] if self.hunter is None else self.hunter.kills
+        if self._told != (len(self.watch.commits), len(kills)):
+            self._told = len(self.watch.commits), len(kills)
+            last = f", strike {len(kills)}: {kills[-1].signal} to {kills[-1].name}" if kills else ""
+            shown = f"[{now - self._began_s:6.0f} s] round {self._told[0]} of {self._rounds}{last}"
+            print(shown, file=sys.stderr, flush=True)
 
     def _hunt(self, now: float) -> None:
         if self.hunter is None and last_calm_round(self._options.calm_rounds) in self.watch.commits:

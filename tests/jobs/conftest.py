@@ -81,6 +81,10 @@ class Jobs:
             text=True,
         )
 
+    def processes(self) -> list[int]:
+        """All that they have started, and that still runs."""
+        return started_with(self._folder)
+
 
 @contextmanager
 def jobs_in(home: Path) -> Iterator[Jobs]:

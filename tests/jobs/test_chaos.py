@@ -28,6 +28,7 @@ def campaign(run_shared_job: RunJob, tmp_path_factory: pytest.TempPathFactory) -
     size = ("--workers", "2", "--round-seconds", "2", "--calm-rounds", "1")
     done = run_shared_job(*strikes, *size, "--out", folder / "out", "--json", folder / "figures.json", script="chaos")
     assert done.returncode == 0, done.stdout + done.stderr
+    assert ", strike 1: SIGKILL to worker-" in done.stderr and ", strike 2: SIGKILL to driver" in done.stderr
     return folder / "out", done.stdout, json.loads((folder / "figures.json").read_text())
 
 

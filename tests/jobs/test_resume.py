@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
@@ -31,6 +33,8 @@ class RunJob(Protocol):
 
     def start(self, *arguments: str | Path, env: dict[str, str] | None = None) -> subprocess.Popen[str]: ...
 
+    def processes(self) -> list[int]: ...
+
 
 def slow(job: Path, corpus: Path, name: str) -> Words:
     """Rounds of some seconds, so that there is a middle to kill something in."""
@@ -39,12 +43,12 @@ def slow(job: Path, corpus: Path, name: str) -> Words:
 
 
 @contextmanager
-def running(process: subprocess.Popen[str], rounds: int) -> Iterator[subprocess.Popen[str]]:
+def running(process: subprocess.Popen[str], rounds: int, of: int = ROUNDS) -> Iterator[subprocess.Popen[str]]:
     """A job that has shown so many rounds; it is killed in the end."""
     with process:
         try:
             assert process.stdout is not None
-            assert any(f" {rounds}/{ROUNDS} " in f" {line}" for line in process.stdout), process.communicate()
+            assert any(f" {rounds}/{of} " in f" {line}" for line in process.stdout), process.communicate()
             yield process
         finally:
             process.kill()
@@ -245,6 +249,22 @@ def test_driver_killed_with_its_own_ray_goes_on_in_another(run_job: RunJob, smal
     ok(run_job(*words, *FAST))
     whole(run_job.home / "alone", ROUNDS)
     assert attempts(run_job.home / "alone") == [1, 2]
+
+
+def test_run_whose_ray_is_gone_ends_with_75_and_goes_on_in_another(
+    run_job: RunJob, small_job: Path, corpus: Path
+) -> None:
+    words = slow(small_job, corpus, "headless")
+    with running(run_job.start(*words, "--rounds.update_rounds", "1000"), rounds=1, of=1000) as driver:
+        (service,) = [pid for pid in run_job.processes() if Path(f"/proc/{pid}/comm").read_text() == "gcs_server\n"]
+        os.kill(service, signal.SIGKILL)
+        _, errors = driver.communicate()
+    assert driver.returncode == 75
+    assert [line[:14] for line in errors.splitlines()] == ["error[NET009]:"]
+    before = commits(run_job.home / "headless")
+    ok(run_job("--resume", "headless", "--rounds.update_rounds", str(len(before) + 2), *FAST))
+    assert commits(run_job.home / "headless")[: len(before)] == before
+    whole(run_job.home / "headless", len(before) + 2)
 
 
 def test_killed_scheduler_is_followed_by_another_until_it_makes_no_progress(
