@@ -34,6 +34,7 @@ POINTS = {
     "server.before_reduce": "the deltas are there, nothing is computed",
     "server.after_reduce": "the step is computed, and not yet returned",
     "shard.read": "before a slice is read",
+    "scheduler.start": "before anything is asked or started",
     "scheduler.before_reduce": "the deltas are in, the server isn't asked yet",
     "scheduler.after_reduce": "the verdict is in, nothing follows from it yet",
     "scheduler.before_persist": "before the store is asked to commit",

@@ -67,6 +67,7 @@ class Scheduler:
     async def run(self) -> AsyncIterator[dict[str, Any]]:
         """The whole job: yields status lines, records, and the summary at last; raises what ended the job."""
         try:
+            failpoint("scheduler.start")
             yield _status("leasing machines")
             past = await self._recall()
             core = await self._brain(past)

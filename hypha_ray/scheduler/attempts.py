@@ -22,7 +22,9 @@ from hypha_ray.store.directory import RunDirectory
 log = logging.getLogger(__name__)
 
 PATIENCE = 3
-"""Attempts in a row without a new commit after which a run is given up."""
+"""Attempts in a row in which no worker made a step, after which a run is given up."""
+LONGEST_PATIENCE = 10
+"""Attempts in a row without a new commit, likewise: steps alone are no progress for ever."""
 SILENCE_S = 10
 """Seconds without a word and without a pulse after which a scheduler is taken for dead."""
 
@@ -38,21 +40,23 @@ def records(job: Job, run: str, directory: RunDirectory, dataset: Path) -> Itera
         HyphaError: whatever ended the run.
 
     """
-    failures, control = 0, ControlService(ray.get_runtime_context().gcs_address)
+    idle, vain, control = 0, 0, ControlService(ray.get_runtime_context().gcs_address)
     while True:
         end_leftovers(run)
-        before = committed(directory)
+        before, idle, vain = committed(directory), idle + 1, vain + 1
         try:
-            yield from _attempt(job, run, directory, dataset, control)
+            for record in _attempt(job, run, directory, dataset, control):
+                idle = 0 if record["kind"] == "step" else idle
+                yield record
             return
         except SchedulerLost as lost:
             log.warning("the scheduler died: %s", lost)
             control.wait()
-            failures = 1 if committed(directory) > before else failures + 1
-            if failures == PATIENCE:
-                what = f"the scheduler died {PATIENCE} times without a commit"
+            vain = 0 if committed(directory) > before else vain
+            if idle >= PATIENCE or vain >= LONGEST_PATIENCE:
+                count = f"{idle} times without a step" if idle >= PATIENCE else f"{vain} times without a commit"
                 fix = "look for lack of memory in the dashboard, then run it again: it goes on from there"
-                raise ClusterError("NET003", what, got=str(lost), fix=fix) from None
+                raise ClusterError("NET003", f"the scheduler died {count}", got=str(lost), fix=fix) from None
         yield {"kind": "status", "text": "the scheduler died; going on from the last commit"}
 
 
