@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,11 +28,21 @@ from hypha_ray.market.requirements import Need, NodeResources, shortage
 __all__ = ["Lease", "Leases", "cluster_nodes", "draining_nodes", "reclaim"]
 
 
-def cluster_nodes() -> list[NodeResources]:
-    """The nodes that are alive, and what is free on them at this moment."""
-    free = available_resources_per_node()
+def cluster_nodes(leased: Mapping[str, Mapping[str, float]] | None = None) -> list[NodeResources]:
+    """The nodes that are alive, and what is free on them at this moment.
+
+    Args:
+        leased: amounts by node id that are to be counted as free.
+
+    """
+    free, leased = available_resources_per_node(), leased or {}
     return [
-        NodeResources(node["NodeManagerAddress"], node["Resources"], free.get(node["NodeID"], {}), node["Labels"])
+        NodeResources(
+            node["NodeManagerAddress"],
+            node["Resources"],
+            Counter(free.get(node["NodeID"], {})) + Counter(leased.get(node["NodeID"], {})),
+            node["Labels"],
+        )
         for node in ray.nodes()
         if node["Alive"]
     ]
@@ -42,13 +53,22 @@ def draining_nodes() -> frozenset[str]:
     return frozenset(state.get_draining_nodes())
 
 
-def reclaim(run: str) -> int:
-    """End all leases of a run, whoever holds them; returns how many there were."""
-    table = placement_group_table()
-    found = [key for key, row in table.items() if row["name"].startswith(f"{run}/") and row["state"] != "REMOVED"]
-    for key in found:
-        remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(key))))
+def reclaim(run: str, spared: Container[str] = ()) -> int:
+    """End all leases of a run, whoever holds them, but placed ones of some names; returns how many there were."""
+    found = [row for name, row in _rows(run) if row["state"] != "CREATED" or name not in spared]
+    for row in found:
+        remove_placement_group(_group(row))
     return len(found)
+
+
+def _rows(run: str) -> list[tuple[str, dict[str, Any]]]:
+    """Names of the run's leases, and what Ray knows of them."""
+    rows = [row for row in placement_group_table().values() if row["state"] != "REMOVED"]
+    return [(row["name"].removeprefix(f"{run}/"), row) for row in rows if row["name"].startswith(f"{run}/")]
+
+
+def _group(row: dict[str, Any]) -> PlacementGroup:
+    return PlacementGroup(ray.PlacementGroupID(bytes.fromhex(row["placement_group_id"])))
 
 
 class Leases:
@@ -86,6 +106,22 @@ class Leases:
             if lease is None:
                 self._close(name)
         return lease
+
+    def adopt(self, needs: Mapping[str, Need]) -> dict[str, Lease]:
+        """Take over what an earlier holder of the run has leased under these names, and what has been placed."""
+        found = {name: _group(row) for name, row in _rows(self._run) if name in needs and row["state"] == "CREATED"}
+        for name, group in found.items():
+            self._groups[name] = needs[name], group
+        return {name: self._book.grant(name, needs[name].bundle(), time.monotonic()) for name in found}
+
+    def nodes(self) -> list[NodeResources]:
+        """The nodes that are alive, and what would be free there without these leases."""
+        held: dict[str, Counter[str]] = {}
+        for lease in self._book.leases:
+            node = self.node(lease)
+            if node is not None:
+                held.setdefault(node, Counter()).update(lease.amounts)
+        return cluster_nodes(held)
 
     def options(self, lease: Lease) -> dict[str, Any]:
         """Options that place an actor on the lease and give it all that is leased.

@@ -14,7 +14,6 @@ import ray
 from hypha_ray.config import Job
 from hypha_ray.errors import CapacityError
 from hypha_ray.failpoints import arm, failpoint
-from hypha_ray.market.allocator import cluster_nodes
 from hypha_ray.market.requirements import workers_to_start
 from hypha_ray.scheduler import commands as c
 from hypha_ray.scheduler.assigner import Sizes
@@ -41,10 +40,11 @@ class Scheduler:
         directory: the run directory.
         dataset: folder of the prepared dataset.
         attempt: number of this scheduler, over the whole run.
+        owner: the actor that starts what outlives this scheduler.
 
     """
 
-    def __init__(self, job: Job, run: str, directory: str, dataset: str, attempt: int) -> None:
+    def __init__(self, job: Job, run: str, directory: str, dataset: str, attempt: int, owner: Any) -> None:
         arm(job.testing.failpoints, job.testing.failpoint_log)
         self._job, self._run, self._directory, self._attempt = job, run, Path(directory), attempt
         self._inbox: asyncio.Queue[c.Input] = asyncio.Queue()
@@ -52,7 +52,7 @@ class Scheduler:
         self._commits: set[asyncio.Task[None]] = set()
         """Of the tasks those that must be done before the run is."""
         self._reporter = Reporter()
-        self._crew = Crew(job, run, directory, dataset, self._reporter.replaced)
+        self._crew = Crew(job, run, directory, dataset, owner, self._reporter.replaced)
         self._reporter.telemetry = self._crew.telemetry
         self._weights = Weights(job, self._crew)
         self._larder = Larder(job, self._crew)
@@ -115,7 +115,7 @@ class Scheduler:
     async def _fitting(self, past: Past) -> int:
         """Workers that there is room for now; a run that has begun waits for room instead of giving up."""
         try:
-            return workers_to_start(self._job, await asyncio.to_thread(cluster_nodes))
+            return workers_to_start(self._job, await asyncio.to_thread(self._crew.nodes))
         except CapacityError:
             if past.attempt == 1 and past.next_round == 0:
                 raise

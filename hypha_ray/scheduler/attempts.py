@@ -16,7 +16,10 @@ from hypha_ray.errors import ClusterError, HyphaError
 from hypha_ray.scheduler.actor import Scheduler
 from hypha_ray.scheduler.claim import committed
 from hypha_ray.scheduler.cluster import ControlService
+from hypha_ray.scheduler.crew import outliving
 from hypha_ray.scheduler.leftovers import end_leftovers
+from hypha_ray.scheduler.owner import NAME as OWNER
+from hypha_ray.scheduler.owner import Owner
 from hypha_ray.store.directory import RunDirectory
 
 log = logging.getLogger(__name__)
@@ -40,12 +43,24 @@ def records(job: Job, run: str, directory: RunDirectory, dataset: Path) -> Itera
         HyphaError: whatever ended the run.
 
     """
-    idle, vain, control = 0, 0, ControlService(ray.get_runtime_context().gcs_address)
+    control = ControlService(ray.get_runtime_context().gcs_address)
+    end_leftovers(run)
+    owner = _here(Owner, OWNER, run, max_restarts=-1).remote()
+    try:
+        yield from _attempts(job, run, directory, dataset, owner, control)
+    finally:
+        ray.kill(owner)
+
+
+def _attempts(
+    job: Job, run: str, directory: RunDirectory, dataset: Path, owner: Any, control: ControlService
+) -> Iterator[dict[str, Any]]:
+    """One scheduler after the other, which all have their workers and parameter servers started by the same owner."""
+    idle = vain = 0
     while True:
-        end_leftovers(run)
         before, idle, vain = committed(directory), idle + 1, vain + 1
         try:
-            for record in _attempt(job, run, directory, dataset, control):
+            for record in _attempt(job, run, directory, dataset, owner, control):
                 idle = 0 if record["kind"] == "step" else idle
                 yield record
             return
@@ -58,10 +73,11 @@ def records(job: Job, run: str, directory: RunDirectory, dataset: Path) -> Itera
                 fix = "look for lack of memory in the dashboard, then run it again: it goes on from there"
                 raise ClusterError("NET003", f"the scheduler died {count}", got=str(lost), fix=fix) from None
         yield {"kind": "status", "text": "the scheduler died; going on from the last commit"}
+        end_leftovers(run, but={OWNER, *outliving(job)})
 
 
 def _attempt(
-    job: Job, run: str, directory: RunDirectory, dataset: Path, control: ControlService
+    job: Job, run: str, directory: RunDirectory, dataset: Path, owner: Any, control: ControlService
 ) -> Iterator[dict[str, Any]]:
     """Start a scheduler on this node, and hand on what it streams.
 
@@ -70,10 +86,8 @@ def _attempt(
         HyphaError: whatever ended the run.
 
     """
-    node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    options = {"name": "scheduler", "namespace": run, "num_cpus": 0, "scheduling_strategy": node}
-    arguments = (job, run, str(directory.path), str(dataset), directory.begin_attempt())
-    scheduler = ray.remote(Scheduler).options(**options).remote(*arguments)
+    arguments = (job, run, str(directory.path), str(dataset), directory.begin_attempt(), owner)
+    scheduler = _here(Scheduler, "scheduler", run).remote(*arguments)
     try:
         yield from _stream(scheduler, job.resources.start_deadline_s, control)
     except RayTaskError as error:
@@ -82,6 +96,12 @@ def _attempt(
         raise SchedulerLost(_first_line(error)) from None
     finally:
         ray.kill(scheduler)
+
+
+def _here(cls: type, name: str, run: str, **options: Any) -> Any:
+    """An actor class that is to have a name, and to be on this node."""
+    node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return ray.remote(cls).options(name=name, namespace=run, num_cpus=0, scheduling_strategy=node, **options)
 
 
 def _stream(scheduler: Any, start_s: float, control: ControlService) -> Iterator[dict[str, Any]]:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
 import ray
+from ray.exceptions import RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hypha_ray.config import Job
 from hypha_ray.data.actor import DataShard
 from hypha_ray.errors import ClusterError
 from hypha_ray.market.allocator import Lease, Leases, draining_nodes
-from hypha_ray.market.requirements import Need, server_need, worker_need
+from hypha_ray.market.requirements import Need, NodeResources, server_need, worker_need
 from hypha_ray.scheduler.post import Post
 from hypha_ray.server.actor import ParameterServer
 from hypha_ray.store.actor import Store
@@ -25,26 +27,44 @@ from hypha_ray.worker.actor import TrainWorker
 
 NAME_S = 10.0
 """Longest wait for the name or lease of an actor that is being ended."""
+KEPT_S = 3.0
+"""Seconds in which an actor that the scheduler before has left must answer to be taken over."""
+_PULSING = {"concurrency_groups": {"pulse": 1}}
+"""Of an actor class that answers `ping` while it works."""
+_WORKER = {"concurrency_groups": {"control": 1}, "allow_out_of_order_execution": True}
+
+
+def outliving(job: Job) -> dict[str, Need]:
+    """Names of the actors that outlive a scheduler, and what each of them needs."""
+    workers = {f"worker-{number}": worker_need(job) for number in range(job.resources.num_workers)}
+    return workers | {f"server-{fragment}": server_need(job) for fragment in range(job.sync.fragments)}
 
 
 class Crew:
     """Hires and dismisses actors. Leases are placement groups, one for each actor that reserves anything.
+
+    Workers and parameter servers outlive a scheduler, with their leases. The next one takes them over if they answer.
 
     Args:
         job: the job file.
         run: name of the run, which is the Ray namespace.
         directory: the run directory, on this node.
         dataset: folder of the prepared dataset, on this node.
+        owner: the actor that starts what outlives this scheduler.
         note: told the name and the reason when an actor is replaced.
 
     """
 
-    def __init__(self, job: Job, run: str, directory: str, dataset: str, note: Callable[[str, str], None]) -> None:
-        self._job, self._run, self._note = job, run, note
+    def __init__(
+        self, job: Job, run: str, directory: str, dataset: str, owner: Any, note: Callable[[str, str], None]
+    ) -> None:
+        self._job, self._run, self._owner, self._note = job, run, owner, note
         self._leases = Leases(run)
         self._held: dict[str, Lease] = {}
-        self.workers: dict[int, Any] = {}
-        self._sources: dict[int, Source] = {}
+        self._needs = outliving(job)
+        self._left = dict.fromkeys(self._needs) | self._leases.adopt(self._needs)
+        """Names under which the scheduler before may have left an actor, and the leases that it has left."""
+        self._workers: dict[int, tuple[Any, Source]] = {}
         sinks, config = job.telemetry.sinks, job.model_dump(mode="json", exclude={"model": {"token"}})
         writer = (directory, sinks, run, config, job.telemetry.aim_repository, job.testing)
         keeper = (directory, job.checkpoint, job.rounds.update_rounds, job.testing)
@@ -59,8 +79,11 @@ class Crew:
             for name in (f"server-{fragment}" for fragment in range(job.sync.fragments))
         ]
 
-    async def hire(self, source: Source) -> Any:
-        """Lease a machine and start a worker there; returns its stream of events.
+    async def hire(self, source: Source) -> tuple[Any, bool]:
+        """Take the worker of that number over, or lease a machine and start one there.
+
+        Returns:
+            Its stream of events, and whether it was taken over.
 
         Raises:
             CapacityError: there was no room by the start deadline.
@@ -68,33 +91,38 @@ class Crew:
 
         """
         name = f"worker-{source.worker}"
-        options = await self._place(name, worker_need(self._job))
-        cls = ray.remote(concurrency_groups={"control": 1}, allow_out_of_order_execution=True)(TrainWorker)
-        worker = await self._named(cls, name, options, self._job, source)
-        self.workers[source.worker], self._sources[source.worker] = worker, source
-        return worker.run.remote()
+        worker = await self._kept(name, lambda actor: actor.reset.remote(source))
+        kept = worker is not None
+        if worker is None:
+            options = await self._place(name)
+            worker = await self._owned(TrainWorker, _WORKER, name, options, self._job, source)
+        self._workers[source.worker] = worker, source
+        return worker.run.remote(source), kept
 
     def dismiss(self, worker: int) -> None:
         """End a worker and give its lease back, which ends even a process that is stopped."""
-        handle = self.workers.pop(worker, None)
-        self._sources.pop(worker, None)
+        handle, _ = self._workers.pop(worker, (None, None))
         self._give_back(f"worker-{worker}")
         if handle is not None:
             ray.kill(handle)
 
-    def employs(self, source: Source) -> bool:
-        """Whether this very worker is still there."""
-        return self._sources.get(source.worker) == source
+    def worker(self, number: int) -> tuple[Any, Source] | None:
+        """The worker of that number, and who it is now."""
+        return self._workers.get(number)
+
+    def nodes(self) -> list[NodeResources]:
+        """The nodes that are alive, and what is free there but for this run."""
+        return self._leases.nodes()
 
     def draining(self) -> tuple[int, ...]:
         """Workers on nodes that Ray is about to take away."""
         nodes = draining_nodes()
-        leases = {worker: self._held.get(f"worker-{worker}") for worker in self.workers} if nodes else {}
+        leases = {worker: self._held.get(f"worker-{worker}") for worker in self._workers} if nodes else {}
         return tuple(w for w, lease in leases.items() if lease is not None and self._leases.node(lease) in nodes)
 
     def end(self) -> None:
         """End every actor and every lease of the run."""
-        for worker in list(self.workers):
+        for worker in list(self._workers):
             self.dismiss(worker)
         for post in [*self.servers, *self.shards, self.store, self.telemetry]:
             post.close()
@@ -114,11 +142,32 @@ class Crew:
             self._leases.release(lease)
 
     async def _serve(self, name: str) -> Any:
-        options = await self._place(name, server_need(self._job))
-        return await self._named(_pulsing(ParameterServer), name, options, self._job)
+        server = await self._kept(name, lambda actor: actor.ping.remote())
+        if server is None:
+            options = await self._place(name)
+            server = await self._owned(ParameterServer, _PULSING, name, options, self._job)
+        return server
 
-    async def _place(self, name: str, need: Need) -> dict[str, Any]:
+    async def _kept(self, name: str, ask: Callable[[Any], Any]) -> Any | None:
+        """The actor that the scheduler before has left under that name, if it has its lease and says yes."""
+        if name not in self._left:
+            return None
+        lease = self._left.pop(name)
+        if lease is not None:
+            self._held[name] = lease
+        with contextlib.suppress(ValueError, RayError):
+            actor = ray.get_actor(name, namespace=self._run)
+            with contextlib.suppress(TimeoutError):
+                placed = lease is not None or not self._needs[name].bundle()
+                if placed and await asyncio.wait_for(_value(ask(actor)), KEPT_S):
+                    return actor
+            ray.kill(actor)
+        self._give_back(name)
+        return None
+
+    async def _place(self, name: str) -> dict[str, Any]:
         """Options that place an actor; waits for the end of a lease of the same name."""
+        need = self._needs[name]
         if not need.bundle():
             return {"num_cpus": 0}
         self._give_back(name)
@@ -137,21 +186,33 @@ class Crew:
     async def _here(self, cls: type, name: str, *arguments: Any) -> Any:
         """Start an actor on this node, where the run directory and the dataset are."""
         node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        return await self._named(_pulsing(cls), name, {"num_cpus": 0, "scheduling_strategy": node}, *arguments)
+        options = self._options(name, {"num_cpus": 0, "scheduling_strategy": node})
 
-    async def _named(self, cls: Any, name: str, options: dict[str, Any], *arguments: Any) -> Any:
-        """Start an actor under its name, with no repetition that Ray would do on its own; waits for the name."""
-        options = {"name": name, "namespace": self._run, "max_restarts": 0, "max_task_retries": 0, **options}
+        async def start() -> Any:
+            return ray.remote(**_PULSING)(cls).options(**options).remote(*arguments)
+
+        return await self._named(name, start)
+
+    async def _owned(self, cls: type, declaration: dict[str, Any], name: str, options: Any, *arguments: Any) -> Any:
+        """Start an actor that outlives this scheduler."""
+        order = cls, declaration, self._options(name, options), arguments
+        return await self._named(name, lambda: _value(self._owner.start.remote(*order)))
+
+    def _options(self, name: str, options: dict[str, Any]) -> dict[str, Any]:
+        """Nothing that Ray would repeat on its own."""
+        return {"name": name, "namespace": self._run, "max_restarts": 0, "max_task_retries": 0, **options}
+
+    async def _named(self, name: str, start: Callable[[], Awaitable[Any]]) -> Any:
+        """Start an actor as soon as its name is free, and whoever starts it is there."""
         deadline = time.monotonic() + NAME_S
         while True:
             try:
-                return cls.options(**options).remote(*arguments)
-            except ValueError as error:  # The name is taken: its last owner is being ended.
+                return await start()
+            except (ValueError, RayActorError) as error:  # The name's last owner, or the actors', is being ended.
                 if time.monotonic() > deadline:
                     raise ClusterError("NET005", f"the actor name {name} is taken", got=str(error)) from None
                 await asyncio.sleep(0.1)
 
 
-def _pulsing(cls: type) -> Any:
-    """An actor class that answers `ping` while it works."""
-    return ray.remote(concurrency_groups={"pulse": 1})(cls)
+async def _value(ref: Any) -> Any:
+    return await ref

@@ -63,21 +63,22 @@ class Foreman:
 
     def order(self, command: c.Feed | c.Assign | c.Merge | c.Restore | c.Retire) -> None:
         """Tell a worker something, in order; what gets lost on the way is told again."""
-        worker = self._crew.workers.get(command.worker)
-        if worker is None:
+        found = self._crew.worker(command.worker)
+        if found is None:
             return
+        worker, to = found
         match command:
             case c.Feed(slice=index):
                 self._spawn(self._feed(worker, index))
             case c.Assign(plan=plan):
-                self._say(worker, lambda one: one.assign.remote(plan))
+                self._say(worker, lambda one: one.assign.remote(to, plan))
             case c.Merge(round=number):
-                for call in self._weights.orders(number):
+                for call in self._weights.orders(to, number):
                     self._say(worker, call)
                 failpoint("scheduler.mid_broadcast")
             case c.Restore():
                 state = self._weights.inner[command.worker]
-                self._say(worker, lambda one: one.restore.remote(state))
+                self._say(worker, lambda one: one.restore.remote(to, state))
             case c.Retire(reason=reason):
                 self._say(worker, lambda one: one.leave.remote(reason))
 
@@ -89,13 +90,13 @@ class Foreman:
 
     async def _hire(self, source: Source) -> None:
         try:
-            stream = await self._crew.hire(source)
+            stream, kept = await self._crew.hire(source)
         except HyphaError as error:
             self._inbox(c.Unplaced(source, error.what))
             return
         finally:
             self._hiring.pop(source, None)
-        self._reporter.note("lease", worker=source.worker, incarnation=source.incarnation)
+        self._reporter.note("lease", worker=source.worker, incarnation=source.incarnation, kept=kept)
         self._spawn(self._listen(source, stream))
 
     async def _listen(self, source: Source, stream: Any) -> None:

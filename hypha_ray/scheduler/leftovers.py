@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import ray
 from ray._private.state import state
@@ -17,10 +17,11 @@ DEADLINE_S = 15.0
 _POLL_S = 0.05
 
 
-def end_leftovers(run: str, deadline_s: float = DEADLINE_S) -> None:
+def end_leftovers(run: str, deadline_s: float = DEADLINE_S, but: Container[str] = ()) -> None:
     """End whatever bears this run's name, and wait until it is gone, `deadline_s` seconds at most.
 
-    Actors of a driver that is still alive are none of ours to end: it has a run of the same name in another directory.
+    Actors and leases of the names in `but` are left. Actors of a driver that is still alive are none of ours to end:
+    it has a run of the same name in another directory.
 
     Raises:
         ClusterError: there is such a driver, or something doesn't end.
@@ -30,9 +31,9 @@ def end_leftovers(run: str, deadline_s: float = DEADLINE_S) -> None:
     if not _poll(lambda: not _foreign(run), deadline):
         fix = "choose another run.name, or wait until it has ended"
         raise ClusterError("NET006", f"another driver in this cluster has a run {run!r}", got=_foreign(run), fix=fix)
-    reclaim(run)  # Leases first: it takes a stopped process along in no time.
-    if not _poll(lambda: _ended(run), deadline):
-        left = ", ".join(_names(run)) or "leases"
+    reclaim(run, but)  # Leases first: it takes a stopped process along in no time.
+    if not _poll(lambda: _ended(run, but), deadline):
+        left = ", ".join(name for name in _names(run) if name not in but) or "leases"
         raise ClusterError("NET007", f"what is left of run {run!r} doesn't end", got=left, fix="submit the job again")
 
 
@@ -44,14 +45,14 @@ def _poll(done: Callable[[], bool], deadline: float) -> bool:
     return True
 
 
-def _ended(run: str) -> bool:
-    """Whether nothing is left; what is left is told to end, again if need be."""
-    names = _names(run)
+def _ended(run: str, but: Container[str]) -> bool:
+    """Whether nothing else is left; what is left is told to end, again if need be."""
+    names = [name for name in _names(run) if name not in but]
     for name in names:
         actor = _actor(run, name)
         if actor is not None:
             ray.kill(actor)
-    return not names and reclaim(run) == 0
+    return not names and reclaim(run, but) == 0
 
 
 def _foreign(run: str) -> str:

@@ -13,7 +13,7 @@ from ray.exceptions import ObjectLostError
 from hypha_ray.config import Job
 from hypha_ray.scheduler.commands import Initialised, Persist, Reduce
 from hypha_ray.scheduler.crew import Crew
-from hypha_ray.types import Layout, Rejection, Saved, Verdict
+from hypha_ray.types import Layout, Rejection, Saved, Source, Verdict
 
 LOST = "its payload was lost with its node"
 
@@ -60,9 +60,9 @@ class Weights:
         server = self._crew.servers[fragment]
         return await server.ask(lambda actor: actor.momentum.remote(self.layout, fragment))
 
-    def orders(self, round_number: int) -> list[Callable[[Any], Any]]:
+    def orders(self, to: Source, round_number: int) -> list[Callable[[Any], Any]]:
         """Calls that give a worker the newest θ: one object for each fragment, however many readers."""
-        return [partial(_merged, round_number, fragment, theta) for fragment, theta in enumerate(self._theta)]
+        return [partial(_merged, to, round_number, fragment, theta) for fragment, theta in enumerate(self._theta)]
 
     async def reduce(self, command: Reduce, payloads: list[list[Any]]) -> Verdict:
         """One outer step of all fragments. A delta that one fragment rejects is left out of all of them."""
@@ -132,8 +132,8 @@ class Weights:
             return saved
 
 
-def _merged(round_number: int, fragment: int, theta: Any, worker: Any) -> Any:
-    return worker.merge.remote(round_number, fragment, theta)
+def _merged(to: Source, round_number: int, fragment: int, theta: Any, worker: Any) -> Any:
+    return worker.merge.remote(to, round_number, fragment, theta)
 
 
 def _received(server: Any, ref: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,11 +79,17 @@ class Outcome:
         ]
 
 
-def run_job(job: Job, parent: Path, dataset: Path, export: bool = False) -> Outcome:
-    """Run a job to its end on the Ray cluster that this process is connected to."""
+def run_job(
+    job: Job, parent: Path, dataset: Path, export: bool = False, seen: Callable[[dict[str, Any]], None] | None = None
+) -> Outcome:
+    """Run a job to its end on the Ray cluster that this process is connected to; `seen` is shown every record."""
     assert job.run.name is not None
     directory = RunDirectory.create(parent, job.run.name, resolved_toml(job))
-    outcome = Outcome(directory.path, list(records(job, job.run.name, directory, dataset)))
+    outcome = Outcome(directory.path, [])
+    for record in records(job, job.run.name, directory, dataset):
+        outcome.records.append(record)
+        if seen is not None:
+            seen(record)
     if export:
         finish(job, directory, dataset)
     return outcome

@@ -11,7 +11,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 from ray.exceptions import ActorDiedError, ActorUnavailableError
-from ray.util.placement_group import placement_group_table
+from ray.util.placement_group import placement_group, placement_group_table
 
 from hypha_ray.errors import CapacityError, ClusterError
 from hypha_ray.market.allocator import Lease, Leases, cluster_nodes, reclaim
@@ -267,3 +267,40 @@ def test_lease_ended_gives_its_room_back_to_the_cluster(leases: Leases) -> None:
     until(lambda: cpus_free() == 2.0)
     leases.release_all()
     until(lambda: cpus_free() == 4.0)
+
+
+def test_reclaim_spares_placed_leases_of_the_names_it_is_told(leases: Leases) -> None:
+    run(leases.acquire("worker-0", Need("worker", 1.0), WAIT_S))
+    run(leases.acquire("worker-1", Need("worker", 1.0), WAIT_S))
+    placement_group([{"CPU": 1000}], name="run/worker-2")
+    assert reclaim("run", {"worker-0", "worker-2"}) == 2
+    assert state("run/worker-0") == "CREATED"
+    until(lambda: state("run/worker-1") == state("run/worker-2") == "REMOVED")
+
+
+def test_adopted_lease_of_a_killed_creator_keeps_its_tenant_until_it_is_released(leases: Leases) -> None:
+    landlord, need = Landlord.options(num_cpus=0).remote("run"), Need("worker", 1.0)
+    ray.get(landlord.acquire.remote("worker-0", need), timeout=WAIT_S)
+    settler = leases.adopt({"worker-0": need, "worker-1": need})["worker-0"]
+    living = tenant(leases, settler)
+    node = ray.get(living.where.remote(), timeout=WAIT_S)
+    ray.kill(landlord)
+    until(lambda: dead(landlord))
+    assert leases.node(settler) == node and ray.get(living.where.remote(), timeout=WAIT_S) == node
+    leases.release(settler)
+    until(lambda: dead(living))
+    assert state("run/worker-0") == "REMOVED"
+
+
+def test_adopt_finds_nothing_where_nothing_is_placed(leases: Leases) -> None:
+    placement_group([{"CPU": 1000}], name="run/worker-0")
+    run(Leases("run-2").acquire("worker-1", Need("worker", 1.0), WAIT_S))
+    assert leases.adopt({"worker-0": Need("worker", 1000.0), "worker-1": Need("worker", 1.0)}) == {}
+
+
+def test_nodes_count_what_is_leased_here_as_free_and_what_others_lease_as_taken(leases: Leases) -> None:
+    total = ray.cluster_resources()["CPU"]
+    run(leases.acquire("worker-0", Need("worker", 1.0), WAIT_S))
+    run(Leases("run-2").acquire("worker-0", Need("worker", 1.0), WAIT_S))
+    until(lambda: cpus_free() == total - 2)
+    assert sum(node.free.get("CPU", 0.0) for node in leases.nodes()) == total - 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,15 +49,27 @@ class Seat:
         self.source = Source("test", WORKER, 7)
         cls = ray.remote(concurrency_groups={"control": 1}, allow_out_of_order_execution=True)(TrainWorker)
         self.worker = cls.options(num_cpus=1, max_restarts=0, max_task_retries=0).remote(self.job, self.source)
-        self._stream = self.worker.run.remote()
+        self._listen()
+
+    def reset(self, times: int = 1) -> Seat:
+        """The same worker under a later incarnation; those in between never ran."""
+        successor = copy(self)
+        for _ in range(times):
+            successor.source = replace(successor.source, incarnation=successor.source.incarnation + 1)
+            assert ray.get(self.worker.reset.remote(successor.source))
+        successor._listen()
+        return successor
+
+    def _listen(self) -> None:
+        self._stream = self.worker.run.remote(self.source)
         self.said: list[Any] = []
 
     def start(self, spans: tuple[Span, ...], number: int = 0) -> None:
         model = build_model(self.job.model, self.job.run.seed)
         ids = np.random.default_rng(0).integers(0, 256, (SAMPLES, 32)).astype(np.int32)
         self.worker.feed.remote(0, {"input_ids": ids, "attention_mask": np.ones_like(ids)})
-        self.worker.assign.remote(Plan(number, 0, spans, 4, keep=frozenset({0})))
-        self.worker.merge.remote(number, 0, gather(model, layout_of(model), 0))
+        self.worker.assign.remote(self.source, Plan(number, 0, spans, 4, keep=frozenset({0})))
+        self.worker.merge.remote(self.source, number, 0, gather(model, layout_of(model), 0))
 
     def __iter__(self) -> Iterator[Any]:
         for ref in self._stream:
@@ -187,3 +201,47 @@ def test_payload_that_was_taken_survives_the_worker(seat: Callable[..., Seat], t
     other = seat()
     other.start((Span(0, 0, 0, 16),))
     assert same(one.of(dict)[0], other.until(dict))
+
+
+def test_reset_worker_ends_its_stream_and_works_under_another_name_from_nothing(seat: Callable[..., Seat]) -> None:
+    one = seat()
+    one.start(LONG)
+    one.until(Report)
+    pid = ray.get(one.worker.pid.remote())
+    successor = one.reset()
+    list(one)
+    assert set(one.names) == {"Ready", "Merged", "Report"}
+    successor.start((Span(0, 0, 0, 16),))
+    assert successor.until(dict) and successor.names[:2] == ["Ready", "Merged"]
+    assert {item.source for item in successor.said if not isinstance(item, dict)} == {successor.source}
+    assert ray.get(successor.worker.pid.remote()) == pid
+    other = seat()
+    other.start((Span(0, 0, 0, 16),))
+    assert same(successor.of(dict)[0], other.until(dict))
+
+
+def test_reset_worker_doesnt_hear_orders_that_were_given_before(seat: Callable[..., Seat]) -> None:
+    late = seat()
+    late.until(Ready)
+    one = late.reset()
+    late.start((Span(0, 0, 0, 32),), number=5)
+    one.start((Span(0, 0, 0, 16),))
+    assert (one.until(Delta).round, one.of(Delta)[0].samples) == (0, 16)
+    one.worker.stop.remote()
+    assert not list(late.worker.run.remote(late.source))
+
+
+def test_worker_reset_twice_before_it_runs_works(seat: Callable[..., Seat]) -> None:
+    one = seat()
+    one.start(LONG)
+    one.until(Report)
+    last = one.reset(times=2)
+    last.start((Span(0, 0, 0, 16),))
+    assert last.until(Delta).samples == 16
+
+
+def test_leaving_worker_refuses_to_be_reset(seat: Callable[..., Seat]) -> None:
+    one = seat()
+    one.until(Ready)
+    order(one)
+    assert not ray.get(one.worker.reset.remote(Source("test", WORKER, 8)))

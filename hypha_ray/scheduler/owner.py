@@ -1,0 +1,45 @@
+"""The owner of the actors that outlive a scheduler: Ray ends an actor with the process that started it.
+
+    driver ──owns──► owner ──owns──► workers, parameter servers        They end with the driver, not with a scheduler.
+       └────owns──► scheduler ──owns──► store, data shards, telemetry
+
+It does nothing but start actors, and holds no state that anybody asks for; Ray starts it again where it dies.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import ray
+
+NAME = "owner"
+
+
+class Owner:
+    """Starts actors, and holds on to them."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Any] = {}
+        """The last actor of each name: one that nobody holds is ended."""
+
+    def ping(self) -> int:
+        """The process id: an answer shows that the actor lives."""
+        return os.getpid()
+
+    def start(self, cls: type, declaration: dict[str, Any], options: dict[str, Any], arguments: tuple[Any, ...]) -> Any:
+        """Start an actor under the name in its options; returns its handle.
+
+        Args:
+            cls: its class.
+            declaration: options that belong to the class, such as its concurrency groups.
+            options: options of this actor.
+            arguments: of its constructor; small, for they are held as long as the actor.
+
+        Raises:
+            ValueError: the name is taken.
+
+        """
+        actor = ray.remote(**declaration)(cls).options(**options).remote(*arguments)
+        self._held[options["name"]] = actor
+        return actor

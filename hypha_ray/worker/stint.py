@@ -1,0 +1,135 @@
+"""What a worker does under one scheduler: orders in, a stream of events out, and the inner loop on a thread between."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from queue import Empty, SimpleQueue
+from typing import TypeAlias
+
+from hypha_ray.config import Job
+from hypha_ray.errors import HyphaError
+from hypha_ray.failpoints import failpoint
+from hypha_ray.types import Alive, Delta, Event, Failed, Flat, Leaving, Source
+from hypha_ray.worker.desk import Desk
+from hypha_ray.worker.feeder import Feeder
+from hypha_ray.worker.waits import Closed, Retired
+
+log = logging.getLogger(__name__)
+
+Item: TypeAlias = Event | Flat
+"""What the stream consists of."""
+
+PULSE_S = (0.05, 1.0)
+"""Shortest and longest silence of the stream; between them it is that of reports."""
+
+
+class Stint:
+    """One incarnation of a worker: whatever it has learned or was told ends with it.
+
+    Args:
+        job: the job file.
+        source: who the worker is, for as long as this lasts.
+        before: the stint whose inner loop has to be over before that of this one begins.
+
+    """
+
+    def __init__(self, job: Job, source: Source, before: Stint | None = None) -> None:
+        self._job, self.source = job, source
+        self.feeder = Feeder(job.run.seed)
+        self.desk = Desk(job.sync.fragments)
+        self._out: SimpleQueue[Item | tuple[Item, ...] | Exception | None] = SimpleQueue()
+        self._parcel: tuple[Item, ...] = ()
+        """A delta whose parts aren't all there."""
+        self._before = None if before is None else before.last
+        self._thread = threading.Thread(target=self._train, name="inner-loop", daemon=True)
+
+    @property
+    def last(self) -> threading.Thread | None:
+        """The latest inner loop that was started, in this stint or before it."""
+        return self._before if self._thread.ident is None else self._thread
+
+    def run(self) -> Iterator[Item]:
+        """Start the inner loop, and stream what it says until its end; the stream is never silent for long."""
+        self._thread.start()
+        while (item := self._next()) is not None:
+            if isinstance(item, tuple):
+                yield from self._deliver(item)
+            else:
+                yield item
+
+    def leave(self, reason: str) -> None:
+        """End the inner loop after its batch; what is done is handed over, then the stream ends with `Left`.
+
+        Safe in a signal handler: nothing here waits for the thread that is interrupted.
+        """
+        self._out.put(Leaving(self.source, self.desk.round, reason))
+        self._end(Retired)
+
+    def stop(self) -> None:
+        """End the inner loop after its batch, and the stream with it; nothing is handed over."""
+        self._end(Closed)
+
+    def abandon(self) -> None:
+        """Stop; nobody listens to the stream any more, so it ends at once."""
+        self._end(Closed)
+        self._out.put(None)
+
+    def _end(self, why: type[Closed]) -> None:
+        self.desk.close(why)
+        self.feeder.close(why)
+
+    def _next(self) -> Item | tuple[Item, ...] | None:
+        """What is to be said next; raises what broke the inner loop."""
+        shortest_s, longest_s = PULSE_S
+        try:
+            item = self._out.get(timeout=max(shortest_s, min(longest_s, self._job.worker.report_every_s)))
+        except Empty:
+            return Alive(self.source, -1)
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    def _emit(self, item: Item) -> None:
+        """Put down what the inner loop says: a delta and its parts as one, so that nobody's word comes in between."""
+        match item:
+            case Delta():
+                self._parcel = (item,)
+            case dict():
+                self._parcel += (item,)
+            case _:
+                self._out.put(item)
+        delta = self._parcel[0] if self._parcel else None
+        if isinstance(delta, Delta) and len(self._parcel) == 1 + delta.fragments + delta.inner_state:
+            self._out.put(self._parcel)
+            self._parcel = ()
+
+    def _deliver(self, parcel: tuple[Item, ...]) -> Iterator[Item]:
+        """A delta, its parts, and one word more: what was taken from the stream before that word is whole."""
+        delta, *parts = parcel
+        yield delta
+        failpoint("worker.mid_delta", self.source.worker)
+        yield from (part for part in parts)  # A generator: Ray sends into it, which a list's iterator doesn't take.
+        failpoint("worker.after_delta", self.source.worker)
+        yield Alive(self.source, -1)
+
+    def _train(self) -> None:
+        try:
+            failpoint("worker.start", self.source.worker)
+            if self._before is not None:
+                self._before.join()
+            import torch
+
+            torch.set_num_threads(max(1, int(self._job.resources.worker.cpu)))
+            from hypha_ray.worker.loop import InnerLoop
+
+            InnerLoop(self._job, self.source, self.feeder, self.desk, self._emit).run()
+        except Closed:
+            log.info("stopped")
+        except HyphaError as error:
+            self._out.put(Failed(self.source, -1, error))
+        except Exception as error:
+            log.exception("the inner loop broke")
+            self._out.put(error)
+        self._out.put(None)
