@@ -155,14 +155,13 @@ class Crew:
         lease = self._left.pop(name)
         if lease is not None:
             self._held[name] = lease
-        with contextlib.suppress(ValueError, RayError):
+        placed = lease is not None or not self._needs[name].bundle()
+        with contextlib.suppress(ValueError, RayError, TimeoutError):
             actor = ray.get_actor(name, namespace=self._run)
-            with contextlib.suppress(TimeoutError):
-                placed = lease is not None or not self._needs[name].bundle()
-                if placed and await asyncio.wait_for(_value(ask(actor)), KEPT_S):
-                    return actor
-            ray.kill(actor)
+            if placed and await asyncio.wait_for(_value(ask(actor)), KEPT_S):
+                return actor
         self._give_back(name)
+        self._kill(name)
         return None
 
     async def _place(self, name: str) -> dict[str, Any]:
@@ -203,15 +202,20 @@ class Crew:
         return {"name": name, "namespace": self._run, "max_restarts": 0, "max_task_retries": 0, **options}
 
     async def _named(self, name: str, start: Callable[[], Awaitable[Any]]) -> Any:
-        """Start an actor as soon as its name is free, and whoever starts it is there."""
+        """Start an actor as soon as its name is free, and whoever starts it is there; who has the name is ended."""
         deadline = time.monotonic() + NAME_S
         while True:
             try:
                 return await start()
-            except (ValueError, RayActorError) as error:  # The name's last owner, or the actors', is being ended.
+            except (ValueError, RayActorError) as error:
                 if time.monotonic() > deadline:
-                    raise ClusterError("NET005", f"the actor name {name} is taken", got=str(error)) from None
-                await asyncio.sleep(0.1)
+                    raise ClusterError("NET005", f"the actor {name} can't be started", got=str(error)) from None
+            self._kill(name)
+            await asyncio.sleep(0.1)
+
+    def _kill(self, name: str) -> None:
+        with contextlib.suppress(ValueError):  # There is none.
+            ray.kill(ray.get_actor(name, namespace=self._run))
 
 
 async def _value(ref: Any) -> Any:

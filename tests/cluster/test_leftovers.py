@@ -103,3 +103,17 @@ def test_leftovers_of_an_earlier_attempt_are_ended_even_if_stopped_and_other_run
 
 def test_leftovers_of_no_run_at_all_are_none() -> None:
     end_leftovers("never-seen", deadline_s=0.0)
+
+
+def test_leftovers_that_are_to_be_kept_are_left_with_their_leases() -> None:
+    group = placement_group([{"CPU": 1}], name="kept/worker-0")
+    ray.get(group.ready())
+    kept = Actor.options(name="worker-0", namespace="kept").remote()
+    ended = Actor.options(name="scheduler", namespace="kept").remote()
+    pid = ray.get(kept.pid.remote())
+    assert ray.get(ended.pid.remote())
+    end_leftovers("kept", but={"worker-0", "worker-1"})
+    assert names("kept") == ["worker-0"] and len(groups("kept")) == 1
+    assert ray.get(kept.pid.remote()) == pid
+    end_leftovers("kept")
+    assert names("kept") == [] and groups("kept") == []

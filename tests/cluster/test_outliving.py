@@ -80,12 +80,12 @@ def kept(run: Outcome) -> dict[int, list[bool]]:
     return {worker: [lease["kept"] for lease in leases if lease["worker"] == worker] for worker in (0, 1)}
 
 
-@pytest.mark.parametrize(("how", "server_cpu"), [(signal.SIGKILL, 1.0), (signal.SIGSTOP, 0.0)])
+@pytest.mark.parametrize(("how", "cpu"), [(signal.SIGKILL, 1.0), (signal.SIGSTOP, 0.0)])
 def test_workers_and_server_outlive_a_scheduler_and_work_on_under_the_next(
-    how: signal.Signals, server_cpu: float, corpus: Path, tmp_path: Path
+    how: signal.Signals, cpu: float, corpus: Path, tmp_path: Path
 ) -> None:
     observed = Observed(f"outlive-{how.name.lower()}", send(how, "scheduler"))
-    resources = {"num_workers": 2, "parameter_server": {"cpu": server_cpu}}
+    resources = {"num_workers": 2, "worker": {"cpu": cpu}, "parameter_server": {"cpu": cpu}}
     run = outcome(observed, corpus, tmp_path, resources=resources)
     assert [event["attempt"] for event in events(run, "attempt")] == [1, 2]
     assert observed.same == set(ROLES)
