@@ -19,19 +19,14 @@ from hypha_ray.errors import ClusterError
 from hypha_ray.market.allocator import Lease, Leases, draining_nodes
 from hypha_ray.market.requirements import Need, NodeResources, server_need, worker_need
 from hypha_ray.scheduler.post import Post
-from hypha_ray.server.actor import ParameterServer
 from hypha_ray.store.actor import Store
 from hypha_ray.telemetry.actor import Telemetry
 from hypha_ray.types import Source
-from hypha_ray.worker.actor import TrainWorker
 
 NAME_S = 10.0
 """Longest wait for the name or lease of an actor that is being ended."""
 KEPT_S = 3.0
 """Seconds in which an actor that the scheduler before has left must answer to be taken over."""
-_PULSING = {"concurrency_groups": {"pulse": 1}}
-"""Of an actor class that answers `ping` while it works."""
-_WORKER = {"concurrency_groups": {"control": 1}, "allow_out_of_order_execution": True}
 
 
 def outliving(job: Job) -> dict[str, Need]:
@@ -95,7 +90,7 @@ class Crew:
         kept = worker is not None
         if worker is None:
             options = await self._place(name)
-            worker = await self._owned(TrainWorker, _WORKER, name, options, self._job, source)
+            worker = await self._owned("worker", name, options, self._job, source)
         self._workers[source.worker] = worker, source
         return worker.run.remote(source), kept
 
@@ -145,7 +140,7 @@ class Crew:
         server = await self._kept(name, lambda actor: actor.ping.remote())
         if server is None:
             options = await self._place(name)
-            server = await self._owned(ParameterServer, _PULSING, name, options, self._job)
+            server = await self._owned("server", name, options, self._job)
         return server
 
     async def _kept(self, name: str, ask: Callable[[Any], Any]) -> Any | None:
@@ -188,14 +183,14 @@ class Crew:
         options = self._options(name, {"num_cpus": 0, "scheduling_strategy": node})
 
         async def start() -> Any:
-            return ray.remote(**_PULSING)(cls).options(**options).remote(*arguments)
+            return ray.remote(concurrency_groups={"pulse": 1})(cls).options(**options).remote(*arguments)
 
         return await self._named(name, start)
 
-    async def _owned(self, cls: type, declaration: dict[str, Any], name: str, options: Any, *arguments: Any) -> Any:
+    async def _owned(self, role: str, name: str, options: dict[str, Any], *arguments: Any) -> Any:
         """Start an actor that outlives this scheduler."""
-        order = cls, declaration, self._options(name, options), arguments
-        return await self._named(name, lambda: _value(self._owner.start.remote(*order)))
+        options = self._options(name, options)
+        return await self._named(name, lambda: _value(self._owner.start.remote(role, options, *arguments)))
 
     def _options(self, name: str, options: dict[str, Any]) -> dict[str, Any]:
         """Nothing that Ray would repeat on its own."""

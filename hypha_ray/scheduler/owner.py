@@ -13,7 +13,14 @@ from typing import Any
 
 import ray
 
+from hypha_ray.server.actor import ParameterServer
+from hypha_ray.worker.actor import TrainWorker
+
 NAME = "owner"
+_ROLES = {
+    "worker": ray.remote(concurrency_groups={"control": 1}, allow_out_of_order_execution=True)(TrainWorker),
+    "server": ray.remote(concurrency_groups={"pulse": 1})(ParameterServer),
+}
 
 
 class Owner:
@@ -27,12 +34,11 @@ class Owner:
         """The process id: an answer shows that the actor lives."""
         return os.getpid()
 
-    def start(self, cls: type, declaration: dict[str, Any], options: dict[str, Any], arguments: tuple[Any, ...]) -> Any:
+    def start(self, role: str, options: dict[str, Any], *arguments: Any) -> Any:
         """Start an actor under the name in its options; returns its handle.
 
         Args:
-            cls: its class.
-            declaration: options that belong to the class, such as its concurrency groups.
+            role: ``worker`` or ``server``.
             options: options of this actor.
             arguments: of its constructor; small, for they are held as long as the actor.
 
@@ -40,6 +46,6 @@ class Owner:
             ValueError: the name is taken.
 
         """
-        actor = ray.remote(**declaration)(cls).options(**options).remote(*arguments)
+        actor = _ROLES[role].options(**options).remote(*arguments)
         self._held[options["name"]] = actor
         return actor
