@@ -102,7 +102,8 @@ class Scheduler:
             used = {"epoch": survey.epoch, "used": survey.used}
             evaluated = survey.next_round - 1 in {record["round"] for record in read_jsonl(metrics, kinds=("eval",))}
             inner = frozenset(survey.inner)
-            past = Past(self._attempt, survey.next_round, used, survey.state, inner, evaluated, survey.skipped)
+            known = used, survey.state, inner, evaluated, survey.layout, survey.skipped
+            past = Past(self._attempt, survey.next_round, *known)
         await asyncio.to_thread(rewind, metrics, past.next_round)
         self._reporter.open()
         return past
@@ -122,7 +123,8 @@ class Scheduler:
             return 0
 
     async def _initialise(self, past: Past) -> None:
-        self._inbox.put_nowait(await self._weights.initialise(past.next_round > 0))
+        self._inbox.put_nowait(await self._weights.initialise(past.next_round > 0, past.layout))
+        await self._weights.prepare()
 
     async def _watch_nodes(self) -> None:
         while True:

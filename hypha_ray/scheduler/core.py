@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from hypha_ray.config import Job
-from hypha_ray.errors import CapacityError, ClusterError
+from hypha_ray.errors import CapacityError, CheckpointError, ClusterError
 from hypha_ray.scheduler import commands as c
 from hypha_ray.scheduler.assigner import Assigner, Sizes
 from hypha_ray.scheduler.course import Course
@@ -219,7 +219,8 @@ class Core:
         if not (course.unevaluated if course.final else have < self._needed):
             self._timers.pop("idle", None)
         elif self._roster.possible < self._needed:
-            self._give_up(self._too_few("can be had: the others are excluded, see events.jsonl"), now)
+            too_few = self._too_few("can be had: the others are excluded, see events.jsonl")
+            self._give_up(self._another_model() or too_few, now)
         elif not {"start", "idle"} & self._timers.keys():
             limit_s = self._resources.start_deadline_s if course.trained else self._resources.max_idle_s
             self._timers["idle"] = now + limit_s
@@ -255,6 +256,14 @@ class Core:
             self._course.disown(source)
         for source in sources:
             self._lost(source, "it began with other weights than were committed", now)
+
+    def _another_model(self) -> CheckpointError | None:
+        """Why a run can't go on if nobody builds the model that its checkpoints are of."""
+        built = self._roster.layouts
+        if self._past.next_round == 0 or not built or self._layout_sha256 in built:
+            return None
+        what, fix = "the checkpoints of this run are of another model than it builds now", "give it the same one again"
+        return CheckpointError("CKPT005", what, fix=fix)
 
     def _too_few(self, what: str) -> CapacityError:
         have, need = len(self._roster.free), self._needed

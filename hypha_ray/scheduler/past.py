@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hypha_ray.types import Layout
+
 
 @dataclass(frozen=True, slots=True)
 class Past:
@@ -22,5 +24,7 @@ class Past:
     """Workers whose inner state was saved with it."""
     evaluated: bool = False
     """Whether there is a record of the evaluation that `next_round` would begin with."""
+    layout: Layout | None = None
+    """Of the model, if the snapshot has it."""
     skipped: tuple[str, ...] = ()
     """What of the log couldn't be used, and why."""

@@ -93,6 +93,11 @@ class Roster:
         return sum(not slot.excluded for slot in self.slots.values())
 
     @property
+    def layouts(self) -> set[str]:
+        """Of all models that were ever built."""
+        return {slot.member.layout for slot in self.slots.values() if slot.member is not None} - {""}
+
+    @property
     def starting(self) -> list[Source]:
         """Workers that are hired and not ready yet."""
         return [slot.source for slot in self.slots.values() if slot.source is not None and slot.lease is None]

@@ -31,13 +31,10 @@ class Weights:
         self.bytes: int | None = None
         """Size of θ, once it is known."""
 
-    async def initialise(self, resumed: bool) -> Initialised:
-        """Have the server build the model, and the store bring back what was saved."""
+    async def initialise(self, resumed: bool, layout: Layout | None = None) -> Initialised:
+        """Have the store bring back what was saved, and the server build the model if its layout isn't known."""
         fragments = self._job.sync.fragments
-        *self._theta, layout = await self._crew.servers[0].ask(
-            lambda server: _turned(server.initial.options(num_returns=1 + fragments).remote())
-        )
-        self.layout: Layout = await layout
+        self.layout = await self._built() if layout is None else layout
         if resumed:
             await self._recall()
         else:
@@ -45,6 +42,19 @@ class Weights:
         begin = await self._crew.store.ask(lambda store: store.begin.remote(self.layout, *self._theta))
         self.bytes = self.layout.bytes()
         return Initialised(self.bytes, await begin, self.layout.sha256())
+
+    async def prepare(self) -> None:
+        """See that there are servers before the first delta comes."""
+        await asyncio.gather(*(server.ask(lambda actor: actor.ping.remote()) for server in self._crew.servers))
+
+    async def _built(self) -> Layout:
+        """Layout and initial weights of the model, which the server builds."""
+        calls = 1 + self._job.sync.fragments
+        *self._theta, built = await self._crew.servers[0].ask(
+            lambda server: _turned(server.initial.options(num_returns=calls).remote())
+        )
+        layout: Layout = await built
+        return layout
 
     async def _recall(self) -> None:
         """Take weights, momentum and inner states from the snapshot that the store goes on from."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +195,7 @@ class _Parts:
     def of(cls, outcome: Outcome, layout: Layout, inner: tuple[int, ...], flats: tuple[Flat, ...]) -> _Parts:
         theta, momentum = flats[: layout.fragments], flats[layout.fragments : 2 * layout.fragments]
         state = {"layout_sha256": layout.sha256(), "fragments": layout.fragments, "tied": layout.tied}
+        state["entries"] = [astuple(entry) for entry in layout.entries]
         return cls(
             named(layout, theta),
             named(layout, momentum, "parameters/"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from hypha_ray.store.commits import CommitLog, check_chain
 from hypha_ray.store.disk import sweep
 from hypha_ray.store.snapshots import Snapshot, read_label, read_snapshot, rounds
 from hypha_ray.store.tensorfile import Array, flattened
-from hypha_ray.types import Commit, Flat, Layout
+from hypha_ray.types import Commit, Entry, Flat, Layout
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +41,8 @@ class Restart:
     """The scheduler's own."""
     theta_sha256: str
     layout_sha256: str
+    layout: Layout | None
+    """The model's; None in a snapshot that doesn't name every tensor's place."""
     epoch: int
     """The oldest epoch that wasn't complete."""
     used: list[list[int]]
@@ -171,10 +173,17 @@ def _restart(directory: Path, commits: Sequence[Commit], snapshot: Snapshot, ski
         state=snapshot.state.get("scheduler", {}),
         theta_sha256=last.theta_sha256,
         layout_sha256=snapshot.state["layout_sha256"],
+        layout=_layout(snapshot.state),
         epoch=last.epoch,
         used=[[span.epoch, span.slice, span.start, span.stop] for span in spans],
         skipped=skipped,
     )
+
+
+def _layout(state: Mapping[str, Any]) -> Layout | None:
+    entries = (Entry(name, dtype, tuple(shape), *place) for name, dtype, shape, *place in state.get("entries", ()))
+    layout = Layout(tuple(entries), tuple((alias, name) for alias, name in state["tied"]), state["fragments"])
+    return layout if layout.sha256() == state["layout_sha256"] else None
 
 
 def _foreign(directory: Path) -> list[str]:

@@ -128,3 +128,15 @@ def test_resume_after_the_last_commit_only_evaluates() -> None:
     rest = VirtualFleet(first.job, [0.1, 0.1], slices_of(20, 64), past=past_of(first.persisted)).run()
     assert rest.finished is not None and rest.finished.error is None and not rest.persisted
     assert [record["round"] for record in rest.of_kind("eval")] == [2]
+
+
+@pytest.mark.parametrize(("others", "code"), [({0, 1}, "CKPT005"), ({1}, "CAP002")])
+def test_run_whose_workers_build_another_model_than_its_checkpoints_have_ends_and_says_so(
+    others: set[int], code: str
+) -> None:
+    job = job_of(rounds=rounds(4, 120), run={"name": "virtual"}, resources={"min_workers": 2})
+    begun = done(VirtualFleet(job, [0.1, 0.1], slices_of(6, 50)))
+    faults = Faults(layout=lambda source: "other" if source.worker in others else "layout")
+    rest = VirtualFleet(job, [0.1, 0.1], slices_of(6, 50), faults=faults, past=past_of(begun.persisted[:2])).run()
+    assert rest.finished is not None and rest.finished.error is not None
+    assert code in str(rest.finished.error) and not rest.persisted

@@ -44,11 +44,23 @@ def test_restart_gives_everything_of_the_newest_round(tmp_path: Path) -> None:
     assert (past.next_round, past.state, past.skipped) == (3, {"seed": 3}, ())
     newest = CommitLog(tmp_path).newest()
     assert newest is not None and past.theta_sha256 == newest.theta_sha256
-    assert past.layout_sha256 == LAYOUT.sha256()
+    assert past.layout_sha256 == LAYOUT.sha256() and past.layout == LAYOUT
     expected: list[Flat] = [*flats(3), *(inner_state(worker, 3) for worker in WORKERS)]
     for flat, other in zip(past.flats(LAYOUT), expected, strict=True):
         assert flat.keys() == other.keys() and all(np.array_equal(flat[name], other[name]) for name in flat)
     assert past.outline() == replace(past, theta={}, outer={}, inner={0: {}, 3: {}})
+
+
+@pytest.mark.parametrize("entries", [None, [["a", "float32", [3, 2], 0, GROUP, 0, 6]]])
+def test_restart_from_a_snapshot_without_the_right_places_has_no_layout(entries: object, tmp_path: Path) -> None:
+    label = snapshot(run(tmp_path, 2), 1) / "state.json"
+    content = json.loads(label.read_text())
+    del content["checksum"], content["state"]["entries"]
+    if entries is not None:
+        content["state"]["entries"] = entries
+    label.write_bytes(sealed(content))
+    past = found(tmp_path)
+    assert past.layout is None and past.next_round == 2 and not past.skipped
 
 
 def test_restart_of_a_run_without_a_commit_is_none(tmp_path: Path) -> None:
