@@ -260,7 +260,7 @@ class Core:
     def _another_model(self) -> CheckpointError | None:
         """Why a run can't go on if nobody builds the model that its checkpoints are of."""
         built = self._roster.layouts
-        if self._past.next_round == 0 or not built or self._layout_sha256 in built:
+        if self._past.next_round == 0 or built & {"", self._layout_sha256}:
             return None
         what, fix = "the checkpoints of this run are of another model than it builds now", "give it the same one again"
         return CheckpointError("CKPT005", what, fix=fix)

@@ -94,8 +94,8 @@ class Roster:
 
     @property
     def layouts(self) -> set[str]:
-        """Of all models that were ever built."""
-        return {slot.member.layout for slot in self.slots.values() if slot.member is not None} - {""}
+        """Of the models that were built last under each number; empty under one that hasn't built any."""
+        return {"" if slot.member is None else slot.member.layout for slot in self.slots.values()}
 
     @property
     def starting(self) -> list[Source]:

@@ -276,6 +276,8 @@ class Books:
                 assert error is None and len(self.log) == self.job.rounds.update_rounds, "the run ends too early"
             case "CAP002":
                 assert len(core._roster.free) < needed, "there are workers enough"
+            case "CKPT005":
+                assert self.began and {source.worker for source in self.misbuilt} == set(core._roster.slots)
             case "NET008":
                 able = set(core._roster.slots) - self.excluded
                 assert all(self.breakdowns[number] >= 5 for number in able), "not every worker breaks down"
