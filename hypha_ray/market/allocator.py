@@ -19,13 +19,13 @@ import ray
 from ray._private.state import available_resources_per_node, state
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from hypha_ray.errors import CapacityError, ClusterError
 from hypha_ray.market.leases import Lease, LeaseBook
 from hypha_ray.market.requirements import Need, NodeResources, shortage
 
-__all__ = ["Lease", "Leases", "cluster_nodes", "draining_nodes", "reclaim"]
+__all__ = ["Lease", "Leases", "cluster_nodes", "draining_nodes", "on_this_node", "reclaim"]
 
 
 def cluster_nodes(leased: Mapping[str, Mapping[str, float]] | None = None) -> list[NodeResources]:
@@ -51,6 +51,12 @@ def cluster_nodes(leased: Mapping[str, Mapping[str, float]] | None = None) -> li
 def draining_nodes() -> frozenset[str]:
     """Ids of nodes that Ray is about to take away, such as spot machines with notice."""
     return frozenset(state.get_draining_nodes())
+
+
+def on_this_node() -> dict[str, Any]:
+    """Options that place an actor on the node of this process, where it reserves nothing."""
+    node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return {"num_cpus": 0, "scheduling_strategy": node}
 
 
 def reclaim(run: str, spared: Container[str] = ()) -> int:
@@ -116,11 +122,12 @@ class Leases:
 
     def nodes(self) -> list[NodeResources]:
         """The nodes that are alive, and what would be free there without these leases."""
+        amounts = {lease.holder: lease.amounts for lease in self._book.leases}
         held: dict[str, Counter[str]] = {}
-        for lease in self._book.leases:
-            node = self.node(lease)
-            if node is not None:
-                held.setdefault(node, Counter()).update(lease.amounts)
+        for name, row in _rows(self._run):  # One look at the table for all leases.
+            node = row["bundles_to_node_id"].get(0)
+            if name in amounts and node is not None:
+                held.setdefault(node, Counter()).update(amounts[name])
         return cluster_nodes(held)
 
     def options(self, lease: Lease) -> dict[str, Any]:

@@ -9,17 +9,16 @@ from typing import Any
 
 import ray
 from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hypha_ray.config import Job
 from hypha_ray.errors import ClusterError, HyphaError
+from hypha_ray.market.allocator import on_this_node
 from hypha_ray.scheduler.actor import Scheduler
 from hypha_ray.scheduler.claim import committed
 from hypha_ray.scheduler.cluster import ControlService
 from hypha_ray.scheduler.crew import outliving
 from hypha_ray.scheduler.leftovers import end_leftovers
-from hypha_ray.scheduler.owner import NAME as OWNER
-from hypha_ray.scheduler.owner import Owner
+from hypha_ray.scheduler.owner import OWNER, Owner
 from hypha_ray.store.directory import RunDirectory
 
 log = logging.getLogger(__name__)
@@ -100,8 +99,7 @@ def _attempt(
 
 def _here(cls: type, name: str, run: str, **options: Any) -> Any:
     """An actor class that is to have a name, and to be on this node."""
-    node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    return ray.remote(cls).options(name=name, namespace=run, num_cpus=0, scheduling_strategy=node, **options)
+    return ray.remote(cls).options(name=name, namespace=run, **on_this_node(), **options)
 
 
 def _stream(scheduler: Any, start_s: float, control: ControlService) -> Iterator[dict[str, Any]]:

@@ -11,14 +11,13 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hypha_ray.config import Job
 from hypha_ray.data.actor import DataShard
 from hypha_ray.errors import ClusterError
-from hypha_ray.market.allocator import Lease, Leases, draining_nodes
+from hypha_ray.market.allocator import Lease, Leases, draining_nodes, on_this_node
 from hypha_ray.market.requirements import Need, NodeResources, server_need, worker_need
-from hypha_ray.scheduler.post import Post
+from hypha_ray.scheduler.post import Post, value
 from hypha_ray.store.actor import Store
 from hypha_ray.telemetry.actor import Telemetry
 from hypha_ray.types import Source
@@ -153,7 +152,7 @@ class Crew:
         placed = lease is not None or not self._needs[name].bundle()
         with contextlib.suppress(ValueError, RayError, TimeoutError):
             actor = ray.get_actor(name, namespace=self._run)
-            if placed and await asyncio.wait_for(_value(ask(actor)), KEPT_S):
+            if placed and await asyncio.wait_for(value(ask(actor)), KEPT_S):
                 return actor
         self._give_back(name)
         self._kill(name)
@@ -179,8 +178,7 @@ class Crew:
 
     async def _here(self, cls: type, name: str, *arguments: Any) -> Any:
         """Start an actor on this node, where the run directory and the dataset are."""
-        node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        options = self._options(name, {"num_cpus": 0, "scheduling_strategy": node})
+        options = self._options(name, on_this_node())
 
         async def start() -> Any:
             return ray.remote(concurrency_groups={"pulse": 1})(cls).options(**options).remote(*arguments)
@@ -190,7 +188,7 @@ class Crew:
     async def _owned(self, role: str, name: str, options: dict[str, Any], *arguments: Any) -> Any:
         """Start an actor that outlives this scheduler."""
         options = self._options(name, options)
-        return await self._named(name, lambda: _value(self._owner.start.remote(role, options, *arguments)))
+        return await self._named(name, lambda: value(self._owner.start.remote(role, options, *arguments)))
 
     def _options(self, name: str, options: dict[str, Any]) -> dict[str, Any]:
         """Nothing that Ray would repeat on its own."""
@@ -211,7 +209,3 @@ class Crew:
     def _kill(self, name: str) -> None:
         with contextlib.suppress(ValueError):  # There is none.
             ray.kill(ray.get_actor(name, namespace=self._run))
-
-
-async def _value(ref: Any) -> Any:
-    return await ref

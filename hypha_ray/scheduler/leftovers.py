@@ -73,5 +73,5 @@ def _names(run: str) -> list[str]:
 def _actor(run: str, name: str) -> ray.actor.ActorHandle | None:
     try:
         return ray.get_actor(name, namespace=run)
-    except ValueError:
-        return None  # It has ended meanwhile.
+    except (ValueError, AssertionError):  # Ray asserts that it finds the class, which goes with a dead driver.
+        return None  # It has ended meanwhile, or is about to.

@@ -16,7 +16,8 @@ import ray
 from hypha_ray.server.actor import ParameterServer
 from hypha_ray.worker.actor import TrainWorker
 
-NAME = "owner"
+OWNER = "owner"
+"""Its name in the namespace of the run."""
 _ROLES = {
     "worker": ray.remote(concurrency_groups={"control": 1}, allow_out_of_order_execution=True)(TrainWorker),
     "server": ray.remote(concurrency_groups={"pulse": 1})(ParameterServer),

@@ -110,12 +110,12 @@ class Post:
             TimeoutError: it has none.
 
         """
-        answer = asyncio.ensure_future(_value(ref))
+        answer = asyncio.ensure_future(value(ref))
         try:
             while not (await asyncio.wait({answer}, timeout=PULSE_S))[0]:
                 limit_s = self._silence_s if self._awake else self._start_s
                 with suppress(ActorUnavailableError):
-                    await asyncio.wait_for(_value(actor.ping.remote()), limit_s)
+                    await asyncio.wait_for(value(actor.ping.remote()), limit_s)
                     self._awake = True
             answer.result()
             self._awake = True
@@ -123,5 +123,6 @@ class Post:
             answer.cancel()
 
 
-async def _value(ref: Any) -> Any:
+async def value(ref: Any) -> Any:
+    """What a ref stands for, as the coroutine that asyncio wants where it sets a limit or waits beside others."""
     return await ref

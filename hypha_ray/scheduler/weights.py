@@ -49,9 +49,9 @@ class Weights:
 
     async def _built(self) -> Layout:
         """Layout and initial weights of the model, which the server builds."""
-        calls = 1 + self._job.sync.fragments
+        returns = 1 + self._job.sync.fragments
         *self._theta, built = await self._crew.servers[0].ask(
-            lambda server: _turned(server.initial.options(num_returns=calls).remote())
+            lambda server: _turned(server.initial.options(num_returns=returns).remote())
         )
         layout: Layout = await built
         return layout
