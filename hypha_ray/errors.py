@@ -3,6 +3,7 @@
     HyphaError                      exit code   a user would …
     ├─ ConfigError                  2           mend the job file or the command line
     ├─ DataError                    3           mend or prepare the dataset
+    │  └─ QuarantinedError                      do nothing: the run goes on without a slice
     ├─ AuthenticationError          4           give a token, or trust the model's code
     ├─ CheckpointError              5           choose another checkpoint
     └─ TryAgainError                75          wait, or bring more machines
@@ -55,6 +56,10 @@ class DataError(HyphaError):
     """A dataset or slice is missing, damaged or doesn't fit the model."""
 
     exit_code = 3
+
+
+class QuarantinedError(DataError):
+    """A slice is damaged and was set aside: the run goes on without it, from its last commit."""
 
 
 class AuthenticationError(HyphaError):

@@ -28,6 +28,8 @@ Arrays: TypeAlias = dict[str, npt.NDArray[np.generic]]
 MAX_HEADER_BYTES = 1 << 20
 """A slice has a handful of tensors, and a header of less than a kilobyte; 16 000 tensors fit in here."""
 
+UNREADABLE = "DATA010"
+"""Code of the error for a file that isn't there or can't be read, which says nothing about its content."""
 _AGAIN = "copy the file afresh, or prepare the dataset again with --overwrite"
 _CONVERT = "save the tensors with safetensors.numpy.save_file or safetensors.torch.save_file"
 _FOREIGN = (
@@ -78,7 +80,7 @@ def read_file(path: Path, where: str) -> bytes:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise DataError("DATA010", f"{where}: can't be read", error.strerror or str(error), fix=_AGAIN) from None
+        raise DataError(UNREADABLE, f"{where}: can't be read", error.strerror or str(error), fix=_AGAIN) from None
     length = int.from_bytes(data[:8], "little")
     brace = data[8:9] == b"{"
     if brace and length <= min(MAX_HEADER_BYTES, len(data) - 8):

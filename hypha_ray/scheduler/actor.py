@@ -12,7 +12,7 @@ from typing import Any
 import ray
 
 from hypha_ray.config import Job
-from hypha_ray.errors import CapacityError
+from hypha_ray.errors import CapacityError, QuarantinedError
 from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.market.requirements import workers_to_start
 from hypha_ray.scheduler import commands as c
@@ -84,13 +84,18 @@ class Scheduler:
                 commands = core.handle(await self._next(core.deadline), time.monotonic())
             await asyncio.gather(*self._commits)
             yield {"kind": "summary", **await self._finish()}
-        except BaseException:
+        except QuarantinedError:  # The next scheduler takes the workers over.
             await self._finish()
             raise
+        except BaseException:
+            await self._finish()
+            self._crew.end()
+            raise
+        else:
+            self._crew.end()
         finally:
             for task in self._tasks:
                 task.cancel()
-            self._crew.end()
 
     # ── the start ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -99,7 +104,8 @@ class Scheduler:
         survey = await (await self._crew.store.ask(lambda store: store.survey.remote()))
         metrics, past = self._directory / METRICS, Past(self._attempt)
         if survey is not None:
-            used = {"epoch": survey.epoch, "used": survey.used}
+            aside = await (await self._crew.store.ask(lambda store: store.quarantined.remote()))
+            used = {"epoch": survey.epoch, "used": [span for span in survey.used if span[1] not in aside]}
             evaluated = survey.next_round - 1 in {record["round"] for record in read_jsonl(metrics, kinds=("eval",))}
             inner = frozenset(survey.inner)
             known = used, survey.state, inner, evaluated, survey.layout, survey.skipped
@@ -111,7 +117,8 @@ class Scheduler:
     async def _brain(self, past: Past) -> Core:
         manifest = await self._larder.manifest()
         held_samples = self._job.worker.prefetch_mb * 1_000_000 // manifest.sample_bytes
-        return Core(self._job, self._run, manifest.slices, Sizes(max(1, held_samples)), past)
+        slices = await self._larder.usable(manifest.slices)
+        return Core(self._job, self._run, slices, Sizes(max(1, held_samples)), past)
 
     async def _fitting(self, past: Past) -> int:
         """Workers that there is room for now; a run that has begun waits for room instead of giving up."""

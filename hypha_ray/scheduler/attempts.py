@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
 from hypha_ray.config import Job
-from hypha_ray.errors import ClusterError, HyphaError
+from hypha_ray.errors import ClusterError, HyphaError, QuarantinedError
 from hypha_ray.market.allocator import on_this_node
 from hypha_ray.scheduler.actor import Scheduler
 from hypha_ray.scheduler.claim import committed
@@ -63,7 +63,10 @@ def _attempts(
                 idle = 0 if record["kind"] == "step" else idle
                 yield record
             return
+        except QuarantinedError as damage:
+            idle, vain, text = 0, 0, damage.what
         except SchedulerLost as lost:
+            text = "the scheduler died; going on from the last commit"
             log.warning("the scheduler died: %s", lost)
             control.wait()
             vain = 0 if committed(directory) > before else vain
@@ -71,7 +74,7 @@ def _attempts(
                 count = f"{idle} times without a step" if idle >= PATIENCE else f"{vain} times without a commit"
                 fix = "look for lack of memory in the dashboard, then run it again: it goes on from there"
                 raise ClusterError("NET003", f"the scheduler died {count}", got=str(lost), fix=fix) from None
-        yield {"kind": "status", "text": "the scheduler died; going on from the last commit"}
+        yield {"kind": "status", "text": text}
         end_leftovers(run, but={OWNER, *outliving(job)})
 
 

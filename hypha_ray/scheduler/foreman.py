@@ -10,7 +10,7 @@ from typing import Any
 
 from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError
 
-from hypha_ray.errors import HyphaError
+from hypha_ray.errors import HyphaError, QuarantinedError
 from hypha_ray.failpoints import failpoint
 from hypha_ray.scheduler import commands as c
 from hypha_ray.scheduler.crew import Crew
@@ -128,7 +128,11 @@ class Foreman:
 
     async def _feed(self, worker: Any, index: int) -> None:
         for _ in range(2):
-            call = partial(_fed, index, await self._larder.slice(index))
+            try:
+                call = partial(_fed, index, await self._larder.slice(index))
+            except QuarantinedError as error:
+                self._reporter.note("quarantine", slice=index, reason=error.got)
+                raise
             try:
                 await self._heard(worker, call, call(worker))
                 return

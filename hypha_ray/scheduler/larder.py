@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from hypha_ray.config import Job
 from hypha_ray.data.manifest import Manifest
-from hypha_ray.errors import DataError
+from hypha_ray.data.slices import UNREADABLE
+from hypha_ray.errors import DataError, QuarantinedError
 from hypha_ray.scheduler.crew import Crew
+from hypha_ray.types import SliceInfo
 
 SLICES_PER_WORKER = 4
 """Slices that stay in the object store for the next worker, beside those that workers hold."""
@@ -40,11 +43,26 @@ class Larder:
         manifest: Manifest = await announced
         return manifest
 
+    async def usable(self, slices: Sequence[SliceInfo]) -> list[SliceInfo]:
+        """These slices without those that are in quarantine.
+
+        Raises:
+            DataError: nothing to train on is left.
+
+        """
+        aside = await (await self._crew.store.ask(lambda store: store.quarantined.remote()))
+        left = [info for info in slices if info.index not in aside]
+        if not any(info.split == "train" for info in left):
+            what = f"nothing to train on is left: {len(aside)} slices are damaged"
+            raise DataError("DATA028", what, next(iter(aside.values()), ""), fix="prepare the dataset again")
+        return left
+
     async def slice(self, index: int) -> Any:
         """Ref of a slice's tensors.
 
         Raises:
-            DataError: it is damaged, on every shard and every time.
+            QuarantinedError: it is damaged, and was set aside, which the job allows.
+            DataError: it is damaged, on every shard and every time; or it can't be read.
 
         """
         if index not in self._slices:
@@ -54,9 +72,14 @@ class Larder:
             del self._slices[next(iter(self._slices))]
         try:
             return await asyncio.shield(task)
-        except DataError:
+        except DataError as error:
             self.forget(index)
-            raise
+            if not self._job.dataset.allow_quarantine or error.code == UNREADABLE:
+                raise
+            reason = str(getattr(error, "cause", error))  # Ray's own text of it is a traceback.
+            await self._crew.store.ask(lambda store: store.quarantine.remote(index, reason))
+            what = f"slice {index} is damaged and set aside; going on without it from the last commit"
+            raise QuarantinedError("DATA029", what, got=error.what) from None
 
     def forget(self, index: int) -> None:
         """Drop a ref whose object is lost."""

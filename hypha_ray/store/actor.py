@@ -14,6 +14,7 @@ from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.store.commits import Outcome
 from hypha_ray.store.keeper import Keeper
 from hypha_ray.store.lock import Lock, lock_store
+from hypha_ray.store.quarantine import quarantine, quarantined
 from hypha_ray.store.restart import Restart, restart
 from hypha_ray.types import Flat, Layout, Saved
 
@@ -79,6 +80,14 @@ class Store:
     def commit(self, outcome: Outcome, layout: Layout, inner: tuple[int, ...], *flats: Flat) -> Saved:
         """See `Keeper.commit`; `CheckpointError` as well if another process has the lock."""
         return self._keeper.commit(outcome, layout, inner, *flats)
+
+    def quarantined(self) -> dict[int, str]:
+        """See `quarantine.quarantined`; `CheckpointError` as well if another process has the lock."""
+        return quarantined(self._held_directory())
+
+    def quarantine(self, index: int, reason: str) -> None:
+        """See `quarantine.quarantine`; `CheckpointError` as well if another process has the lock."""
+        quarantine(self._held_directory(), index, reason)
 
     @ray.method(concurrency_group="pulse")
     def ping(self) -> int:

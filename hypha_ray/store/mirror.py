@@ -23,7 +23,7 @@ from hypha_ray.store.tensorfile import file_sha256
 _STATE = "state.json"
 _RECORD = re.compile(r"commits/round_(\d{6,})\.json")
 _SNAPSHOT = re.compile(r"checkpoints/round_(\d{6,})/\w[\w.-]*")
-_OTHERS = ("config.toml", "dataset.json", "origin.json")
+_OTHERS = ("config.toml", "dataset.json", "origin.json", "quarantine.json")
 
 
 class Mirror:

@@ -74,7 +74,7 @@ class Telemetry:
         `extra` goes into it as it is; its `parameter_bytes` is what the run's traffic is compared with.
         """
         records = read_jsonl(self._directory / METRICS, kinds=("round", "eval"))
-        events = read_jsonl(self._directory / EVENTS, kinds=("loss",))
+        events = read_jsonl(self._directory / EVENTS, kinds=("loss", "quarantine"))
         figures = {**summary(records, events, extra.get("parameter_bytes")), **extra}
         self._sinks.summary(figures)  # before the sinks are waited for: little time may be left
         self._sinks.close()

@@ -162,7 +162,7 @@ def summary(
         The fields of summary.json; None where a run has no such figure.
 
     """
-    records = list(records)
+    records, events = list(records), list(events)
     rounds, evaluations = by_round(records, "round"), by_round(records, "eval")
     return {
         "rounds": len(rounds),
@@ -173,6 +173,7 @@ def summary(
         **_traffic(rounds, parameter_bytes),
         "rejected": int(_total(rounds, "rejected")),
         "workers_lost": sum(event.get("kind") == "loss" for event in events),
+        "slices_quarantined": len({event["slice"] for event in events if event.get("kind") == "quarantine"}),
     }
 
 

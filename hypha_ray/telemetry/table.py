@@ -133,6 +133,7 @@ def closing(figures: Record) -> str:
         _saving(figures.get("traffic_ratio")),
         f"{figures['workers_lost']} workers lost" if figures.get("workers_lost") else "",
         f"{figures['rejected']} deltas rejected" if figures.get("rejected") else "",
+        f"{figures['slices_quarantined']} damaged slices left out" if figures.get("slices_quarantined") else "",
         _lost(figures.get("sinks") or {}),
     ]
     return "done: " + ", ".join(filter(None, parts))

@@ -32,7 +32,7 @@ MODEL = {
 }
 
 
-def job_of(name: str, dataset: Path, **tables: dict[str, Any]) -> Job:
+def job_of(name: str, dataset: Path, /, **tables: dict[str, Any]) -> Job:
     """A small job; tables given here are laid over it."""
     base: dict[str, dict[str, Any]] = {
         "run": {"name": name},

@@ -116,6 +116,7 @@ def test_summary_of_three_rounds_adds_up() -> None:
         "traffic_ratio": 4.0,
         "rejected": 3,
         "workers_lost": 1,
+        "slices_quarantined": 0,
     }
 
 
