@@ -6,7 +6,8 @@
 
 reads: the second time that any process of the run comes to ``store.before_record`` it is killed; worker 3's first and
 fourth payloads are damaged. Hits are counted over all processes and restarts, in a log that every hit adds a line to
-before it acts. So a process that takes over isn't killed again, and a test can assert what really fired.
+before it acts. So a process that takes over isn't killed again, and a test can assert what really fired. A point may
+be named several times, for other actions at other hits.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import os
 import re
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from hypha_ray.errors import ConfigError
 
@@ -58,13 +59,10 @@ HOLD_S = 30
 """Seconds that ``hold`` keeps the interpreter's lock."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Armed:
-    action: str
-    hits: frozenset[int]
+_Actions: TypeAlias = dict[int | None, str]
+"""What a point does at which hit; None: at every one."""
 
-
-_armed: dict[tuple[str, str | None], _Armed] = {}
+_armed: dict[tuple[str, str | None], _Actions] = {}
 _log: list[Path] = []
 
 
@@ -85,8 +83,8 @@ def arm(specs: Sequence[str], log: str | None) -> None:
         if found is None or found[1] not in POINTS or not _log:
             allowed = "NAME[:KEY]=ACTION@HITS with a name of hypha_ray/failpoints.py, and testing.failpoint_log"
             raise ConfigError("CFG003", "testing.failpoints is out of range", spec, allowed)
-        hits = frozenset() if found[4] == "*" else frozenset(map(int, found[4].split(",")))
-        _armed[found[1], found[2]] = _Armed(found[3], hits)
+        hits: list[int | None] = [None] if found[4] == "*" else [int(hit) for hit in found[4].split(",")]
+        _armed.setdefault((found[1], found[2]), {}).update(dict.fromkeys(hits, found[3]))
 
 
 def failpoint(name: str, key: object = None) -> str | None:
@@ -102,8 +100,8 @@ def failpoint(name: str, key: object = None) -> str | None:
     armed = _armed.get((name, str(key))) or _armed.get((name, None))
     if armed is None:
         return None
-    fires = _count(name, key, armed)
-    return _ACTIONS.get(armed.action, lambda: armed.action)() if fires else None
+    action = _count(name, key, armed)
+    return None if action is None else _ACTIONS.get(action, lambda: action)()
 
 
 def hits(log: str | Path, name: str, fired: bool = True) -> int:
@@ -114,8 +112,8 @@ def hits(log: str | Path, name: str, fired: bool = True) -> int:
     return sum(line["name"] == name and (line["fired"] or not fired) for line in lines)
 
 
-def _count(name: str, key: object, armed: _Armed) -> bool:
-    """Add this hit to the log; is it one that fires?"""
+def _count(name: str, key: object, armed: _Actions) -> str | None:
+    """Add this hit to the log; returns what it does, if it fires."""
     shown = None if key is None else str(key)
     with _log[0].open("a+", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -123,11 +121,12 @@ def _count(name: str, key: object, armed: _Armed) -> bool:
         before = [json.loads(line) for line in file]
         counted = (name, shown) in _armed
         same = [line for line in before if line["name"] == name and (not counted or line["key"] == shown)]
-        fired = not armed.hits or len(same) + 1 in armed.hits
-        file.write(json.dumps({"name": name, "key": shown, "action": armed.action, "fired": fired}) + "\n")
+        action = armed.get(len(same) + 1, armed.get(None))
+        fired = action is not None
+        file.write(json.dumps({"name": name, "key": shown, "action": action, "fired": fired}) + "\n")
         file.flush()
         os.fsync(file.fileno())
-    return fired
+    return action
 
 
 def _kill() -> None:

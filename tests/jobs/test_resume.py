@@ -242,29 +242,25 @@ def test_run_goes_on_from_its_mirror_in_a_new_home(
     whole(run, ROUNDS)
 
 
-def test_driver_killed_with_its_own_ray_goes_on_in_another(run_job: RunJob, small_job: Path, corpus: Path) -> None:
-    words = slow(small_job, corpus, "alone")
-    with running(run_job.start(*words), rounds=1):
-        pass
-    ok(run_job(*words, *FAST))
-    whole(run_job.home / "alone", ROUNDS)
-    assert attempts(run_job.home / "alone") == [1, 2]
-
-
-def test_run_whose_ray_is_gone_ends_with_75_and_goes_on_in_another(
+def test_run_goes_on_in_another_ray_after_its_driver_was_killed_and_after_its_ray_was(
     run_job: RunJob, small_job: Path, corpus: Path
 ) -> None:
-    words = slow(small_job, corpus, "headless")
-    with running(run_job.start(*words, "--rounds.update_rounds", "1000"), rounds=1, of=1000) as driver:
+    run, words = run_job.home / "alone", (*slow(small_job, corpus, "alone"), "--rounds.update_rounds", "1000")
+    with running(run_job.start(*words), rounds=1, of=1000):
+        pass
+    before = commits(run)
+    with running(run_job.start(*words), rounds=len(before) + 1, of=1000) as driver:
         (service,) = [pid for pid in run_job.processes() if Path(f"/proc/{pid}/comm").read_text() == "gcs_server\n"]
         os.kill(service, signal.SIGKILL)
         _, errors = driver.communicate()
     assert driver.returncode == 75
-    assert [line[:14] for line in errors.splitlines()] == ["error[NET009]:"]
-    before = commits(run_job.home / "headless")
-    ok(run_job("--resume", "headless", "--rounds.update_rounds", str(len(before) + 2), *FAST))
-    assert commits(run_job.home / "headless")[: len(before)] == before
-    whole(run_job.home / "headless", len(before) + 2)
+    assert errors.splitlines()[0] == f"note: run alone goes on after round {len(before)} of 1000"
+    assert [line[:14] for line in errors.splitlines()[1:]] == ["error[NET009]:"]
+    later = commits(run)
+    ok(run_job("--resume", "alone", "--rounds.update_rounds", str(len(later) + 2), *FAST))
+    assert commits(run)[: len(later)] == later and later[: len(before)] == before
+    whole(run, len(later) + 2)
+    assert attempts(run)[0] == 1 and len(attempts(run)) >= 3
 
 
 def test_killed_scheduler_is_followed_by_another_until_nothing_is_done_in_between(
