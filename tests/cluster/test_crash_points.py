@@ -14,14 +14,12 @@ from jobs import Outcome, job_of, run_job
 pytestmark = pytest.mark.usefixtures("local_ray")
 
 ROUNDS = 3
-AGAIN, ONCE = ("1,3,5", "1", "2", "3"), ("1,2,3", "1", "2", "3")
-"""Hits that kill in every round, in the first, the second and the third alone.
-
-A round, or a call, that is done again after a kill comes to its point again; one that is safe by then
-isn't, and does not.
+AGAIN, ONCE = "1,3,5", "1,2,3"
+"""Hits that kill in every round. A round, or a call, that is done again after a kill comes to its point again; one that
+is safe by then isn't, and does not.
 """
 POINTS = {
-    "worker.step:1": ("3,12,21", "3", "9", "15"),
+    "worker.step:1": "3,12,21",
     "worker.before_delta:1": AGAIN,
     "worker.mid_delta:0": AGAIN,
     "server.before_reduce": AGAIN,
@@ -29,7 +27,7 @@ POINTS = {
     "scheduler.before_reduce": AGAIN,
     "scheduler.after_reduce": AGAIN,
     "scheduler.before_persist": AGAIN,
-    "scheduler.mid_broadcast": ("1,4,8", "1", "3", "5"),
+    "scheduler.mid_broadcast": "1,4,8",
     "scheduler.after_commit": ONCE,
     "store.before_snapshot": AGAIN,
     "store.after_weights": AGAIN,
@@ -39,10 +37,20 @@ POINTS = {
     "store.after_record": ONCE,
     "resume.before_read": AGAIN,
     "resume.after_read": AGAIN,
-    "resume.before_begin": ("1,2,3", "1", "1", "1"),
+    "resume.before_begin": ONCE,
 }
-BEGINS_WITH = {name: ["scheduler.after_commit=kill@1"] for name in POINTS if name.startswith("resume.")}
-"""What there must be first for these points to be come to."""
+TOGETHER = (
+    {"worker.step:1": "3", "worker.before_delta:1": "2", "worker.mid_delta:0": "3"},
+    {"server.before_reduce": "1", "server.after_reduce": "2", "scheduler.mid_broadcast": "5"},
+    {"scheduler.before_reduce": "1", "scheduler.after_reduce": "2", "scheduler.before_persist": "3"},
+    {"store.before_snapshot": "1", "store.after_weights": "2", "store.before_publish": "3"},
+    {"store.before_record": "1", "store.before_link": "2", "store.after_record": "3"},
+    {"scheduler.after_commit": "1", "resume.before_read": "1"},
+    {"resume.after_read": "1", "resume.before_begin": "1"},
+)
+"""Each point once: several in one run, one a round."""
+BEGINS_WITH = "scheduler.after_commit=kill@1"
+"""What there must be first for the points of a resumption to be come to."""
 
 
 def replay_of(name: str, seed: int, corpus: Path, **testing: Any) -> Any:
@@ -75,22 +83,29 @@ def calm(local_ray: None, corpus: Path, tmp_path_factory: pytest.TempPathFactory
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A kill at each point, in one of the rounds; or in all of them, with three seeds."""
-    if "point" in metafunc.fixturenames:
-        some = [(point, at % 3, point_hits[1 + at % 3]) for at, (point, point_hits) in enumerate(POINTS.items())]
-        every = [(point, seed, point_hits[0]) for point, point_hits in POINTS.items() for seed in range(3)]
+    """A kill at each point in one of the rounds; or at each point in all of them, with three seeds."""
+    if "kills" in metafunc.fixturenames:
+        some = [(kills, at % 3) for at, kills in enumerate(TOGETHER)]
+        every = [({point: at}, seed) for point, at in POINTS.items() for seed in range(3)]
         cases = every if metafunc.config.getoption("--all-seeds") else some
-        metafunc.parametrize(("point", "seed", "kills"), cases, ids=[f"{point}-{seed}" for point, seed, _ in cases])
+        metafunc.parametrize(("kills", "seed"), cases, ids=["+".join(kills) + f"-{seed}" for kills, seed in cases])
 
 
 def test_crash_at_a_point_of_a_round_changes_no_bit(
-    point: str, seed: int, kills: str, calm: Any, corpus: Path, tmp_path: Path
+    kills: dict[str, str], seed: int, calm: Any, corpus: Path, tmp_path: Path
 ) -> None:
     log = str(tmp_path / "hits.jsonl")
-    specs = [f"{point}=kill@{kills}", *BEGINS_WITH.get(point, [])]
-    name = f"{point.replace('.', '-').replace(':', '-')}-{seed}"
+    specs = [f"{point}=kill@{at}" for point, at in kills.items()]
+    if any(point.startswith("resume.") for point in kills) and "scheduler.after_commit" not in kills:
+        specs.append(BEGINS_WITH)
+    name = f"{next(iter(kills)).replace('.', '-').replace(':', '-')}-{seed}"
     run = run_job(replay_of(name, seed, corpus, failpoints=specs, failpoint_log=log), tmp_path, corpus)
-    assert hits(log, point.partition(":")[0]) == len(kills.split(","))
+    for point, at in kills.items():
+        assert hits(log, point.partition(":")[0]) == len(at.split(","))
     assert traces(run) == calm(seed)
     used = run.used()
     assert set(used.values()) == {1}
+
+
+def test_every_point_is_killed_at_in_some_run() -> None:
+    assert sorted(point for kills in TOGETHER for point in kills) == sorted(POINTS)
