@@ -7,7 +7,7 @@ export RAY_AUTH_MODE := token
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench chaos clean
+.PHONY: help setup demo test lint bench chaos proto clean
 
 help:               ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -38,6 +38,9 @@ bench: setup        ## measure the benchmark table
 
 chaos: setup        ## kill parts of a running job and measure what it costs
 	python jobs/chaos.py --mean-rounds-between-kills 2 --rounds 20 --roles worker,server,shard,scheduler,driver
+
+proto: setup        ## generate the bridge's protobuf code
+	python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. hypha_ray/bridge/bridge.proto
 
 clean:              ## remove the environment, all caches, and the demo's data
 	rm -rf .venv .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info

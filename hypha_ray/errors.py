@@ -9,6 +9,7 @@
     └─ TryAgainError                75          wait, or bring more machines
        ├─ CapacityError                         the cluster lacks a resource
        ├─ ClusterError                          Ray can't be reached, or an actor is gone
+       ├─ BridgeError                           the other side of a bridge is gone, or breaks the protocol
        └─ HubError                              a model or dataset hub can't be reached
 
 Each error says what is wrong and where, what was got and what is allowed, and what to do about it. It travels
@@ -86,6 +87,10 @@ class CapacityError(TryAgainError):
 
 class ClusterError(TryAgainError):
     """Ray can't be reached, or an actor died."""
+
+
+class BridgeError(TryAgainError):
+    """The other side of a bridge is gone, silent, or breaks the protocol."""
 
 
 class HubError(TryAgainError):

@@ -36,6 +36,7 @@ class Arguments:
 
 def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
     """Rows that are measured together, and what measures them."""
+    from benchmarks.bridge import bridge
     from benchmarks.planner import plan_time, planner
     from benchmarks.throughput import inner_loop
 
@@ -43,6 +44,7 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
         ("planner",): planner,
         ("plan_64_ms", "plan_10000_ms"): plan_time,
         ("inner_overhead", "data_wait_fraction"): inner_loop,
+        ("bridge_receive", "bridge_throughput"): bridge,
     }
 
 

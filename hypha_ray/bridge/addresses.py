@@ -1,0 +1,154 @@
+"""Addresses of the bridge: ``host:port``, ``[IPv6]:port`` or ``unix:PATH``; and who may be talked to without TLS."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+import ssl
+from pathlib import Path
+
+from hypha_ray.errors import BridgeError, ClusterError, ConfigError
+
+UNIX = "unix:"
+_BACKLOG = 64
+_FORM = "host:port, [IPv6]:port or unix:PATH"
+
+
+def bound(address: str, encrypted: bool) -> socket.socket:
+    """A socket that listens there; one in the file system can be used by its owner alone.
+
+    Args:
+        address: where; port 0 is any that is free, and the path of a Unix socket mustn't be there yet.
+        encrypted: whether its connections are.
+
+    Raises:
+        ConfigError: CFG020 not an address, SEC001 it would listen to the network without TLS.
+        ClusterError: NET001 the address can't be had.
+
+    """
+    try:
+        if address.startswith(UNIX):
+            path = address.removeprefix(UNIX)
+            listening = socket.socket(socket.AF_UNIX)
+            listening.bind(path)
+            Path(path).chmod(0o600)  # Nobody can connect before it listens.
+            listening.listen(_BACKLOG)
+            return listening
+        host, port = _host_and_port(address, encrypted)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        what = f"the bridge can't listen on {address}"
+        raise ClusterError("NET001", what, error.strerror or str(error), fix="choose another address") from None
+
+
+def released(address: str) -> None:
+    """Remove the file of a Unix socket that is closed."""
+    if address.startswith(UNIX):
+        Path(address.removeprefix(UNIX)).unlink(missing_ok=True)
+
+
+def name_of(listening: socket.socket) -> str:
+    """The address that a socket listens on."""
+    name = listening.getsockname()
+    if isinstance(name, str):
+        return UNIX + name
+    return f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
+
+
+def dial(address: str, tls: ssl.SSLContext | None = None, timeout_s: float = 10.0) -> socket.socket:
+    """Connect to a listener.
+
+    Args:
+        address: where it listens.
+        tls: whom to trust; needed for anything but this machine.
+        timeout_s: longest wait.
+
+    Raises:
+        ConfigError: CFG020 not an address, SEC001 it would talk to another machine without TLS.
+        BridgeError: NET010 nobody listens there, NET011 it can't prove to be that machine.
+
+    """
+    stream: socket.socket | None = None
+    try:
+        if address.startswith(UNIX):
+            stream = socket.socket(socket.AF_UNIX)
+            stream.settimeout(timeout_s)
+            stream.connect(address.removeprefix(UNIX))
+            return stream
+        host, port = _host_and_port(address, tls is not None)
+        stream = socket.create_connection((host, port), timeout_s)
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return stream if tls is None else tls.wrap_socket(stream, server_hostname=host)
+    except OSError as error:
+        if stream is not None:
+            stream.close()
+        if isinstance(error, ssl.SSLError):
+            what, fix = f"{address} can't prove who it is", "give its certificate authority"
+            raise BridgeError("NET011", what, error.reason or str(error), fix=fix) from None
+        what = f"nobody can be reached at {address}"
+        raise BridgeError("NET010", what, error.strerror or str(error), fix="is the run still going on?") from None
+
+
+def server_tls(certificate: Path, key: Path) -> ssl.SSLContext:
+    """TLS 1.3 of a listener.
+
+    Args:
+        certificate: its chain, PEM.
+        key: its private key, PEM.
+
+    Raises:
+        ConfigError: SEC005 they can't be used.
+
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    try:
+        context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise _unusable(f"certificate {certificate} with key {key}", error) from None
+    return context
+
+
+def client_tls(authority: Path | None) -> ssl.SSLContext:
+    """TLS 1.3 of whoever dials.
+
+    Args:
+        authority: certificates that are trusted, PEM; None: those of the system.
+
+    Raises:
+        ConfigError: SEC005 they can't be used.
+
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    try:
+        if authority is None:
+            context.load_default_certs()
+        else:
+            context.load_verify_locations(authority)
+    except (OSError, ssl.SSLError) as error:
+        raise _unusable(f"certificates {authority}", error) from None
+    return context
+
+
+def _host_and_port(address: str, encrypted: bool) -> tuple[str, int]:
+    host, separator, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not (separator and host and port.isascii() and port.isdigit() and int(port) < 1 << 16):
+        raise ConfigError("CFG020", "not an address", address, _FORM)
+    if not encrypted and not _is_loopback(host):
+        fix = "give the run a certificate (bridge.certificate, bridge.key) and its trainers the authority"
+        raise ConfigError("SEC001", "the bridge leaves this machine by TLS alone", address, "a loopback address", fix)
+    return host, int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def _unusable(what: str, error: OSError) -> ConfigError:
+    return ConfigError("SEC005", f"{what} can't be used", error.strerror or str(error), "PEM files")

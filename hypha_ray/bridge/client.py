@@ -1,0 +1,152 @@
+"""Take part in a job from a process of one's own. Needs protobuf, numpy and safetensors; neither ray nor torch.
+
+    with Trainer.connect("my-trainer") as trainer:
+        model = build(trainer.job["model"])
+        trainer.ready(device="cpu", parameters=count(model))
+        for work in trainer.rounds():
+            load(model, work.parameters())
+            work.merged()
+            if work.evaluates:
+                work.evaluated(*evaluate(model, work.evaluation()))
+            for batch in work.batches():
+                work.step(train(model, batch, work.learning_rate))
+            work.hand_over(weights(model))
+
+Parameters and batches are numpy arrays by name; of a batch the first axis counts samples.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hypha_ray.bridge import bridge_pb2 as pb
+from hypha_ray.bridge.addresses import client_tls, dial
+from hypha_ray.bridge.channel import Channel
+from hypha_ray.bridge.line import Line
+from hypha_ray.bridge.paths import WorkDirectory
+from hypha_ray.bridge.tokens import read_token
+from hypha_ray.bridge.work import Round
+from hypha_ray.errors import ConfigError, HyphaError
+
+ENVIRONMENT = {
+    "HYPHA_BRIDGE_SOCKET": "address of the driver",
+    "HYPHA_BRIDGE_TOKEN_FILE": "file with the token",
+    "HYPHA_BRIDGE_WORK_DIR": "the work directory, if this process has it",
+    "HYPHA_BRIDGE_CA_FILE": "certificates that are trusted, PEM",
+}
+"""Variables that a driver sets for the trainer it starts."""
+FOLDERS = ("parameters", "slices", "updates")
+"""Of a work directory."""
+
+
+class Trainer:
+    """A connection to a driver. What it says is kept by a thread until it is asked for.
+
+    Args:
+        channel: both sides have greeted each other.
+        directory: the work directory, or one of this side's own.
+        owned: whether the directory is to go with the connection.
+
+    """
+
+    def __init__(self, channel: Channel, directory: Path, owned: bool) -> None:
+        self._channel, self._owned = channel, owned
+        self._directory = WorkDirectory(directory)
+        self._closed = threading.Event()
+        channel.attach(self._directory, lambda path, size: None)
+        self._line = Line(channel, self._directory)
+        threading.Thread(target=self._live, name="bridge-life", daemon=True).start()
+        message = self._line.wait(lambda: self._line.job)
+        self.job: dict[str, Any] = json.loads(self._line.file(message.path, message.content).read_bytes())
+        """What is to be trained, and how; see docs/bridge.md."""
+
+    @classmethod
+    def connect(
+        cls,
+        name: str,
+        address: str | None = None,
+        token_file: str | Path | None = None,
+        work_dir: str | Path | None = None,
+        authority: str | Path | None = None,
+    ) -> Trainer:
+        """Join a job. What isn't given comes from the environment, see `ENVIRONMENT`.
+
+        Args:
+            name: what the driver's log calls this trainer.
+            address: ``host:port`` or ``unix:PATH``.
+            token_file: readable by its owner alone.
+            work_dir: the driver's work directory; None: files come and go over the connection.
+            authority: certificates of who may have signed the driver's, PEM.
+
+        Raises:
+            ConfigError: CFG021 no address or no token file.
+            AuthenticationError: the driver has another token.
+            BridgeError: it can't be reached.
+
+        """
+        address, token_file = _given(address, "HYPHA_BRIDGE_SOCKET"), _given(token_file, "HYPHA_BRIDGE_TOKEN_FILE")
+        work_dir = work_dir or os.environ.get("HYPHA_BRIDGE_WORK_DIR")
+        authority = authority or os.environ.get("HYPHA_BRIDGE_CA_FILE")
+        token = read_token(Path(token_file))
+        channel = Channel(dial(address, client_tls(Path(authority)) if authority else None), "trainer", token)
+        channel.greet(name, shares_files=work_dir is not None)
+        if work_dir is not None:
+            return cls(channel, Path(work_dir), owned=False)
+        own = Path(tempfile.mkdtemp(prefix="hypha-bridge-"))
+        for folder in FOLDERS:
+            (own / folder).mkdir()
+        return cls(channel, own, owned=True)
+
+    def ready(self, device: str, parameters: int) -> None:
+        """Say that the model is built."""
+        self._line.say("ready", pb.Ready(device=device, parameters=parameters))
+
+    def rounds(self) -> Iterator[Round]:
+        """The rounds that this trainer takes part in, each once its parameters are there; ends with the training.
+
+        Raises:
+            BridgeError: the driver is gone.
+
+        """
+        line, after = self._line, -1
+        while (message := line.next_parameters(after)) is not None:
+            after = message.round
+            yield Round(line, self._directory, message, self.job["report_every_s"])
+        if line.leaving:
+            line.say("left")
+
+    def close(self) -> None:
+        """End the connection; may come twice."""
+        self._closed.set()
+        self._channel.close()
+        if self._owned:
+            shutil.rmtree(self._directory.path, ignore_errors=True)
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _live(self) -> None:
+        """Say so, often enough."""
+        while not self._closed.wait(self._channel.silence_s / 5):
+            try:
+                self._channel.say("alive")
+            except HyphaError:
+                return
+
+
+def _given(value: Any, variable: str) -> Any:
+    value = value or os.environ.get(variable)
+    if not value:
+        what = f"no {ENVIRONMENT[variable]}"
+        raise ConfigError("CFG021", what, fix=f"set {variable}, or start this program by a job")
+    return value

@@ -1,0 +1,159 @@
+"""Frames: how messages and files are cut on a byte stream.
+
+    length of the body (4 bytes, big-endian) · CRC-32 of the body (4 bytes, big-endian) · body
+
+A reader never waits without a limit, and never takes memory for more than it has agreed to.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from typing import Protocol
+
+from hypha_ray.errors import BridgeError
+
+try:
+    from isal.isal_zlib import crc32  # Ten times as fast, where it is installed.
+except ImportError:
+    from zlib import crc32
+
+MAX_GREETING = 1024
+"""Longest message before the other side has proved who it is."""
+MAX_MESSAGE = 1 << 16
+MAX_PART = 1 << 20
+"""Longest part of a file."""
+HEADER_S = 5.0
+"""Time for the rest of a header, once its first byte is there."""
+MIN_RATE = 1 << 16
+"""Bytes a second at which a body has to come."""
+_HEADER = struct.Struct(">II")
+_STEP = 1 << 18
+"""Bytes that are checked while they are still in the processor's cache."""
+_OTHERS = {b"GET ": "HTTP", b"POST": "HTTP", b"HEAD": "HTTP", b"PUT ": "HTTP", b"SSH-": "SSH", b"\x16\x03": "TLS"}
+
+
+class Stream(Protocol):
+    """What frames need of a socket."""
+
+    def recv_into(self, buffer: memoryview, /) -> int:
+        """Put down what has come; 0 at the end."""
+
+    def sendall(self, data: bytes | memoryview, /) -> None:
+        """Send everything."""
+
+    def settimeout(self, seconds: float | None, /) -> None:
+        """Set the longest wait of the next calls."""
+
+
+class Frames:
+    """Reads and writes the frames of one connection. One thread may read while another one writes.
+
+    Args:
+        stream: a connected socket.
+
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._header = memoryview(bytearray(_HEADER.size))
+        self._fresh = True
+
+    def read(self, limit: int, patience_s: float) -> memoryview:
+        """The body of the next frame, in memory of its own.
+
+        Args:
+            limit: longest body that is taken, in bytes.
+            patience_s: longest wait for the first byte.
+
+        Raises:
+            BridgeError: FRM001 another protocol, FRM002 a length that isn't allowed, FRM003 too slow, FRM004 damaged,
+                FRM008 the other side has closed, in mid-frame or before one.
+
+        """
+        length, checksum = self._head(limit, patience_s)
+        body = memoryview(bytearray(length))
+        self._body(body, checksum)
+        return body
+
+    def read_into(self, target: memoryview, patience_s: float) -> int:
+        """Read the next frame's body to the start of `target`, which bounds its length; returns the length.
+
+        Raises:
+            BridgeError: as `read`.
+
+        """
+        length, checksum = self._head(len(target), patience_s)
+        self._body(target[:length], checksum)
+        return length
+
+    def write(self, body: bytes | memoryview, deadline_s: float) -> None:
+        """Send a frame, within so many seconds.
+
+        Raises:
+            BridgeError: FRM003 the other side doesn't take it, FRM008 it has closed.
+
+        """
+        header = _HEADER.pack(len(body), crc32(body))
+        try:
+            self._stream.settimeout(deadline_s)
+            if len(body) <= MAX_MESSAGE:
+                self._stream.sendall(header + bytes(body))
+            else:
+                self._stream.sendall(header)
+                self._stream.sendall(body)
+        except TimeoutError:
+            raise BridgeError("FRM003", f"the other side took no message for {deadline_s:g} s") from None
+        except OSError as error:
+            raise _closed(error.strerror) from None
+
+    def _head(self, limit: int, patience_s: float) -> tuple[int, int]:
+        """Length and checksum of the next body."""
+        first = self._some(self._header[:1], time.monotonic() + patience_s, f"it said nothing for {patience_s:g} s")
+        if not first:
+            raise _closed()
+        self._all(self._header[1:], time.monotonic() + HEADER_S)
+        length, checksum = _HEADER.unpack(self._header)
+        if not 0 < length <= limit:
+            raise self._wrong_length(length, limit)
+        self._fresh = False
+        return length, checksum
+
+    def _body(self, target: memoryview, checksum: int) -> None:
+        deadline, found = time.monotonic() + HEADER_S + len(target) / MIN_RATE, 0
+        for start in range(0, len(target), _STEP):
+            part = target[start : start + _STEP]
+            self._all(part, deadline)
+            found = crc32(part, found)
+        if found != checksum:
+            raise BridgeError("FRM004", "a frame is damaged", got=f"{found:08x}", allowed=f"CRC-32 {checksum:08x}")
+
+    def _all(self, target: memoryview, deadline: float) -> None:
+        """Fill `target`."""
+        while target:
+            count = self._some(target, deadline, "a frame comes too slowly")
+            if not count:
+                raise _closed("half a frame")
+            target = target[count:]
+
+    def _some(self, target: memoryview, deadline: float, complaint: str) -> int:
+        """Put down what has come, at least one byte; 0 at the end of the stream."""
+        try:
+            self._stream.settimeout(max(deadline - time.monotonic(), 1e-3))
+            return self._stream.recv_into(target)
+        except TimeoutError:
+            raise BridgeError("FRM003", complaint) from None
+        except OSError as error:
+            raise _closed(error.strerror) from None
+
+    def _wrong_length(self, length: int, limit: int) -> BridgeError:
+        start = bytes(self._header)
+        other = next((name for mark, name in _OTHERS.items() if start.startswith(mark)), None)
+        if self._fresh and length > MAX_MESSAGE:
+            fix = "connect with a client of the bridge, see docs/bridge.md"
+            return BridgeError("FRM001", "this port speaks hypha-bridge 1", got=other or repr(start), fix=fix)
+        return BridgeError("FRM002", "the length of a frame", got=str(length), allowed=f"1 … {limit}")
+
+
+def _closed(why: str | None = None) -> BridgeError:
+    return BridgeError("FRM008", "the other side has closed the connection", got=why or "")

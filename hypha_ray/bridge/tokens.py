@@ -1,0 +1,62 @@
+"""Tokens: who has one may take part. It never goes over the connection: each side proves to have it."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import stat
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from hypha_ray.errors import AuthenticationError
+
+Side: TypeAlias = Literal["driver", "trainer"]
+
+NONCE = 32
+"""Bytes of a nonce."""
+SESSION = 16
+"""Bytes of a session's name."""
+_FORM = re.compile(rb"[0-9a-f]{64}\n?")
+_FIX = "give the file that the run has written, readable by its owner alone: chmod 600"
+
+
+def make_token(path: Path) -> bytes:
+    """Write a fresh token of 256 bits to a new file that only its owner can read; returns it."""
+    token = secrets.token_hex(32).encode()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(token + b"\n")
+    return token
+
+
+def read_token(path: Path) -> bytes:
+    """The token in a file.
+
+    Raises:
+        AuthenticationError: AUTH010 there is none, AUTH011 others may read it, AUTH012 it isn't one.
+
+    """
+    try:
+        with path.open("rb") as file:
+            mode, content = stat.S_IMODE(os.fstat(file.fileno()).st_mode), file.read(128)
+    except OSError as error:
+        raise AuthenticationError("AUTH010", f"{path}: no token", error.strerror or "", fix=_FIX) from None
+    if mode & 0o077:
+        raise AuthenticationError("AUTH011", f"{path}: others may read this token", f"{mode:04o}", "0600", _FIX)
+    if not _FORM.fullmatch(content):
+        raise AuthenticationError("AUTH012", f"{path}: not a token", allowed="64 hexadecimal digits", fix=_FIX)
+    return content.strip()
+
+
+def prove(token: bytes, side: Side, session: bytes, driver_nonce: bytes, trainer_nonce: bytes) -> bytes:
+    """What shows that a side has the token: HMAC-SHA256 of whom it is and of both nonces (RFC 2104)."""
+    said = b"hypha-bridge 1 " + side.encode() + session + driver_nonce + trainer_nonce
+    return hmac.new(token, said, hashlib.sha256).digest()
+
+
+def proves(proof: bytes, expected: bytes) -> bool:
+    """Whether a proof is the expected one; takes the same time wherever they differ."""
+    return hmac.compare_digest(proof, expected)

@@ -1,0 +1,200 @@
+"""What an external trainer does in one round."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import load_file, save_file
+
+from hypha_ray.bridge import bridge_pb2 as pb
+from hypha_ray.bridge.line import Line
+from hypha_ray.bridge.paths import WorkDirectory, digest
+
+Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
+
+
+class Round:
+    """One round. It ends early if this trainer has to leave, or if the others have moved on without it.
+
+    Args:
+        line: what it says.
+        directory: where files are.
+        message: what the round starts with.
+        report_every_s: time between two sets of metrics.
+
+    """
+
+    def __init__(self, line: Line, directory: WorkDirectory, message: pb.Parameters, report_every_s: float) -> None:
+        self._line, self._directory = line, directory
+        self._message, self._report_every_s = message, report_every_s
+        self.number: int = message.round
+        self._samples = self._batches = self._tokens = 0
+        self._loss_sum = 0.0
+        self._batch: Arrays = {}
+        self._files: dict[str, Arrays] = {}
+        self._reported = (0, 0.0, 0, 0, time.monotonic())
+        self._waited_s = 0.0
+
+    def parameters(self) -> Arrays:
+        """The weights with which the round starts, by name."""
+        arrays: Arrays = load_file(self._line.file(self._message.update.model_path, self._message.content))
+        return arrays
+
+    def merged(self, seconds: float = 0.0) -> None:
+        """Say that they are in the model."""
+        self._line.say("merged", pb.Merged(round=self.number, seconds=seconds))
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether there is something to evaluate, before the training; waits for the assignment."""
+        assignment = self._assignment()
+        return assignment is not None and bool(assignment.evaluate)
+
+    def evaluation(self) -> Iterator[Arrays]:
+        """Batches to evaluate the model on."""
+        assignment = self._assignment()
+        assert assignment is not None
+        for one in assignment.evaluate:
+            arrays = self._load(one)
+            for start in range(0, one.samples, assignment.batch_size):
+                yield {name: array[start : start + assignment.batch_size] for name, array in arrays.items()}
+
+    def evaluated(self, loss_sum: float, count: int, correct: int | None = None) -> None:
+        """Hand the evaluation over.
+
+        Args:
+            loss_sum: of all that the loss is a mean over.
+            count: how many that are: samples, or tokens.
+            correct: of a model that classifies, how many it got right.
+
+        """
+        message = pb.Evaluation(round=self.number, loss_sum=loss_sum, count=count, correct=correct)
+        self._line.say("evaluation", message)
+
+    @property
+    def gradient(self) -> bool:
+        """Whether the mean gradient is wanted instead of new weights."""
+        assignment = self._assignment()
+        return assignment is not None and assignment.gradient
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the step that is next."""
+        assignment = self._assignment()
+        if assignment is None:
+            return 0.0
+        part = self._samples / sum(one.samples for one in assignment.train)
+        return assignment.learning_rate + part * (assignment.last_learning_rate - assignment.learning_rate)
+
+    def batches(self) -> Iterator[Arrays]:
+        """Batches to train on, as long as there are any."""
+        while (batch := self._next_batch()) is not None:
+            self._batch = batch
+            yield batch
+
+    def step(self, loss: float, tokens: int | None = None, **metrics: float) -> None:
+        """Count a step on the batch that came last.
+
+        Args:
+            loss: mean over its samples.
+            tokens: of the batch; default: those of ``input_ids``, or else the samples.
+            metrics: what else there is to say, such as ``gradient_norm``.
+
+        """
+        size = len(next(iter(self._batch.values())))
+        if tokens is None:
+            tokens = self._batch["input_ids"].size if "input_ids" in self._batch else size
+        self._batches, self._samples, self._tokens = self._batches + 1, self._samples + size, self._tokens + tokens
+        self._loss_sum += loss * size
+        if self._batches == 1 or time.monotonic() - self._reported[4] >= self._report_every_s:
+            self._report(metrics)
+
+    def hand_over(self, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Hand the result over: all tensors of the parameters, trained, or their mean gradient if that is wanted.
+
+        Nothing is said if nothing was trained, or if the others have moved on.
+        """
+        if not self._samples or self._line.newer(self.number):
+            return
+        if self._samples > self._reported[0]:
+            self._report({})
+        path = f"updates/round_{self.number:06d}.safetensors"
+        file = self._directory.path / path
+        save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, file)
+        content = digest(file)
+        if not self._line.shares_files:
+            self._line.send_file(path)
+            file.unlink()
+        message = pb.Update(
+            round=self.number,
+            update=pb.WeightUpdate(model_path=path),
+            content=pb.Content(size=content.size, sha256=content.sha256),
+            samples=self._samples,
+            tokens=self._tokens,
+            batches=self._batches,
+            loss=self._loss_sum / self._samples,
+        )
+        self._line.say("update", message)
+
+    def _assignment(self) -> pb.Assignment | None:
+        """The newest assignment of this round; None if there is none any more. Waits for one."""
+        line = self._line
+        line.wait(
+            lambda: line.over(self.number) or (line.assignment is not None and line.assignment.round >= self.number)
+        )
+        assignment = line.assignment
+        return assignment if assignment is not None and assignment.round == self.number else None
+
+    def _next_batch(self) -> Arrays | None:
+        began = time.monotonic()
+        while (assignment := self._assignment()) is not None and not self._line.over(self.number):
+            samples = sum(one.samples for one in assignment.train)
+            if self._samples < samples:
+                batch = self._cut(assignment.train, min(assignment.batch_size, samples - self._samples))
+                self._waited_s += time.monotonic() - began
+                return batch
+            if samples:
+                break
+            self._await_another(assignment)
+        return None
+
+    def _await_another(self, idle: pb.Assignment) -> None:
+        self._line.wait(lambda: self._line.over(self.number) or self._line.assignment is not idle)
+
+    def _cut(self, slices: Sequence[pb.Slice], size: int) -> Arrays:
+        """So many samples, from where this round has come to."""
+        found: list[Arrays] = []
+        start, stop = self._samples, self._samples + size
+        for one in slices:
+            first, last = max(start, 0), min(stop, one.samples)
+            if first < last:
+                found.append({name: array[first:last] for name, array in self._load(one).items()})
+            start, stop = start - one.samples, stop - one.samples
+        return {name: np.concatenate([arrays[name] for arrays in found]) for name in found[0]}
+
+    def _load(self, one: pb.Slice) -> Arrays:
+        if one.path not in self._files:
+            self._files[one.path] = load_file(self._line.file(one.path, one.content))
+        return self._files[one.path]
+
+    def _report(self, metrics: Mapping[str, float]) -> None:
+        """Send what has come since the last report."""
+        samples, loss_sum, batches, tokens, at = self._reported
+        now = time.monotonic()
+        items = {
+            "loss": (self._loss_sum - loss_sum) / (self._samples - samples),
+            "batches": self._batches - batches,
+            "tokens": self._tokens - tokens,
+            "seconds": now - at,
+            "data_wait_s": self._waited_s,
+            "learning_rate": self.learning_rate,
+            **metrics,
+        }
+        self._reported = self._samples, self._loss_sum, self._batches, self._tokens, now
+        self._waited_s = 0.0
+        message = pb.MetricSet(items=items, data_processed=self._samples - samples, local_round=self.number)
+        self._line.say("metrics", message)
