@@ -41,7 +41,7 @@ class Channel:
     def __init__(self, stream: socket.socket, side: Side, token: bytes) -> None:
         self._stream, self._side, self._token = stream, side, token
         self._frames, self._conversation = Frames(stream), Conversation(side)
-        self._speaking = threading.Lock()
+        self._speaking, self._closed = threading.Lock(), threading.Event()
         self.peer = ""
         """What the trainer calls itself."""
         self.shares_files = False
@@ -79,6 +79,21 @@ class Channel:
 
         """
         self._directory, self._admit = directory, admit
+
+    def live(self) -> None:
+        """Say that this side lives, often enough, on a thread that ends with the connection."""
+
+        def repeat() -> None:
+            with contextlib.suppress(HyphaError):
+                while not self._closed.wait(self.silence_s / 5):
+                    self.say("alive")
+
+        threading.Thread(target=repeat, name="bridge-life", daemon=True).start()
+
+    def refuse(self, error: HyphaError) -> None:
+        """Tell the other side what is wrong with something that it has said, and close."""
+        with contextlib.suppress(HyphaError), self._closing():
+            raise error
 
     def say(self, content: str, message: Any = None) -> None:
         """Send a message; an empty one of its kind, if there is nothing more to say.
@@ -129,6 +144,7 @@ class Channel:
 
     def close(self) -> None:
         """End the connection, also for a thread that hears just now; may come twice."""
+        self._closed.set()
         with contextlib.suppress(OSError):
             self._stream.shutdown(socket.SHUT_RDWR)
         self._stream.close()

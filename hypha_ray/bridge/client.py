@@ -21,7 +21,6 @@ import json
 import os
 import shutil
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from hypha_ray.bridge.line import Line
 from hypha_ray.bridge.paths import WorkDirectory
 from hypha_ray.bridge.tokens import read_token
 from hypha_ray.bridge.work import Round
-from hypha_ray.errors import ConfigError, HyphaError
+from hypha_ray.errors import ConfigError
 
 ENVIRONMENT = {
     "HYPHA_BRIDGE_SOCKET": "address of the driver",
@@ -59,10 +58,9 @@ class Trainer:
     def __init__(self, channel: Channel, directory: Path, owned: bool) -> None:
         self._channel, self._owned = channel, owned
         self._directory = WorkDirectory(directory)
-        self._closed = threading.Event()
         channel.attach(self._directory, lambda path, size: None)
         self._line = Line(channel, self._directory)
-        threading.Thread(target=self._live, name="bridge-life", daemon=True).start()
+        channel.live()
         message = self._line.wait(lambda: self._line.job)
         self.job: dict[str, Any] = json.loads(self._line.file(message.path, message.content).read_bytes())
         """What is to be trained, and how; see docs/bridge.md."""
@@ -124,7 +122,6 @@ class Trainer:
 
     def close(self) -> None:
         """End the connection; may come twice."""
-        self._closed.set()
         self._channel.close()
         if self._owned:
             shutil.rmtree(self._directory.path, ignore_errors=True)
@@ -134,14 +131,6 @@ class Trainer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _live(self) -> None:
-        """Say so, often enough."""
-        while not self._closed.wait(self._channel.silence_s / 5):
-            try:
-                self._channel.say("alive")
-            except HyphaError:
-                return
 
 
 def _given(value: Any, variable: str) -> Any:

@@ -75,6 +75,7 @@ def _agree(job: Job, settings: Sequence[Setting]) -> None:
     workers, steps = job.resources.num_workers, job.inner_optimizer.total_steps
     limits = (
         ("resources.min_workers", job.resources.min_workers, "resources.num_workers", workers),
+        ("bridge.commands", len(job.bridge.commands), "resources.num_workers", workers),
         ("sync.quorum", job.sync.quorum, "resources.num_workers", workers),
         ("inner_optimizer.warmup_steps", job.inner_optimizer.warmup_steps, "inner_optimizer.total_steps", steps),
     )
@@ -83,6 +84,9 @@ def _agree(job: Job, settings: Sequence[Setting]) -> None:
             fix = f"mend {name} or {limit_name}"
             what = f"{_place(settings, name)} is more than {_place(settings, limit_name)}"
             raise ConfigError("CFG003", what, str(value), f"up to {limit}", fix)
+    if job.bridge.commands and job.run.mode == "replay":
+        what = f'{_place(settings, "bridge.commands")} and run.mode = "replay" exclude each other'
+        raise ConfigError("CFG011", what, fix="an external trainer can't be repeated to the bit: choose elastic")
     if job.model.repository is not None and job.model.config is not None:
         what = f"{_place(settings, 'model.repository')} and model.config exclude each other"
         raise ConfigError("CFG011", what, fix="drop model.config to train on, or model.repository to start afresh")

@@ -191,6 +191,14 @@ class Worker(Table):
     prefetch_mb: Count = Field(256, description="memory for slices that wait to be trained on")
 
 
+class Bridge(Table):
+    """External trainers, which take part over the bridge."""
+
+    commands: list[str] = Field(
+        [], fail_fast=True, description="command lines of external trainers, in the places of the last workers"
+    )
+
+
 class Checkpoint(Table):
     """Which snapshots are written and kept; the commit log is always whole."""
 
@@ -236,6 +244,11 @@ class Job(Table):
     sync: Sync = Sync()
     resources: Resources = Resources()
     worker: Worker = Worker()
+    bridge: Bridge = Bridge()
     checkpoint: Checkpoint = Checkpoint()
     telemetry: Telemetry = Telemetry()
     testing: Testing = Testing()
+
+    def bridges(self, worker: int) -> bool:
+        """Whether that worker's trainer is outside of Ray."""
+        return worker >= self.resources.num_workers - len(self.bridge.commands)

@@ -89,7 +89,8 @@ class Crew:
         kept = worker is not None
         if worker is None:
             options = await self._place(name)
-            worker = await self._owned("worker", name, options, self._job, source)
+            role = "bridged" if self.bridges(source.worker) else "worker"
+            worker = await self._owned(role, name, options, self._job, source)
         self._workers[source.worker] = worker, source
         return worker.run.remote(source), kept
 
@@ -99,6 +100,10 @@ class Crew:
         self._give_back(f"worker-{worker}")
         if handle is not None:
             ray.kill(handle)
+
+    def bridges(self, number: int) -> bool:
+        """Whether the trainer of the worker of that number is outside of Ray."""
+        return self._job.bridges(number)
 
     def worker(self, number: int) -> tuple[Any, Source] | None:
         """The worker of that number, and who it is now."""

@@ -97,7 +97,16 @@ class Foreman:
         finally:
             self._hiring.pop(source, None)
         self._reporter.note("lease", worker=source.worker, incarnation=source.incarnation, kept=kept)
+        if self._crew.bridges(source.worker):
+            self._spawn(self._describe(source))
         self._spawn(self._listen(source, stream))
+
+    async def _describe(self, source: Source) -> None:
+        """Tell a worker that doesn't build the model where its tensors lie, once that is known."""
+        layout = await self._weights.described()
+        found = self._crew.worker(source.worker)
+        if found is not None and found[1] == source:
+            self._say(found[0], lambda one: one.describe.remote(source, layout))
 
     async def _listen(self, source: Source, stream: Any) -> None:
         """Take a worker's events off its stream as they come; what is not taken dies with the worker."""

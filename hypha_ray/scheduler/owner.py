@@ -14,12 +14,14 @@ from typing import Any
 import ray
 
 from hypha_ray.server.actor import ParameterServer
-from hypha_ray.worker.actor import TrainWorker
+from hypha_ray.worker.actor import BridgedWorker, TrainWorker
 
 OWNER = "owner"
 """Its name in the namespace of the run."""
+_WORKER = {"concurrency_groups": {"control": 1}, "allow_out_of_order_execution": True}
 _ROLES = {
-    "worker": ray.remote(concurrency_groups={"control": 1}, allow_out_of_order_execution=True)(TrainWorker),
+    "worker": ray.remote(**_WORKER)(TrainWorker),
+    "bridged": ray.remote(**_WORKER)(BridgedWorker),
     "server": ray.remote(concurrency_groups={"pulse": 1})(ParameterServer),
 }
 
@@ -39,7 +41,7 @@ class Owner:
         """Start an actor under the name in its options; returns its handle.
 
         Args:
-            role: ``worker`` or ``server``.
+            role: ``worker``, ``bridged`` (one whose trainer is outside of Ray) or ``server``.
             options: options of this actor.
             arguments: of its constructor; small, for they are held as long as the actor.
 

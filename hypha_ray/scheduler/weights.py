@@ -27,7 +27,7 @@ class Weights:
         self._momentum: list[Any] = []
         self.inner: dict[int, Any] = {}
         """Inner states after the last committed round, by worker; in replay mode."""
-        self._saving = asyncio.Lock()
+        self._saving, self._described = asyncio.Lock(), asyncio.Event()
         self.bytes: int | None = None
         """Size of θ, once it is known."""
 
@@ -35,6 +35,7 @@ class Weights:
         """Have the store bring back what was saved, and the server build the model if its layout isn't known."""
         fragments = self._job.sync.fragments
         self.layout = await self._built() if layout is None else layout
+        self._described.set()
         if resumed:
             await self._recall()
         else:
@@ -42,6 +43,11 @@ class Weights:
         begin = await self._crew.store.ask(lambda store: store.begin.remote(self.layout, *self._theta))
         self.bytes = self.layout.bytes()
         return Initialised(self.bytes, await begin, self.layout.sha256())
+
+    async def described(self) -> Layout:
+        """Where the model's tensors lie; waits until that is known."""
+        await self._described.wait()
+        return self.layout
 
     async def prepare(self) -> None:
         """See that there are servers before the first delta comes."""

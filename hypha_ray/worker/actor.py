@@ -11,15 +11,16 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import ray
 
 from hypha_ray.config import Job
 from hypha_ray.failpoints import arm
-from hypha_ray.types import Flat, Plan, Source
-from hypha_ray.worker.feeder import Arrays
-from hypha_ray.worker.stint import Item, Stint
+from hypha_ray.types import Flat, Layout, Plan, Source
+from hypha_ray.worker.desk import Desk
+from hypha_ray.worker.feeder import Arrays, Feeder
+from hypha_ray.worker.stint import Item, Loop, Stint
 
 
 class TrainWorker:
@@ -38,11 +39,20 @@ class TrainWorker:
     def __init__(self, job: Job, source: Source) -> None:
         arm(job.testing.failpoints, job.testing.failpoint_log)
         self._job = job
-        self._stint = Stint(job, source)
+        self._stint = Stint(job, source, self._loop)
         self._leaving = threading.Lock()
         """Taken for good by the first order to leave."""
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, lambda *_: self.leave("SIGTERM"))
+
+    @staticmethod
+    def _loop(job: Job, source: Source, feeder: Feeder, desk: Desk, emit: Callable[[Item], None]) -> Loop:
+        import torch  # Whoever only starts this actor needs none of it.
+
+        torch.set_num_threads(max(1, int(job.resources.worker.cpu)))
+        from hypha_ray.worker.loop import InnerLoop
+
+        return InnerLoop(job, source, feeder, desk, emit)
 
     @ray.method(num_returns="streaming")
     def run(self, to: Source) -> Iterator[Item]:
@@ -53,7 +63,7 @@ class TrainWorker:
     @ray.method(concurrency_group="control")
     def reset(self, source: Source) -> bool:
         """Drop everything, and be ready to `run` as `source` for another scheduler; False if the worker is leaving."""
-        before, self._stint = self._stint, Stint(self._job, source, self._stint)
+        before, self._stint = self._stint, Stint(self._job, source, self._loop, self._stint)
         before.abandon()
         return not self._leaving.locked()
 
@@ -95,3 +105,19 @@ class TrainWorker:
     def pid(self) -> int:
         """The process, for tests that kill it."""
         return os.getpid()
+
+
+class BridgedWorker(TrainWorker):
+    """Has a process of any kind train, over the bridge. To everybody else it is a worker like any other."""
+
+    @staticmethod
+    def _loop(job: Job, source: Source, feeder: Feeder, desk: Desk, emit: Callable[[Item], None]) -> Loop:
+        from hypha_ray.worker.bridged import BridgedLoop
+
+        return BridgedLoop(job, source, feeder, desk, emit)
+
+    @ray.method(concurrency_group="control")
+    def describe(self, to: Source, layout: Layout) -> None:
+        """Take in where the tensors lie: nobody builds the model here."""
+        if to == self._stint.source:
+            self._stint.desk.describe(layout)

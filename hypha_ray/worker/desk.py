@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypha_ray.types import Flat, Plan
+from hypha_ray.types import Flat, Layout, Plan
 from hypha_ray.worker.waits import Waits
 
 
@@ -15,6 +15,7 @@ class Desk(Waits):
         self._plan: Plan | None = None
         self._weights: dict[int, dict[int, Flat]] = {}
         self._state: Flat | None = None
+        self._layout: Layout | None = None
         self._restored = False
         self.round = -1
         """The round that the inner loop is in."""
@@ -41,6 +42,19 @@ class Desk(Waits):
             if not self._restored:
                 self._state = state
                 self._changed.notify_all()
+
+    def describe(self, layout: Layout) -> None:
+        """Put down where the tensors lie in the flat arrays, for a reader that doesn't build the model."""
+        with self._changed:
+            self._layout = layout
+            self._changed.notify_all()
+
+    def layout(self) -> Layout:
+        """Where the tensors lie; waits for it."""
+        with self._changed:
+            self._wait(lambda: self._layout is not None)
+            assert self._layout is not None
+            return self._layout
 
     def plan(self, round_number: int) -> Plan:
         """The newest plan, which is for this round or a later one; waits for it."""

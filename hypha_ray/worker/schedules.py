@@ -61,6 +61,19 @@ def inner_steps(job: Job) -> int:
     return job.inner_optimizer.total_steps or steps_per_round(job) * job.rounds.update_rounds
 
 
+def rates(job: Job, round_number: int) -> tuple[float, float]:
+    """Learning rates at the beginning and at the end of a round."""
+    config, steps = job.inner_optimizer, steps_per_round(job)
+    if config.schedule == "constant":
+        return config.learning_rate, config.learning_rate
+    import torch
+
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=config.learning_rate)
+    (curve,) = build_schedule(optimizer, config, inner_steps(job)).lr_lambdas
+    first, last = (config.learning_rate * curve(steps * number) for number in (round_number, round_number + 1))
+    return first, last
+
+
 def check_schedule(config: InnerOptimizer, total_steps: int | None = None) -> None:
     """Raise `ConfigError` if a schedule lacks a value, or has values that contradict each other."""
     name, warmup, total = config.schedule, config.warmup_steps, config.total_steps or total_steps

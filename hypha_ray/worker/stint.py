@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from hypha_ray.config import Job
 from hypha_ray.errors import HyphaError
@@ -21,6 +21,16 @@ log = logging.getLogger(__name__)
 Item: TypeAlias = Event | Flat
 """What the stream consists of."""
 
+
+class Loop(Protocol):
+    """What trains."""
+
+    def run(self) -> None:
+        """Train until the final plan, or until the worker has left; raises `Closed` when it is stopped before."""
+
+
+MakeLoop: TypeAlias = Callable[[Job, Source, Feeder, Desk, Callable[[Item], None]], Loop]
+
 PULSE_S = (0.05, 1.0)
 """Shortest and longest silence of the stream; between them it is that of reports."""
 
@@ -31,12 +41,13 @@ class Stint:
     Args:
         job: the job file.
         source: who the worker is, for as long as this lasts.
+        loop: makes the inner loop, on its thread.
         before: the stint whose inner loop has to be over before that of this one begins.
 
     """
 
-    def __init__(self, job: Job, source: Source, before: Stint | None = None) -> None:
-        self._job, self.source = job, source
+    def __init__(self, job: Job, source: Source, loop: MakeLoop, before: Stint | None = None) -> None:
+        self._job, self.source, self._loop = job, source, loop
         self.feeder = Feeder(job.run.seed)
         self.desk = Desk(job.sync.fragments)
         self._out: SimpleQueue[Item | tuple[Item, ...] | Exception | None] = SimpleQueue()
@@ -119,12 +130,7 @@ class Stint:
             failpoint("worker.start", self.source.worker)
             if self._before is not None:
                 self._before.join()
-            import torch
-
-            torch.set_num_threads(max(1, int(self._job.resources.worker.cpu)))
-            from hypha_ray.worker.loop import InnerLoop
-
-            InnerLoop(self._job, self.source, self.feeder, self.desk, self._emit).run()
+            self._loop(self._job, self.source, self.feeder, self.desk, self._emit).run()
         except Closed:
             log.info("stopped")
         except HyphaError as error:

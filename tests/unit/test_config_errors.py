@@ -73,6 +73,12 @@ IN_FILES = [
     ("[resources]\nnum_workers = 0", "CFG003", "resources.num_workers"),
     ("[resources]\nnum_workers = 2\nmin_workers = 3", "CFG003", "job.toml:3: resources.min_workers is more than"),
     ("[resources]\nmin_workers = 3", "CFG003", "got 3, allowed up to 2"),
+    (
+        "[bridge]\ncommands = ['a', 'b', 'c']",
+        "CFG003",
+        "job.toml:2: bridge.commands is more than",
+    ),
+    ("[run]\nmode = 'replay'\n[bridge]\ncommands = ['a']", "CFG011", "job.toml:4: bridge.commands and run.mode"),
     ("[resources.worker]\ncpu = -1", "CFG003", "resources.worker.cpu"),
     ("[resources]\nmin_gpus = -1", "CFG003", "resources.min_gpus"),
     ("[sync]\nquorum = 3", "CFG003", "sync.quorum is more than resources.num_workers"),

@@ -35,7 +35,7 @@ _SPECIAL = {
     "model.input_names": st.lists(_TEXT),
     "inner_optimizer.clip_norm": st.none() | st.floats(0.1, 1e300),
 }
-_DEPENDENT = ("num_workers", "min_workers", "quorum", "warmup_steps", "total_steps", "repository", "token")
+_DEPENDENT = ("commands", "num_workers", "min_workers", "quorum", "warmup_steps", "total_steps", "repository", "token")
 
 
 def _values(key: Key) -> st.SearchStrategy[Any]:

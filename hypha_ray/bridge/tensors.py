@@ -1,0 +1,64 @@
+"""Tensors that the other side has sent: the very set that is expected, or an error that says what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+
+from hypha_ray.errors import BridgeError
+
+Array: TypeAlias = npt.NDArray[Any]
+
+MAX_HEADER_BYTES = 8 << 20
+_HEADER_BYTES = 512
+"""Room in the header for one tensor, its name apart."""
+
+
+def read(path: Path, expected: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Array]:
+    """Read a safetensors file that is ours: nobody else may change it meanwhile.
+
+    Args:
+        path: the file.
+        expected: numpy's name of the dtype, and the shape, of every tensor that it must have, and no others.
+
+    Raises:
+        BridgeError: DLT001 not such a file, DLT002 other tensors, DLT003 another shape, DLT004 another dtype.
+
+    """
+    _check_header(path, sum(_HEADER_BYTES + len(name) for name in expected))
+    try:
+        with safe_open(path, framework="numpy") as file:
+            _check_names(set(file.keys()), set(expected))
+            for name, (_, shape) in expected.items():
+                found = tuple(file.get_slice(name).get_shape())
+                if found != shape:
+                    raise BridgeError("DLT003", f"{name} has another shape", got=str(found), allowed=str(shape))
+            tensors = {name: file.get_tensor(name) for name in expected}
+    except SafetensorError as error:
+        raise BridgeError("DLT001", "not a safetensors file", got=str(error)[:100]) from None
+    except (TypeError, AttributeError, KeyError) as error:  # A dtype that numpy doesn't have.
+        raise BridgeError("DLT004", "a dtype that isn't expected", got=str(error)[:100]) from None
+    for name, (dtype, _) in expected.items():
+        if tensors[name].dtype.name != dtype:
+            raise BridgeError("DLT004", f"{name} has another dtype", got=tensors[name].dtype.name, allowed=dtype)
+    return tensors
+
+
+def _check_header(path: Path, room: int) -> None:
+    """See that the header isn't longer than it can be, before anybody parses it."""
+    limit = min(MAX_HEADER_BYTES, 4 * room + 1024)
+    with path.open("rb") as file:
+        start = file.read(9)
+    length = int.from_bytes(start[:8], "little")
+    if len(start) < 9 or start[8:] != b"{" or length > limit:
+        raise BridgeError("DLT001", "not a safetensors file", got=repr(start), allowed=f"a header of {limit} bytes")
+
+
+def _check_names(found: set[str], expected: set[str]) -> None:
+    for names, what in ((expected - found, "is missing"), (found - expected, "isn't expected")):
+        if names:
+            raise BridgeError("DLT002", f"a tensor {what}", got=f"{min(names)[:80]!r} and {len(names) - 1} more")

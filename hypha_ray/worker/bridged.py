@@ -1,0 +1,171 @@
+"""The loop of a worker whose trainer is outside of Ray: it hands on what it is told, both ways. Never an RPC.
+
+    desk, feeder ──► parameters, samples, assignments ══ bridge ══► trainer
+            emit ◄── merged, metrics, evaluation, update ═════════════╛
+
+One thread says what is to be done, another one hears what was done.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from hypha_ray.bridge import bridge_pb2 as pb
+from hypha_ray.bridge.paths import WorkDirectory
+from hypha_ray.codec import codec
+from hypha_ray.config import Job
+from hypha_ray.errors import BridgeError, HyphaError
+from hypha_ray.store.tensorfile import digest, named
+from hypha_ray.types import Event, Flat, Left, Plan, Ready, Source
+from hypha_ray.worker.desk import Desk
+from hypha_ray.worker.feeder import Feeder
+from hypha_ray.worker.handout import Handout
+from hypha_ray.worker.outside import JOB_FILE, Outside, TrainerGone
+from hypha_ray.worker.results import Results
+from hypha_ray.worker.schedules import rates
+from hypha_ray.worker.waits import Closed, Retired
+
+log = logging.getLogger(__name__)
+
+Emit: TypeAlias = Callable[[Event | Flat], None]
+
+LEAVE_S = 30.0
+"""How long a trainer that has to leave may take to hand over what it has."""
+_POLL_S = 0.2
+
+
+class Gone(Closed):
+    """The trainer is gone."""
+
+
+class BridgedLoop:
+    """One external trainer.
+
+    Args:
+        job: the job file.
+        source: who this worker is.
+        feeder: where samples come from.
+        desk: where plans and weights come from.
+        emit: takes events and payloads; must not block.
+
+    """
+
+    def __init__(self, job: Job, source: Source, feeder: Feeder, desk: Desk, emit: Emit) -> None:
+        self._job, self._source = job, source
+        self._feeder, self._desk, self._emit = feeder, desk, emit
+        self._changed = threading.Condition()
+        self._heard: dict[str, Any] = {}
+        """The newest message of each kind."""
+        self._why: Exception | None = None
+        """Why the trainer is gone."""
+
+    def run(self) -> None:
+        """Relay until the final plan, or until the worker has left; raises `Closed` when it is stopped before.
+
+        Raises:
+            TrainerGone: the trainer has ended, is silent, or has broken the protocol.
+            ConfigError: it can't be started.
+
+        """
+        outside = Outside(self._job, self._source.worker)
+        try:
+            self._channel = outside.connect(self._desk.check)
+            directory = WorkDirectory(outside.directory)
+            self._handout = Handout(self._channel, directory, self._feeder)
+            self._results = Results(self._source, directory, codec(self._job.sync.codec))
+            self._channel.attach(directory, self._results.admit)
+            self._channel.live()
+            listening = threading.Thread(target=self._listen, name="bridge-hearing", daemon=True)
+            listening.start()
+            try:
+                self._work_or_leave()
+                outside.end()
+            finally:
+                self._channel.close()
+                listening.join()
+                directory.close()
+        except (Gone, BridgeError) as error:
+            raise TrainerGone(f"the trainer is gone: {self._why or error}") from None
+        finally:
+            outside.close()
+
+    def _work_or_leave(self) -> None:
+        try:
+            self._work()
+        except Retired:
+            self._retire()
+
+    def _work(self) -> None:
+        self._handout.job(JOB_FILE)
+        ready = self._await("ready")
+        self._results.layout = layout = self._desk.layout()
+        self._emit(Ready(self._source, -1, layout.sha256(), ready.device, ready.parameters))
+        while self._round():
+            pass
+        self._channel.say("done")
+
+    def _round(self) -> bool:
+        """Tell of one round, and of all corrections of its plan; False after the final plan."""
+        number, weights = self._desk.weights()
+        layout = self._desk.layout()
+        theta = named(layout, [weights[fragment] for fragment in range(layout.fragments)])
+        if "merged" not in self._heard:
+            self._results.theta_sha256 = digest(theta)
+        self._results.begin(number)
+        self._handout.parameters(number, theta)
+        plan: Plan | None = self._desk.plan(number)
+        while plan is not None and plan.round == number:
+            self._results.assigned(plan)
+            self._handout.assign(plan, rates(self._job, number))
+            if plan.final:
+                if plan.evaluate:
+                    self._await("evaluation", lambda message: message.round == number)
+                return False
+            plan = self._desk.correction(plan)
+        return True
+
+    def _retire(self) -> None:
+        """Let the trainer hand over what it has."""
+        self._channel.say("leave", pb.Leave(reason="the machine goes away"))
+        deadline = time.monotonic() + LEAVE_S
+        with self._changed:
+            while "left" not in self._heard:
+                if self._why is not None or not self._changed.wait(deadline - time.monotonic()):
+                    raise Gone
+        self._emit(Left(self._source, self._desk.round))
+
+    def _listen(self) -> None:
+        try:
+            while "left" not in self._heard:
+                content, message = self._channel.hear()
+                for item in self._results.of(content, message):
+                    self._emit(item)
+                with self._changed:
+                    self._heard[content] = message
+                    self._changed.notify_all()
+        except HyphaError as error:
+            self._channel.refuse(error)
+            self._gone(error)
+        except Exception as error:
+            log.exception("an external trainer can't be understood")
+            self._gone(error)
+
+    def _gone(self, error: Exception) -> None:
+        """Call the other thread away."""
+        with self._changed:
+            self._why = error
+            self._changed.notify_all()
+        self._desk.close(Gone)
+        self._feeder.close(Gone)
+
+    def _await(self, content: str, meant: Callable[[Any], bool] = lambda _: True) -> Any:
+        """A message of a kind; waits for it, unless this worker is called away."""
+        with self._changed:
+            while (message := self._heard.get(content)) is None or not meant(message):
+                self._changed.wait(_POLL_S)
+                self._desk.check()
+            return message

@@ -1,0 +1,97 @@
+"""What an external trainer is given: weights and samples, as files of its work directory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import save_file
+
+from hypha_ray.bridge import bridge_pb2 as pb
+from hypha_ray.bridge.channel import Channel
+from hypha_ray.bridge.paths import WorkDirectory, digest
+from hypha_ray.types import Plan, Span
+from hypha_ray.worker.feeder import Feeder
+
+
+class Handout:
+    """Writes files, sends them to a trainer that doesn't have the directory, and removes them when they are old.
+
+    Args:
+        channel: to the trainer.
+        directory: the work directory.
+        feeder: where samples come from.
+
+    """
+
+    def __init__(self, channel: Channel, directory: WorkDirectory, feeder: Feeder) -> None:
+        self._channel, self._directory, self._feeder = channel, directory, feeder
+        self._files: list[tuple[int, Path]] = []
+        """With the rounds that they are for."""
+        self._slices: dict[tuple[int, Span, bool], pb.Slice] = {}
+        """What was given, by round, span and whether it is shuffled."""
+
+    def job(self, path: str) -> None:
+        """Say what is to be trained, which stands in a file that is there."""
+        if not self._channel.shares_files:
+            self._channel.send_file(path)
+        self._channel.say("job", pb.JobDefinition(path=path, content=self._content(path)))
+
+    def parameters(self, number: int, weights: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Begin a round with these weights; the files of the round before the last are gone."""
+        for old, file in self._files:
+            if old < number - 1:
+                file.unlink(missing_ok=True)
+        self._files = [(old, file) for old, file in self._files if old >= number - 1]
+        self._slices = {key: given for key, given in self._slices.items() if key[0] >= number - 1}
+        path = f"parameters/round_{number:06d}.safetensors"
+        content = self._give(number, path, weights)
+        update = pb.WeightUpdate(model_path=path)
+        self._channel.say("parameters", pb.Parameters(round=number, update=update, content=content))
+
+    def assign(self, plan: Plan, rates: tuple[float, float]) -> None:
+        """Say what there is to do, or what there is to do instead; waits for the samples.
+
+        Args:
+            plan: of this round.
+            rates: learning rate of the first and of the last sample.
+
+        """
+        message = pb.Assignment(
+            round=plan.round,
+            version=plan.version,
+            batch_size=plan.batch_size,
+            train=[self._slice(plan.round, span, shuffled=True) for span in plan.spans],
+            evaluate=[self._slice(plan.round, span, shuffled=False) for span in plan.evaluate],
+            learning_rate=rates[0],
+            last_learning_rate=rates[1],
+        )
+        self._channel.say("assignment", message)
+
+    def _slice(self, number: int, span: Span, shuffled: bool) -> pb.Slice:
+        """The samples of a span as a file; what was given before isn't given again."""
+        key = number, span, shuffled
+        if key not in self._slices:
+            kind = "train" if shuffled else "evaluate"
+            path = f"slices/{kind}_{number}_{span.epoch}_{span.slice}_{span.start}_{span.stop}.safetensors"
+            content = self._give(number, path, self._feeder.batch((span,), 0, span.samples, shuffled))
+            self._slices[key] = pb.Slice(path=path, samples=span.samples, content=content)
+        return self._slices[key]
+
+    def _give(self, number: int, path: str, arrays: Mapping[str, npt.NDArray[Any]]) -> pb.Content:
+        file = self._directory.path / path
+        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, file)
+        content = self._content(path)
+        if self._channel.shares_files:
+            self._files.append((number, file))
+        else:
+            self._channel.send_file(path)
+            file.unlink()
+        return content
+
+    def _content(self, path: str) -> pb.Content:
+        found = digest(self._directory.path / path)
+        return pb.Content(size=found.size, sha256=found.sha256)

@@ -1,0 +1,167 @@
+"""The process of an external trainer: what it is given, how it is started, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from hypha_ray.bridge.addresses import UNIX
+from hypha_ray.bridge.channel import Channel
+from hypha_ray.bridge.client import FOLDERS
+from hypha_ray.bridge.listener import Listener
+from hypha_ray.bridge.tokens import make_token
+from hypha_ray.config import Job
+from hypha_ray.errors import ConfigError
+
+JOB_FILE, TOKEN_FILE, SOCKET_FILE = "job.json", "token", "socket"
+END_S = 2.0
+"""How long a process has to end by itself once it is asked to."""
+_POLL_S = 0.1
+
+
+class TrainerGone(Exception):
+    """The trainer has ended, or broken the protocol: another one may do better."""
+
+
+class Outside:
+    """A work directory, a socket in it, and the process that is to connect to it.
+
+    Args:
+        job: the job file.
+        worker: number of the worker that the process is.
+
+    Raises:
+        ConfigError: CFG009 there is no such program.
+
+    """
+
+    def __init__(self, job: Job, worker: int) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="hypha-bridge-"))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._listener: Listener | None = None
+        try:
+            for folder in FOLDERS:
+                (self.directory / folder).mkdir()
+            (self.directory / JOB_FILE).write_text(json.dumps(definition(job, worker), indent=2), encoding="utf-8")
+            token = make_token(self.directory / TOKEN_FILE)
+            self._listener = Listener(f"{UNIX}{self.directory / SOCKET_FILE}", token, job.worker.lease_s)
+            self._process = _started(command(job, worker), self._places(), _log(job, worker))
+        except BaseException:
+            self.close()
+            raise
+
+    def connect(self, check: Callable[[], None]) -> Channel:
+        """Wait for the process to connect.
+
+        Args:
+            check: raises if it isn't to be waited for any more.
+
+        Raises:
+            TrainerGone: it has ended before.
+
+        """
+        assert self._listener is not None and self._process is not None
+        while (channel := self._listener.admit(_POLL_S)) is None:
+            check()
+            if (code := self._process.poll()) is not None:
+                raise TrainerGone(f"the trainer has ended with exit code {code} before it has connected")
+        return channel
+
+    def end(self) -> None:
+        """Let the process end by itself; if it doesn't, end it and all that it has started."""
+        if self._process is None:
+            return
+        for kind in (None, signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                if kind is not None:
+                    os.killpg(self._process.pid, kind)
+                self._process.wait(END_S)
+
+    def close(self) -> None:
+        """End the process at once, listen no more, and remove the directory."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        if self._listener is not None:
+            self._listener.close()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _places(self) -> dict[str, str]:
+        return {
+            "SOCKET": f"{UNIX}{self.directory / SOCKET_FILE}",
+            "WORK_DIR": str(self.directory),
+            "JOB": str(self.directory / JOB_FILE),
+            "TOKEN_FILE": str(self.directory / TOKEN_FILE),
+        }
+
+
+def command(job: Job, worker: int) -> list[str]:
+    """The command line of an external trainer, taken apart as a shell would; there is no shell."""
+    line = job.bridge.commands[worker - job.resources.num_workers]
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        words, why = [], str(error)
+    else:
+        why = "no words"
+    if not words:
+        raise ConfigError("CFG009", f"bridge.commands: {line!r} is no command line", got=why)
+    return words
+
+
+def definition(job: Job, worker: int) -> dict[str, Any]:
+    """What a trainer is told of the job; see docs/bridge.md."""
+    return {
+        "run": job.run.name,
+        "worker": worker,
+        "seed": job.run.seed,
+        "strategy": job.sync.strategy,
+        "model": job.model.model_dump(mode="json", exclude={"token"}),
+        "inner_optimizer": job.inner_optimizer.model_dump(mode="json"),
+        "report_every_s": job.worker.report_every_s,
+    }
+
+
+def _started(words: list[str], places: Mapping[str, str], log: IO[bytes] | None) -> subprocess.Popen[bytes]:
+    """Start a program in a process group of its own; where the system can, it ends it with this thread."""
+    for name, value in places.items():
+        words = [word.replace(f"{{{name}}}", value) for word in words]
+    program = shutil.which(words[0])
+    if program is None:
+        fix = "mend bridge.commands; the program has to be on every node that may get a worker"
+        raise ConfigError("CFG009", "bridge.commands: there is no such program", got=words[0], fix=fix)
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "HF_TOKEN"))}
+    told = {f"HYPHA_BRIDGE_{name}": value for name, value in places.items() if name != "JOB"}
+    guard = shutil.which("setpriv")
+    guarded = [guard, "--pdeathsig", "KILL", "--"] if guard else []
+    try:
+        return subprocess.Popen(
+            [*guarded, program, *words[1:]],
+            env=ours | told,
+            stdin=subprocess.DEVNULL,
+            stdout=log or sys.stderr,
+            stderr=subprocess.STDOUT if log else sys.stderr,
+            start_new_session=True,
+        )
+    finally:
+        if log is not None:
+            log.close()
+
+
+def _log(job: Job, worker: int) -> IO[bytes] | None:
+    """The trainer's file among the run's logs, if this node has the run directory."""
+    folder = Path(str(job.run.dir), str(job.run.name), "logs")
+    if job.run.dir is None or not folder.is_dir():
+        return None
+    return (folder / f"worker-{worker}.log").open("ab")

@@ -1,0 +1,108 @@
+"""Jobs with workers whose trainers are outside of Ray."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faults import events
+
+from hypha_ray.config import Job
+from hypha_ray.config.load import load
+from hypha_ray.data.options import Options
+from hypha_ray.data.prepare import prepare
+from hypha_ray.errors import ConfigError
+from jobs import Outcome, job_of, run_job
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+ROOT = Path(__file__).parents[2]
+TORCH = f"{sys.executable} {ROOT / 'examples' / 'torch_trainer.py'}"
+NODE = f"node {ROOT / 'examples' / 'node' / 'trainer.mjs'}"
+
+
+def pids(command: str) -> list[int]:
+    """Processes whose command line ends like that."""
+    found, end = [], command.replace(" ", "\0").encode() + b"\0"
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if (process / "cmdline").read_bytes().endswith(end):
+                found.append(int(process.name))
+        except OSError:  # It has ended meanwhile.
+            continue
+    return found
+
+
+def gone(command: str) -> bool:
+    """Whether its processes end, now that nobody speaks to them any more."""
+    deadline = time.monotonic() + 10
+    while pids(command) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not pids(command)
+
+
+def mixed(name: str, corpus: Path, **rounds: int) -> Job:
+    """Worker 0 is ours, worker 1 isn't."""
+    sizes = {"update_rounds": 4, "samples_between_updates": 128, "max_batch_size": 4, **rounds}
+    return job_of(name, corpus, rounds=sizes, bridge={"commands": [TORCH]}, worker={"lease_s": 3.0})
+
+
+def whole(outcome: Outcome, rounds: int) -> None:
+    assert [commit["round"] for commit in outcome.commits()] == list(range(rounds))
+    assert set(outcome.used().values()) == {1}
+    assert not any(commit["rejected"] for commit in outcome.commits())
+
+
+def test_external_trainer_takes_part_like_any_other_worker(corpus: Path, tmp_path: Path) -> None:
+    outcome = run_job(mixed("mixed", corpus), tmp_path, corpus)
+    whole(outcome, 4)
+    assert all([delta["worker"] for delta in commit["deltas"]] == [0, 1] for commit in outcome.commits())
+    losses = [record["val_loss"] for record in outcome.of_kind("eval")]
+    assert losses[-1] < losses[0] - 0.3
+    assert not events(outcome, "loss") and gone(TORCH)
+
+
+def test_external_trainer_killed_in_mid_round_is_a_lost_worker(corpus: Path, tmp_path: Path) -> None:
+    hit: list[int] = []
+
+    def strike(record: dict[str, Any]) -> None:
+        if record["kind"] == "step" and record["worker"] == 1 and not hit:
+            hit.extend(pids(TORCH))
+            os.kill(hit[0], signal.SIGKILL)
+
+    job = mixed("struck", corpus, update_rounds=18, samples_between_updates=480)
+    outcome = run_job(job, tmp_path, corpus, seen=strike)
+    whole(outcome, 18)
+    assert len(hit) == 1 and gone(TORCH)
+    (loss,) = events(outcome, "loss")
+    assert loss["worker"] == 1 and "the trainer is gone" in loss["reason"]
+    incarnations = {d["incarnation"] for commit in outcome.commits() for d in commit["deltas"] if d["worker"] == 1}
+    assert max(incarnations) > loss["incarnation"]
+    assert all(any(delta["worker"] == 0 for delta in commit["deltas"]) for commit in outcome.commits())
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no Node.js here")
+def test_trainers_of_three_kinds_learn_digits_together(tmp_path: Path) -> None:
+    prepare(Options("digits", tmp_path / "digits"), lambda what, count: None)
+    flags = ["@", str(ROOT / "jobs" / "configs" / "bridge.toml"), "--dataset.path", str(tmp_path / "digits")]
+    job = load([*flags, "--run.name", "digits"]).job
+    job = job.model_copy(update={"bridge": job.bridge.model_copy(update={"commands": [TORCH, NODE]})})
+    outcome = run_job(job, tmp_path, tmp_path / "digits")
+    whole(outcome, 12)
+    counts = Counter(delta["worker"] for commit in outcome.commits() for delta in commit["deltas"])
+    assert min(counts[worker] for worker in range(3)) >= 6
+    assert outcome.of_kind("eval")[-1]["accuracy"] > 0.95
+    assert not events(outcome, "loss") and gone(NODE)
+
+
+def test_program_that_is_not_there_ends_the_job_and_is_named(corpus: Path, tmp_path: Path) -> None:
+    job = job_of("absent", corpus, bridge={"commands": ["; rm -rf $HOME"]})
+    with pytest.raises(ConfigError, match=r"CFG009.*no such program — got ;"):
+        run_job(job, tmp_path, corpus)

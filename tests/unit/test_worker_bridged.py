@@ -1,0 +1,195 @@
+"""The loop of a worker whose trainer is a process of its own, without Ray: what it is told, and what comes of it."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hypha_ray.config import Job
+from hypha_ray.store.tensorfile import digest, named
+from hypha_ray.types import Delta, Entry, Evaluated, Flat, Layout, Left, Merged, Plan, Ready, Report, Source, Span
+from hypha_ray.worker.bridged import BridgedLoop
+from hypha_ray.worker.desk import Desk
+from hypha_ray.worker.feeder import Feeder, order
+from hypha_ray.worker.outside import TrainerGone
+from hypha_ray.worker.waits import Closed, Retired
+
+SOURCE = Source("test", 0, 7)
+SAMPLES = 64
+LAYOUT = Layout(
+    (
+        Entry("w", "float32", (4,), 0, "parameters/float32", 0, 4),
+        Entry("n", "int64", (1,), 0, "buffers/int64", 0, 1),
+    )
+)
+THETA: Flat = {"parameters/float32": np.zeros(4, np.float32), "buffers/int64": np.array([5])}
+TRAINER = Path(__file__).with_name("bridge_trainer.py")
+
+
+def plan_of(*spans: Span, number: int = 0, version: int = 0, evaluate: int = 0, final: bool = False) -> Plan:
+    share = (Span(0, 0, 0, evaluate),) if evaluate else ()
+    return Plan(number, version, spans, 8, share, frozenset({0}), final)
+
+
+class Bench:
+    """One loop and its trainer; `on_event` is told all that the loop says."""
+
+    def __init__(self, way: str, lease_s: float = 5.0) -> None:
+        self.job = Job.model_validate(
+            {
+                "run": {"name": "test"},
+                "resources": {"num_workers": 1},
+                "worker": {"lease_s": lease_s, "report_every_s": 0.01},
+                "bridge": {"commands": [f"{sys.executable} {TRAINER} {way}"]},
+            }
+        )
+        self.feeder, self.desk, self.said = Feeder(0), Desk(1), list[Any]()
+        self.on_event: Any = lambda event: None
+        self.feeder.put(0, {"x": np.arange(SAMPLES)})
+        self.desk.describe(LAYOUT)
+        self.desk.merge(0, 0, THETA)
+
+    def run(self, *plans: Plan) -> Bench:
+        for plan in plans:
+            self.desk.assign(plan)
+        BridgedLoop(self.job, SOURCE, self.feeder, self.desk, self._hear).run()
+        return self
+
+    def of(self, kind: type) -> list[Any]:
+        return [event for event in self.said if isinstance(event, kind)]
+
+    def close(self, why: type[Closed] = Closed) -> None:
+        self.desk.close(why)
+        self.feeder.close(why)
+
+    def _hear(self, event: Any) -> None:
+        self.said.append(event)
+        self.on_event(event)
+
+
+def test_trainer_is_one_worker_among_others_and_nothing_is_unpickled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("unpickled")
+
+    for name in ("load", "loads", "Unpickler"):
+        monkeypatch.setattr(pickle, name, refuse)
+    bench = Bench("good")
+
+    def go_on(event: Any) -> None:
+        if isinstance(event, dict):
+            bench.desk.merge(1, 0, {name: array + 1 for name, array in THETA.items()})
+            bench.desk.assign(plan_of(number=1, evaluate=10, final=True))
+
+    bench.on_event = go_on
+    bench.run(plan_of(Span(0, 0, 0, 20), Span(0, 0, 30, 40), evaluate=10))
+    (ready,) = bench.of(Ready)
+    assert (ready.source, ready.layout, ready.device, ready.parameters) == (SOURCE, LAYOUT.sha256(), "cpu", 4)
+    assert [(one.round, one.theta_sha256) for one in bench.of(Merged)] == [
+        (0, digest(named(LAYOUT, [THETA]))),
+        (1, None),
+    ]
+    assert [(one.round, one.loss_sum, one.count) for one in bench.of(Evaluated)] == [(0, 45.0, 1), (1, 45.0, 1)]
+    (delta,) = bench.of(Delta)
+    assert (delta.samples, delta.batches, delta.tokens, delta.fragments) == (30, 4, 30, 1)
+    assert delta.spans == (Span(0, 0, 0, 20), Span(0, 0, 30, 40))
+    samples = order(0, 0, 0, SAMPLES)
+    assert delta.loss == pytest.approx(np.concatenate([samples[:20], samples[30:40]]).mean())
+    assert sum(report.samples for report in bench.of(Report)) == 30
+    assert bench.of(Report)[0].timed_batches == 0
+    (flat,) = bench.of(dict)
+    assert flat["parameters/float32"].tolist() == [4.0] * 4 and flat["buffers/int64"].tolist() == [5]
+
+
+@pytest.mark.parametrize(
+    ("way", "reason"),
+    [
+        ("early", "exit code 3 before it has connected"),
+        ("exit", "FRM008"),
+        ("nan", "MSG001.*metric loss"),
+        ("greedy", "MSG005.*got 10000, allowed up to 32"),
+        ("boast", "MSG005.*got 10000, allowed up to 32"),
+        ("elsewhere", "PATH009.*token isn't welcome"),
+        ("absent", "PATH006"),
+        ("link", "PATH002"),
+        ("fifo", "PATH003.*FIFO"),
+        ("garbage", "DLT001"),
+        ("header", "DLT001"),
+        ("changed", "PATH005"),
+        ("missing", "DLT002.*'w'.*missing|DLT002.*is missing"),
+        ("foreign", "DLT002.*isn't expected"),
+        ("shape", "DLT003.*w has another shape"),
+        ("dtype", "DLT004.*w has another dtype"),
+        ("large", "PATH009.*too large"),
+    ],
+)
+def test_trainer_that_goes_wrong_is_lost_with_its_reason_and_nothing_of_it_counts(way: str, reason: str) -> None:
+    bench = Bench(way)
+    with pytest.raises(TrainerGone, match=reason):
+        bench.run(plan_of(Span(0, 0, 0, 32)))
+    assert not bench.of(Delta) and not bench.of(dict)
+
+
+def test_trainer_that_hangs_is_given_up_after_the_lease() -> None:
+    bench = Bench("stop", lease_s=0.5)
+    began: list[float] = []
+    bench.on_event = lambda event: began.append(time.monotonic())
+    with pytest.raises(TrainerGone, match=r"FRM003.*said nothing for 0.5 s"):
+        bench.run(plan_of(Span(0, 0, 0, 32)))
+    assert time.monotonic() - began[-1] < 2.0
+
+
+def test_trainer_that_has_to_leave_hands_over_what_it_has() -> None:
+    bench = Bench("slow")
+
+    def leave(event: Any) -> None:
+        if isinstance(event, Report) and not bench.desk._away:
+            bench.close(Retired)
+
+    bench.on_event = leave
+    bench.run(plan_of(*(Span(0, 0, start, start + 8) for start in range(0, SAMPLES, 8))))
+    (delta,), (left,) = bench.of(Delta), bench.of(Left)
+    assert 8 <= delta.samples < SAMPLES and bench.said.index(left) > bench.said.index(delta)
+    assert bench.of(dict)[0]["parameters/float32"].tolist() == [delta.batches] * 4
+
+
+def test_correction_reaches_the_trainer() -> None:
+    bench = Bench("slow")
+    longer = plan_of(Span(0, 0, 0, 32), Span(0, 0, 32, 48), version=1)
+
+    def correct(event: Any) -> None:
+        if isinstance(event, Report):
+            bench.desk.assign(longer)
+        if isinstance(event, dict):
+            bench.close()
+
+    bench.on_event = correct
+    with pytest.raises(Closed):
+        bench.run(plan_of(Span(0, 0, 0, 32)))
+    assert bench.of(Delta)[0].samples == 48 and bench.of(Delta)[0].spans == longer.spans
+
+
+def test_stopped_loop_ends_its_trainer_at_once() -> None:
+    bench = Bench("slow")
+    bench.on_event = lambda event: isinstance(event, Report) and bench.close()
+    ended: list[type] = []
+
+    def run() -> None:
+        try:
+            bench.run(plan_of(Span(0, 0, 0, SAMPLES)))
+        except Closed as closed:
+            ended.append(type(closed))
+
+    began = time.monotonic()
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(timeout=10)
+    assert ended == [Closed] and time.monotonic() - began < 10
+    lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
+    assert not any(str(TRAINER).encode() in line and b"slow" in line for line in lines)
