@@ -95,12 +95,17 @@ class Trainer:
         token = read_token(Path(token_file))
         channel = Channel(dial(address, client_tls(Path(authority)) if authority else None), "trainer", token)
         channel.greet(name, shares_files=work_dir is not None)
-        if work_dir is not None:
-            return cls(channel, Path(work_dir), owned=False)
-        own = Path(tempfile.mkdtemp(prefix="hypha-bridge-"))
-        for folder in FOLDERS:
-            (own / folder).mkdir()
-        return cls(channel, own, owned=True)
+        directory = Path(work_dir or tempfile.mkdtemp(prefix="hypha-bridge-"))
+        try:
+            if work_dir is None:
+                for folder in FOLDERS:
+                    (directory / folder).mkdir()
+            return cls(channel, directory, owned=work_dir is None)
+        except BaseException:
+            channel.close()
+            if work_dir is None:
+                shutil.rmtree(directory, ignore_errors=True)
+            raise
 
     def ready(self, device: str, parameters: int) -> None:
         """Say that the model is built."""

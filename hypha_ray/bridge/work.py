@@ -21,7 +21,7 @@ class Round:
     """One round. It ends early if this trainer has to leave, or if the others have moved on without it.
 
     Args:
-        line: what it says.
+        line: to the driver.
         directory: where files are.
         message: what the round starts with.
         report_every_s: time between two sets of metrics.
@@ -87,11 +87,13 @@ class Round:
         assignment = self._assignment()
         if assignment is None:
             return 0.0
-        part = self._samples / sum(one.samples for one in assignment.train)
+        part = min(1.0, self._samples / max(1, sum(one.samples for one in assignment.train)))
         return assignment.learning_rate + part * (assignment.last_learning_rate - assignment.learning_rate)
 
     def batches(self) -> Iterator[Arrays]:
         """Batches to train on, as long as there are any."""
+        if not self._batches:
+            self._reported = (*self._reported[:4], time.monotonic())
         while (batch := self._next_batch()) is not None:
             self._batch = batch
             yield batch

@@ -75,6 +75,7 @@ class Outside:
             check()
             if (code := self._process.poll()) is not None:
                 raise TrainerGone(f"the trainer has ended with exit code {code} before it has connected")
+        self._listener.close()  # One is enough.
         return channel
 
     def end(self) -> None:

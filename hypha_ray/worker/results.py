@@ -33,8 +33,10 @@ class Progress:
     """The longest one; a shorter one may have come after it."""
     reported: int = 0
     """Samples in reports."""
+    seconds: float = 0.0
+    """From the first batch to the last one that was reported, as it was reported."""
     waited_s: float = 0.0
-    """For data, as it was reported."""
+    """Of these, for data."""
 
     def check(self, samples: int) -> None:
         """Refuse more samples than were assigned."""
@@ -108,6 +110,7 @@ class Results:
             first = int(self._round.reported == 0)
             self._round.reported += samples
             self._round.check(self._round.reported)
+            self._round.seconds += items.get("seconds", 0.0)
             self._round.waited_s += items.get("data_wait_s", 0.0)
         batches = max(1, int(items.get("batches", 1)))
         timed = batches - first  # The first batch of a round is slower than the others.
@@ -140,7 +143,7 @@ class Results:
             loss=message.loss,
             fragments=len(payloads),
             payload_bytes=sum(payload_bytes(payload) for payload in payloads),
-            train_s=time.monotonic() - done.began,
+            train_s=done.seconds or time.monotonic() - done.began,
             data_wait_s=done.waited_s,
         )
         yield from payloads
