@@ -38,13 +38,15 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
     """Rows that are measured together, and what measures them."""
     from benchmarks.bridge import bridge
     from benchmarks.planner import plan_time, planner
+    from benchmarks.relay import relay
     from benchmarks.throughput import inner_loop
 
     return {
         ("planner",): planner,
         ("plan_64_ms", "plan_10000_ms"): plan_time,
         ("inner_overhead", "data_wait_fraction"): inner_loop,
-        ("bridge_receive", "bridge_throughput"): bridge,
+        ("bridge_receive", "bridge_throughput", "bridge_file"): bridge,
+        ("bridge_relay",): relay,
     }
 
 

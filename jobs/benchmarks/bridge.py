@@ -21,8 +21,8 @@ from hypha_ray.bridge.paths import WorkDirectory
 TURNS = 20
 MESSAGE = 16 << 20
 """Bytes that are received as a message."""
-FILE = 128 << 20
-"""Bytes that go over the bridge as a file, from memory to memory."""
+BULK = 128 << 20
+"""Bytes that are sent as they come, and as a file of a file system in memory."""
 WAIT_S = 30.0
 _TOKEN = b"5" * 64
 _NAME = "file"
@@ -47,7 +47,7 @@ class Recorder:
 
 
 def bridge() -> dict[str, dict[str, Any]]:
-    """Time to receive 16 MiB in frames ÷ that of `recv_into`; rate of a file ÷ that of bytes on a bare socket."""
+    """Time to receive 16 MiB in frames ÷ that of `recv_into`; rates of frames and of files ÷ that of a bare socket."""
     with (
         tempfile.TemporaryDirectory(dir="/dev/shm") as scratch,
         socket.create_server(("127.0.0.1", 0)) as listening,
@@ -63,14 +63,17 @@ def bridge() -> dict[str, dict[str, Any]]:
         channel = listener.admit(WAIT_S)
         assert channel is not None
         channel.attach(WorkDirectory(folder), lambda path, size: None)
-        received = _median(order, "message", lambda: _bare(stream, MESSAGE), lambda: _framed(stream))
-        sent = _median(order, "file", lambda: _bare(stream, FILE), lambda: _file(channel, folder / _NAME))
+        message, bulk = bytearray(MESSAGE), bytearray(BULK)
+        received = _median(order, "message", lambda: _bare(stream, message), lambda: _framed(stream, message))
+        framed = _median(order, "bulk", lambda: _bare(stream, bulk), lambda: _framed(stream, bulk))
+        sent = _median(order, "file", lambda: _bare(stream, bulk), lambda: _file(channel, folder / _NAME))
         order.send("end")
         sender.join()
         listener.close()
     return {
         "bridge_receive": {"value": 1 / received, "target": "<= 1.5", "MiB": MESSAGE >> 20, "turns": TURNS},
-        "bridge_throughput": {"value": sent, "target": ">= 0.6", "MiB": FILE >> 20, "turns": TURNS},
+        "bridge_throughput": {"value": framed, "target": ">= 0.6", "MiB": BULK >> 20, "turns": TURNS},
+        "bridge_file": {"value": sent, "target": "", "MiB": BULK >> 20, "turns": TURNS},
     }
 
 
@@ -86,14 +89,13 @@ def _median(order: Connection, what: str, bare: Callable[[], None], ours: Callab
     return median(times["bare"][1:]) / median(times["ours"][1:])
 
 
-def _bare(stream: socket.socket, size: int) -> None:
-    body = memoryview(bytearray(size))
-    while body:
-        body = body[stream.recv_into(body) :]
+def _bare(stream: socket.socket, memory: bytearray) -> None:
+    """Receive in one call, into memory that is there: the fastest way."""
+    assert stream.recv_into(memory, len(memory), socket.MSG_WAITALL) == len(memory)
 
 
-def _framed(stream: socket.socket) -> None:
-    frames, body = Frames(stream), memoryview(bytearray(MESSAGE))
+def _framed(stream: socket.socket, memory: bytearray) -> None:
+    frames, body = Frames(stream), memoryview(memory)
     while body:
         body = body[frames.read_into(body[:MAX_PART], WAIT_S) :]
     stream.settimeout(None)
@@ -111,17 +113,21 @@ def _send(order: Connection, plain: str, address: str, folder: str) -> None:
     channel.greet("bench")
     directory = Path(folder)
     channel.attach(WorkDirectory(directory), lambda path, size: None)
-    (directory / _NAME).write_bytes(bytes(range(256)) * (FILE // 256))
-    recorder = Recorder()
-    for _ in range(0, MESSAGE, MAX_PART):
-        Frames(recorder).write(bytes(range(256)) * (MAX_PART // 256), WAIT_S)
-    bare = {"message": bytes(MESSAGE), "file": (directory / _NAME).read_bytes()}
+    bulk, recorder = bytes(range(256)) * (BULK // 256), Recorder()
+    plain = {"message": bulk[:MESSAGE], "bulk": bulk, "file": bulk}
+    (directory / _NAME).write_bytes(bulk)
+    for start in range(0, MESSAGE, MAX_PART):
+        Frames(recorder).write(bulk[start : start + MAX_PART], WAIT_S)
     while (what := order.recv()) != "end":
         match what:
             case (name, "bare"):
-                stream.sendall(bare[name])
+                stream.sendall(plain[name])
             case ("message", _):
                 stream.sendall(recorder.data)
+            case ("bulk", _):
+                for start in range(0, BULK, MAX_PART):
+                    Frames(stream).write(memoryview(bulk)[start : start + MAX_PART], WAIT_S)
+                stream.settimeout(None)
             case _:
                 channel.send_file(_NAME)
                 channel.say("left")
