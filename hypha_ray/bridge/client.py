@@ -95,7 +95,7 @@ class Trainer:
         token = read_token(Path(token_file))
         channel = Channel(dial(address, client_tls(Path(authority)) if authority else None), "trainer", token)
         channel.greet(name, shares_files=work_dir is not None)
-        directory = Path(work_dir or tempfile.mkdtemp(prefix="hypha-bridge-"))
+        directory = Path(work_dir or tempfile.mkdtemp(prefix="hypha-trainer-"))
         try:
             if work_dir is None:
                 for folder in FOLDERS:

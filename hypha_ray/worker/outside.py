@@ -24,6 +24,8 @@ from hypha_ray.config import Job
 from hypha_ray.errors import ConfigError
 
 JOB_FILE, TOKEN_FILE, SOCKET_FILE = "job.json", "token", "socket"
+PREFIX = "hypha-bridge-"
+"""Of work directories; the process that made one follows."""
 END_S = 2.0
 """How long a process has to end by itself once it is asked to."""
 _POLL_S = 0.1
@@ -46,7 +48,8 @@ class Outside:
     """
 
     def __init__(self, job: Job, worker: int) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="hypha-bridge-"))
+        sweep()
+        self.directory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
         self._process: subprocess.Popen[bytes] | None = None
         self._listener: Listener | None = None
         try:
@@ -105,6 +108,24 @@ class Outside:
             "JOB": str(self.directory / JOB_FILE),
             "TOKEN_FILE": str(self.directory / TOKEN_FILE),
         }
+
+
+def sweep() -> None:
+    """Remove the work directories of workers that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+        pid = folder.name.removeprefix(PREFIX).partition("-")[0]
+        if pid.isdigit() and not _lives(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def command(job: Job, worker: int) -> list[str]:

@@ -114,14 +114,14 @@ def _send(order: Connection, plain: str, address: str, folder: str) -> None:
     directory = Path(folder)
     channel.attach(WorkDirectory(directory), lambda path, size: None)
     bulk, recorder = bytes(range(256)) * (BULK // 256), Recorder()
-    plain = {"message": bulk[:MESSAGE], "bulk": bulk, "file": bulk}
+    ready = {"message": bulk[:MESSAGE], "bulk": bulk, "file": bulk}
     (directory / _NAME).write_bytes(bulk)
     for start in range(0, MESSAGE, MAX_PART):
         Frames(recorder).write(bulk[start : start + MAX_PART], WAIT_S)
     while (what := order.recv()) != "end":
         match what:
             case (name, "bare"):
-                stream.sendall(plain[name])
+                stream.sendall(ready[name])
             case ("message", _):
                 stream.sendall(recorder.data)
             case ("bulk", _):

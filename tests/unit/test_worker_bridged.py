@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -18,7 +21,7 @@ from hypha_ray.types import Delta, Entry, Evaluated, Flat, Layout, Left, Merged,
 from hypha_ray.worker.bridged import BridgedLoop
 from hypha_ray.worker.desk import Desk
 from hypha_ray.worker.feeder import Feeder, order
-from hypha_ray.worker.outside import TrainerGone
+from hypha_ray.worker.outside import PREFIX, TrainerGone, sweep
 from hypha_ray.worker.waits import Closed, Retired
 
 SOURCE = Source("test", 0, 7)
@@ -193,3 +196,21 @@ def test_stopped_loop_ends_its_trainer_at_once() -> None:
     assert ended == [Closed] and time.monotonic() - began < 10
     lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
     assert not any(str(TRAINER).encode() in line and b"slow" in line for line in lines)
+
+
+def test_directories_of_workers_that_were_killed_are_swept_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    names = (f"{PREFIX}{ended.pid}-x", f"{PREFIX}{os.getpid()}-x", f"{PREFIX}x", "other")
+    for name in names:
+        (tmp_path / name / "slices").mkdir(parents=True)
+    sweep()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:])
+
+
+def test_nothing_is_left_of_a_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(TrainerGone):
+        Bench("exit").run(plan_of(Span(0, 0, 0, 32)))
+    assert list(tmp_path.iterdir()) == []
