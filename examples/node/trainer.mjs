@@ -75,7 +75,6 @@ class Trainer {
   async train() {
     await this.greet();
     const listening = this.listen();
-    const stopped = listening.then(() => {}, (error) => { throw error; });
     const { config } = this.job.model;
     this.model = new Model(config);
     this.say("ready", { device: "cpu", parameters: this.model.parameters() });
@@ -88,7 +87,7 @@ class Trainer {
       }
       if (this.leave) this.say("left");
     })();
-    await Promise.race([rounds, stopped.then(() => rounds)]);
+    await Promise.race([rounds, listening.then(() => rounds)]);
     clearInterval(this.life);
     this.frames.socket.end();
   }

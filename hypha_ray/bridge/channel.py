@@ -183,7 +183,7 @@ class Channel:
         content, message = self._conversation.unwrap(self._frames.read(limit, patience_s))
         if content == "error":
             kind = AuthenticationError if message.code.startswith("AUTH") else BridgeError
-            raise kind(message.code, f"the {'trainer' if self._side == 'driver' else 'driver'} says: {message.text}")
+            raise kind(message.code, f"the {self._conversation.other} says: {message.text}")
         return content, message
 
     def _receive(self, path: str, size: int) -> None:

@@ -41,15 +41,11 @@ class Conversation:
     """
 
     def __init__(self, side: Side) -> None:
-        self._side, self._other = side, _other(side)
+        self._side = side
+        self.other: Side = "trainer" if side == "driver" else "driver"
         self._opening = list(OPENING.items())
         self._sent = self._heard = 0
         self.session = b""
-
-    @property
-    def open(self) -> bool:
-        """Whether both sides have proved who they are."""
-        return not self._opening
 
     def wrap(self, content: str, message: Any) -> bytes:
         """A frame's body with a message of this side."""
@@ -82,7 +78,7 @@ class Conversation:
         if envelope.session != self.session:
             raise BridgeError("AUTH004", "a message of another session")
         if content != "error":
-            self._step(content, self._other, "AUTH001")
+            self._step(content, self.other, "AUTH001")
         message = getattr(envelope, content)
         check(content, message)
         self._heard += 1
@@ -108,10 +104,6 @@ def complaint(error: HyphaError) -> dict[str, str]:
     """The fields of an `Error` message that tells the other side what was wrong."""
     text = "".join(letter if letter.isprintable() else "?" for letter in str(error).partition(": ")[2])
     return {"code": error.code, "text": text[:1000]}
-
-
-def _other(side: Side) -> Side:
-    return "trainer" if side == "driver" else "driver"
 
 
 def _parsed(body: bytes | memoryview) -> Envelope:

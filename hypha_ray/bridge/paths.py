@@ -12,25 +12,17 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
+from hypha_ray.bridge.bridge_pb2 import Content
 from hypha_ray.errors import BridgeError, TryAgainError
 
 MAX_PATH = 512
 """Bytes of a path."""
 _STEP = 1 << 20
 _ALLOWED = "a relative path of plain names with / between them, 512 bytes at most"
-
-
-@dataclass(frozen=True, slots=True)
-class Digest:
-    """Size in bytes and sha256 of a file."""
-
-    size: int
-    sha256: bytes
 
 
 def parts(path: str) -> list[str]:
@@ -48,11 +40,11 @@ def parts(path: str) -> list[str]:
     return names
 
 
-def digest(file: Path) -> Digest:
+def content_of(file: Path) -> Content:
     """Size and sha256 of a file of our own."""
     with file.open("rb") as opened:
         sha256 = hashlib.file_digest(opened, "sha256").digest()
-        return Digest(opened.tell(), sha256)
+        return Content(size=opened.tell(), sha256=sha256)
 
 
 class WorkDirectory:
@@ -71,7 +63,7 @@ class WorkDirectory:
         """Let go of the directory."""
         os.close(self._descriptor)
 
-    def copy(self, path: str, expected: Digest, to: Path) -> None:
+    def copy(self, path: str, expected: Content, to: Path) -> None:
         """Copy a file that the other side has announced to a new one that is ours.
 
         Args:

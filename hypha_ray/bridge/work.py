@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from hypha_ray.bridge import bridge_pb2 as pb
 from hypha_ray.bridge.line import Line
-from hypha_ray.bridge.paths import WorkDirectory, digest
+from hypha_ray.bridge.paths import WorkDirectory, content_of
 
 Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 
@@ -127,14 +127,14 @@ class Round:
         path = f"updates/round_{self.number:06d}.safetensors"
         file = self._directory.path / path
         save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, file)
-        content = digest(file)
+        content = content_of(file)
         if not self._line.shares_files:
             self._line.send_file(path)
             file.unlink()
         message = pb.Update(
             round=self.number,
             update=pb.WeightUpdate(model_path=path),
-            content=pb.Content(size=content.size, sha256=content.sha256),
+            content=content,
             samples=self._samples,
             tokens=self._tokens,
             batches=self._batches,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import ray
 
@@ -20,7 +20,7 @@ from hypha_ray.failpoints import arm
 from hypha_ray.types import Flat, Layout, Plan, Source
 from hypha_ray.worker.desk import Desk
 from hypha_ray.worker.feeder import Arrays, Feeder
-from hypha_ray.worker.stint import Item, Loop, Stint
+from hypha_ray.worker.stint import Emit, Item, Loop, Stint
 
 
 class TrainWorker:
@@ -46,7 +46,7 @@ class TrainWorker:
             signal.signal(signal.SIGTERM, lambda *_: self.leave("SIGTERM"))
 
     @staticmethod
-    def _loop(job: Job, source: Source, feeder: Feeder, desk: Desk, emit: Callable[[Item], None]) -> Loop:
+    def _loop(job: Job, source: Source, feeder: Feeder, desk: Desk, emit: Emit) -> Loop:
         import torch  # Whoever only starts this actor needs none of it.
 
         torch.set_num_threads(max(1, int(job.resources.worker.cpu)))
@@ -111,7 +111,7 @@ class BridgedWorker(TrainWorker):
     """Has a process of any kind train, over the bridge. To everybody else it is a worker like any other."""
 
     @staticmethod
-    def _loop(job: Job, source: Source, feeder: Feeder, desk: Desk, emit: Callable[[Item], None]) -> Loop:
+    def _loop(job: Job, source: Source, feeder: Feeder, desk: Desk, emit: Emit) -> Loop:
         from hypha_ray.worker.bridged import BridgedLoop
 
         return BridgedLoop(job, source, feeder, desk, emit)

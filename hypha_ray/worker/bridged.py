@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 from hypha_ray.bridge import bridge_pb2 as pb
 from hypha_ray.bridge.paths import WorkDirectory
@@ -20,18 +20,17 @@ from hypha_ray.codec import codec
 from hypha_ray.config import Job
 from hypha_ray.errors import BridgeError, HyphaError
 from hypha_ray.store.tensorfile import digest, named
-from hypha_ray.types import Event, Flat, Left, Plan, Ready, Source
+from hypha_ray.types import Left, Plan, Ready, Source
 from hypha_ray.worker.desk import Desk
 from hypha_ray.worker.feeder import Feeder
 from hypha_ray.worker.handout import Handout
 from hypha_ray.worker.outside import JOB_FILE, Outside, TrainerGone
 from hypha_ray.worker.results import Results
 from hypha_ray.worker.schedules import rates
+from hypha_ray.worker.stint import Emit
 from hypha_ray.worker.waits import Closed, Retired
 
 log = logging.getLogger(__name__)
-
-Emit: TypeAlias = Callable[[Event | Flat], None]
 
 LEAVE_S = 30.0
 """How long a trainer that has to leave may take to hand over what it has."""
@@ -118,9 +117,10 @@ class BridgedLoop:
         self._results.begin(number)
         self._handout.parameters(number, theta)
         plan: Plan | None = self._desk.plan(number)
+        first_and_last = rates(self._job, number)
         while plan is not None and plan.round == number:
             self._results.assigned(plan)
-            self._handout.assign(plan, rates(self._job, number))
+            self._handout.assign(plan, first_and_last)
             if plan.final:
                 if plan.evaluate:
                     self._await("evaluation", lambda message: message.round == number)

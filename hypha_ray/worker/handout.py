@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from hypha_ray.bridge import bridge_pb2 as pb
 from hypha_ray.bridge.channel import Channel
-from hypha_ray.bridge.paths import WorkDirectory, digest
+from hypha_ray.bridge.paths import WorkDirectory, content_of
 from hypha_ray.types import Plan, Span
 from hypha_ray.worker.feeder import Feeder
 
@@ -31,14 +31,14 @@ class Handout:
         self._channel, self._directory, self._feeder = channel, directory, feeder
         self._files: list[tuple[int, Path]] = []
         """With the rounds that they are for."""
-        self._slices: dict[tuple[int, Span, bool], pb.Slice] = {}
-        """What was given, by round, span and whether it is shuffled."""
+        self._slices: dict[tuple[Span, bool], pb.Slice] = {}
+        """What was given in this round, by span and whether it is shuffled."""
 
     def job(self, path: str) -> None:
         """Say what is to be trained, which stands in a file that is there."""
         if not self._channel.shares_files:
             self._channel.send_file(path)
-        self._channel.say("job", pb.JobDefinition(path=path, content=self._content(path)))
+        self._channel.say("job", pb.JobDefinition(path=path, content=content_of(self._directory.path / path)))
 
     def parameters(self, number: int, weights: Mapping[str, npt.NDArray[Any]]) -> None:
         """Begin a round with these weights; the files of the round before the last are gone."""
@@ -46,7 +46,7 @@ class Handout:
             if old < number - 1:
                 file.unlink(missing_ok=True)
         self._files = [(old, file) for old, file in self._files if old >= number - 1]
-        self._slices = {key: given for key, given in self._slices.items() if key[0] >= number - 1}
+        self._slices.clear()
         path = f"parameters/round_{number:06d}.safetensors"
         content = self._give(number, path, weights)
         update = pb.WeightUpdate(model_path=path)
@@ -73,7 +73,7 @@ class Handout:
 
     def _slice(self, number: int, span: Span, shuffled: bool) -> pb.Slice:
         """The samples of a span as a file; what was given before isn't given again."""
-        key = number, span, shuffled
+        key = span, shuffled
         if key not in self._slices:
             kind = "train" if shuffled else "evaluate"
             path = f"slices/{kind}_{number}_{span.epoch}_{span.slice}_{span.start}_{span.stop}.safetensors"
@@ -84,14 +84,10 @@ class Handout:
     def _give(self, number: int, path: str, arrays: Mapping[str, npt.NDArray[Any]]) -> pb.Content:
         file = self._directory.path / path
         save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, file)
-        content = self._content(path)
+        content = content_of(file)
         if self._channel.shares_files:
             self._files.append((number, file))
         else:
             self._channel.send_file(path)
             file.unlink()
         return content
-
-    def _content(self, path: str) -> pb.Content:
-        found = digest(self._directory.path / path)
-        return pb.Content(size=found.size, sha256=found.sha256)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -16,17 +15,16 @@ from hypha_ray.model.build import build_model, task_of
 from hypha_ray.model.evaluation import evaluate, loss_of
 from hypha_ray.model.layout import gather, layout_of, scatter
 from hypha_ray.store.tensorfile import digest, named
-from hypha_ray.types import Delta, Evaluated, Event, Flat, Left, Merged, Plan, Ready, Source, window
+from hypha_ray.types import Delta, Evaluated, Flat, Left, Merged, Plan, Ready, Source, window
 from hypha_ray.worker.desk import Desk
 from hypha_ray.worker.feeder import Arrays, Feeder
 from hypha_ray.worker.inner_state import export_state, load_state
 from hypha_ray.worker.meter import Meter
 from hypha_ray.worker.optimizers import build_optimizer
 from hypha_ray.worker.schedules import inner_steps, steps_per_round
+from hypha_ray.worker.stint import Emit
 from hypha_ray.worker.tamper import tampered
 from hypha_ray.worker.waits import Retired
-
-Emit: TypeAlias = Callable[[Event | Flat], None]
 
 
 class InnerLoop:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hypha_ray.bridge import bridge_pb2 as pb
-from hypha_ray.bridge.paths import Digest, WorkDirectory
+from hypha_ray.bridge.paths import WorkDirectory
 from hypha_ray.bridge.tensors import read
 from hypha_ray.codec import Codec, payload_bytes
 from hypha_ray.errors import BridgeError
@@ -154,6 +154,6 @@ class Results:
         expected = {entry.name: (entry.group.rpartition("/")[2], entry.shape) for entry in layout.entries}
         with tempfile.TemporaryDirectory(prefix="hypha-spool-") as folder:
             copy = Path(folder, "update")
-            self._directory.copy(path, Digest(content.size, content.sha256), copy)
+            self._directory.copy(path, content, copy)
             self._directory.path.joinpath(path).unlink(missing_ok=True)
             return read(copy, expected)

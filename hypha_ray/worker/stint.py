@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 Item: TypeAlias = Event | Flat
 """What the stream consists of."""
+Emit: TypeAlias = Callable[[Item], None]
+"""Takes what an inner loop says; must not block."""
 
 
 class Loop(Protocol):
@@ -29,7 +31,7 @@ class Loop(Protocol):
         """Train until the final plan, or until the worker has left; raises `Closed` when it is stopped before."""
 
 
-MakeLoop: TypeAlias = Callable[[Job, Source, Feeder, Desk, Callable[[Item], None]], Loop]
+MakeLoop: TypeAlias = Callable[[Job, Source, Feeder, Desk, Emit], Loop]
 
 PULSE_S = (0.05, 1.0)
 """Shortest and longest silence of the stream; between them it is that of reports."""

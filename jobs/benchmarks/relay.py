@@ -15,16 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.throughput import ROUNDS, STEPS, TINY, WARM_UP_STEPS
+from benchmarks.throughput import ROUNDS, STEPS, TINY, WARM_UP_STEPS, flags, rounds_of
 from hypha_ray.config import Job
-from hypha_ray.config.load import load, resolved_toml
+from hypha_ray.config.load import load
 from hypha_ray.data.catalogue import load as load_manifest
 from hypha_ray.data.options import Options
 from hypha_ray.data.prepare import prepare
 from hypha_ray.data.slices import read_slice
 from hypha_ray.scheduler.cluster import connected
-from hypha_ray.scheduler.launch import records
-from hypha_ray.store.directory import RunDirectory
 from hypha_ray.worker.outside import definition
 
 TURNS = 3
@@ -36,24 +34,16 @@ def relay() -> dict[str, dict[str, Any]]:
     with tempfile.TemporaryDirectory() as scratch, connected("bench"):
         dataset = Path(scratch) / "corpus"
         prepare(Options("stdlib", dataset, seq_len=128, max_samples=20_000), lambda what, count: None)
-        job = load(["@", str(TINY), *_flags(dataset)]).job
+        external = ("--bridge.commands", f'["{sys.executable} {TRAINER}"]')
+        job = load(["@", str(TINY), *flags(dataset, workers=1), *external]).job
         ratios = []
         for turn in range(TURNS):
             alone = _alone(job, dataset)
-            directory = RunDirectory.create(Path(scratch), f"relay-{turn}", resolved_toml(job))
-            found = [one for one in records(job, f"relay-{turn}", directory, dataset) if one["kind"] == "round"]
-            ratios.append(mean(one["train_tokens_per_s"] for one in found[1:]) / mean([alone, _alone(job, dataset)]))
+            rounds = rounds_of(job, f"relay-{turn}", Path(scratch), dataset)
+            ratios.append(mean(one["train_tokens_per_s"] for one in rounds) / mean([alone, _alone(job, dataset)]))
     spread = {"min": round(min(ratios), 4), "max": round(max(ratios), 4)}
     conditions = {"turns": TURNS, "steps": STEPS, "model": "tiny.toml", "trainer": TRAINER.name}
     return {"bridge_relay": {"value": median(ratios), "target": ">= 0.97", **spread, **conditions}}
-
-
-def _flags(dataset: Path) -> list[str]:
-    rounds = {"update_rounds": ROUNDS, "samples_between_updates": STEPS * 8, "evaluate_every": 0}
-    flags = [part for name, value in rounds.items() for part in (f"--rounds.{name}", str(value))]
-    command = f'["{sys.executable} {TRAINER}"]'
-    workers = ("--resources.num_workers", "1", "--bridge.commands", command)
-    return [*flags, *workers, "--dataset.path", str(dataset)]
 
 
 def _alone(job: Job, dataset: Path) -> float:

@@ -60,12 +60,12 @@ def inner_loop() -> dict[str, dict[str, Any]]:
     with tempfile.TemporaryDirectory() as scratch, connected("bench"):
         dataset = Path(scratch) / "corpus"
         prepare(Options("stdlib", dataset, seq_len=128, max_samples=20_000), lambda what, count: None)
-        job = load(["@", str(TINY), *_flags(dataset)]).job
+        job = load(["@", str(TINY), *flags(dataset, workers=2)]).job
         batches = _batches(dataset, job.rounds.max_batch_size)
         bare = [ray.remote(num_cpus=0)(BareLoop).remote(job, batches) for _ in range(2)]
         plain, trained, waits = [_plain(bare)], [], []
         for turn in range(TURNS):
-            rounds = _rounds(job, f"bench-{turn}", Path(scratch), dataset)
+            rounds = rounds_of(job, f"bench-{turn}", Path(scratch), dataset)
             trained.append(mean(record["train_tokens_per_s"] for record in rounds))
             waits.append(mean(record["data_wait_fraction"] for record in rounds))
             plain.append(_plain(bare))
@@ -91,10 +91,11 @@ def _plain(bare: list[Any]) -> float:
     return float(sum(ray.get([loop.tokens_per_s.remote(STEPS * (ROUNDS - 1)) for loop in bare])))
 
 
-def _flags(dataset: Path) -> list[str]:
-    rounds = {"update_rounds": ROUNDS, "samples_between_updates": 2 * STEPS * 8, "evaluate_every": 0}
-    flags = [part for name, value in rounds.items() for part in (f"--rounds.{name}", str(value))]
-    return [*flags, "--dataset.path", str(dataset)]
+def flags(dataset: Path, workers: int) -> list[str]:
+    """Flags of a job whose workers make `STEPS` steps a round."""
+    rounds = {"update_rounds": ROUNDS, "samples_between_updates": workers * STEPS * 8, "evaluate_every": 0}
+    sizes = [part for name, value in rounds.items() for part in (f"--rounds.{name}", str(value))]
+    return [*sizes, "--resources.num_workers", str(workers), "--dataset.path", str(dataset)]
 
 
 def _batches(dataset: Path, size: int) -> npt.NDArray[np.int64]:
@@ -104,7 +105,7 @@ def _batches(dataset: Path, size: int) -> npt.NDArray[np.int64]:
     return ids[: len(ids) // size * size].reshape(-1, size, ids.shape[1])
 
 
-def _rounds(job: Job, name: str, parent: Path, dataset: Path) -> list[dict[str, Any]]:
+def rounds_of(job: Job, name: str, parent: Path, dataset: Path) -> list[dict[str, Any]]:
     """Run the job; its round records after the first."""
     directory = RunDirectory.create(parent, name, resolved_toml(job))
     found = [record for record in records(job, name, directory, dataset) if record["kind"] == "round"]

@@ -19,9 +19,9 @@ from hypha_ray.bridge import bridge_pb2 as pb
 from hypha_ray.bridge.channel import Channel
 from hypha_ray.bridge.client import FOLDERS, Trainer
 from hypha_ray.bridge.listener import Listener
-from hypha_ray.bridge.paths import WorkDirectory, digest
+from hypha_ray.bridge.paths import WorkDirectory, content_of
 from hypha_ray.bridge.tokens import make_token
-from hypha_ray.bridge.work import Round
+from hypha_ray.bridge.work import Arrays, Round
 from hypha_ray.errors import BridgeError, ConfigError
 
 JOB = {"run": "hand", "worker": 0, "seed": 0, "report_every_s": 0.0}
@@ -85,11 +85,6 @@ class Driver:
         self.channel.say(content, message(content_of(self.folder / path)))
 
 
-def content_of(file: Path) -> pb.Content:
-    found = digest(file)
-    return pb.Content(size=found.size, sha256=found.sha256)
-
-
 @pytest.fixture(params=[True, False], ids=["shared", "sent"])
 def both(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Driver, Trainer]]:
     token = make_token(tmp_path / "token")
@@ -119,6 +114,18 @@ def train(work: Round) -> list[list[int]]:
         seen.append(batch["x"].tolist())
         work.step(1.0 + len(seen))
     return seen
+
+
+def begun(driver: Driver, trainer: Trainer) -> tuple[Iterator[Round], Round, Iterator[Arrays]]:
+    """A long round, of which the trainer has done one batch."""
+    rounds = trainer.rounds()
+    driver.parameters(0, {"w": np.zeros(1)})
+    driver.assign(0, 1, 400)
+    work = next(rounds)
+    batches = work.batches()
+    next(batches)
+    work.step(1.0)
+    return rounds, work, batches
 
 
 def test_round_is_gone_through_as_assigned(both: tuple[Driver, Trainer]) -> None:
@@ -195,13 +202,7 @@ def test_round_without_work_waits_for_some_or_for_the_next_round(both: tuple[Dri
 
 def test_round_that_the_others_have_left_behind_is_dropped(both: tuple[Driver, Trainer]) -> None:
     driver, trainer = both
-    rounds = trainer.rounds()
-    driver.parameters(0, {"w": np.zeros(1)})
-    driver.assign(0, 1, 400)
-    work = next(rounds)
-    batches = work.batches()
-    next(batches)
-    work.step(1.0)
+    rounds, work, batches = begun(driver, trainer)
     driver.parameters(1, {"w": np.zeros(1)})
     _until(lambda: work._line.newer(0))
     assert list(batches) == []
@@ -218,13 +219,7 @@ def test_round_that_the_others_have_left_behind_is_dropped(both: tuple[Driver, T
 
 def test_trainer_that_has_to_leave_hands_over_what_it_has(both: tuple[Driver, Trainer]) -> None:
     driver, trainer = both
-    rounds = trainer.rounds()
-    driver.parameters(0, {"w": np.zeros(1)})
-    driver.assign(0, 1, 400)
-    work = next(rounds)
-    batches = work.batches()
-    next(batches)
-    work.step(1.0)
+    rounds, work, batches = begun(driver, trainer)
     driver.channel.say("leave", pb.Leave(reason="SIGTERM"))
     _until(lambda: work._line.leaving)
     assert list(batches) == []

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from hypha_ray.bridge.paths import Digest, WorkDirectory, parts
+from hypha_ray.bridge.bridge_pb2 import Content
+from hypha_ray.bridge.paths import WorkDirectory, parts
 from hypha_ray.errors import BridgeError, TryAgainError
 
 CONTENT = b"weights" * 1000
-EXPECTED = Digest(len(CONTENT), hashlib.sha256(CONTENT).digest())
+EXPECTED = Content(size=len(CONTENT), sha256=hashlib.sha256(CONTENT).digest())
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def work(tmp_path: Path) -> Iterator[WorkDirectory]:
     directory.close()
 
 
-def copy(work: WorkDirectory, path: str, expected: Digest = EXPECTED) -> bytes:
+def copy(work: WorkDirectory, path: str, expected: Content = EXPECTED) -> bytes:
     target = work.path.parent / "copy"
     try:
         work.copy(path, expected, target)
@@ -126,7 +127,7 @@ def test_missing_files_and_folders_are_said_to_be_missing(work: WorkDirectory) -
 @pytest.mark.parametrize("size", [0, 1, len(CONTENT) - 1, len(CONTENT) + 1, 2**63])
 def test_file_of_another_size_is_refused(size: int, work: WorkDirectory) -> None:
     with pytest.raises(BridgeError, match=r"PATH004"):
-        copy(work, "updates/good", Digest(size, EXPECTED.sha256))
+        copy(work, "updates/good", Content(size=size, sha256=EXPECTED.sha256))
 
 
 def test_file_of_another_content_is_refused(work: WorkDirectory) -> None:
@@ -139,7 +140,7 @@ def test_file_of_another_content_is_refused(work: WorkDirectory) -> None:
 def test_file_that_shrinks_or_grows_while_it_is_read_is_refused(work: WorkDirectory) -> None:
     size = 3 << 20
     path = work.path / "updates/big"
-    expected = Digest(size, hashlib.sha256(bytes(size)).digest())
+    expected = Content(size=size, sha256=hashlib.sha256(bytes(size)).digest())
     real = hashlib.sha256
     for change in (100, 2 * size):
         path.write_bytes(bytes(size))
