@@ -35,7 +35,7 @@ def bound(address: str, encrypted: bool) -> socket.socket:
             Path(path).chmod(0o600)  # Nobody can connect before it listens.
             listening.listen(_BACKLOG)
             return listening
-        host, port = _host_and_port(address, encrypted)
+        host, port = split(address, encrypted)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
@@ -77,7 +77,7 @@ def dial(address: str, tls: ssl.SSLContext | None = None, timeout_s: float = 10.
             stream.settimeout(timeout_s)
             stream.connect(address.removeprefix(UNIX))
             return stream
-        host, port = _host_and_port(address, tls is not None)
+        host, port = split(address, tls is not None)
         stream = socket.create_connection((host, port), timeout_s)
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return stream if tls is None else tls.wrap_socket(stream, server_hostname=host)
@@ -133,7 +133,13 @@ def client_tls(authority: Path | None) -> ssl.SSLContext:
     return context
 
 
-def _host_and_port(address: str, encrypted: bool) -> tuple[str, int]:
+def split(address: str, encrypted: bool) -> tuple[str, int]:
+    """Host and port of an address that may be used.
+
+    Raises:
+        ConfigError: CFG020 it isn't one, SEC001 it leads off this machine, and isn't encrypted.
+
+    """
     host, separator, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not (separator and host and port.isascii() and port.isdigit() and int(port) < 1 << 16):

@@ -195,8 +195,15 @@ class Bridge(Table):
     """External trainers, which take part over the bridge."""
 
     commands: list[str] = Field(
-        [], fail_fast=True, description="command lines of external trainers, in the places of the last workers"
+        [],
+        fail_fast=True,
+        description="command lines of the last workers' trainers; empty: it dials in",
     )
+    listen: str = Field(
+        "127.0.0.1:0", description="host:port for trainers that dial in; the second at the port after it"
+    )
+    certificate: str | None = Field(None, description="PEM file, for TLS with trainers that dial in from elsewhere")
+    key: str | None = Field(None, description="PEM file with the certificate's private key")
 
 
 class Checkpoint(Table):
@@ -248,6 +255,11 @@ class Job(Table):
     checkpoint: Checkpoint = Checkpoint()
     telemetry: Telemetry = Telemetry()
     testing: Testing = Testing()
+
+    def awaits(self, worker: int) -> bool:
+        """Whether that worker's trainer dials in, instead of being started."""
+        commands = dict(enumerate(self.bridge.commands, self.resources.num_workers - len(self.bridge.commands)))
+        return worker in commands and not commands[worker].strip()
 
     def bridges(self, worker: int) -> bool:
         """Whether that worker's trainer is outside of Ray."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -91,9 +92,9 @@ class Shortage:
         return CapacityError("CFG004", f"the cluster is {state}: {self}", fix=f"{fix}, or add nodes")
 
 
-def worker_need(job: Job) -> Need:
-    """What one worker needs."""
-    return _need("worker", worker_needs(job))
+def worker_need(job: Job, number: int = 0) -> Need:
+    """What the worker of that number needs; nothing if its trainer dials in from elsewhere."""
+    return Need("worker") if job.awaits(number) else _need("worker", worker_needs(job))
 
 
 def server_need(job: Job) -> Need:
@@ -103,7 +104,8 @@ def server_need(job: Job) -> Need:
 
 def needs(job: Job, workers: int) -> dict[Need, int]:
     """What that many workers and all parameter servers need: how often each need occurs."""
-    return {worker_need(job): workers, server_need(job): job.sync.fragments}
+    wanted = Counter(worker_need(job, number) for number in range(workers))
+    return {**wanted, server_need(job): job.sync.fragments}
 
 
 def workers_to_start(job: Job, nodes: Sequence[NodeResources]) -> int:

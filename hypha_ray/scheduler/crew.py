@@ -30,7 +30,7 @@ KEPT_S = 3.0
 
 def outliving(job: Job) -> dict[str, Need]:
     """Names of the actors that outlive a scheduler, and what each of them needs."""
-    workers = {f"worker-{number}": worker_need(job) for number in range(job.resources.num_workers)}
+    workers = {f"worker-{number}": worker_need(job, number) for number in range(job.resources.num_workers)}
     return workers | {f"server-{fragment}": server_need(job) for fragment in range(job.sync.fragments)}
 
 
@@ -88,7 +88,8 @@ class Crew:
         worker = await self._kept(name, lambda actor: actor.reset.remote(source))
         kept = worker is not None
         if worker is None:
-            options = await self._place(name)
+            awaits = self._job.awaits(source.worker)  # The trainer has to find it: here is its token and its address.
+            options = on_this_node() if awaits else await self._place(name)
             role = "bridged" if self.bridges(source.worker) else "worker"
             worker = await self._owned(role, name, options, self._job, source)
         self._workers[source.worker] = worker, source

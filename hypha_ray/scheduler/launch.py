@@ -24,6 +24,7 @@ from hypha_ray.scheduler.resume import no_run
 from hypha_ray.store.directory import RunDirectory, runs
 from hypha_ray.telemetry.aim import local as local_aim
 from hypha_ray.telemetry.console import Console
+from hypha_ray.worker.door import check as check_door
 from hypha_ray.worker.schedules import check_schedule, inner_steps
 
 __all__ = ["finish", "launch", "records"]
@@ -85,6 +86,7 @@ def check_job(job: Job) -> None:
     if "aim" in job.telemetry.sinks:
         local_aim(job.telemetry.aim_repository or "")
     check_schedule(job.inner_optimizer, inner_steps(job))
+    check_door(job)
 
 
 def check_fit(job: Job, manifest: Manifest) -> None:

@@ -5,14 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-import numpy as np
-import torch
-
 from hypha_ray.codec import codec, payload_bytes
 from hypha_ray.config import Job
 from hypha_ray.failpoints import failpoint
-from hypha_ray.model.build import build_model, task_of
-from hypha_ray.model.evaluation import evaluate, loss_of
 from hypha_ray.model.layout import gather, layout_of, scatter
 from hypha_ray.store.tensorfile import digest, named
 from hypha_ray.types import Delta, Evaluated, Flat, Left, Merged, Plan, Ready, Source, window
@@ -20,8 +15,8 @@ from hypha_ray.worker.desk import Desk
 from hypha_ray.worker.feeder import Arrays, Feeder
 from hypha_ray.worker.inner_state import export_state, load_state
 from hypha_ray.worker.meter import Meter
-from hypha_ray.worker.optimizers import build_optimizer
-from hypha_ray.worker.schedules import inner_steps, steps_per_round
+from hypha_ray.worker.schedules import steps_per_round
+from hypha_ray.worker.stepper import Stepper
 from hypha_ray.worker.stint import Emit
 from hypha_ray.worker.tamper import tampered
 from hypha_ray.worker.waits import Retired
@@ -42,17 +37,12 @@ class InnerLoop:
     def __init__(self, job: Job, source: Source, feeder: Feeder, desk: Desk, emit: Emit) -> None:
         self._job, self._source = job, source
         self._feeder, self._desk, self._emit = feeder, desk, emit
-        self._device = torch.device(_device(job.worker.device))
-        self._model = build_model(job.model, job.run.seed).to(self._device).train()
-        self._task = task_of(job.model, self._model)
+        self._stepper = Stepper(job)
+        self._model, self._optimizer = self._stepper.model, self._stepper.optimizer
         self._layout = layout_of(self._model, job.sync.fragments)
-        self._forward = torch.compile(self._model) if job.worker.compile else self._model
         self._steps_per_round = steps_per_round(job)
         """All workers go through the schedule together, by parts of the round: a fast one isn't ahead."""
-        self._optimizer = build_optimizer(self._model, job.inner_optimizer, inner_steps(job))
         self._codec = codec(job.sync.codec)
-        self._autocast = torch.bfloat16 if job.worker.autocast == "bf16" else None
-        self._generator = torch.Generator()
         self._weights: list[Flat] = []
         self._replay = job.run.mode == "replay"
         self._proved = False
@@ -67,8 +57,8 @@ class InnerLoop:
         """Train until the final plan, or until the worker has left; raises `Closed` when it is stopped before."""
         try:
             self._desk.check()
-            parameters = sum(parameter.numel() for parameter in self._model.parameters())
-            self._emit(Ready(self._source, -1, self._layout.sha256(), str(self._device), parameters))
+            built = self._layout.sha256(), str(self._stepper.device), self._stepper.parameters
+            self._emit(Ready(self._source, -1, *built))
             while self._round():
                 pass
         except Retired:
@@ -107,15 +97,15 @@ class InnerLoop:
 
     def _evaluate(self, plan: Plan) -> None:
         began = time.monotonic()
-        sums = evaluate(self._model, self._task, self._validation(plan), self._device, self._autocast)
+        sums = self._stepper.evaluate(self._validation(plan))
         seconds = time.monotonic() - began
         self._emit(Evaluated(self._source, plan.round, sums.loss_sum, sums.count, sums.correct, seconds))
 
-    def _validation(self, plan: Plan) -> Iterator[dict[str, torch.Tensor]]:
+    def _validation(self, plan: Plan) -> Iterator[Arrays]:
         samples = sum(span.samples for span in plan.evaluate)
         for start in range(0, samples, plan.batch_size):
             size = min(plan.batch_size, samples - start)
-            yield _tensors(self._feeder.batch(plan.evaluate, start, size, shuffled=False))
+            yield self._feeder.batch(plan.evaluate, start, size, shuffled=False)
 
     def _train(self, plan: Plan) -> None:
         """One round's steps. The plan may be corrected meanwhile; if the fleet has moved on, the round is dropped.
@@ -124,7 +114,8 @@ class InnerLoop:
         """
         number, longest = plan.round, plan
         self._restore(plan)
-        self._seed(number)
+        # So that a round can be repeated: nothing random in it depends on what was before.
+        self._stepper.seed(self._job.run.seed, number, self._source.worker)
         meter = Meter(self._source, number, self._job.worker.report_every_s)
         try:
             while (plan := self._desk.plan(number)).round == number and meter.samples < plan.samples:
@@ -150,7 +141,7 @@ class InnerLoop:
             batch = self._feeder.batch(plan.spans, done, size)
         began = time.monotonic()
         self._optimizer.seek(self._steps_per_round * plan.round + self._steps_per_round * done / plan.samples)
-        loss, norm = self._step(batch)
+        loss, norm = self._stepper.step(batch)
         self._drag(time.monotonic() - began)
         meter.step(loss, norm, size, _tokens(batch), self._optimizer.learning_rate)
         if meter.due:
@@ -189,34 +180,6 @@ class InnerLoop:
         for item in items:
             self._emit(item)
 
-    def _step(self, batch: Arrays) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """One inner step: mean loss of the batch, norm of the gradient before clipping. No wait for the device.
-
-        Micro-batches count by their scored positions, so that accumulation doesn't change what is minimised.
-        """
-        self._optimizer.zero_grad()
-        parts = _split(_tensors(batch), self._job.rounds.accumulation)
-        micro_batches = [self._task.inputs(part, self._generator) for part in parts]
-        counts = [self._task.count(inputs) for inputs in micro_batches]
-        total = torch.zeros((), device=self._device)
-        for inputs, count in zip(micro_batches, counts, strict=True):
-            if count:
-                loss = self._loss(inputs) * (count / sum(counts))
-                loss.backward()
-                total += loss.detach()
-        return total, self._optimizer.step()
-
-    def _loss(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        inputs = {name: tensor.to(self._device, non_blocking=True) for name, tensor in inputs.items()}
-        with torch.autocast(self._device.type, self._autocast, enabled=self._autocast is not None):
-            return loss_of(self._forward(**inputs))
-
-    def _seed(self, number: int) -> None:
-        """Dropout and masking of a round depend on run, round and worker alone, so that a round can be repeated."""
-        seed = int(np.random.SeedSequence([self._job.run.seed, number, self._source.worker]).generate_state(1)[0])
-        torch.manual_seed(seed)
-        self._generator.manual_seed(seed)
-
     def _drag(self, step_s: float) -> None:
         """Play a slower machine, where a test asks for one."""
         wait_s = max((self._slowdown - 1) * step_s, (self._job.testing.batch_s or 0.0) - step_s)
@@ -224,24 +187,6 @@ class InnerLoop:
             time.sleep(wait_s)
 
 
-def _device(wish: str) -> str:
-    if wish == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return wish
-
-
 def _tokens(batch: Arrays) -> int:
     """Tokens of a language batch; samples of any other."""
     return batch["input_ids"].size if "input_ids" in batch else len(next(iter(batch.values())))
-
-
-def _tensors(batch: Arrays) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(array) for name, array in batch.items()}
-
-
-def _split(tensors: dict[str, torch.Tensor], parts: int) -> Iterator[dict[str, torch.Tensor]]:
-    """Cut a batch into that many micro-batches, or fewer if it has fewer samples."""
-    samples = len(next(iter(tensors.values())))
-    size = -(-samples // parts)
-    for start in range(0, samples, size):
-        yield {name: tensor[start : start + size] for name, tensor in tensors.items()}

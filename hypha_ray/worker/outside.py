@@ -22,6 +22,7 @@ from hypha_ray.bridge.listener import Listener
 from hypha_ray.bridge.tokens import make_token
 from hypha_ray.config import Job
 from hypha_ray.errors import ConfigError
+from hypha_ray.worker.door import address, announce, kept_token, tls
 
 JOB_FILE, TOKEN_FILE, SOCKET_FILE = "job.json", "token", "socket"
 PREFIX = "hypha-bridge-"
@@ -36,14 +37,15 @@ class TrainerGone(Exception):
 
 
 class Outside:
-    """A work directory, a socket in it, and the process that is to connect to it.
+    """A work directory, a socket, and the process that is to connect to it: one that is started, or one that dials in.
 
     Args:
         job: the job file.
         worker: number of the worker that the process is.
 
     Raises:
-        ConfigError: CFG009 there is no such program.
+        ConfigError: CFG009 there is no such program; SEC001 or SEC005 nobody may dial in like that.
+        ClusterError: NET001 the address can't be had.
 
     """
 
@@ -56,9 +58,14 @@ class Outside:
             for folder in FOLDERS:
                 (self.directory / folder).mkdir()
             (self.directory / JOB_FILE).write_text(json.dumps(definition(job, worker), indent=2), encoding="utf-8")
-            token = make_token(self.directory / TOKEN_FILE)
-            self._listener = Listener(f"{UNIX}{self.directory / SOCKET_FILE}", token, job.worker.lease_s)
-            self._process = _started(command(job, worker), self._places(), _log(job, worker))
+            if job.awaits(worker):
+                token = kept_token(job, worker)
+                self._listener = Listener(address(job, worker), token, job.worker.lease_s, tls(job))
+                announce(job, worker, self._listener.address)
+            else:
+                token = make_token(self.directory / TOKEN_FILE)
+                self._listener = Listener(f"{UNIX}{self.directory / SOCKET_FILE}", token, job.worker.lease_s)
+                self._process = _started(command(job, worker), self._places(), _log(job, worker))
         except BaseException:
             self.close()
             raise
@@ -73,10 +80,10 @@ class Outside:
             TrainerGone: it has ended before.
 
         """
-        assert self._listener is not None and self._process is not None
+        assert self._listener is not None
         while (channel := self._listener.admit(_POLL_S)) is None:
             check()
-            if (code := self._process.poll()) is not None:
+            if self._process is not None and (code := self._process.poll()) is not None:
                 raise TrainerGone(f"the trainer has ended with exit code {code} before it has connected")
         self._listener.close()  # One is enough.
         return channel

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 from faults import events
 
 from hypha_ray.config import Job
@@ -106,3 +108,32 @@ def test_program_that_is_not_there_ends_the_job_and_is_named(corpus: Path, tmp_p
     job = job_of("absent", corpus, bridge={"commands": ["; rm -rf $HOME"]})
     with pytest.raises(ConfigError, match=r"CFG009.*no such program — got ;"):
         run_job(job, tmp_path, corpus)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, authority = tmp_path_factory.mktemp("certificates"), trustme.CA()
+    ours = authority.issue_cert("127.0.0.1")
+    authority.cert_pem.write_to_path(folder / "authority.pem")
+    ours.private_key_pem.write_to_path(folder / "key.pem")
+    ours.cert_chain_pems[0].write_to_path(folder / "certificate.pem")
+    return folder
+
+
+def test_worker_from_elsewhere_dials_in_by_tls(corpus: Path, tmp_path: Path, certificates: Path) -> None:
+    bridge = {"commands": [""], **{name: str(certificates / f"{name}.pem") for name in ("certificate", "key")}}
+    rounds = {"update_rounds": 12, "samples_between_updates": 240, "max_batch_size": 4}
+    job = job_of("dialled", corpus, rounds=rounds, bridge=bridge, run={"dir": str(tmp_path)}, worker={"lease_s": 3.0})
+    place = tmp_path / "dialled" / "bridge"
+    command = f"""
+        until [ -s {place}/worker-1.address ]; do sleep 0.1; done
+        exec {sys.executable} {ROOT}/jobs/worker.py --connect $(cat {place}/worker-1.address) \
+            --token-file {place}/worker-1.token --authority {certificates}/authority.pem --device cpu
+    """
+    with subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, text=True) as process:
+        outcome = run_job(job, tmp_path, corpus)
+        output, _ = process.communicate(timeout=30)
+    whole(outcome, 12)
+    assert process.returncode == 0
+    assert output.splitlines() == ["joined run dialled as worker 1", "the training is completed"]
+    assert [delta["worker"] for delta in outcome.commits()[-1]["deltas"]] == [0, 1]

@@ -1,0 +1,70 @@
+"""Where trainers from elsewhere dial in: addresses and tokens of a run, on the node of its scheduler."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+from hypha_ray.bridge.addresses import UNIX, server_tls, split
+from hypha_ray.bridge.tokens import make_token, read_token
+from hypha_ray.config import Job
+from hypha_ray.errors import ConfigError
+
+FOLDER = "bridge"
+"""Of the run directory: token and address of each worker whose trainer dials in."""
+
+
+def address(job: Job, worker: int) -> str:
+    """The address of a worker's trainer: that of the job, and the ports after it for the others."""
+    host, port = split(job.bridge.listen, encrypted=job.bridge.certificate is not None)
+    first = job.resources.num_workers - len(job.bridge.commands)
+    before = sum(job.awaits(number) for number in range(first, worker))
+    shown = f"[{host}]" if ":" in host else host
+    return f"{shown}:{port + before if port else 0}"
+
+
+def tls(job: Job) -> ssl.SSLContext | None:
+    """TLS with the job's certificate, if it has one.
+
+    Raises:
+        ConfigError: CFG012 half of it is missing, SEC005 it can't be used.
+
+    """
+    certificate, key = job.bridge.certificate, job.bridge.key
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        what, fix = "the bridge has a certificate or a key, but not both", "give bridge.certificate and bridge.key"
+        raise ConfigError("CFG012", what, fix=fix)
+    return server_tls(Path(certificate), Path(key))
+
+
+def kept_token(job: Job, worker: int) -> bytes:
+    """The token of a worker's trainer, which is made once in a run."""
+    path = _folder(job) / f"worker-{worker}.token"
+    return read_token(path) if path.exists() else make_token(path)
+
+
+def announce(job: Job, worker: int, listening: str) -> None:
+    """Write down where a worker's trainer is awaited."""
+    (_folder(job) / f"worker-{worker}.address").write_text(listening + "\n", encoding="utf-8")
+
+
+def check(job: Job) -> None:
+    """Refuse what can't be listened on, before anything starts.
+
+    Raises:
+        ConfigError: CFG020 not an address, SEC001 it needs a certificate, CFG012 or SEC005 that can't be used.
+
+    """
+    if any(not line.strip() for line in job.bridge.commands):
+        if job.bridge.listen.startswith(UNIX):
+            raise ConfigError("CFG020", "bridge.listen is no address to dial", job.bridge.listen, "host:port")
+        split(job.bridge.listen, encrypted=job.bridge.certificate is not None)
+        tls(job)
+
+
+def _folder(job: Job) -> Path:
+    folder = Path(str(job.run.dir), str(job.run.name), FOLDER)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder

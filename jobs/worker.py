@@ -1,0 +1,71 @@
+"""Join a running job from a machine that is no Ray node: take a place that waits for a trainer from elsewhere.
+
+    python jobs/worker.py --connect 192.0.2.7:61001 --token-file worker-2.token --authority ca.pem
+
+The job has such a place where one of its `bridge.commands` is empty. The token is in its run directory, under bridge/.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from hypha_ray.bridge.client import Trainer
+from hypha_ray.config.cli import run
+from hypha_ray.errors import BridgeError
+
+AGAIN_S = 2.0
+"""Wait before another attempt to connect."""
+
+
+@dataclass(frozen=True)
+class Worker:
+    """Join a running job from a machine that is no Ray node."""
+
+    connect: str
+    """host:port of the job's bridge"""
+    token_file: Path | None = None
+    """the worker's token, readable by its owner alone; default: HYPHA_BRIDGE_TOKEN_FILE"""
+    authority: Path | None = None
+    """certificates that the job's may be signed by, PEM; needed for another machine"""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: a GPU where there is one"""
+    patience_s: float = 60.0
+    """how long to try to connect, at first and when the job has dropped the connection"""
+
+
+def main() -> None:
+    """Join, train, and join again if the connection is lost."""
+    arguments = tyro.cli(Worker, description=__doc__)
+    while True:
+        with _joined(arguments) as trainer:
+            print(f"joined run {trainer.job['run']} as worker {trainer.job['worker']}", flush=True)
+            from hypha_ray.worker.remote import train  # Seconds go by until torch is loaded.
+
+            try:
+                train(trainer, arguments.device)
+            except BridgeError as error:
+                print(f"lost: {error}", file=sys.stderr, flush=True)
+                continue
+        print("the training is completed")
+        return
+
+
+def _joined(arguments: Worker) -> Trainer:
+    deadline = time.monotonic() + arguments.patience_s
+    while True:
+        try:
+            return Trainer.connect("worker", arguments.connect, arguments.token_file, authority=arguments.authority)
+        except BridgeError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(AGAIN_S)
+
+
+if __name__ == "__main__":
+    run(main)

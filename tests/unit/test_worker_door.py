@@ -1,0 +1,67 @@
+"""Addresses, tokens and certificates of places that wait for trainers from elsewhere."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hypha_ray.config import Job
+from hypha_ray.errors import ConfigError
+from hypha_ray.market.requirements import needs, worker_need
+from hypha_ray.worker.door import address, announce, check, kept_token, tls
+
+
+def job(tmp_path: Path, *commands: str, **bridge: Any) -> Job:
+    (tmp_path / "run").mkdir(exist_ok=True)
+    tables = {"run": {"name": "run", "dir": str(tmp_path)}, "resources": {"num_workers": 4}}
+    return Job.model_validate({**tables, "bridge": {"commands": list(commands), **bridge}})
+
+
+def test_places_that_wait_have_ports_one_after_the_other(tmp_path: Path) -> None:
+    one = job(tmp_path, "", "python x.py", " ", listen="127.0.0.1:6000")
+    assert [one.bridges(worker) for worker in range(4)] == [False, True, True, True]
+    assert [one.awaits(worker) for worker in range(4)] == [False, True, False, True]
+    assert address(one, 1) == "127.0.0.1:6000" and address(one, 3) == "127.0.0.1:6001"
+    free = job(tmp_path, "", "", listen="[::1]:0")
+    assert address(free, 2) == address(free, 3) == "[::1]:0"
+
+
+def test_place_that_waits_needs_nothing_of_the_cluster(tmp_path: Path) -> None:
+    one = job(tmp_path, "")
+    assert worker_need(one, 3).bundle() == {} and worker_need(one, 2).bundle() == {"CPU": 1.0}
+    assert {need.cpu: count for need, count in needs(one, 4).items() if need.role == "worker"} == {1.0: 3, 0.0: 1}
+
+
+def test_token_of_a_place_stays_the_same_and_is_its_owners_alone(tmp_path: Path) -> None:
+    one = job(tmp_path, "")
+    assert kept_token(one, 3) == kept_token(one, 3)
+    announce(one, 3, "127.0.0.1:6000")
+    assert (tmp_path / "run/bridge/worker-3.address").read_text() == "127.0.0.1:6000\n"
+    assert stat.S_IMODE((tmp_path / "run/bridge").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "run/bridge/worker-3.token").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("bridge", "message"),
+    [
+        ({"listen": "0.0.0.0:6000"}, "SEC001.*TLS alone"),
+        ({"listen": "6000"}, "CFG020"),
+        ({"listen": "unix:/tmp/x"}, "CFG020.*no address to dial"),
+        ({"certificate": "a.pem"}, "CFG012.*but not both"),
+        ({"key": "a.pem"}, "CFG012.*but not both"),
+        ({"listen": "0.0.0.0:6000", "certificate": "absent.pem", "key": "absent.pem"}, "SEC005"),
+    ],
+)
+def test_door_that_cannot_be_opened_is_refused_before_anything_starts(
+    bridge: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check(job(tmp_path, "", **bridge))
+    check(job(tmp_path, "python x.py", **bridge))  # Nobody listens there.
+
+
+def test_door_without_certificate_speaks_no_tls(tmp_path: Path) -> None:
+    assert tls(job(tmp_path, "")) is None
