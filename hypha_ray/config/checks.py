@@ -87,6 +87,9 @@ def _agree(job: Job, settings: Sequence[Setting]) -> None:
     if job.bridge.commands and job.run.mode == "replay":
         what = f'{_place(settings, "bridge.commands")} and run.mode = "replay" exclude each other'
         raise ConfigError("CFG011", what, fix="an external trainer can't be repeated to the bit: choose elastic")
+    if job.sync.strategy == "sync" and job.sync.fragments > 1:
+        what = f'{_place(settings, "sync.fragments")} and sync.strategy = "sync" exclude each other'
+        raise ConfigError("CFG011", what, fix="leave sync.fragments at 1: gradients are clipped by the norm of all")
     if job.model.repository is not None and job.model.config is not None:
         what = f"{_place(settings, 'model.repository')} and model.config exclude each other"
         raise ConfigError("CFG011", what, fix="drop model.config to train on, or model.repository to start afresh")

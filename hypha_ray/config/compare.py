@@ -18,6 +18,7 @@ _OF_A_TRAINING: tuple[KeyPath, ...] = (
     ("dataset", "name"),
     ("run", "seed"),
     ("run", "mode"),
+    ("sync", "strategy"),
     ("sync", "fragments"),
     ("inner_optimizer", "name"),
     ("outer_optimizer", "name"),

@@ -17,6 +17,12 @@ def _name(text: str) -> str:
     return text
 
 
+def _identifier(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z]\w{0,49}", text):
+        raise ValueError("the name of an optimizer, such as adamw")
+    return text
+
+
 def _address(text: str) -> str:
     if not re.fullmatch(r"[^\s:/]+:\d{1,5}|\[[0-9a-fA-F:.]+\]:\d{1,5}", text):
         raise ValueError("host:port")
@@ -91,9 +97,11 @@ class Rounds(Table):
 
 
 class InnerOptimizer(Table):
-    """What every worker does with its own gradients."""
+    """What every worker does with its own gradients; in synchronous training, what the server does with their mean."""
 
-    name: Literal["adamw", "muon", "sgd"] = Field("adamw", description="muon: 2-D weights by Muon, the rest by AdamW")
+    name: Annotated[str, AfterValidator(_identifier)] = Field(
+        "adamw", description="adamw, sgd, muon (2-D weights by Muon, the rest by AdamW), or a class of torch.optim"
+    )
     learning_rate: Positive = Field(1e-3, description="peak learning rate of AdamW and SGD")
     muon_learning_rate: Positive = Field(2e-2, description="peak learning rate of the 2-D weights under muon")
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.95), strict=False, description="decay of AdamW's averages")
@@ -120,7 +128,10 @@ class OuterOptimizer(Table):
 class Sync(Table):
     """When and how workers exchange deltas."""
 
-    strategy: Literal["diloco"] = Field("diloco", description="who waits for whom")
+    strategy: Literal["diloco", "sync"] = Field(
+        "diloco",
+        description="sync: a round is a step of inner_optimizer on the mean of all gradients",
+    )
     fragments: Count = Field(1, description="parts of the parameters with a server each")
     codec: Literal["fp32"] = Field("fp32", description="what deltas are encoded as")
     quorum: Count | None = Field(None, description="deltas that close a round after grace_s; default: all")

@@ -49,7 +49,9 @@ def layout_of(model: torch.nn.Module, fragments: int = 1) -> Layout:
     return Layout(tuple(entries), tied, fragments)
 
 
-def gather(model: torch.nn.Module, layout: Layout, fragment: int, out: Flat | None = None) -> Flat:
+def gather(
+    model: torch.nn.Module, layout: Layout, fragment: int, out: Flat | None = None, gradients: bool = False
+) -> Flat:
     """Copy a fragment out of the live model.
 
     Args:
@@ -57,6 +59,7 @@ def gather(model: torch.nn.Module, layout: Layout, fragment: int, out: Flat | No
         layout: where the tensors lie.
         fragment: which part of them.
         out: arrays of an earlier call to write into, twice as fast as fresh ones; None: make some.
+        gradients: copy the parameters' gradients instead of them, zeros where there is none.
 
     Returns:
         One contiguous 1-D array a group; of a model on a GPU, in pinned memory.
@@ -66,7 +69,8 @@ def gather(model: torch.nn.Module, layout: Layout, fragment: int, out: Flat | No
     flat = out if out is not None else _pinned(layout, fragment) if on_gpu else empty(layout, fragment)
     check(layout, fragment, flat)
     for entry, tensor in _live(model, layout, fragment):
-        torch.from_numpy(view(entry, flat)).copy_(tensor.detach(), non_blocking=True)
+        source = _gradient(tensor) if gradients and isinstance(tensor, torch.nn.Parameter) else tensor.detach()
+        torch.from_numpy(view(entry, flat)).copy_(source, non_blocking=True)
     if on_gpu:
         torch.cuda.synchronize()
     return flat
@@ -168,6 +172,10 @@ def _live(model: torch.nn.Module, layout: Layout, fragment: int) -> Iterator[tup
     """Return a fragment's entries with the tensors of the model that they stand for."""
     tensors: dict[str, torch.Tensor] = dict(model.named_parameters()) | dict(model.named_buffers())
     return ((entry, tensors[entry.name]) for entry in layout.entries if entry.fragment == fragment)
+
+
+def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
 class _Window:

@@ -34,7 +34,10 @@ class Assigner:
 
     def __init__(self, job: Job, slices: Sequence[SliceInfo], sizes: Sizes, past: Past) -> None:
         self._job, self._sizes = job, sizes
-        self._equal = job.run.mode == "replay"
+        self._fixed = job.run.mode == "replay"
+        """Plans stay as they are."""
+        self._equal = self._fixed or job.sync.strategy == "sync"
+        """All workers get the same."""
         self._target = job.rounds.samples_between_updates
         self._samples = {info.index: info.samples for info in slices}
         self._validation = tuple(Span(0, s.index, 0, s.samples) for s in slices if s.split == "validation")
@@ -90,7 +93,7 @@ class Assigner:
 
         Nothing is done unless the plans that are out miss the target, or new ones would end the round notably earlier.
         """
-        if self._equal or not members or current.final:
+        if self._fixed or not members or current.final:
             return 0.0, []
         every_s = self._job.worker.report_every_s
         origin, fleet = standings(members, current.started_at, current.evaluating, every_s, now)
@@ -101,7 +104,7 @@ class Assigner:
         planned = current.samples + sum(member.plan.samples for member in members if member.plan is not None)
         too_late = min(finishes, default=0.0) < now - origin + LEAD_S
         little = saved_s <= CORRECTION_GAIN * (origin + max(finishes, default=0.0) - current.started_at)
-        if planned >= self._target and (little or too_late):
+        if planned >= self._target and (self._equal or little or too_late):
             return 0.0, []
         commands: list[Command] = []
         for member, standing in zip(members, fleet, strict=True):
@@ -134,7 +137,7 @@ class Assigner:
     def _assign(self, member: Member, samples: int) -> tuple[Span, ...]:
         """Give samples to a worker; in replay mode whatever it holds, so that a repeated run gives the same."""
         self._assigned.add(member.source.worker)
-        return self.ledger.assign(member.source.worker, samples, () if self._equal else member.held)
+        return self.ledger.assign(member.source.worker, samples, () if self._fixed else member.held)
 
     def _evaluates(self, number: int) -> bool:
         """Are the weights that round `number` starts from to be evaluated?"""

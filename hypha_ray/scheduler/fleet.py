@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from hypha_ray.config import Job
 from hypha_ray.scheduler.planner import Pace
 from hypha_ray.scheduler.statistics import BatchTime, Decayed
 from hypha_ray.types import Delta, Plan, Report, Source, Span
@@ -94,6 +95,14 @@ class Standing:
 
     done: int
     pace: Pace
+
+
+def batch_size(job: Job) -> int:
+    """Samples of a batch; in synchronous training batches are evened out, so that each worker has a part in a step."""
+    most, target, workers = job.rounds.max_batch_size, job.rounds.samples_between_updates, job.resources.num_workers
+    if job.sync.strategy != "sync":
+        return most
+    return -(-target // (workers * -(-target // (workers * most))))
 
 
 def batch_seconds(members: Iterable[Member], equal: bool) -> dict[int, float]:

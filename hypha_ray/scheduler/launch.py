@@ -17,6 +17,7 @@ from hypha_ray.data.manifest import Manifest
 from hypha_ray.errors import DataError
 from hypha_ray.market.allocator import cluster_nodes
 from hypha_ray.market.requirements import workers_to_start
+from hypha_ray.optim.schedules import check_schedule, inner_steps
 from hypha_ray.scheduler.attempts import records
 from hypha_ray.scheduler.claim import committed, is_done, settle
 from hypha_ray.scheduler.cluster import connected
@@ -25,7 +26,6 @@ from hypha_ray.store.directory import RunDirectory, runs
 from hypha_ray.telemetry.aim import local as local_aim
 from hypha_ray.telemetry.console import Console
 from hypha_ray.worker.door import check as check_door
-from hypha_ray.worker.schedules import check_schedule, inner_steps
 
 __all__ = ["finish", "launch", "records"]
 
@@ -82,11 +82,15 @@ def dry_run(job: Job) -> None:
 
 
 def check_job(job: Job) -> None:
-    """Refuse a schedule that doesn't fit the run, or a sink that can't be had, before anything starts."""
+    """Refuse an optimizer, a schedule, a sink or an address that can't be had, before anything starts."""
     if "aim" in job.telemetry.sinks:
         local_aim(job.telemetry.aim_repository or "")
     check_schedule(job.inner_optimizer, inner_steps(job))
     check_door(job)
+    if job.inner_optimizer.name not in ("adamw", "muon", "sgd"):
+        from hypha_ray.optim.optimizers import optimizer_class
+
+        optimizer_class(job.inner_optimizer.name)
 
 
 def check_fit(job: Job, manifest: Manifest) -> None:

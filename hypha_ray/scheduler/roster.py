@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from hypha_ray.config import Job
 from hypha_ray.market.leases import Lease, LeaseBook
-from hypha_ray.scheduler.fleet import Member
+from hypha_ray.scheduler.fleet import Member, batch_size
 from hypha_ray.types import Source
 
 FIRST_WAIT_S = 1.0
@@ -127,7 +127,7 @@ class Roster:
         if slot is None or slot.lease is not None:
             return None
         before = slot.member
-        slot.member = Member(source, self._job.rounds.max_batch_size)
+        slot.member = Member(source, batch_size(self._job))
         if before is not None:  # Probably the same machine.
             slot.member.batch_time, slot.member.overhead = before.batch_time, before.overhead
         slot.lease = self._book.grant(f"worker-{slot.number}", {}, now, self._job.worker.lease_s)
@@ -238,7 +238,7 @@ class Roster:
                 continue
             slot.strikes, slot.excluded = int(known.get("strikes", 0)), bool(known.get("excluded", 0))
             if "batch_s" in known:
-                slot.member = Member(Source(self._run, slot.number, 0), self._job.rounds.max_batch_size)
+                slot.member = Member(Source(self._run, slot.number, 0), batch_size(self._job))
                 slot.member.batch_time.observe(known["batch_s"])
 
     def _slot(self, source: Source) -> Slot | None:

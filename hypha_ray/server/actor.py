@@ -16,7 +16,7 @@ from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.types import Flat, Layout, Verdict
 
 if TYPE_CHECKING:
-    from hypha_ray.server.reducer import State
+    from hypha_ray.server.reducer import Descent, State
 
 
 class ParameterServer:
@@ -35,6 +35,7 @@ class ParameterServer:
         arm(job.testing.failpoints, job.testing.failpoint_log)
         self._job = job
         self._out: dict[str, State] = {}
+        self._descents: dict[str, Descent] = {}
         assigned = ray.get_runtime_context().get_assigned_resources()
         torch.set_num_threads(max(1, int(assigned.get("CPU", 0))))
 
@@ -55,10 +56,10 @@ class ParameterServer:
         return layout, *(gather(model, layout, fragment) for fragment in range(layout.fragments))
 
     def momentum(self, layout: Layout, fragment: int) -> Flat:
-        """Momentum before the first round."""
+        """Momentum before the first round; of an optimizer's state there is none."""
         from hypha_ray.server.reducer import initial_momentum
 
-        return initial_momentum(layout, fragment)
+        return {} if self._job.sync.strategy == "sync" else initial_momentum(layout, fragment)
 
     @ray.method(num_returns=3)
     def reduce(
@@ -92,7 +93,8 @@ class ParameterServer:
         failpoint("server.before_reduce")
         received = [Received(*who, payload) for who, payload in zip(meta, payloads, strict=True)]
         sync = self._job.sync
-        rules = Rules(layout, fragment, self._job.outer_optimizer, sync, codec(sync.codec))
+        descent = self._descent(layout) if sync.strategy == "sync" else None
+        rules = Rules(layout, fragment, self._job.outer_optimizer, sync, codec(sync.codec), descent)
         result = reduce(round, theta, momentum, received, rules, self._room(layout, fragment))
         failpoint("server.after_reduce")
         return result
@@ -104,6 +106,15 @@ class ParameterServer:
     def ping(self) -> int:
         """The process id: an answer shows that the actor lives."""
         return os.getpid()
+
+    def _descent(self, layout: Layout) -> Descent:
+        """The optimizer, which keeps nothing from one call to the next but its memory."""
+        from hypha_ray.server.descent import ModelDescent
+
+        key = layout.sha256()
+        if key not in self._descents:
+            self._descents = {key: ModelDescent(self._job, layout)}
+        return self._descents[key]
 
     def _room(self, layout: Layout, fragment: int) -> State:
         """Arrays of the last call: Ray has copied them into its store before the next call begins."""

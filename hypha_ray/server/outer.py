@@ -44,6 +44,15 @@ def nesterov(
     return step
 
 
+def collection(out: torch.Tensor) -> Step:
+    """The mean is put down for an optimizer that needs all of it."""
+
+    def step(mean: torch.Tensor, spare: torch.Tensor, part: slice) -> torch.Tensor:
+        return out[part].copy_(mean)
+
+    return step
+
+
 def replacement(theta: torch.Tensor, out: torch.Tensor) -> Step:
     """The mean takes the place of what was there: for buffers, which no optimizer steps."""
 

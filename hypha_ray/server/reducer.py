@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -14,15 +14,24 @@ import torch
 from hypha_ray.codec import Codec, Fp32
 from hypha_ray.codec.views import tensors
 from hypha_ray.config.schema import OuterOptimizer, Sync
-from hypha_ray.server.gates import Received, admit, clip_scales, excessive
-from hypha_ray.server.merge import Values, measure, merger, sweep
-from hypha_ray.server.outer import nesterov, replacement
+from hypha_ray.server.gates import Received, admit, clip_scales, excessive, square_sum
+from hypha_ray.server.merge import Values, blocks, measure, merger, sweep
+from hypha_ray.server.outer import collection, nesterov, replacement
 from hypha_ray.types import Contribution, Flat, Layout, Rejection, Verdict
 
 State = tuple[Flat, Flat]
-"""Global weights θ and outer momentum of a fragment; momentum has the parameter groups only."""
+"""Global weights θ and outer momentum of a fragment; momentum has the parameter groups only, or it is the state of an
+optimizer, by names of its own."""
 
 _Tensors = dict[str, torch.Tensor]
+
+
+class Descent(Protocol):
+    """An optimizer that makes its step on a mean gradient."""
+
+    def step(self, round: int, theta: Flat, state: Flat, out: Flat) -> Flat:
+        """Write new weights over the mean gradient in `out`, and return the new state."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +44,8 @@ class Rules:
     sync: Sync = field(default_factory=Sync)
     """Merge rule, weighting, norm gate and clipping."""
     codec: Codec = field(default_factory=Fp32)
+    descent: Descent | None = None
+    """Payloads are gradients, and this makes the outer step; None: they are deltas, and Nesterov momentum makes it."""
 
 
 def initial_momentum(layout: Layout, fragment: int) -> Flat:
@@ -69,7 +80,7 @@ def reduce(
     """
     admitted, rejected = admit(received, rules.codec.form(rules.layout.groups(rules.fragment)))
     while admitted:
-        attempt = _attempt(theta, momentum, admitted, rules, out or blank(rules.layout, rules.fragment))
+        attempt = _attempt(round, theta, momentum, admitted, rules, out or blank(rules.layout, rules.fragment))
         reasons = attempt.complaints(len(admitted), rules.sync.norm_gate)
         if not any(reasons):
             accepted = tuple(
@@ -120,7 +131,9 @@ class _Attempt(NamedTuple):
         return math.sqrt(sum(square for group, square in self.changes.items() if _is_trained(group)))
 
 
-def _attempt(theta: Flat, momentum: Flat, admitted: Sequence[Received], rules: Rules, out: State) -> _Attempt:
+def _attempt(
+    round: int, theta: Flat, momentum: Flat, admitted: Sequence[Received], rules: Rules, out: State
+) -> _Attempt:
     """Reduce all groups, as if all deltas could stay. Buffers are merged by the same rule, but never scaled."""
     payloads = [tensors(delta.payload) for delta in admitted]
     merge = merger(rules.sync, [delta.samples for delta in admitted])
@@ -133,13 +146,33 @@ def _attempt(theta: Flat, momentum: Flat, admitted: Sequence[Received], rules: R
             continue
         if _is_trained(group):
             values = _values(group, before, payloads, rules, scales)
-            results = new[group], new_velocity[group]
-            step = nesterov(rules.outer, before, velocity[group], results, values.relative)
+            if rules.descent is None:
+                results = new[group], new_velocity[group]
+                step = nesterov(rules.outer, before, velocity[group], results, values.relative)
+            else:
+                step = collection(new[group])
         else:
             values, step = _values(group, before, payloads, rules), replacement(before, new[group])
         attempt.changes[group] = sweep(values, merge, step)
         attempt.deltas[group] = values.squares
-    return attempt
+    return attempt if rules.descent is None else _descended(round, theta, momentum, attempt, rules.descent)
+
+
+def _descended(round: int, theta: Flat, state: Flat, attempt: _Attempt, descent: Descent) -> _Attempt:
+    """Make the optimizer's step on the mean gradient that an attempt has in the place of the weights."""
+    if not all(map(math.isfinite, attempt.changes.values())):
+        return attempt
+    new = attempt.state[0]
+    state = descent.step(round, theta, state, new)
+    before, after = tensors(theta), tensors(new)
+    changes = {group: _distance(before[group], after[group]) for group in attempt.changes if _is_trained(group)}
+    changes |= {name: 0.0 if np.isfinite(array).all() else math.inf for name, array in state.items()}
+    return attempt._replace(state=(new, state), changes=attempt.changes | changes)
+
+
+def _distance(before: torch.Tensor, after: torch.Tensor) -> float:
+    """Squared L2 norm of a difference."""
+    return sum(square_sum(after[part] - before[part]) for part in blocks(len(before)))
 
 
 def _scales(theta: _Tensors, payloads: Sequence[_Tensors], rules: Rules) -> list[float]:
@@ -160,7 +193,7 @@ def _values(
     scales: Sequence[float] | None = None,
 ) -> Values:
     """What the workers have for a group; deltas are multiplied by `scales`."""
-    relative = _is_trained(group) and rules.codec.yields == "deltas"
+    relative = _is_trained(group) and (rules.codec.yields == "deltas" or rules.descent is not None)
     return Values(partial(_read, rules.codec, payloads, group), theta, relative, scales or [1.0] * len(payloads))
 
 

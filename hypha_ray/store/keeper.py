@@ -13,7 +13,7 @@ from hypha_ray.store.commits import CommitLog, Outcome, broken_chain, commit_of
 from hypha_ray.store.disk import sweep
 from hypha_ray.store.mirror import Mirror
 from hypha_ray.store.snapshots import prune, read_label, rounds, write_snapshot
-from hypha_ray.store.tensorfile import Array, digest, named
+from hypha_ray.store.tensorfile import Array, digest, named, named_outer
 from hypha_ray.types import Commit, Flat, Layout, Saved
 
 
@@ -198,7 +198,7 @@ class _Parts:
         state["entries"] = [astuple(entry) for entry in layout.entries]
         return cls(
             named(layout, theta),
-            named(layout, momentum, "parameters/"),
+            named_outer(layout, momentum),
             dict(zip(inner, flats[2 * layout.fragments :], strict=True)),
             {**state, "scheduler": dict(outcome.state)},
         )

@@ -13,7 +13,7 @@ from hypha_ray.errors import CheckpointError
 from hypha_ray.store.commits import CommitLog, check_chain
 from hypha_ray.store.disk import sweep
 from hypha_ray.store.snapshots import Snapshot, read_label, read_snapshot, rounds
-from hypha_ray.store.tensorfile import Array, flattened
+from hypha_ray.store.tensorfile import Array, flattened, flattened_outer
 from hypha_ray.types import Commit, Entry, Flat, Layout
 
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class Restart:
                 what = f"the checkpoint in {self.directory} is of another model: {entry.name} differs"
                 got = f"shape {entry.shape}"
                 raise CheckpointError("STORE013", what, got, f"shape {found.shape}" if found is not None else "no such")
-        theta, outer = flattened(layout, self.theta), flattened(layout, self.outer, "parameters/")
+        theta, outer = flattened(layout, self.theta), flattened_outer(layout, self.outer)
         return [*theta, *outer, *(self.inner[worker] for worker in sorted(self.inner))]
 
 

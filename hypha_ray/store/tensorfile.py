@@ -92,6 +92,20 @@ def flattened(layout: Layout, tensors: Mapping[str, Array], kind: str = "") -> l
     return [{group: flat[group] for group in flat if group.startswith(kind)} for flat in flats]
 
 
+def named_outer(layout: Layout, flats: Sequence[Flat]) -> dict[str, Array]:
+    """Name outer momentum as the weights are; the state of an optimizer has names of its own, and keeps them."""
+    if any(flat.keys() - layout.groups(fragment).keys() for fragment, flat in enumerate(flats)) or not any(flats):
+        (own,) = flats
+        return dict(own)
+    return named(layout, flats, "parameters/")
+
+
+def flattened_outer(layout: Layout, tensors: Mapping[str, Array]) -> list[Flat]:
+    """Put what `named_outer` gave back into its form."""
+    momentum = {entry.name for entry in layout.entries if entry.group.startswith("parameters/")}
+    return flattened(layout, tensors, "parameters/") if tensors.keys() == momentum else [dict(tensors)]
+
+
 def _chunks(tensors: Mapping[str, Array]) -> Iterator[memoryview | bytes]:
     """Return the file's bytes: length of the header, header, and the tensors one after the other."""
     ranks = list(_DTYPES)

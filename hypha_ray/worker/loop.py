@@ -8,16 +8,17 @@ from collections.abc import Iterator
 from hypha_ray.codec import codec, payload_bytes
 from hypha_ray.config import Job
 from hypha_ray.failpoints import failpoint
-from hypha_ray.model.layout import gather, layout_of, scatter
+from hypha_ray.model.layout import layout_of, scatter
+from hypha_ray.optim.schedules import steps_per_round
+from hypha_ray.optim.state import export_state, load_state
 from hypha_ray.store.tensorfile import digest, named
 from hypha_ray.types import Delta, Evaluated, Flat, Left, Merged, Plan, Ready, Source, window
 from hypha_ray.worker.desk import Desk
 from hypha_ray.worker.feeder import Arrays, Feeder
-from hypha_ray.worker.inner_state import export_state, load_state
 from hypha_ray.worker.meter import Meter
-from hypha_ray.worker.schedules import steps_per_round
 from hypha_ray.worker.stepper import Stepper
 from hypha_ray.worker.stint import Emit
+from hypha_ray.worker.strategies import strategy
 from hypha_ray.worker.tamper import tampered
 from hypha_ray.worker.waits import Retired
 
@@ -39,12 +40,14 @@ class InnerLoop:
         self._feeder, self._desk, self._emit = feeder, desk, emit
         self._stepper = Stepper(job)
         self._model, self._optimizer = self._stepper.model, self._stepper.optimizer
+        self._strategy = strategy(job, self._stepper)
         self._layout = layout_of(self._model, job.sync.fragments)
         self._steps_per_round = steps_per_round(job)
         """All workers go through the schedule together, by parts of the round: a fast one isn't ahead."""
         self._codec = codec(job.sync.codec)
-        self._weights: list[Flat] = []
+        self._results: list[Flat] = []
         self._replay = job.run.mode == "replay"
+        self._bequeaths = self._replay and self._strategy.has_state
         self._proved = False
         """The scheduler knows by their hash that the first weights were the right ones."""
         self._theta: list[Flat] = []
@@ -116,6 +119,7 @@ class InnerLoop:
         self._restore(plan)
         # So that a round can be repeated: nothing random in it depends on what was before.
         self._stepper.seed(self._job.run.seed, number, self._source.worker)
+        self._strategy.begin()
         meter = Meter(self._source, number, self._job.worker.report_every_s)
         try:
             while (plan := self._desk.plan(number)).round == number and meter.samples < plan.samples:
@@ -141,7 +145,7 @@ class InnerLoop:
             batch = self._feeder.batch(plan.spans, done, size)
         began = time.monotonic()
         self._optimizer.seek(self._steps_per_round * plan.round + self._steps_per_round * done / plan.samples)
-        loss, norm = self._stepper.step(batch)
+        loss, norm = self._strategy.train(batch)
         self._drag(time.monotonic() - began)
         meter.step(loss, norm, size, _tokens(batch), self._optimizer.learning_rate)
         if meter.due:
@@ -155,11 +159,11 @@ class InnerLoop:
         failpoint("worker.before_delta", self._source.worker)
         train_s = meter.train_s
         # The arrays of the last round are free: its result couldn't have been merged before they were read.
-        self._weights = [
-            gather(self._model, self._layout, fragment, out)
-            for fragment, out in enumerate(self._weights or [None] * self._layout.fragments)
+        self._results = [
+            self._strategy.result(self._layout, fragment, out)
+            for fragment, out in enumerate(self._results or [None] * self._layout.fragments)
         ]
-        payloads = [self._codec.encode(weights, None) for weights in self._weights]
+        payloads = [self._codec.encode(result, None) for result in self._results]
         delta = Delta(
             source=self._source,
             round=plan.round,
@@ -172,9 +176,9 @@ class InnerLoop:
             payload_bytes=sum(payload_bytes(payload) for payload in payloads),
             train_s=train_s,
             data_wait_s=meter.data_wait_s,
-            inner_state=self._replay,
+            inner_state=self._bequeaths,
         )
-        parts = [*payloads, *([export_state(self._optimizer)] if self._replay else [])]
+        parts = [*payloads, *([export_state(self._optimizer)] if self._bequeaths else [])]
         action = failpoint("worker.payload", self._source.worker)
         items: list[Delta | Flat] = [delta, *parts] if action is None else tampered(action, delta, parts, self._theta)
         for item in items:

@@ -8,15 +8,16 @@ from typing import Any
 from hypha_ray.bridge.client import Trainer
 from hypha_ray.bridge.work import Round
 from hypha_ray.config import Job
-from hypha_ray.model.layout import gather, layout_of, load
+from hypha_ray.model.layout import layout_of, load
 from hypha_ray.store.tensorfile import named
 from hypha_ray.worker.stepper import Stepper
+from hypha_ray.worker.strategies import Strategy, strategy
 
 
 def job_of(told: dict[str, Any], device: str) -> Job:
     """The job, as far as a trainer is told of it; its rates come with every assignment."""
     inner = {**told["inner_optimizer"], "schedule": "constant", "warmup_steps": 0, "decay_steps": None}
-    tables = {"run": {"seed": told["seed"]}, "worker": {"device": device}}
+    tables = {"run": {"seed": told["seed"]}, "worker": {"device": device}, "sync": {"strategy": told["strategy"]}}
     return Job.model_validate({"model": told["model"], "inner_optimizer": inner, **tables})
 
 
@@ -34,20 +35,22 @@ def train(trainer: Trainer, device: str) -> None:
     job = job_of(trainer.job, device)
     stepper = Stepper(job)
     trainer.ready(str(stepper.device), stepper.parameters)
+    chosen, peak = strategy(job, stepper), job.inner_optimizer.learning_rate
     for work in trainer.rounds():
         stepper.seed(job.run.seed, work.number, trainer.job["worker"])
-        _go_through(work, stepper, job.inner_optimizer.learning_rate)
+        _go_through(work, stepper, chosen, peak)
 
 
-def _go_through(work: Round, stepper: Stepper, peak: float) -> None:
+def _go_through(work: Round, stepper: Stepper, chosen: Strategy, peak: float) -> None:
     layout, began = layout_of(stepper.model), time.monotonic()
     load(stepper.model, layout, work.parameters())
     work.merged(time.monotonic() - began)
     if work.evaluates:
         sums = stepper.evaluate(work.evaluation())
         work.evaluated(sums.loss_sum, sums.count, sums.correct)
+    chosen.begin()
     for batch in work.batches():
         stepper.optimizer.scale(work.learning_rate / peak)
-        loss, norm = stepper.step(batch)
+        loss, norm = chosen.train(batch)
         work.step(float(loss), gradient_norm=float(norm))
-    work.hand_over(named(layout, [gather(stepper.model, layout, 0)]))
+    work.hand_over(named(layout, [chosen.result(layout, 0)]))

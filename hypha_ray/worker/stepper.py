@@ -10,9 +10,9 @@ import torch
 from hypha_ray.config import Job
 from hypha_ray.model.build import build_model, task_of
 from hypha_ray.model.evaluation import Sums, evaluate, loss_of
+from hypha_ray.optim.optimizers import build_optimizer
+from hypha_ray.optim.schedules import inner_steps
 from hypha_ray.worker.feeder import Arrays
-from hypha_ray.worker.optimizers import build_optimizer
-from hypha_ray.worker.schedules import inner_steps
 
 
 class Stepper:
@@ -38,6 +38,11 @@ class Stepper:
         """Number of the model's parameters."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
+    @property
+    def gradients(self) -> list[torch.Tensor]:
+        """The parameters' gradients, of those that have one."""
+        return [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+
     def seed(self, *entropy: int) -> None:
         """Let dropout and masking depend on these numbers alone from here on."""
         seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
@@ -45,11 +50,15 @@ class Stepper:
         self._generator.manual_seed(seed)
 
     def step(self, batch: Arrays) -> tuple[torch.Tensor, torch.Tensor]:
-        """One inner step: mean loss of the batch, norm of the gradient before clipping. No wait for the device.
+        """One inner step: mean loss of the batch, norm of the gradient before clipping. No wait for the device."""
+        self.optimizer.zero_grad()
+        return self.backward(batch), self.optimizer.step()
+
+    def backward(self, batch: Arrays, weight: float = 1.0) -> torch.Tensor:
+        """Add the gradient of a batch's mean loss, times a weight, to the gradients that are there; returns that loss.
 
         Micro-batches count by their scored positions, so that accumulation doesn't change what is minimised.
         """
-        self.optimizer.zero_grad()
         parts = _split(_tensors(batch), self._accumulation)
         micro_batches = [self._task.inputs(part, self._generator) for part in parts]
         counts = [self._task.count(inputs) for inputs in micro_batches]
@@ -57,9 +66,9 @@ class Stepper:
         for inputs, count in zip(micro_batches, counts, strict=True):
             if count:
                 loss = self._loss(inputs) * (count / sum(counts))
-                loss.backward()
+                (loss * weight).backward()
                 total += loss.detach()
-        return total, self.optimizer.step()
+        return total
 
     def evaluate(self, batches: Iterable[Arrays]) -> Sums:
         """The model's loss, and what it got right, over these batches."""

@@ -20,10 +20,10 @@ from hypha_ray.data.options import Options
 from hypha_ray.data.prepare import prepare
 from hypha_ray.data.slices import read_slice
 from hypha_ray.model.build import build_model
+from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.scheduler.cluster import connected
 from hypha_ray.scheduler.launch import records
 from hypha_ray.store.directory import RunDirectory
-from hypha_ray.worker.optimizers import build_optimizer
 
 TURNS = 3
 ROUNDS = 3

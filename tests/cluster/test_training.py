@@ -11,47 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ray
-import torch
+from plain import final_weights, furthest, joined_batches, train_plainly
 from ray.util import list_named_actors
-from safetensors.numpy import load_file
 
-from hypha_ray.config import Job
-from hypha_ray.data.catalogue import load
-from hypha_ray.data.slices import read_slice
 from hypha_ray.model.build import build_model
-from hypha_ray.types import Span
-from hypha_ray.worker.feeder import order
-from hypha_ray.worker.optimizers import build_optimizer
 from jobs import MODEL, job_of, run_job
-
-
-def samples_of(dataset: Path, spans: list[Span], seed: int = 0) -> np.ndarray:
-    """Token ids of spans, in the order in which workers see them."""
-    manifest = load(dataset)
-    infos = {info.index: info for info in manifest.slices}
-    rows = []
-    for span in spans:
-        ids = read_slice(dataset, infos[span.slice], manifest)["input_ids"]
-        rows.append(ids[order(seed, span.epoch, span.slice, len(ids))[span.start : span.stop]])
-    return np.concatenate(rows).astype(np.int64)
-
-
-def train_plainly(job: Job, batches: list[np.ndarray]) -> dict[str, np.ndarray]:
-    """The same steps in one process, by hand."""
-    torch.set_num_threads(1)
-    model = build_model(job.model, job.run.seed).train()
-    optimizer = build_optimizer(model, job.inner_optimizer, len(batches))
-    for batch in batches:
-        ids = torch.from_numpy(batch)
-        optimizer.zero_grad()
-        model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids).loss.backward()
-        optimizer.step()
-    return {name: parameter.detach().numpy() for name, parameter in model.named_parameters()}
-
-
-def final_weights(directory: Path) -> dict[str, np.ndarray]:
-    newest = sorted((directory / "checkpoints").glob("round_*"))[-1]
-    return load_file(newest / "model.safetensors")
 
 
 @pytest.fixture(scope="module")
@@ -107,8 +71,8 @@ def test_one_worker_with_plain_averaging_is_plain_training_bit_for_bit(results: 
         resources={"num_workers": 1},
     )
     run = run_job(job, results, corpus)
-    ids = np.concatenate([samples_of(corpus, spans[0]) for spans in run.spans()])
-    expected = train_plainly(job, list(ids.reshape(-1, 4, ids.shape[1])))
+    ids = np.concatenate([batch["input_ids"] for batch in joined_batches(run, corpus)])
+    expected = train_plainly(job, [{"input_ids": batch} for batch in ids.reshape(-1, 4, ids.shape[1])])
     found = final_weights(run.directory)
     assert set(found) == set(expected)
     assert all(np.array_equal(found[name], expected[name]) for name in found)
@@ -124,9 +88,8 @@ def test_one_step_rounds_of_sgd_are_data_parallelism(results: Path, corpus: Path
     )
     run = run_job(job, results, corpus)
     assert all(record["batches"] == {0: 1, 1: 1} for record in run.of_kind("round"))
-    joined = [np.concatenate([samples_of(corpus, spans[w]) for w in (0, 1)]) for spans in run.spans()]
-    expected, found = train_plainly(job, joined), final_weights(run.directory)
-    assert max(np.abs(found[name] - expected[name]).max() for name in found) < 1e-6
+    expected, found = train_plainly(job, joined_batches(run, corpus)), final_weights(run.directory)
+    assert furthest(found, expected) < 1e-6
     start = build_model(job.model, 0)
     moved = max(np.abs(found[name] - p.detach().numpy()).max() for name, p in start.named_parameters())
     assert moved > 1e-3, "nothing was learned"

@@ -27,6 +27,7 @@ _SPECIAL = {
     "run.name": st.from_regex(r"\A[a-z0-9][a-zA-Z0-9_.-]{0,20}\Z"),
     "telemetry.status_bridge": st.sampled_from(["127.0.0.1:61000", "[::1]:1", "host:80"]),
     "model.config": st.dictionaries(_TEXT, _FREE, max_size=3),
+    "inner_optimizer.name": st.from_regex(r"\A[A-Za-z]\w{0,20}\Z", fullmatch=True),
     "inner_optimizer.betas": st.tuples(st.floats(0, 0.99), st.floats(0, 0.99)),
     "testing.slowdown": st.lists(st.floats(1, 9), max_size=3),
     "testing.failpoints": st.lists(_TEXT),
@@ -35,7 +36,8 @@ _SPECIAL = {
     "model.input_names": st.lists(_TEXT),
     "inner_optimizer.clip_norm": st.none() | st.floats(0.1, 1e300),
 }
-_DEPENDENT = ("commands", "num_workers", "min_workers", "quorum", "warmup_steps", "total_steps", "repository", "token")
+_DEPENDENT = {"commands", "num_workers", "min_workers", "quorum", "strategy", "warmup_steps", "total_steps"}
+_DEPENDENT |= {"repository", "token"}
 
 
 def _values(key: Key) -> st.SearchStrategy[Any]:

@@ -16,7 +16,8 @@ from transformers import (
 )
 
 from hypha_ray.config.schema import InnerOptimizer
-from hypha_ray.worker.optimizers import Inner, build_optimizer
+from hypha_ray.errors import ConfigError
+from hypha_ray.optim.optimizers import Inner, build_optimizer
 
 LLAMA = LlamaConfig(
     vocab_size=32,
@@ -92,6 +93,21 @@ def test_optimizer_any_name_brings_the_loss_down(name: str) -> None:
         model, build_optimizer(model, InnerOptimizer.model_validate({"name": name, "learning_rate": 0.02})), range(60)
     )
     assert backward(model, 0) < before / 2
+
+
+def test_settings_reach_any_optimizer_that_takes_them() -> None:
+    config = InnerOptimizer(name="nadam", learning_rate=0.02, betas=(0.8, 0.88), epsilon=1e-4, weight_decay=0.3)
+    (optimizer,) = build_optimizer(network(), config).optimizers
+    assert type(optimizer) is torch.optim.NAdam
+    (group,) = optimizer.param_groups
+    found = (group["lr"], group["betas"], group["eps"], group["weight_decay"])
+    assert found == (0.02, (0.8, 0.88), 1e-4, 0.3)
+
+
+@pytest.mark.parametrize("name", ["adamv", "Optimizer", "LBFGS", "SparseAdam", "lr_scheduler"])
+def test_name_of_no_optimizer_is_refused_with_those_there_are(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"OPT006.*no such optimizer — got {name}, allowed adadelta, adafactor, "):
+        build_optimizer(network(), InnerOptimizer(name=name))
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.25, 1e6])

@@ -11,7 +11,7 @@ import torch
 
 from hypha_ray.config.schema import InnerOptimizer
 from hypha_ray.errors import ConfigError
-from hypha_ray.worker.schedules import build_schedule, check_schedule
+from hypha_ray.optim.schedules import build_schedule, check_schedule
 
 
 def rates(steps: int, total: int | None = None, **fields: Any) -> list[float]:

@@ -178,9 +178,9 @@ FAULTS: dict[str, Callable[[Weather, World, int], None]] = {
 
 def _job(rng: random.Random) -> Job:
     workers, replay = rng.randint(1, 4), rng.random() < 0.25
-    quorum = rng.choice([None, None, rng.randint(1, workers)])
+    quorum, seed = rng.choice([None, None, rng.randint(1, workers)]), rng.randrange(100)
     tables: dict[str, Any] = {
-        "run": {"name": "run", "mode": "replay" if replay else "elastic", "seed": rng.randrange(100)},
+        "run": {"name": "run", "mode": "replay" if replay else "elastic", "seed": seed},
         "rounds": {
             "update_rounds": rng.randint(1, 5),
             "samples_between_updates": rng.randint(2, 24),
@@ -192,6 +192,7 @@ def _job(rng: random.Random) -> Job:
             "grace_s": rng.choice([0.0, 2.0, 6.0]),
             "strikes": rng.randint(1, 4),
             "weighting": rng.choice(["samples", "samples", "uniform"]),
+            "strategy": "sync" if seed % 3 == 0 and not replay else "diloco",
         },
         "resources": {
             "num_workers": workers,

@@ -15,8 +15,8 @@ import torch
 
 from hypha_ray.errors import CheckpointError
 from hypha_ray.model.layout import Array
+from hypha_ray.optim.optimizers import Inner
 from hypha_ray.types import Flat
-from hypha_ray.worker.optimizers import Inner
 
 
 def export_state(inner: Inner) -> Flat:
@@ -42,8 +42,8 @@ def load_state(inner: Inner, arrays: Mapping[str, Array]) -> None:
     for key, array in arrays.items():
         number, index, name = key.split("/")
         try:
-            tensor = _tensor(array, parameters[int(number)][int(index)], name)
-        except (IndexError, RuntimeError) as error:
+            tensor = _tensor(array, parameters[int(number)][int(index)])
+        except (IndexError, ValueError) as error:
             what = "the inner state doesn't fit the model and inner_optimizer"
             raise CheckpointError("OPT005", what, f"{key} of shape {array.shape}") from error
         states[int(number)].setdefault(int(index), {})[name] = tensor
@@ -58,11 +58,17 @@ def _array(tensor: torch.Tensor) -> Array:
     return array
 
 
-def _tensor(array: Array, parameter: torch.nn.Parameter, name: str) -> torch.Tensor:
-    """Return a tensor of its own; all but step counters lie in memory as their parameter does."""
+def _tensor(array: Array, parameter: torch.nn.Parameter) -> torch.Tensor:
+    """Return a tensor of its own, in memory as its parameter if it has that one's shape.
+
+    Counters are scalars, and Adafactor has rows and columns: what is none of these has another parameter's shape.
+    """
+    sizes = zip(reversed(array.shape), reversed(parameter.shape), strict=False)
+    if array.ndim > parameter.ndim or any(size not in (1, full) for size, full in sizes):
+        raise ValueError("the shape of another parameter")
     source = torch.from_numpy(np.array(array))
-    if name == "step":
-        return source
     if source.dtype == torch.uint16:
         source = source.view(torch.bfloat16)
-    return torch.empty_like(parameter, requires_grad=False).copy_(source.view(parameter.shape))
+    if source.shape != parameter.shape or parameter.ndim == 0:
+        return source
+    return torch.empty_like(parameter, requires_grad=False).copy_(source)

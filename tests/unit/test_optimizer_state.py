@@ -11,8 +11,8 @@ from test_optimizers import network, train, values
 
 from hypha_ray.config.schema import InnerOptimizer
 from hypha_ray.errors import CheckpointError
-from hypha_ray.worker.inner_state import export_state, load_state
-from hypha_ray.worker.optimizers import Inner, build_optimizer
+from hypha_ray.optim.optimizers import Inner, build_optimizer
+from hypha_ray.optim.state import export_state, load_state
 
 
 def built(name: str, dtype: torch.dtype = torch.float32) -> tuple[torch.nn.Module, Inner]:

@@ -1,19 +1,24 @@
-"""The inner optimizer: what a worker does with its own gradients between two outer rounds.
+"""Optimizers: they step on a worker's own gradients in DiLoCo, on the mean of all workers' in synchronous training.
 
-Its state is the worker's own: kept from round to round and never reset; see `inner_state` for when it is sent.
+A worker's optimizer keeps its state from round to round and never resets it; see `state` for when that is sent.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from hypha_ray.config.schema import InnerOptimizer
-from hypha_ray.worker.schedules import build_schedule
+from hypha_ray.errors import ConfigError
+from hypha_ray.optim.schedules import build_schedule
 
 Parameters = list[torch.nn.Parameter]
+
+_UNFIT = {"optimizer", "lbfgs", "sparseadam"}
+"""The base class, and what wants more than one gradient a step or sparse ones."""
 
 
 class Inner:
@@ -86,6 +91,7 @@ def build_optimizer(model: torch.nn.Module, config: InnerOptimizer, total_steps:
     * muon: `torch.optim.Muon` for the 2-D weights between embedding and head, AdamW for the rest, as its author advises
       (Jordan 2024; in DiLoCo: arXiv 2505.23725).
     * sgd: `torch.optim.SGD`, whose weight decay goes through its momentum.
+    * any other: the class of `torch.optim` with that name, with as much of the table as it takes.
 
     Args:
         model: on the device where it will train.
@@ -93,16 +99,24 @@ def build_optimizer(model: torch.nn.Module, config: InnerOptimizer, total_steps:
         total_steps: inner steps that the run is planned to have; None: unknown.
 
     Raises:
-        ConfigError: the schedule lacks a value, or has values that contradict each other.
+        ConfigError: the schedule lacks a value, or has values that contradict each other; or no optimizer has the name.
 
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if config.name == "sgd":
-        momentum, decay = config.momentum, config.weight_decay
-        sgd = torch.optim.SGD(trained, config.learning_rate, momentum=momentum, weight_decay=decay)
-        return Inner([sgd], config, total_steps)
     if config.name == "adamw":
         return Inner([_adamw(trained, config)], config, total_steps)
+    if config.name != "muon":
+        kind = optimizer_class(config.name)
+        table = {
+            "lr": config.learning_rate,
+            "betas": config.betas,
+            "eps": config.epsilon,
+            "momentum": config.momentum,
+            "weight_decay": config.weight_decay,
+        }
+        takes = inspect.signature(kind).parameters
+        options = {n: value for n, value in table.items() if n in takes and _alike(value, takes[n].default)}
+        return Inner([kind(trained, **options)], config, total_steps)
     ids = _hidden_ids(model)
     hidden = [parameter for parameter in trained if id(parameter) in ids]
     rest = [parameter for parameter in trained if id(parameter) not in ids]
@@ -110,6 +124,29 @@ def build_optimizer(model: torch.nn.Module, config: InnerOptimizer, total_steps:
     if hidden:
         optimizers.append(torch.optim.Muon(hidden, config.muon_learning_rate, weight_decay=config.weight_decay))
     return Inner(optimizers, config, total_steps)
+
+
+def _alike(value: object, default: object) -> bool:
+    """Whether an optimizer means the same by a setting: Adafactor has a pair of epsilons."""
+    return isinstance(value, tuple) == isinstance(default, tuple)
+
+
+def optimizer_class(name: str) -> Any:
+    """The class of `torch.optim` with that name, in whatever case.
+
+    Raises:
+        ConfigError: OPT006, there is none that steps on one dense gradient.
+
+    """
+    found = {
+        kind.__name__.lower(): kind
+        for kind in vars(torch.optim).values()
+        if inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer) and kind.__name__.lower() not in _UNFIT
+    }
+    if name.lower() not in found:
+        allowed = ", ".join(sorted(found))
+        raise ConfigError("OPT006", "inner_optimizer.name: torch.optim has no such optimizer", name, allowed)
+    return found[name.lower()]
 
 
 def _adamw(parameters: Iterable[torch.nn.Parameter], config: InnerOptimizer) -> torch.optim.AdamW:

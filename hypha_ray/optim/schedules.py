@@ -1,4 +1,4 @@
-"""Learning rates over a worker's inner steps, by the names that a job file uses.
+"""Learning rates over inner steps, by the names that a job file uses.
 
 The curves are transformers'. A round may have more inner steps than planned, so past its last step a curve stays where
 it ended.
@@ -52,12 +52,14 @@ def build_schedule(
 
 
 def steps_per_round(job: Job) -> int:
-    """Inner steps of a worker in a round if all are equally fast: what schedules count in."""
+    """Steps in a round, of a worker if all are equally fast: what schedules count in."""
+    if job.sync.strategy == "sync":
+        return 1
     return -(-job.rounds.samples_between_updates // (job.resources.num_workers * job.rounds.max_batch_size))
 
 
 def inner_steps(job: Job) -> int:
-    """Length of the schedule: inner steps of the whole run, unless the job file says otherwise."""
+    """Length of the schedule: steps of the whole run, unless the job file says otherwise."""
     return job.inner_optimizer.total_steps or steps_per_round(job) * job.rounds.update_rounds
 
 

@@ -1,0 +1,64 @@
+"""The outer step of synchronous training: one step of the inner optimizer on the workers' mean gradient."""
+
+from __future__ import annotations
+
+import torch
+
+from hypha_ray.config import Job
+from hypha_ray.model.build import build_model
+from hypha_ray.model.layout import gather, scatter, view
+from hypha_ray.optim.optimizers import build_optimizer
+from hypha_ray.optim.schedules import inner_steps
+from hypha_ray.optim.state import export_state, load_state
+from hypha_ray.types import Flat, Layout
+
+
+class ModelDescent:
+    """Steps any optimizer of torch, on a model of its own whose values are all replaced before each step.
+
+    So a step is a function of its arguments, and a server that took none of the steps before can take it. Weights of
+    16 bits are stepped in 32, and narrowed by the workers.
+
+    Args:
+        job: the job file.
+        layout: of the model, in one fragment.
+
+    Raises:
+        HyphaError: the model or the optimizer can't be built.
+
+    """
+
+    def __init__(self, job: Job, layout: Layout) -> None:
+        self._layout = layout
+        self._model = build_model(job.model, job.run.seed)
+        for parameter in self._model.parameters():
+            if parameter.is_floating_point() and parameter.element_size() < 4:
+                parameter.data = parameter.data.float()
+        self._optimizer = build_optimizer(self._model, job.inner_optimizer, inner_steps(job))
+        parameters = dict(self._model.named_parameters())
+        self._trained = [
+            (entry, parameters[entry.name]) for entry in layout.entries if entry.group.startswith("parameters/")
+        ]
+
+    def step(self, round: int, theta: Flat, state: Flat, out: Flat) -> Flat:
+        """Clip the mean gradient by its norm, and take the step that the schedule has in this round.
+
+        Args:
+            round: number of the round, which is the number of the step.
+            theta: global weights, never written to.
+            state: of the optimizer, as this returns it; empty before the first step.
+            out: the mean gradient in the groups of parameters, and merged buffers; new weights take its place.
+
+        Returns:
+            The optimizer's new state.
+
+        """
+        before = {group: theta[group] if group.startswith("parameters/") else out[group] for group in out}
+        scatter(self._model, self._layout, 0, before)
+        for entry, parameter in self._trained:
+            parameter.grad = torch.from_numpy(view(entry, out))
+        load_state(self._optimizer, state)
+        self._optimizer.seek(round)
+        self._optimizer.step()
+        gather(self._model, self._layout, 0, out)
+        return export_state(self._optimizer)

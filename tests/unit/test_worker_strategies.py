@@ -1,0 +1,62 @@
+"""What a worker hands over in synchronous training: the mean gradient of its samples, and a model that stays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from worker_bench import Bench, plan_of
+
+from hypha_ray.model.build import build_model
+from hypha_ray.model.layout import gather, layout_of
+from hypha_ray.types import Delta, Report
+from hypha_ray.worker.feeder import order
+
+SYNC = {"strategy": "sync"}
+GROUP = "parameters/float32"
+
+
+def by_hand(bench: Bench, samples: int) -> np.ndarray[Any, Any]:
+    """The gradient of the mean loss over the first samples of the round."""
+    model = build_model(bench.job.model, 0)
+    ids = torch.from_numpy(bench.slice["input_ids"][order(0, 0, 0, 64)[:samples]].astype(np.int64))
+    model(input_ids=ids, labels=ids).loss.backward()
+    return gather(model, layout_of(model), 0, gradients=True)[GROUP]
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_result_is_the_gradient_of_the_joined_batches(accumulation: int) -> None:
+    bench = Bench(sync=SYNC, rounds={"accumulation": accumulation}).run(plan_of(20))
+    delta = bench.of(Delta)[0]
+    assert (delta.samples, delta.batches, delta.inner_state) == (20, 3, False)
+    expected = by_hand(bench, 20)
+    assert np.abs(bench.weights - expected).max() < 1e-6 < np.abs(expected).max()
+    norms = [report.gradient_norm for report in bench.of(Report)]
+    assert norms[-1] == pytest.approx(float(np.linalg.norm(expected)), rel=1e-4)
+
+
+def test_gradients_of_a_round_are_forgotten_in_the_next_and_the_model_stays() -> None:
+    bench = Bench(sync=SYNC)
+    bench.parts = 2
+
+    def next_round(event: Any) -> None:
+        if isinstance(event, Delta) and event.round == 0:
+            bench.desk.assign(plan_of(16, number=1))
+            bench.desk.merge(1, 0, bench.theta)
+
+    bench.on_event = next_round
+    bench.run(plan_of(16))
+    assert bench.of(Delta)[0].loss == bench.of(Delta)[1].loss
+    assert np.abs(bench.weights - by_hand(bench, 16)).max() < 1e-6
+
+
+def test_replay_has_no_state_to_hand_on_and_dropout_repeats() -> None:
+    def once() -> Bench:
+        config = {**Bench().job.model.config, "resid_pdrop": 0.5}  # type: ignore[dict-item]
+        return Bench(sync=SYNC, run={"mode": "replay"}, model={"config": config}).run(plan_of(16))
+
+    one, other = once(), once()
+    assert not one.of(Delta)[0].inner_state
+    assert np.array_equal(one.weights, other.weights)
