@@ -62,11 +62,16 @@ class Local:
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._optimizer.zero_grad()
-        loss = self.model(**inputs(batch)).loss
-        loss.backward()
+        loss = self.backward(batch)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm or float("inf"))
         self._optimizer.step()
-        return loss.item(), norm.item()
+        return loss, norm.item()
+
+    def backward(self, batch: Arrays, weight: float = 1.0) -> float:
+        """Add the gradient of the batch's mean loss, times a weight, to what there is; returns the loss."""
+        loss = self.model(**inputs(batch)).loss
+        (weight * loss).backward()
+        return float(loss.detach())
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Arrays]) -> tuple[float, int, int | None]:
@@ -96,6 +101,20 @@ class Local:
         state = self.model.state_dict()
         return {name: state[name].numpy().astype(array.dtype) for name, array in wanted.items()}
 
+    def gradient(self, work: Round, wanted: Arrays) -> Arrays:
+        """The mean gradient over all samples of a round, by the parameters' names; buffers as they are."""
+        self.model.zero_grad()
+        samples = 0
+        for batch in work.batches():
+            size = len(next(iter(batch.values())))
+            work.step(self.backward(batch, size))
+            samples += size
+        found = self.weights(wanted)
+        for name, parameter in self.model.named_parameters():
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad / max(1, samples)
+            found[name] = gradient.numpy().astype(wanted[name].dtype)
+        return found
+
 
 def train(local: Local, work: Round) -> None:
     """Go through one round."""
@@ -105,6 +124,9 @@ def train(local: Local, work: Round) -> None:
     work.merged(time.monotonic() - began)
     if work.evaluates:
         work.evaluated(*local.evaluate(work.evaluation()))
+    if work.gradient:
+        work.hand_over(local.gradient(work, weights))
+        return
     for batch in work.batches():
         loss, norm = local.step(batch, work.learning_rate)
         work.step(loss, gradient_norm=norm)

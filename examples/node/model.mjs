@@ -100,12 +100,28 @@ export class Model {
 
   // Mean loss and mean gradient of a batch.
   gradient(images, labels) {
-    const g = Object.fromEntries(Object.entries(this.w).map(([name, data]) => [name, new Float64Array(data.length)]));
+    const g = this.zeros();
     let loss = 0;
     for (let n = 0; n < labels.length; n++)
       loss += this.sample(images.subarray(n * this.inputs, (n + 1) * this.inputs), labels[n], g).loss;
     for (const one of Object.values(g)) for (let i = 0; i < one.length; i++) one[i] /= labels.length;
     return { loss: loss / labels.length, g };
+  }
+
+  zeros() {
+    return Object.fromEntries(Object.entries(this.w).map(([name, data]) => [name, new Float64Array(data.length)]));
+  }
+
+  // Adds a batch's mean gradient to a sum over samples.
+  add(sums, g, samples) {
+    for (const [name, sum] of Object.entries(sums)) for (let i = 0; i < sum.length; i++) sum[i] += samples * g[name][i];
+  }
+
+  // What is handed over of such a sum: the mean, under the tensors' names; zeros where the model uses nothing of a tensor.
+  means(sums, samples) {
+    const slopes = Object.fromEntries(Object.entries(NAMES).map(([short, name]) => [name, sums[short]]));
+    const mean = (name, data) => data.map((_, i) => (slopes[name] ? slopes[name][i] / samples : 0));
+    return Object.fromEntries(Object.entries(this.tensors).map(([name, one]) => [name, { ...one, data: mean(name, one.data) }]));
   }
 
   // AdamW with clipping, Loshchilov and Hutter (arXiv 1711.05101); weight decay where a tensor has two axes and more.

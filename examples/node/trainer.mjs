@@ -100,6 +100,7 @@ class Trainer {
     if (!assigned()) return;
     if (this.assignment.evaluate.length) await this.evaluate(round);
     const totals = { samples: 0, batches: 0, loss: 0 };
+    const sums = this.assignment.gradient ? this.model.zeros() : null;
     let report = { samples: 0, batches: 0, loss: 0, at: Date.now() };
     const flush = () => {
       const seconds = (Date.now() - report.at) / 1000;
@@ -121,7 +122,8 @@ class Trainer {
       const { images, labels } = this.batch(train, totals.samples, size);
       const { loss, g } = this.model.gradient(images, labels);
       const rate = learning_rate + (totals.samples / wanted) * (last_learning_rate - learning_rate);
-      this.model.step(g, rate, this.job.inner_optimizer);
+      if (sums) this.model.add(sums, g, size);
+      else this.model.step(g, rate, this.job.inner_optimizer);
       for (const one of [totals, report]) (one.samples += size), (one.batches += 1), (one.loss += loss * size);
       if (totals.batches === 1 || Date.now() - report.at >= 1000 * this.job.report_every_s) flush();
       await tick();
@@ -129,7 +131,8 @@ class Trainer {
     if (!totals.samples || (this.parameters.round > round)) return;
     if (report.samples) flush();
     const model_path = `updates/round_${String(round).padStart(6, "0")}.safetensors`;
-    const content = saveTensors(join(this.folder, model_path), this.model.tensors);
+    const tensors = sums ? this.model.means(sums, totals.samples) : this.model.tensors;
+    const content = saveTensors(join(this.folder, model_path), tensors);
     const { samples, batches } = totals;
     this.say("update", { round, update: { model_path }, content, samples, tokens: samples, batches, loss: totals.loss / samples });
   }

@@ -19,6 +19,7 @@ from hypha_ray.bridge.paths import WorkDirectory
 from hypha_ray.codec import codec
 from hypha_ray.config import Job
 from hypha_ray.errors import BridgeError, HyphaError
+from hypha_ray.optim.schedules import rates
 from hypha_ray.store.tensorfile import digest, named
 from hypha_ray.types import Left, Plan, Ready, Source
 from hypha_ray.worker.desk import Desk
@@ -26,7 +27,6 @@ from hypha_ray.worker.feeder import Feeder
 from hypha_ray.worker.handout import Handout
 from hypha_ray.worker.outside import JOB_FILE, Outside, TrainerGone
 from hypha_ray.worker.results import Results
-from hypha_ray.worker.schedules import rates
 from hypha_ray.worker.stint import Emit
 from hypha_ray.worker.waits import Closed, Retired
 
@@ -120,7 +120,7 @@ class BridgedLoop:
         first_and_last = rates(self._job, number)
         while plan is not None and plan.round == number:
             self._results.assigned(plan)
-            self._handout.assign(plan, first_and_last)
+            self._handout.assign(plan, first_and_last, self._job.sync.strategy == "sync")
             if plan.final:
                 if plan.evaluate:
                     self._await("evaluation", lambda message: message.round == number)

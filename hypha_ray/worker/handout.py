@@ -52,12 +52,13 @@ class Handout:
         update = pb.WeightUpdate(model_path=path)
         self._channel.say("parameters", pb.Parameters(round=number, update=update, content=content))
 
-    def assign(self, plan: Plan, rates: tuple[float, float]) -> None:
+    def assign(self, plan: Plan, rates: tuple[float, float], gradient: bool = False) -> None:
         """Say what there is to do, or what there is to do instead; waits for the samples.
 
         Args:
             plan: of this round.
             rates: learning rate of the first and of the last sample.
+            gradient: the mean gradient is wanted, not new weights.
 
         """
         message = pb.Assignment(
@@ -66,6 +67,7 @@ class Handout:
             batch_size=plan.batch_size,
             train=[self._slice(plan.round, span, shuffled=True) for span in plan.spans],
             evaluate=[self._slice(plan.round, span, shuffled=False) for span in plan.evaluate],
+            gradient=gradient,
             learning_rate=rates[0],
             last_learning_rate=rates[1],
         )

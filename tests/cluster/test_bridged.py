@@ -8,13 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trustme
 from faults import events
+from plain import final_weights, furthest, joined_batches, train_plainly
 
 from hypha_ray.config import Job
 from hypha_ray.config.load import load
@@ -98,10 +98,23 @@ def test_trainers_of_three_kinds_learn_digits_together(tmp_path: Path) -> None:
     job = job.model_copy(update={"bridge": job.bridge.model_copy(update={"commands": [TORCH, NODE]})})
     outcome = run_job(job, tmp_path, tmp_path / "digits")
     whole(outcome, 12)
-    counts = Counter(delta["worker"] for commit in outcome.commits() for delta in commit["deltas"])
-    assert min(counts[worker] for worker in range(3)) >= 6
+    assert {delta["worker"] for commit in outcome.commits() for delta in commit["deltas"]} == {0, 1, 2}
     assert outcome.of_kind("eval")[-1]["accuracy"] > 0.95
     assert not events(outcome, "loss") and gone(NODE)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no Node.js here")
+def test_trainers_of_three_kinds_make_one_gradient(tmp_path: Path) -> None:
+    prepare(Options("digits", tmp_path / "digits"), lambda what, count: None)
+    flags = ["@", str(ROOT / "jobs" / "configs" / "bridge.toml"), "--dataset.path", str(tmp_path / "digits")]
+    steps = ["--rounds.update_rounds", "12", "--rounds.samples_between_updates", "96", "--inner_optimizer.name", "sgd"]
+    job = load([*flags, *steps, "--run.name", "gradients", "--sync.strategy", "sync"]).job
+    job = job.model_copy(update={"bridge": job.bridge.model_copy(update={"commands": [TORCH, NODE]})})
+    outcome = run_job(job, tmp_path, tmp_path / "digits")
+    whole(outcome, 12)
+    assert all(record["batches"] == {0: 1, 1: 1, 2: 1} for record in outcome.of_kind("round"))
+    expected = train_plainly(job, joined_batches(outcome, tmp_path / "digits"))
+    assert furthest(final_weights(outcome.directory), expected) < 1e-6
 
 
 def test_program_that_is_not_there_ends_the_job_and_is_named(corpus: Path, tmp_path: Path) -> None:
