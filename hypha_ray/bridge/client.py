@@ -127,7 +127,7 @@ class Trainer:
 
     def close(self) -> None:
         """End the connection; may come twice."""
-        self._channel.close()
+        self._line.close()
         if self._owned:
             shutil.rmtree(self._directory.path, ignore_errors=True)
 

@@ -36,7 +36,14 @@ class Line:
         """The training is completed, or this trainer has to leave."""
         self.leaving = False
         self._error: HyphaError | None = None
-        threading.Thread(target=self._listen, name="bridge-line", daemon=True).start()
+        self._listening = threading.Thread(target=self._listen, name="bridge-line", daemon=True)
+        self._listening.start()
+
+    def close(self) -> None:
+        """Hang up, and let go of the directory once nothing comes in any more; may come twice."""
+        self._channel.close()
+        self._listening.join()
+        self._directory.close()
 
     @property
     def shares_files(self) -> bool:

@@ -60,8 +60,10 @@ class WorkDirectory:
         self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def close(self) -> None:
-        """Let go of the directory."""
-        os.close(self._descriptor)
+        """Let go of the directory; may come twice."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def copy(self, path: str, expected: Content, to: Path) -> None:
         """Copy a file that the other side has announced to a new one that is ours.

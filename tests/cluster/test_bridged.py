@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +139,31 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_worker_from_elsewhere_dials_in_by_tls(corpus: Path, tmp_path: Path, certificates: Path) -> None:
+@contextmanager
+def strangers(file: Path) -> Iterator[list[int]]:
+    """Somebody who keeps sending noise to an address as soon as it is in a file, and stays on the line."""
+    sent, held, ended = list[int](), deque[socket.socket](maxlen=20), threading.Event()
+
+    def pester() -> None:
+        while not ended.wait(0.02):
+            with suppress(OSError, ValueError):
+                host, _, port = file.read_text(encoding="utf-8").strip().rpartition(":")
+                stream = socket.create_connection((host, int(port)))
+                held.append(stream)
+                sent.append(stream.send(random.Random(len(sent)).randbytes(100)))
+
+    thread = threading.Thread(target=pester)
+    thread.start()
+    try:
+        yield sent
+    finally:
+        ended.set()
+        thread.join()
+        for stream in held:
+            stream.close()
+
+
+def test_worker_from_elsewhere_dials_in_by_tls_amid_noise(corpus: Path, tmp_path: Path, certificates: Path) -> None:
     bridge = {"commands": [""], **{name: str(certificates / f"{name}.pem") for name in ("certificate", "key")}}
     rounds = {"update_rounds": 12, "samples_between_updates": 240, "max_batch_size": 4}
     job = job_of("dialled", corpus, rounds=rounds, bridge=bridge, run={"dir": str(tmp_path)}, worker={"lease_s": 3.0})
@@ -143,10 +173,15 @@ def test_worker_from_elsewhere_dials_in_by_tls(corpus: Path, tmp_path: Path, cer
         exec {sys.executable} {ROOT}/jobs/worker.py --connect $(cat {place}/worker-1.address) \
             --token-file {place}/worker-1.token --authority {certificates}/authority.pem --device cpu
     """
-    with subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, text=True) as process:
+    with (
+        strangers(place / "worker-1.address") as sent,
+        subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, text=True) as process,
+    ):
         outcome = run_job(job, tmp_path, corpus)
         output, _ = process.communicate(timeout=30)
     whole(outcome, 12)
     assert process.returncode == 0
+    assert len(sent) > 20 and not events(outcome, "loss")
+    assert all(commit["deltas"][0]["worker"] == 0 for commit in outcome.commits())
     assert output.splitlines() == ["joined run dialled as worker 1", "the training is completed"]
     assert [delta["worker"] for delta in outcome.commits()[-1]["deltas"]] == [0, 1]

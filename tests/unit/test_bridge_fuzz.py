@@ -14,8 +14,9 @@ import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from bridging import TOKEN, Script, envelope, frame
+from bridging import TOKEN, Script, envelope, frame, sockets, together
 
 from hypha_ray.bridge import bridge_pb2 as pb
 from hypha_ray.bridge.addresses import dial
@@ -23,6 +24,7 @@ from hypha_ray.bridge.channel import Channel
 from hypha_ray.bridge.conversation import Conversation
 from hypha_ray.bridge.frames import MAX_MESSAGE, Frames
 from hypha_ray.bridge.listener import Listener
+from hypha_ray.bridge.paths import WorkDirectory
 from hypha_ray.errors import HyphaError
 
 WALKS = 200_000
@@ -134,6 +136,69 @@ def test_damaged_frames_end_in_errors_of_ours_soon_and_take_no_memory() -> None:
     assert slowest < LONGEST_S and _memory() - before < MAX_GROWTH
     assert set(codes) >= {f"FRM00{n}" for n in (1, 2, 3, 4, 5, 6, 7, 8)} | {"AUTH001", "AUTH003", "AUTH004"}
     assert set(codes) >= {"MSG001", "MSG002", "MSG003", "MSG004", "PATH001"}
+
+
+class Split:
+    """A socket from which nothing is received across a place in the stream; or one byte at a time."""
+
+    def __init__(self, stream: socket.socket, place: int | None) -> None:
+        self._stream, self._place, self.received = stream, place, 0
+
+    def recv_into(self, buffer: memoryview) -> int:
+        size = len(buffer)
+        if self._place is None:
+            size = 1
+        elif self.received < self._place:
+            size = min(size, self._place - self.received)
+        got = self._stream.recv_into(buffer[:size])
+        self.received += got
+        return got
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def converse(place: int | None, folder: Path) -> tuple[int, int]:
+    """A whole conversation, split there on both sides; returns how many bytes each of them has received."""
+    with sockets() as ends:
+        here, there = (Split(end, place) for end in ends)
+        driver, trainer = Channel(here, "driver", TOKEN), Channel(there, "trainer", TOKEN)  # type: ignore[arg-type]
+
+        def drive() -> list[str]:
+            driver.greet(silence_s=5.0)
+            directory = WorkDirectory(folder / "driver")
+            driver.attach(directory, lambda path, size: None)
+            driver.say("parameters", pb.Parameters(update=pb.WeightUpdate(model_path="a"), content=CONTENT))
+            heard = [driver.hear()[0] for _ in range(3)]
+            file = directory.path / "updates" / "x"
+            assert file.read_bytes() == b"weights"
+            file.unlink()
+            directory.close()
+            return heard
+
+        def train() -> str:
+            trainer.greet("test")
+            directory = WorkDirectory(folder / "trainer")
+            trainer.attach(directory, lambda path, size: None)
+            word, _ = trainer.hear()
+            trainer.say("metrics", OF_TRAINER[2]["metrics"])
+            trainer.send_file("updates/x")
+            trainer.say("update", OF_TRAINER[4]["update"])
+            trainer.say("left")
+            directory.close()
+            return word
+
+        assert together(drive, train) == [["metrics", "update", "left"], "parameters"]
+        return here.received, there.received
+
+
+def test_whole_conversation_may_be_split_at_every_byte(tmp_path: Path) -> None:
+    for side in ("driver", "trainer"):
+        (tmp_path / side / "updates").mkdir(parents=True)
+    (tmp_path / "trainer" / "updates" / "x").write_bytes(b"weights")
+    longest = max(converse(None, tmp_path))
+    for place in range(1, longest):
+        assert max(converse(place, tmp_path)) == longest
 
 
 def test_damaged_connections_keep_nobody_from_being_served() -> None:
