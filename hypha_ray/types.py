@@ -222,6 +222,10 @@ class Delta(Event):
     """From the first batch to the last, waits for data included."""
     data_wait_s: float
     inner_state: bool = False
+    error: float = 0.0
+    """Of the payloads: L2 norm of what they lack, over that of what they encode."""
+    cosine: float = 1.0
+    """Between what the payloads say and what they encode."""
 
 
 @dataclass(frozen=True, slots=True)

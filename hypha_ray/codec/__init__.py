@@ -1,7 +1,7 @@
 """What a worker's result is encoded as on its way to the parameter server."""
 
-from hypha_ray.codec.base import Codec, Form, payload_bytes
+from hypha_ray.codec.base import Codec, Encoder, Form, Quality, encoded, payload_bytes
 from hypha_ray.codec.fp32 import Fp32
-from hypha_ray.codec.registry import codec
+from hypha_ray.codec.registry import NAMES, codec, encoder
 
-__all__ = ["Codec", "Form", "Fp32", "codec", "payload_bytes"]
+__all__ = ["NAMES", "Codec", "Encoder", "Form", "Fp32", "Quality", "codec", "encoded", "encoder", "payload_bytes"]

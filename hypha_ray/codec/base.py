@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from hypha_ray.types import Flat
@@ -25,17 +27,90 @@ class Codec(Protocol):
     yields: Literal["weights", "deltas"]
     """What `decode` gives for parameters: the worker's weights w, or their difference w − θ."""
 
-    def encode(self, weights: Flat, theta: Flat | None) -> Flat:
-        """Encode a fragment's weights on the worker; codecs that yield deltas need θ."""
-        ...
-
     def form(self, groups: Mapping[str, int]) -> dict[str, Form]:
         """Describe the payload of a fragment with these groups and sizes (`Layout.groups`)."""
         ...
 
     def decode(self, payload: Mapping[str, torch.Tensor], group: str, part: slice) -> torch.Tensor:
-        """Decode elements of a group; the result may be a view of the payload, so nobody writes into it."""
+        """Decode elements of a group; the result may be a view of the payload, so nobody writes into it.
+
+        Args:
+            payload: its arrays, as `form` has them.
+            group: which one.
+            part: all of it, or one of its `blocks`.
+
+        """
         ...
+
+
+@dataclass(slots=True)
+class Quality:
+    """How near payloads are to what they encode; sums of squares and products."""
+
+    target: float = 0.0
+    decoded: float = 0.0
+    product: float = 0.0
+    difference: float = 0.0
+
+    def take(self, target: torch.Tensor, decoded: torch.Tensor, difference: torch.Tensor) -> None:
+        """Count a block."""
+        self.target += float(target.dot(target))
+        self.decoded += float(decoded.dot(decoded))
+        self.product += float(target.dot(decoded))
+        self.difference += float(difference.dot(difference))
+
+    def __add__(self, other: Quality) -> Quality:
+        sums = (self.target + other.target, self.decoded + other.decoded)
+        return Quality(*sums, self.product + other.product, self.difference + other.difference)
+
+    @property
+    def error(self) -> float:
+        """L2 norm of what is lost, over that of what was to be sent."""
+        return math.sqrt(self.difference / self.target) if self.target > 0 else 0.0
+
+    @property
+    def cosine(self) -> float:
+        """Cosine of the angle between both; 1 if there is nothing to be lost."""
+        return self.product / math.sqrt(self.target * self.decoded) if self.target and self.decoded else 1.0
+
+
+class Encoder(Protocol):
+    """Makes a sender's payloads of one fragment, round after round."""
+
+    residual: Flat
+    """What was left out so far, by group, and is to be made up for."""
+
+    def encode(self, values: Flat, theta: Flat | None) -> tuple[Flat, Quality]:
+        """Encode a round's result.
+
+        Args:
+            values: weights, if there is θ; or else what is to be sent itself, such as a gradient.
+            theta: the global weights that the round began with.
+
+        Returns:
+            The payload, which may share memory with `values`; and how good it is.
+
+        """
+        ...
+
+
+def encoded(encoders: Sequence[Encoder], values: Sequence[Flat], theta: Sequence[Flat]) -> tuple[list[Flat], Quality]:
+    """The payloads of all fragments, and how good they are.
+
+    Args:
+        encoders: one for each fragment.
+        values: what was trained, or what is to be sent itself.
+        theta: global weights, if the values are weights and differences to θ are to be sent; or else nothing.
+
+    """
+    bases: Sequence[Flat | None] = theta or [None] * len(values)
+    parts = [one.encode(flat, base) for one, flat, base in zip(encoders, values, bases, strict=True)]
+    return [payload for payload, _ in parts], sum((quality for _, quality in parts), Quality())
+
+
+def is_coded(group: str) -> bool:
+    """Whether a group is more than passed on: parameters are, buffers aren't."""
+    return group.startswith("parameters/")
 
 
 def payload_bytes(payload: Flat) -> int:

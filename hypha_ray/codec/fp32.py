@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
-from hypha_ray.codec.base import Form
+from hypha_ray.codec.base import Form, Quality
 from hypha_ray.types import Flat
 
 if TYPE_CHECKING:
@@ -22,10 +22,6 @@ class Fp32:
     name: str = "fp32"
     yields: Literal["weights", "deltas"] = "weights"
 
-    def encode(self, weights: Flat, theta: Flat | None = None) -> Flat:
-        """Pass the arrays on, uncopied."""
-        return dict(weights)
-
     def form(self, groups: Mapping[str, int]) -> dict[str, Form]:
         """One array for each group, of the group's own dtype."""
         return {group: Form(group.rpartition("/")[2], size) for group, size in groups.items()}
@@ -33,3 +29,14 @@ class Fp32:
     def decode(self, payload: Mapping[str, torch.Tensor], group: str, part: slice) -> torch.Tensor:
         """Give a view of the payload."""
         return payload[group][part]
+
+
+class Unchanged:
+    """The encoder of a codec that leaves nothing out."""
+
+    def __init__(self) -> None:
+        self.residual: Flat = {}
+
+    def encode(self, values: Flat, theta: Flat | None) -> tuple[Flat, Quality]:
+        """Pass the arrays on, uncopied."""
+        return dict(values), Quality()

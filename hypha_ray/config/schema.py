@@ -133,7 +133,12 @@ class Sync(Table):
         description="sync: a round is a step of inner_optimizer on the mean of all gradients",
     )
     fragments: Count = Field(1, description="parts of the parameters with a server each")
-    codec: Literal["fp32"] = Field("fp32", description="what deltas are encoded as")
+    codec: Literal["fp32", "bf16", "fp16", "int8", "int4", "e3m0", "topk"] = Field(
+        "fp32", description="what deltas and gradients are encoded as; see docs/communication.md"
+    )
+    error_feedback: Annotated[float, Field(ge=0, le=1)] = Field(
+        1.0, description="part of what a codec has left out that is added in the next round; 0: none"
+    )
     quorum: Count | None = Field(None, description="deltas that close a round after grace_s; default: all")
     grace_s: NotNegative = Field(30.0, description="longest wait for the other deltas once the quorum is in")
     weighting: Literal["samples", "uniform"] = Field("samples", description="weight of a worker's delta in the mean")

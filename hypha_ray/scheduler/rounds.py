@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,6 +92,8 @@ class Round:
             "batches": {worker: delta.batches for worker, delta in deltas.items()},
             "batch_s": dict(sorted(self.batch_s.items())),
             "bytes_up": sum(delta.payload_bytes for delta in self.deltas.values()),
+            "codec_error": _mean(deltas.values(), lambda delta: delta.error),
+            "codec_cosine": _mean(deltas.values(), lambda delta: delta.cosine),
             "bytes_down": theta_bytes * len(self.worked_s),
             "sync_s": self.last_merged_at - self.ready_at,
             "idle_fraction": sum(self.waited_s.values()) / max(sum(self.worked_s.values()), 1e-9),
@@ -147,6 +150,10 @@ class Evaluation:
         quality = {"accuracy": sum(hits) / count} if hits else {"perplexity": math.exp(min(loss, 700.0))}
         seconds = max(part.seconds for part in parts)
         return {"kind": "eval", "round": self.number, "val_loss": loss, **quality, "count": count, "seconds": seconds}
+
+
+def _mean(deltas: Collection[Delta], of: Callable[[Delta], float]) -> float:
+    return sum(map(of, deltas)) / max(1, len(deltas))
 
 
 def step_record(report: Report, round_samples: int, round_target: int) -> dict[str, Any]:

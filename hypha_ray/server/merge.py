@@ -1,7 +1,7 @@
 """Workers' values are merged, and an outer step taken on the result, in one sweep over memory.
 
-Blocks of a megabyte stay in the processor's caches while everything is done to them, so each array is read from memory
-once, and nothing but the result is written there.
+Blocks of a megabyte stay in the processor's caches while everything is done to them, decoding included: so each payload
+is read from memory once, none is ever there decoded in full size, and nothing but the result is written.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from hypha_ray.codec.blocks import BLOCK, blocks
 from hypha_ray.config.schema import Sync
 from hypha_ray.server.gates import square_sum
-
-BLOCK = 1 << 18
-"""Elements that are worked on at a time."""
 
 Read = Callable[[slice], list[torch.Tensor]]
 """Gives the workers' values of a block, in worker order; nobody writes into them."""
@@ -185,8 +183,3 @@ def sweep(values: Values, merge: Merge, step: Step) -> float:
         result = merge(values.block(part, room), merged[: len(room)])
         change += square_sum(step(result, room, part))
     return change
-
-
-def blocks(size: int) -> Iterator[slice]:
-    """Cut a range of elements into blocks."""
-    return (slice(start, min(start + BLOCK, size)) for start in range(0, size, BLOCK))

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 
 from hypha_ray.codec import Codec, Fp32
+from hypha_ray.codec.blocks import blocks
 from hypha_ray.codec.views import tensors
 from hypha_ray.config.schema import OuterOptimizer, Sync
 from hypha_ray.server.gates import Received, admit, clip_scales, excessive, square_sum
-from hypha_ray.server.merge import Values, blocks, measure, merger, sweep
+from hypha_ray.server.merge import Values, measure, merger, sweep
 from hypha_ray.server.outer import collection, nesterov, replacement
 from hypha_ray.types import Contribution, Flat, Layout, Rejection, Verdict
 

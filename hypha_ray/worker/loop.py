@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from hypha_ray.codec import codec, payload_bytes
+from hypha_ray.codec import codec, encoded, encoder, payload_bytes
 from hypha_ray.config import Job
 from hypha_ray.failpoints import failpoint
 from hypha_ray.model.layout import layout_of, scatter
 from hypha_ray.optim.schedules import steps_per_round
-from hypha_ray.optim.state import export_state, load_state
 from hypha_ray.store.tensorfile import digest, named
 from hypha_ray.types import Delta, Evaluated, Flat, Left, Merged, Plan, Ready, Source, window
+from hypha_ray.worker.bequest import bequest, inherit
 from hypha_ray.worker.desk import Desk
 from hypha_ray.worker.feeder import Arrays, Feeder
 from hypha_ray.worker.meter import Meter
@@ -44,14 +44,16 @@ class InnerLoop:
         self._layout = layout_of(self._model, job.sync.fragments)
         self._steps_per_round = steps_per_round(job)
         """All workers go through the schedule together, by parts of the round: a fast one isn't ahead."""
-        self._codec = codec(job.sync.codec)
+        self._encoders = [encoder(job.sync.codec, job.sync.error_feedback) for _ in range(self._layout.fragments)]
+        self._relative = job.sync.strategy != "sync" and codec(job.sync.codec).yields == "deltas"
+        """Payloads are made of weights and θ."""
         self._results: list[Flat] = []
         self._replay = job.run.mode == "replay"
-        self._bequeaths = self._replay and self._strategy.has_state
+        self._bequeaths = self._replay and (self._strategy.has_state or job.sync.codec != "fp32")
         self._proved = False
         """The scheduler knows by their hash that the first weights were the right ones."""
         self._theta: list[Flat] = []
-        """The round's global weights, by fragment, where a failpoint needs them to damage a payload."""
+        """The round's global weights, by fragment, where payloads are made with them, or damaged by a failpoint."""
         self._tampers = any(spec.startswith("worker.payload") for spec in job.testing.failpoints)
         slowdown = job.testing.slowdown
         self._slowdown = slowdown[source.worker] if source.worker < len(slowdown) else 1.0
@@ -95,7 +97,7 @@ class InnerLoop:
         sha256 = None if self._proved else digest(named(self._layout, theta))
         self._proved = True
         self._emit(Merged(self._source, number, merge_s, sha256))
-        self._theta = theta if self._tampers else []
+        self._theta = theta if self._tampers or self._relative else []
         return number
 
     def _evaluate(self, plan: Plan) -> None:
@@ -135,7 +137,7 @@ class InnerLoop:
     def _restore(self, plan: Plan) -> None:
         """Take the predecessor's optimizer state over, where the plan asks for that."""
         if plan.restores and (state := self._desk.state()) is not None:
-            load_state(self._optimizer, state)
+            inherit(self._optimizer, self._encoders, state)
 
     def _batch(self, plan: Plan, meter: Meter) -> None:
         """Train on the plan's next batch."""
@@ -163,7 +165,7 @@ class InnerLoop:
             self._strategy.result(self._layout, fragment, out)
             for fragment, out in enumerate(self._results or [None] * self._layout.fragments)
         ]
-        payloads = [self._codec.encode(result, None) for result in self._results]
+        payloads, quality = encoded(self._encoders, self._results, self._theta if self._relative else ())
         delta = Delta(
             source=self._source,
             round=plan.round,
@@ -177,8 +179,10 @@ class InnerLoop:
             train_s=train_s,
             data_wait_s=meter.data_wait_s,
             inner_state=self._bequeaths,
+            error=quality.error,
+            cosine=quality.cosine,
         )
-        parts = [*payloads, *([export_state(self._optimizer)] if self._bequeaths else [])]
+        parts = [*payloads, *([bequest(self._optimizer, self._encoders)] if self._bequeaths else [])]
         action = failpoint("worker.payload", self._source.worker)
         items: list[Delta | Flat] = [delta, *parts] if action is None else tampered(action, delta, parts, self._theta)
         for item in items:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from hypha_ray.bridge import bridge_pb2 as pb
 from hypha_ray.bridge.paths import WorkDirectory
 from hypha_ray.bridge.tensors import read
-from hypha_ray.codec import Codec, payload_bytes
+from hypha_ray.codec import Encoder, encoded, payload_bytes
 from hypha_ray.errors import BridgeError
 from hypha_ray.store.tensorfile import flattened
 from hypha_ray.types import Delta, Evaluated, Event, Flat, Layout, Merged, Plan, Report, Source, window
@@ -37,6 +37,7 @@ class Progress:
     """From the first batch to the last one that was reported, as it was reported."""
     waited_s: float = 0.0
     """Of these, for data."""
+    theta: Sequence[Flat] = ()
 
     def check(self, samples: int) -> None:
         """Refuse more samples than were assigned."""
@@ -51,21 +52,21 @@ class Results:
     Args:
         source: who the worker is.
         directory: where the trainer's files are.
-        codec: what payloads are encoded by.
+        encoders: what payloads are encoded by, one for each fragment.
 
     """
 
-    def __init__(self, source: Source, directory: WorkDirectory, codec: Codec) -> None:
-        self._source, self._directory, self._codec = source, directory, codec
+    def __init__(self, source: Source, directory: WorkDirectory, encoders: Sequence[Encoder]) -> None:
+        self._source, self._directory, self._encoders = source, directory, encoders
         self.layout: Layout | None = None
         """Where the tensors lie; nothing is taken before that is known."""
         self.theta_sha256: str | None = None
         """Hash of the first weights, until the trainer has them."""
         self._round = Progress()
 
-    def begin(self, number: int) -> None:
-        """A round begins."""
-        self._round = Progress(number, time.monotonic())
+    def begin(self, number: int, theta: Sequence[Flat] = ()) -> None:
+        """A round begins; with these weights, if payloads are to be made of the difference to them."""
+        self._round = Progress(number, time.monotonic(), theta=theta)
 
     def assigned(self, plan: Plan) -> None:
         """The trainer is about to be told of a plan."""
@@ -132,7 +133,7 @@ class Results:
         done.check(message.samples)
         assert done.plan is not None and self.layout is not None
         tensors = self._read(message.update.model_path, message.content, self.layout)
-        payloads = [self._codec.encode(flat, None) for flat in flattened(self.layout, tensors)]
+        payloads, quality = encoded(self._encoders, flattened(self.layout, tensors), done.theta)
         yield Delta(
             source=self._source,
             round=done.number,
@@ -145,6 +146,8 @@ class Results:
             payload_bytes=sum(payload_bytes(payload) for payload in payloads),
             train_s=done.seconds or time.monotonic() - done.began,
             data_wait_s=done.waited_s,
+            error=quality.error,
+            cosine=quality.cosine,
         )
         yield from payloads
 

@@ -14,7 +14,9 @@ import ray
 from plain import final_weights, furthest, joined_batches, train_plainly
 from ray.util import list_named_actors
 
+from hypha_ray.codec import codec
 from hypha_ray.model.build import build_model
+from hypha_ray.model.layout import layout_of
 from jobs import MODEL, job_of, run_job
 
 
@@ -93,6 +95,24 @@ def test_one_step_rounds_of_sgd_are_data_parallelism(results: Path, corpus: Path
     start = build_model(job.model, 0)
     moved = max(np.abs(found[name] - p.detach().numpy()).max() for name, p in start.named_parameters())
     assert moved > 1e-3, "nothing was learned"
+
+
+@pytest.mark.parametrize("name", ["e3m0", "topk"])
+def test_coded_deltas_train_as_well_and_weigh_what_is_recorded(name: str, results: Path, corpus: Path) -> None:
+    job = job_of(
+        f"coded-{name}",
+        corpus,
+        rounds={"update_rounds": 6, "samples_between_updates": 128},
+        sync={"codec": name, "fragments": 2},
+    )
+    run = run_job(job, results, corpus)
+    layout = layout_of(build_model(job.model, 0), 2)
+    forms = [form for fragment in (0, 1) for form in codec(name).form(layout.groups(fragment)).values()]
+    weight = sum(np.dtype(form.dtype).itemsize * form.size for form in forms)
+    rounds = run.of_kind("round")
+    assert all(record["bytes_up"] == 2 * weight and 0 < record["codec_error"] < 1 for record in rounds)
+    assert weight < layout.bytes() / (7.5 if name == "e3m0" else 50)
+    assert run.of_kind("eval")[-1]["val_loss"] < run.of_kind("eval")[0]["val_loss"] - 0.3
 
 
 def test_workers_of_unequal_speed_wait_little_after_the_second_round(results: Path, corpus: Path) -> None:

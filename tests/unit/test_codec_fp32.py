@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hypha_ray.codec import Form, codec, payload_bytes
+from hypha_ray.codec import Form, codec, encoder, payload_bytes
 from hypha_ray.codec.views import tensors
 from hypha_ray.errors import ConfigError
 
@@ -18,7 +18,7 @@ def weights() -> dict[str, np.ndarray]:
 
 def test_fp32_encode_decode_keeps_every_bit() -> None:
     fp32 = codec("fp32")
-    payload = tensors(fp32.encode(weights(), None))
+    payload = tensors(encoder("fp32", 1.0).encode(weights(), None)[0])
     decoded = [fp32.decode(payload, GROUP, slice(start, start + 2)).numpy() for start in (0, 2)]
     assert np.concatenate(decoded).tobytes() == weights()[GROUP].tobytes()
     assert fp32.yields == "weights"
@@ -26,7 +26,8 @@ def test_fp32_encode_decode_keeps_every_bit() -> None:
 
 def test_fp32_encode_copies_nothing() -> None:
     flat = weights()
-    assert all(np.shares_memory(array, flat[group]) for group, array in codec("fp32").encode(flat, None).items())
+    payload, _ = encoder("fp32", 1.0).encode(flat, None)
+    assert all(np.shares_memory(array, flat[group]) for group, array in payload.items())
 
 
 def test_fp32_form_describes_its_own_payload() -> None:
@@ -40,7 +41,7 @@ def test_payload_bytes_counts_all_groups() -> None:
 
 
 def test_codec_unknown_name_says_which_there_are() -> None:
-    with pytest.raises(ConfigError, match="'fp23', allowed fp32"):
+    with pytest.raises(ConfigError, match="'fp23', allowed fp32, bf16, "):
         codec("fp23")
 
 

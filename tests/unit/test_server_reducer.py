@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from hypha_ray.codec import Form
+from hypha_ray.codec import NAMES, Form, codec, encoder
 from hypha_ray.config.schema import OuterOptimizer, Sync
 from hypha_ray.server.gates import Received
 from hypha_ray.server.merge import BLOCK
@@ -296,3 +296,19 @@ def test_reduce_fragment_of_counters_alone_takes_them_from_the_first(sync: Sync)
     received = [Received(worker, 0, 1, {COUNT: np.array([worker, 7])}) for worker in (2, 1, 3)]
     theta, _, verdict = reduce(0, {COUNT: np.zeros(2, np.int64)}, {}, received, rules)
     assert theta[COUNT].tolist() == [1, 7] and [one.norm for one in verdict.accepted] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_order_of_arrival_changes_no_bit_whatever_the_codec(name: str) -> None:
+    rules, sent = replace(RULES, codec=codec(name)), []
+    near = [d._replace(payload={**d.payload, GROUP: THETA[GROUP] + d.payload[GROUP] / 100}) for d in RECEIVED]
+    for delta in near:
+        payload, _ = encoder(name, 1.0).encode(delta.payload, THETA)
+        sent.append(delta._replace(payload=payload))
+    results = [
+        reduce(3, THETA, MOMENTUM, order, rules) for order in (sent, sent[::-1], [sent[i] for i in (2, 0, 3, 1)])
+    ]
+    assert len({tuple(bits(*result[:2])) for result in results}) == 1
+    exact = reduce(3, THETA, MOMENTUM, near, RULES)[0][GROUP]
+    off = np.linalg.norm(results[0][0][GROUP] - exact) / np.linalg.norm(exact - THETA[GROUP])
+    assert off < (1.0 if name == "topk" else 0.1)

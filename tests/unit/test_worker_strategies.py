@@ -9,9 +9,15 @@ import pytest
 import torch
 from worker_bench import Bench, plan_of
 
+from hypha_ray.codec import codec, encoded, encoder, payload_bytes
+from hypha_ray.codec.blocks import blocks
+from hypha_ray.codec.views import tensors
+from hypha_ray.config.schema import InnerOptimizer
 from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import gather, layout_of
+from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.types import Delta, Report
+from hypha_ray.worker.bequest import bequest, inherit
 from hypha_ray.worker.feeder import order
 
 SYNC = {"strategy": "sync"}
@@ -60,3 +66,34 @@ def test_replay_has_no_state_to_hand_on_and_dropout_repeats() -> None:
     one, other = once(), once()
     assert not one.of(Delta)[0].inner_state
     assert np.array_equal(one.weights, other.weights)
+
+
+@pytest.mark.parametrize("tables", [{}, {"sync": SYNC}])
+def test_coded_result_is_what_the_plain_one_says(tables: dict[str, Any]) -> None:
+    def run(name: str) -> Bench:
+        return Bench(sync={**tables.get("sync", {}), "codec": name}).run(plan_of(20))
+
+    plain, coded = run("fp32"), run("int8")
+    wanted = plain.weights if tables else plain.weights - plain.theta[GROUP]
+    payload = coded.of(dict)[0]
+    parts = blocks(wanted.size)
+    found = np.concatenate([codec("int8").decode(tensors(payload), GROUP, part).numpy() for part in parts])
+    delta = coded.of(Delta)[0]
+    assert np.linalg.norm(found - wanted) == pytest.approx(delta.error * np.linalg.norm(wanted), rel=0.01)
+    assert 0 < delta.error < 0.02 and delta.cosine > 0.999
+    assert delta.payload_bytes == payload_bytes(payload) < plain.of(Delta)[0].payload_bytes * 0.27
+
+
+def test_successor_makes_up_for_what_its_predecessor_left_out() -> None:
+    network = torch.nn.Linear(300, 20)
+    optimizer = build_optimizer(network, InnerOptimizer())
+    network(torch.ones(1, 300)).sum().backward()
+    optimizer.step()
+    first, second = [encoder("e3m0", 1.0), encoder("topk", 0.5)], [encoder("e3m0", 1.0), encoder("topk", 0.5)]
+    flats = [{GROUP: np.random.default_rng(seed).standard_normal(6000).astype(np.float32)} for seed in (1, 2)]
+    encoded(first, flats, ())
+    state = bequest(optimizer, first)
+    assert any(name.endswith("exp_avg") for name in state) and sum(name.startswith("left-out/") for name in state) == 2
+    inherit(build_optimizer(network, InnerOptimizer()), second, state)
+    (one, _), (other, _) = (encoded(encoders, flats, ()) for encoders in (first, second))
+    assert all(np.array_equal(a[name], b[name]) for a, b in zip(one, other, strict=True) for name in a)

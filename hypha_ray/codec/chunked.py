@@ -1,0 +1,79 @@
+"""Codecs that encode a delta chunk by chunk: fewer bits an element, and for some a scale a chunk.
+
+A payload has a few arrays for each group of parameters, such as ``parameters/float32/codes`` and ``…/scales``; buffers
+travel as they are. A chunk has the same number of elements in each array, so any block is decoded by itself. The last
+chunk is filled up with zeros.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import torch
+
+from hypha_ray.codec.base import Form, is_coded
+
+Parts = dict[str, torch.Tensor]
+"""The arrays of a run of chunks, by name: one row a chunk."""
+
+
+class Chunked(ABC):
+    """What such codecs have in common."""
+
+    name: str
+    chunk: int
+    """Elements of a chunk; divides `BLOCK`."""
+    arrays: ClassVar[Mapping[str, tuple[str, int]]]
+    """Numpy's dtype of each array, and its elements for one chunk."""
+    yields: Literal["weights", "deltas"] = "deltas"
+
+    @abstractmethod
+    def compress(self, values: torch.Tensor) -> Parts:
+        """Encode float32 values of shape (chunks, `chunk`); values that aren't finite decode to some that aren't."""
+
+    @abstractmethod
+    def expand(self, parts: Parts) -> torch.Tensor:
+        """Decode to float32 of shape (chunks, `chunk`)."""
+
+    def form(self, groups: Mapping[str, int]) -> dict[str, Form]:
+        """The arrays of each group of parameters, and one for each other group."""
+        found: dict[str, Form] = {}
+        for group, size in groups.items():
+            if is_coded(group):
+                chunks = -(-size // self.chunk)
+                found |= {f"{group}/{name}": Form(dtype, chunks * n) for name, (dtype, n) in self.arrays.items()}
+            else:
+                found[group] = Form(group.rpartition("/")[2], size)
+        return found
+
+    def decode(self, payload: Mapping[str, torch.Tensor], group: str, part: slice) -> torch.Tensor:
+        """Decode whole chunks; past the end of the group there may be a few zeros, or what a stranger has put there."""
+        if not is_coded(group):
+            return payload[group][part]
+        start, stop = part.start or 0, part.stop
+        first = start // self.chunk
+        last = None if stop is None else -(-stop // self.chunk)
+        parts = {name: payload[f"{group}/{name}"].view(-1, n)[first:last] for name, (_, n) in self.arrays.items()}
+        values = self.expand(parts).view(-1)[: None if stop is None else stop - start]
+        return values.to(getattr(torch, group.rpartition("/")[2]))
+
+    def encode_block(self, values: torch.Tensor, out: Mapping[str, torch.Tensor], start: int) -> torch.Tensor:
+        """Encode a block of float32 values.
+
+        Args:
+            values: 1-D.
+            out: the group's arrays, by name, of shape (chunks, n); the block's rows are written.
+            start: the block's first element in the group.
+
+        Returns:
+            The values as they will be decoded.
+
+        """
+        padded = torch.nn.functional.pad(values, (0, -len(values) % self.chunk)).view(-1, self.chunk)
+        parts = self.compress(padded)
+        rows = slice(start // self.chunk, start // self.chunk + len(padded))
+        for name, array in parts.items():
+            out[name][rows] = array
+        return self.expand(parts).view(-1)[: len(values)]

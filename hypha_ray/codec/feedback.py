@@ -1,0 +1,73 @@
+"""What makes a sender's payloads, round after round: a codec, and what it has left out so far."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from hypha_ray.codec.base import Quality, is_coded
+from hypha_ray.codec.blocks import blocks
+from hypha_ray.codec.chunked import Chunked
+from hypha_ray.codec.views import tensors
+from hypha_ray.types import Flat
+
+
+class Feedback:
+    """Encodes one fragment's results with error feedback (Karimireddy et al., arXiv 1901.09847).
+
+    What a payload lacks, times a decay, is added to what the next one is to say. So with a decay of 1 all decoded
+    payloads and what is left out still add up to all that was to be sent.
+
+    Args:
+        codec: what payloads are encoded by.
+        decay: part of what was left out that is made up for in the next round; 0: nothing is.
+
+    """
+
+    def __init__(self, codec: Chunked, decay: float) -> None:
+        self._codec, self._decay = codec, decay
+        self.residual: Flat = {}
+        """What was left out so far, by group; empty before the first round, and where nothing is fed back."""
+
+    def encode(self, values: Flat, theta: Flat | None) -> tuple[Flat, Quality]:
+        """Encode a round's result.
+
+        Args:
+            values: weights, if there is θ; or else what is to be sent itself, such as a gradient.
+            theta: the global weights that the round began with.
+
+        Returns:
+            The payload, whose buffers share memory with `values`; and how good it is.
+
+        """
+        codec = self._codec
+        form = codec.form({group: array.size for group, array in values.items()})
+        payload: Flat = {name: np.empty(size, dtype) for name, (dtype, size) in form.items() if is_coded(name)}
+        quality, made, given = Quality(), tensors(payload), tensors(values)
+        base = None if theta is None else tensors(theta)
+        for group, array in values.items():
+            if not is_coded(group):
+                payload[group] = array
+                continue
+            out = {name: made[f"{group}/{name}"].view(-1, n) for name, (_, n) in codec.arrays.items()}
+            residual = self._residual(group, array.size)
+            for part in blocks(array.size):
+                target = given[group][part]
+                if base is not None:
+                    target = target - base[group][part]
+                target = target.float()
+                if residual is not None:
+                    target = torch.add(target, residual[part], alpha=self._decay)
+                decoded = codec.encode_block(target, out, part.start)
+                difference = target - decoded
+                if residual is not None:
+                    residual[part] = difference
+                quality.take(target, decoded, difference)
+        return payload, quality
+
+    def _residual(self, group: str, size: int) -> torch.Tensor | None:
+        if not self._decay:
+            return None
+        if group not in self.residual:
+            self.residual[group] = np.zeros(size, np.float32)
+        return torch.from_numpy(self.residual[group])

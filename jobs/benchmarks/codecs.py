@@ -1,0 +1,66 @@
+"""What encoding costs, against a copy of the same bytes, and against moving the bytes that it saves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from hypha_ray.codec import NAMES, codec, encoder, payload_bytes
+from hypha_ray.codec.blocks import blocks
+from hypha_ray.codec.views import tensors
+from hypha_ray.types import Flat
+
+ELEMENTS = 16 << 20
+TURNS = 5
+LINK = 1e9 / 8
+"""Bytes per second of the link that the saved bytes would have gone over."""
+_GROUP = "parameters/float32"
+
+
+def codecs() -> dict[str, dict[str, Any]]:
+    """For each codec: time to encode with feedback and to decode, over that to move the bytes that it saves."""
+    torch.set_num_threads(1)
+    rng = np.random.default_rng(0)
+    theta = rng.standard_normal(ELEMENTS, np.float32)
+    weights = theta + rng.standard_normal(ELEMENTS, np.float32) * np.float32(1e-3)
+    return {f"codec_{name}": _row(name, {_GROUP: weights}, {_GROUP: theta}) for name in NAMES[1:]}
+
+
+def _row(name: str, weights: Flat, theta: Flat) -> dict[str, Any]:
+    sender, receiver, copy = encoder(name, 1.0), codec(name), np.empty_like(weights[_GROUP])
+    payload, quality = sender.encode(weights, theta)
+    views = tensors(payload)
+
+    def decode() -> None:
+        for part in blocks(ELEMENTS):
+            receiver.decode(views, _GROUP, part)
+
+    plain, coded = payload_bytes(weights), payload_bytes(payload)
+    copying, *coding = _medians(lambda: np.copyto(copy, weights[_GROUP]), lambda: sender.encode(weights, theta), decode)
+    return {
+        "value": sum(coding) / ((plain - coded) / LINK),
+        "target": "< 1",
+        "encode_GB_per_s": round(plain / coding[0] / 1e9, 2),
+        "decode_GB_per_s": round(plain / coding[1] / 1e9, 2),
+        "memcpy_GB_per_s": round(plain / copying / 1e9, 2),
+        "bits": round(8 * coded / ELEMENTS, 3),
+        "error": round(quality.error, 4),
+        "elements": ELEMENTS,
+        "threads": 1,
+    }
+
+
+def _medians(*actions: Callable[[], Any]) -> list[float]:
+    """Median seconds of each, taken in turn."""
+    taken: list[list[float]] = [[] for _ in actions]
+    for _ in range(TURNS):
+        for seconds, action in zip(taken, actions, strict=True):
+            began = time.perf_counter()
+            action()
+            seconds.append(time.perf_counter() - began)
+    return [median(seconds) for seconds in taken]

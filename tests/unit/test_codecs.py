@@ -1,0 +1,155 @@
+"""Codecs that leave something out: how much, in how many bytes, and that it is made up for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hypha_ray.codec import NAMES, codec, encoded, encoder, payload_bytes
+from hypha_ray.codec.blocks import BLOCK, blocks
+from hypha_ray.codec.views import tensors
+from hypha_ray.types import Flat
+
+GROUP, MEAN = "parameters/float32", "buffers/float32"
+LOSSY = [name for name in NAMES if name != "fp32"]
+BITS = {"bf16": 16, "fp16": 16, "int8": 8.125, "int4": 4.125, "e3m0": 4 + 16 / 1024, "topk": (128 * 14 + 32) / 4096}
+ERRORS = {"bf16": 0.003, "fp16": 0.001, "int8": 0.01, "int4": 0.15, "e3m0": 0.2, "topk": 0.95}
+"""Relative errors that Gaussian values stay below."""
+SIZE = BLOCK + 12_345
+
+
+@pytest.fixture(autouse=True, params=LOSSY)
+def name(request: pytest.FixtureRequest) -> Iterator[str]:
+    torch.set_num_threads(1)
+    yield request.param
+
+
+def values(seed: int, size: int = SIZE, scale: float = 1e-2) -> np.ndarray:
+    return (np.random.default_rng(seed).standard_normal(size) * scale).astype(np.float32)
+
+
+def decoded(name: str, payload: Flat, size: int, group: str = GROUP) -> np.ndarray:
+    views = tensors(payload)
+    return np.concatenate([codec(name).decode(views, group, part).numpy() for part in blocks(size)])
+
+
+def test_error_of_gaussian_values_is_small_and_told(name: str) -> None:
+    delta = values(1)
+    payload, quality = encoder(name, 0.0).encode({GROUP: delta}, None)
+    found = decoded(name, payload, SIZE)
+    error = np.linalg.norm(found - delta) / np.linalg.norm(delta)
+    cosine = found @ delta / np.linalg.norm(found) / np.linalg.norm(delta)
+    assert quality.error == pytest.approx(error, rel=1e-4) and quality.cosine == pytest.approx(cosine, rel=1e-4)
+    assert 0 < error < ERRORS[name] and cosine > 1 - ERRORS[name] ** 2 - 1e-5
+
+
+def test_payload_has_the_form_that_is_declared_and_its_bytes(name: str) -> None:
+    flat = {GROUP: values(1), MEAN: values(2, 7), "buffers/int64": np.array([3, 4])}
+    payload, _ = encoder(name, 1.0).encode(flat, None)
+    form = codec(name).form({group: array.size for group, array in flat.items()})
+    assert {key: (array.dtype.name, array.size) for key, array in payload.items()} == form
+    assert all(array.flags.c_contiguous and array.ndim == 1 for array in payload.values())
+    coded = payload_bytes(payload) - flat[MEAN].nbytes - flat["buffers/int64"].nbytes
+    assert coded == pytest.approx(SIZE * BITS[name] / 8, rel=0.02)
+    assert payload[MEAN] is flat[MEAN], "buffers travel as they are"
+
+
+def test_weights_are_sent_as_their_difference_to_theta(name: str) -> None:
+    theta, delta = values(3, scale=1.0), values(1)
+    by_weights, _ = encoder(name, 0.0).encode({GROUP: theta + delta}, {GROUP: theta})
+    itself, _ = encoder(name, 0.0).encode({GROUP: (theta + delta) - theta}, None)
+    assert all(np.array_equal(by_weights[key], itself[key]) for key in itself)
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.9])
+def test_what_is_left_out_is_made_up_for(name: str, decay: float) -> None:
+    """Σ decoded + residual = Σ Δ, with a decay of 1."""
+    feeding, total, expected = encoder(name, decay), np.zeros(SIZE), np.zeros(SIZE)
+    residual = np.zeros(SIZE)
+    for seed in range(6):
+        delta = values(seed)
+        payload, _ = feeding.encode({GROUP: delta}, None)
+        found = decoded(name, payload, SIZE)
+        total, expected = total + found, expected + delta
+        residual = delta + decay * residual - found
+    assert np.abs(feeding.residual[GROUP] - residual).max() < 1e-7
+    if decay == 1:
+        assert np.abs(total + feeding.residual[GROUP] - expected).max() < 1e-7
+
+
+def test_feedback_brings_the_sum_near_where_it_would_stay_far(name: str) -> None:
+    delta = values(1)
+
+    def sum_of(decay: float) -> float:
+        one = encoder(name, decay)
+        total = sum(decoded(name, one.encode({GROUP: delta}, None)[0], SIZE) for _ in range(40))
+        return float(np.linalg.norm(total / 40 - delta) / np.linalg.norm(delta))
+
+    assert sum_of(1.0) < sum_of(0.0) / 2
+
+
+def test_zeros_stay_zeros(name: str) -> None:
+    payload, quality = encoder(name, 1.0).encode({GROUP: np.zeros(5000, np.float32)}, None)
+    assert not decoded(name, payload, 5000).any() and (quality.error, quality.cosine) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("damage", [np.nan, np.inf, -np.inf])
+def test_damage_is_not_hidden(name: str, damage: float) -> None:
+    delta = values(1, 9000)
+    delta[4321] = damage
+    payload, _ = encoder(name, 0.0).encode({GROUP: delta}, None)
+    assert not np.isfinite(decoded(name, payload, 9000)).all()
+
+
+def test_scale_of_the_values_hardly_matters(name: str) -> None:
+    """But to fp16, which has no scale."""
+    for scale in (1.0, 1e3) if name == "fp16" else (1e-44, 1e-38, 1e-20, 1e20, 1e37):
+        delta = values(1, 5000, 1.0).clip(-3, 3) * np.float32(scale)
+        found = decoded(name, encoder(name, 0.0).encode({GROUP: delta}, None)[0], 5000)
+        assert np.isfinite(found).all()
+        if scale > 1e-38:
+            assert np.linalg.norm((found - delta) / scale) < ERRORS[name] * np.linalg.norm(delta / scale)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(LOSSY), st.integers(1, 9000), st.integers(0, 99))
+def test_any_size_is_decoded_whole(which: str, size: int, seed: int) -> None:
+    delta = values(seed, size)
+    payload, _ = encoder(which, 1.0).encode({GROUP: delta}, None)
+    found = decoded(which, payload, size)
+    assert found.shape == delta.shape and found.dtype == np.float32
+    if which == "topk":
+        assert (found != 0).sum() <= 128 * -(-size // 4096)
+    else:
+        assert np.abs(found - delta).max() <= np.abs(delta).max() * 0.26
+
+
+def test_noise_from_a_stranger_is_decoded_to_something(name: str) -> None:
+    form = codec(name).form({GROUP: 5000})
+    rng = np.random.default_rng(5)
+    noise = {key: np.frombuffer(rng.bytes(np.dtype(d).itemsize * n), d).copy() for key, (d, n) in form.items()}
+    assert decoded(name, noise, 5000).shape == (5000,)
+
+
+def test_parameters_of_double_precision_come_back_as_such(name: str) -> None:
+    group = "parameters/float64"
+    theta, delta = values(3, 3000, 1.0).astype(np.float64), values(1, 3000).astype(np.float64)
+    payload, _ = encoder(name, 0.0).encode({group: theta + delta}, {group: theta})
+    found = decoded(name, payload, 3000, group)
+    assert found.dtype == np.float64
+    assert np.linalg.norm(found - delta) < ERRORS[name] * np.linalg.norm(delta)
+
+
+def test_fragments_are_encoded_one_by_one_and_measured_together(name: str) -> None:
+    parts = [{GROUP: values(1, 5000)}, {GROUP: values(2, 3000, 1e-2)}]
+    encoders = [encoder(name, 1.0), encoder(name, 1.0)]
+    payloads, quality = encoded(encoders, parts, ())
+    found = [decoded(name, payload, part[GROUP].size) for payload, part in zip(payloads, parts, strict=True)]
+    wanted = np.concatenate([part[GROUP] for part in parts])
+    error = np.linalg.norm(np.concatenate(found) - wanted) / np.linalg.norm(wanted)
+    assert quality.error == pytest.approx(error, rel=1e-4)
