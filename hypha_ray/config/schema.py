@@ -120,9 +120,15 @@ class InnerOptimizer(Table):
 class OuterOptimizer(Table):
     """What the parameter server does with the mean delta."""
 
-    name: Literal["nesterov"] = Field("nesterov", description="outer optimizer")
-    learning_rate: Positive = Field(0.7, description="η in θ ← θ + η(μv + Δ̄)")
+    name: Literal["nesterov", "average", "adam"] = Field(
+        "nesterov", description="average: the workers' mean itself, which is nesterov with η = 1 and μ = 0"
+    )
+    learning_rate: Positive = Field(0.7, description="η in θ ← θ + η(μv + Δ̄); of adam far less, such as 1e-3")
     momentum: Fraction = Field(0.9, description="μ in v ← μv + Δ̄")
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.99), strict=False, description="decay of adam's averages")
+    epsilon: Positive = Field(1e-8, description="adam's epsilon")
+    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="learning rate over the rounds")
+    final_learning_rate: NotNegative = Field(0.1, description="learning rate of the last round, unless it is constant")
 
 
 class Sync(Table):

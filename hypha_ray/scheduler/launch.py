@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -28,6 +29,9 @@ from hypha_ray.telemetry.console import Console
 from hypha_ray.worker.door import check as check_door
 
 __all__ = ["finish", "launch", "records"]
+
+SETTLING = 5.0
+"""Rounds that outer momentum takes to settle, in times of 1 / (1 − μ): by then 99 % of its final sum are there."""
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +60,8 @@ def launch(loaded: Loaded, kind: str) -> None:
         if new:
             check_fit(job, manifest)
         if new or not is_done(job, directory):
+            for note in advice(job):
+                print(f"note: {note}", file=sys.stderr)
             with connected(str(job.run.name)):
                 if new:
                     workers_to_start(job, cluster_nodes())
@@ -79,6 +85,17 @@ def dry_run(job: Job) -> None:
         nodes = cluster_nodes()
         workers = workers_to_start(job, nodes)
         print(f"resources: {workers} of {job.resources.num_workers} workers fit; nodes: {len(nodes)}")
+
+
+def advice(job: Job) -> Iterator[str]:
+    """What may be done, but will hardly do what is wanted."""
+    momentum, rounds = job.outer_optimizer.momentum, job.rounds.update_rounds
+    if job.sync.strategy == "sync" or job.outer_optimizer.name != "nesterov" or not momentum:
+        return
+    if (needed := round(SETTLING / (1 - momentum))) > rounds:
+        better = max(0.0, math.floor(100 * (1 - SETTLING / rounds)) / 100)
+        what = f"outer_optimizer.momentum {momentum:g} takes about {needed} rounds to settle, and there are {rounds}"
+        yield f"{what}: {better:g} would do, or more and shorter rounds"
 
 
 def check_job(job: Job) -> None:

@@ -33,7 +33,7 @@ class ParameterServer:
         import torch
 
         arm(job.testing.failpoints, job.testing.failpoint_log)
-        self._job = job
+        self._job, self._sync = job, job.sync.strategy == "sync"
         self._out: dict[str, State] = {}
         self._descents: dict[str, Descent] = {}
         assigned = ray.get_runtime_context().get_assigned_resources()
@@ -59,7 +59,7 @@ class ParameterServer:
         """Momentum before the first round; of an optimizer's state there is none."""
         from hypha_ray.server.reducer import initial_momentum
 
-        return {} if self._job.sync.strategy == "sync" else initial_momentum(layout, fragment)
+        return {} if self._sync else initial_momentum(layout, fragment, self._job.outer_optimizer.name)
 
     @ray.method(num_returns=3)
     def reduce(
@@ -93,8 +93,9 @@ class ParameterServer:
         failpoint("server.before_reduce")
         received = [Received(*who, payload) for who, payload in zip(meta, payloads, strict=True)]
         sync = self._job.sync
-        descent = self._descent(layout) if sync.strategy == "sync" else None
-        rules = Rules(layout, fragment, self._job.outer_optimizer, sync, codec(sync.codec), descent)
+        descent = self._descent(layout) if self._sync else None
+        rounds = self._job.rounds.update_rounds
+        rules = Rules(layout, fragment, self._job.outer_optimizer, sync, codec(sync.codec), descent, rounds)
         result = reduce(round, theta, momentum, received, rules, self._room(layout, fragment))
         failpoint("server.after_reduce")
         return result
@@ -122,5 +123,5 @@ class ParameterServer:
 
         key = f"{layout.sha256()}-{fragment}"
         if key not in self._out:
-            self._out = {key: blank(layout, fragment)}
+            self._out = {key: blank(layout, fragment, self._job.outer_optimizer.name)}
         return self._out[key]

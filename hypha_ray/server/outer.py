@@ -2,43 +2,89 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 
 from hypha_ray.config.schema import OuterOptimizer
 from hypha_ray.server.merge import Step
 
+SLOTS: dict[str, tuple[str, ...]] = {"nesterov": ("",), "average": (), "adam": ("first/", "second/")}
+"""For each optimizer the arrays of its state that a group of parameters has: what stands before the group's name."""
 
-def nesterov(
-    outer: OuterOptimizer,
-    theta: torch.Tensor,
-    momentum: torch.Tensor,
-    out: tuple[torch.Tensor, torch.Tensor],
-    relative: bool,
-) -> Step:
+
+def rate(outer: OuterOptimizer, round: int, rounds: int) -> float:
+    """η of a round, of so many: from `learning_rate` in the first one to `final_learning_rate` in the last one."""
+    part = min(1.0, round / max(1, rounds - 1))
+    match outer.schedule:
+        case "constant":
+            return outer.learning_rate
+        case "linear":
+            bend = part
+        case "cosine":
+            bend = (1 - math.cos(math.pi * part)) / 2
+    return outer.learning_rate + bend * (outer.final_learning_rate - outer.learning_rate)
+
+
+class Group(NamedTuple):
+    """A group of parameters: θ and state, which are never written to, and where new ones go."""
+
+    theta: torch.Tensor
+    state: Sequence[torch.Tensor]
+    new_theta: torch.Tensor
+    new_state: Sequence[torch.Tensor]
+    relative: bool
+    """The mean is one of deltas, not of weights."""
+
+
+def outer_step(outer: OuterOptimizer, eta: float, round: int, group: Group) -> Step:
+    """The step that the job asks for; η is that of the round."""
+    match outer.name:
+        case "nesterov":
+            return _nesterov(eta, outer.momentum, group)
+        case "average":
+            return _nesterov(1.0, 0.0, group)
+        case "adam":
+            return _adam(outer, eta, round, group)
+
+
+def _nesterov(eta: float, mu: float, group: Group) -> Step:
     """Nesterov momentum on the mean delta, as DiLoCo does (arXiv 2311.08105, algorithm 1).
 
     v ← μv + Δ̄; θ ← θ + η(μv + Δ̄), operation by operation what `torch.optim.SGD(nesterov=True)` does with the gradient
-    −Δ̄. With η = 1 and μ = 0 the new θ is the workers' mean itself, bit for bit.
-
-    Args:
-        outer: η and μ.
-        theta: global weights θ, never written to.
-        momentum: v, never written to.
-        out: where new θ and v go.
-        relative: the mean is one of deltas, not of weights.
-
+    −Δ̄. With η = 1 and μ = 0 the new θ is the workers' mean itself, bit for bit; without a state μ is 0.
     """
-    eta, mu = outer.learning_rate, outer.momentum
-    new_theta, new_momentum = out
 
     def step(mean: torch.Tensor, spare: torch.Tensor, part: slice) -> torch.Tensor:
-        before, after = theta[part], new_theta[part]
-        delta = mean if relative else torch.sub(mean, before, out=spare)
-        velocity = torch.mul(momentum[part], mu, out=new_momentum[part]).add_(delta)
-        if eta == 1 and mu == 0 and not relative:
+        before, after = group.theta[part], group.new_theta[part]
+        delta = mean if group.relative else torch.sub(mean, before, out=spare)
+        velocity = delta
+        if group.state:
+            velocity = torch.mul(group.state[0][part], mu, out=group.new_state[0][part]).add_(delta)
+        if eta == 1 and mu == 0 and not group.relative:
             after.copy_(mean)
         else:
             torch.add(before, torch.add(delta, velocity, alpha=mu, out=spare), alpha=eta, out=after)
+        return torch.sub(after, before, out=spare)
+
+    return step
+
+
+def _adam(outer: OuterOptimizer, eta: float, round: int, group: Group) -> Step:
+    """Adam on the mean delta, which is FedAdam (arXiv 2003.00295) with bias correction: `torch.optim.Adam` with −Δ̄."""
+    (first, second), epsilon = outer.betas, outer.epsilon
+    corrections = 1 - first ** (round + 1), 1 - second ** (round + 1)
+
+    def step(mean: torch.Tensor, spare: torch.Tensor, part: slice) -> torch.Tensor:
+        before, after = group.theta[part], group.new_theta[part]
+        delta = mean if group.relative else torch.sub(mean, before, out=spare)
+        mean_of, mean_of_squares = (new[part] for new in group.new_state)
+        torch.lerp(group.state[0][part], delta, 1 - first, out=mean_of)
+        torch.mul(group.state[1][part], second, out=mean_of_squares).addcmul_(delta, delta, value=1 - second)
+        root = torch.sqrt(mean_of_squares, out=spare).div_(math.sqrt(corrections[1])).add_(epsilon)
+        torch.addcdiv(before, mean_of, root, value=eta / corrections[0], out=after)
         return torch.sub(after, before, out=spare)
 
     return step

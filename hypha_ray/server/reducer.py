@@ -17,12 +17,11 @@ from hypha_ray.codec.views import tensors
 from hypha_ray.config.schema import OuterOptimizer, Sync
 from hypha_ray.server.gates import Received, admit, clip_scales, excessive, square_sum
 from hypha_ray.server.merge import Values, measure, merger, sweep
-from hypha_ray.server.outer import collection, nesterov, replacement
+from hypha_ray.server.outer import SLOTS, Group, collection, outer_step, rate, replacement
 from hypha_ray.types import Contribution, Flat, Layout, Rejection, Verdict
 
 State = tuple[Flat, Flat]
-"""Global weights θ and outer momentum of a fragment; momentum has the parameter groups only, or it is the state of an
-optimizer, by names of its own."""
+"""Global weights θ and outer momentum of a fragment: whatever state the outer optimizer has of parameters."""
 
 _Tensors = dict[str, torch.Tensor]
 
@@ -46,19 +45,26 @@ class Rules:
     """Merge rule, weighting, norm gate and clipping."""
     codec: Codec = field(default_factory=Fp32)
     descent: Descent | None = None
-    """Payloads are gradients, and this makes the outer step; None: they are deltas, and Nesterov momentum makes it."""
+    """Payloads are gradients, and this makes the outer step; None: they are deltas, and `outer` makes it."""
+    rounds: int = 1
+    """Of the whole run, for the schedule of the outer learning rate."""
 
 
-def initial_momentum(layout: Layout, fragment: int) -> Flat:
-    """Momentum before the first round: zeros, for each group of parameters."""
+def initial_momentum(layout: Layout, fragment: int, outer: str = "nesterov") -> Flat:
+    """Momentum before the first round: zeros, for each group of parameters and each array that the optimizer needs."""
     groups = layout.groups(fragment).items()
-    return {group: np.zeros(size, group.rpartition("/")[2]) for group, size in groups if _is_trained(group)}
+    return {
+        slot + group: np.zeros(size, group.rpartition("/")[2])
+        for slot in SLOTS[outer]
+        for group, size in groups
+        if _is_trained(group)
+    }
 
 
-def blank(layout: Layout, fragment: int) -> State:
+def blank(layout: Layout, fragment: int, outer: str = "nesterov") -> State:
     """Arrays that a result fits into, for `reduce` to write to."""
     theta = {group: np.empty(size, group.rpartition("/")[2]) for group, size in layout.groups(fragment).items()}
-    return theta, {group: np.empty_like(array) for group, array in theta.items() if _is_trained(group)}
+    return theta, {name: np.empty_like(array) for name, array in initial_momentum(layout, fragment, outer).items()}
 
 
 def reduce(
@@ -73,7 +79,7 @@ def reduce(
     Args:
         round: number of the round, for the verdict.
         theta: global weights, one array for each group of the layout.
-        momentum: outer momentum, one array for each group of parameters.
+        momentum: outer momentum, as `initial_momentum` has it.
         received: the deltas; each payload in the form that `rules.codec` gives.
         rules: layout, fragment, optimizer, merge rule, gates and codec.
         out: arrays for the result, as `blank` makes them, to save the cost of fresh memory.
@@ -81,7 +87,8 @@ def reduce(
     """
     admitted, rejected = admit(received, rules.codec.form(rules.layout.groups(rules.fragment)))
     while admitted:
-        attempt = _attempt(round, theta, momentum, admitted, rules, out or blank(rules.layout, rules.fragment))
+        room = out or blank(rules.layout, rules.fragment, rules.outer.name)
+        attempt = _attempt(round, theta, momentum, admitted, rules, room)
         reasons = attempt.complaints(len(admitted), rules.sync.norm_gate)
         if not any(reasons):
             accepted = tuple(
@@ -148,8 +155,10 @@ def _attempt(
         if _is_trained(group):
             values = _values(group, before, payloads, rules, scales)
             if rules.descent is None:
-                results = new[group], new_velocity[group]
-                step = nesterov(rules.outer, before, velocity[group], results, values.relative)
+                slots = [slot + group for slot in SLOTS[rules.outer.name]]
+                states = ([flats[slot] for slot in slots] for flats in (velocity, new_velocity))
+                where = Group(before, next(states), new[group], next(states), values.relative)
+                step = outer_step(rules.outer, rate(rules.outer, round, rules.rounds), round, where)
             else:
                 step = collection(new[group])
         else:

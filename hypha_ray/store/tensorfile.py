@@ -93,17 +93,22 @@ def flattened(layout: Layout, tensors: Mapping[str, Array], kind: str = "") -> l
 
 
 def named_outer(layout: Layout, flats: Sequence[Flat]) -> dict[str, Array]:
-    """Name outer momentum as the weights are; the state of an optimizer has names of its own, and keeps them."""
-    if any(flat.keys() - layout.groups(fragment).keys() for fragment, flat in enumerate(flats)) or not any(flats):
-        (own,) = flats
-        return dict(own)
-    return named(layout, flats, "parameters/")
+    """Name outer momentum as the weights are; another state has names of its own, after the fragment's number."""
+    trained = [{group for group in layout.groups(f) if group.startswith("parameters/")} for f in range(len(flats))]
+    if [flat.keys() for flat in flats] == trained:
+        return named(layout, flats, "parameters/")
+    return {f"{fragment}/{name}": array for fragment, flat in enumerate(flats) for name, array in flat.items()}
 
 
 def flattened_outer(layout: Layout, tensors: Mapping[str, Array]) -> list[Flat]:
     """Put what `named_outer` gave back into its form."""
-    momentum = {entry.name for entry in layout.entries if entry.group.startswith("parameters/")}
-    return flattened(layout, tensors, "parameters/") if tensors.keys() == momentum else [dict(tensors)]
+    if tensors.keys() == {entry.name for entry in layout.entries if entry.group.startswith("parameters/")}:
+        return flattened(layout, tensors, "parameters/")
+    flats: list[Flat] = [{} for _ in range(layout.fragments)]
+    for name, array in tensors.items():
+        fragment, _, own = name.partition("/")
+        flats[int(fragment)][own] = array
+    return flats
 
 
 def _chunks(tensors: Mapping[str, Array]) -> Iterator[memoryview | bytes]:

@@ -35,10 +35,11 @@ def test_silent_worker_loses_its_lease_within_five_seconds_of_its_planned_report
     assert loss["reason"] == "silent for 5 s" and loss["monotonic_s"] > reported
 
 
-@pytest.mark.parametrize("point", ["worker.before_delta:1", "worker.mid_delta:1", "worker.after_delta:1"])
-def test_worker_killed_around_its_delta_leaves_it_whole_or_absent(point: str, corpus: Path, tmp_path: Path) -> None:
-    run = survive(point.replace(".", "-").replace(":", "-"), corpus, tmp_path, [f"{point}=kill@2"], 1)
-    assert [loss["worker"] for loss in events(run, "loss")] == [1]
+def test_worker_killed_around_its_delta_leaves_it_whole_or_absent(corpus: Path, tmp_path: Path) -> None:
+    specs = [f"worker.{point}:1=kill@2" for point in ("before_delta", "mid_delta", "after_delta")]
+    tables = {"rounds": {"update_rounds": 7}, "resources": {"num_workers": 2, "min_workers": 2}}
+    run = survive("around", corpus, tmp_path, specs, 3, **tables)
+    assert [loss["worker"] for loss in events(run, "loss")] == [1] * 3
 
 
 def test_server_that_fails_over_a_round_is_replaced_and_the_round_counts_once(corpus: Path, tmp_path: Path) -> None:

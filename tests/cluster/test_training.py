@@ -97,21 +97,15 @@ def test_one_step_rounds_of_sgd_are_data_parallelism(results: Path, corpus: Path
     assert moved > 1e-3, "nothing was learned"
 
 
-@pytest.mark.parametrize("name", ["e3m0", "topk"])
-def test_coded_deltas_train_as_well_and_weigh_what_is_recorded(name: str, results: Path, corpus: Path) -> None:
-    job = job_of(
-        f"coded-{name}",
-        corpus,
-        rounds={"update_rounds": 6, "samples_between_updates": 128},
-        sync={"codec": name, "fragments": 2},
-    )
+def test_coded_deltas_train_as_well_and_weigh_what_is_recorded(results: Path, corpus: Path) -> None:
+    rounds, sync = {"update_rounds": 6, "samples_between_updates": 128}, {"codec": "e3m0", "fragments": 2}
+    job = job_of("coded", corpus, rounds=rounds, sync=sync, outer_optimizer={"name": "average"})
     run = run_job(job, results, corpus)
     layout = layout_of(build_model(job.model, 0), 2)
-    forms = [form for fragment in (0, 1) for form in codec(name).form(layout.groups(fragment)).values()]
+    forms = [form for fragment in (0, 1) for form in codec("e3m0").form(layout.groups(fragment)).values()]
     weight = sum(np.dtype(form.dtype).itemsize * form.size for form in forms)
-    rounds = run.of_kind("round")
-    assert all(record["bytes_up"] == 2 * weight and 0 < record["codec_error"] < 1 for record in rounds)
-    assert weight < layout.bytes() / (7.5 if name == "e3m0" else 50)
+    assert all(one["bytes_up"] == 2 * weight and 0 < one["codec_error"] < 0.3 for one in run.of_kind("round"))
+    assert weight < layout.bytes() / 7.5
     assert run.of_kind("eval")[-1]["val_loss"] < run.of_kind("eval")[0]["val_loss"] - 0.3
 
 
@@ -120,7 +114,7 @@ def test_workers_of_unequal_speed_wait_little_after_the_second_round(results: Pa
         "unequal",
         corpus,
         model={"config": {**job_of("x", corpus).model.config, "hidden_size": 64, "num_hidden_layers": 4}},  # type: ignore[dict-item]
-        rounds={"update_rounds": 6, "samples_between_updates": 4000, "evaluate_every": 0},
+        rounds={"update_rounds": 6, "samples_between_updates": 3000, "evaluate_every": 0},
         resources={"num_workers": 3, "worker": {"cpu": 0.5}},
         testing={"slowdown": [1.0, 2.0, 4.0]},
     )

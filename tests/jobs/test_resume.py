@@ -36,9 +36,9 @@ class RunJob(Protocol):
     def processes(self) -> list[int]: ...
 
 
-def slow(job: Path, corpus: Path, name: str) -> Words:
+def slow(job: Path, corpus: Path, name: str, times: int = 50) -> Words:
     """Rounds of some seconds, so that there is a middle to kill something in."""
-    sizes = ("--rounds.update_rounds", str(ROUNDS), "--testing.slowdown", "50,50")
+    sizes = ("--rounds.update_rounds", str(ROUNDS), "--testing.slowdown", f"{times},{times}")
     return ("@", job, "--dataset.path", corpus, "--run.name", name, *sizes)
 
 
@@ -228,7 +228,7 @@ def test_run_goes_on_from_its_mirror_in_a_new_home(
     run_job: RunJob, small_job: Path, corpus: Path, tmp_path: Path, env: dict[str, str]
 ) -> None:
     mirror = tmp_path / "mirror"
-    words = slow(small_job, corpus, "mirrored")
+    words = slow(small_job, corpus, "mirrored", times=15)
     with running(run_job.start(*words, "--checkpoint.mirror", str(mirror), env=env), rounds=3):
         pass
     there = commits(mirror / "mirrored")
@@ -245,7 +245,7 @@ def test_run_goes_on_from_its_mirror_in_a_new_home(
 def test_run_goes_on_in_another_ray_after_its_driver_was_killed_and_after_its_ray_was(
     run_job: RunJob, small_job: Path, corpus: Path
 ) -> None:
-    run, words = run_job.home / "alone", (*slow(small_job, corpus, "alone"), "--rounds.update_rounds", "1000")
+    run, words = run_job.home / "alone", (*slow(small_job, corpus, "alone", times=10), "--rounds.update_rounds", "1000")
     with running(run_job.start(*words), rounds=1, of=1000):
         pass
     before = commits(run)

@@ -13,11 +13,11 @@ from hypha_ray.data.options import Options
 from hypha_ray.data.prepare import prepare
 
 
-def test_two_workers_learn_digits_from_scratch(run_job: Any, tmp_path: Path) -> None:
+def test_two_workers_learn_digits_from_scratch(run_job: Any, head: str, tmp_path: Path) -> None:
     digits = tmp_path / "digits-data"
     prepare(Options("digits", digits), lambda what, count: None)
     job = ("@", "jobs/configs/sync.toml", "--dataset.path", digits, "--run.dir", tmp_path, "--run.name", "digits")
-    done = run_job(*job, script="sync")
+    done = run_job(*job, script="sync", env={"RAY_ADDRESS": head})
     assert done.returncode == 0, done.stderr
     assert done.stdout.rstrip().endswith(f"run: {tmp_path / 'digits'}")
     lines = (tmp_path / "digits" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -28,5 +28,5 @@ def test_two_workers_learn_digits_from_scratch(run_job: Any, tmp_path: Path) -> 
     summary = json.loads((tmp_path / "digits" / "summary.json").read_text(encoding="utf-8"))
     assert summary["val_loss"] < 0.3 and rounds[-1]["samples_total"] == 300 * 64
     assert (tmp_path / "digits" / "model" / "model.safetensors").exists()
-    again = run_job(*job, script="diloco")
+    again = run_job(*job)
     assert again.returncode == 2 and "sync.strategy is 'diloco' here and 'sync' in the run" in again.stderr

@@ -25,7 +25,7 @@ IN_FILES = [
     ("seed = 1", "CFG001", "did you mean `run.seed`?"),
     ("[resources.worker]\ncpus = 1", "CFG001", "did you mean `resources.worker.cpu`?"),
     ("resources = {worker = {cpus = 1}}", "CFG001", "job.toml:1: unknown key resources.worker.cpus"),
-    ("[outer_optimizer]\nzzz = 1", "CFG001", "allowed learning_rate, momentum, name. Fix: see --help"),
+    ("[preprocessor]\nzzz = 1", "CFG001", "allowed repository, revision. Fix: see --help"),
     ("[scheduler]\nsed = 1", "CFG001", "unknown key scheduler.sed"),
     ("[[workers]]\n", "CFG001", "did you mean `worker`?"),
     ("[scheduler.job.scheduler]\n", "CFG001", "unknown key scheduler.job.scheduler"),

@@ -29,6 +29,7 @@ _SPECIAL = {
     "model.config": st.dictionaries(_TEXT, _FREE, max_size=3),
     "inner_optimizer.name": st.from_regex(r"\A[A-Za-z]\w{0,20}\Z", fullmatch=True),
     "inner_optimizer.betas": st.tuples(st.floats(0, 0.99), st.floats(0, 0.99)),
+    "outer_optimizer.betas": st.tuples(st.floats(0, 0.99), st.floats(0, 0.99)),
     "testing.slowdown": st.lists(st.floats(1, 9), max_size=3),
     "testing.failpoints": st.lists(_TEXT),
     "sync.trim": st.floats(0.01, 0.49),

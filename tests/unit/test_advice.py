@@ -1,0 +1,34 @@
+"""What the driver says of a job that can run, but will hardly do what is wanted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hypha_ray.config import Job
+from hypha_ray.scheduler.launch import advice
+
+
+@pytest.mark.parametrize(
+    ("rounds", "outer", "expected"),
+    [
+        (20, {}, ["outer_optimizer.momentum 0.9 takes about 50 rounds to settle, and there are 20: 0.75 would do"]),
+        (
+            3,
+            {"momentum": 0.5},
+            ["outer_optimizer.momentum 0.5 takes about 10 rounds to settle, and there are 3"],
+        ),
+        (50, {}, []),
+        (10, {"momentum": 0.5}, []),
+        (1, {"momentum": 0.0}, []),
+        (20, {"name": "adam"}, []),
+    ],
+)
+def test_momentum_that_cannot_settle_is_told_with_one_that_can(
+    rounds: int, outer: dict[str, Any], expected: list[str]
+) -> None:
+    job = Job.model_validate({"rounds": {"update_rounds": rounds}, "outer_optimizer": outer})
+    assert [note[: len(text)] for note, text in zip(advice(job), expected, strict=True)] == expected
+    steps = job.model_copy(update={"sync": job.sync.model_copy(update={"strategy": "sync"})})
+    assert not list(advice(steps))
