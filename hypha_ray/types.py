@@ -10,12 +10,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-Flat: TypeAlias = dict[str, npt.NDArray[np.generic]]
+Flat = dict[str, npt.NDArray[np.generic]]
 """A fragment's tensors as they travel: group name to one contiguous 1-D array."""
 
 
@@ -209,6 +208,7 @@ class Delta(Event):
     """A round's result; the next `fragments` items of the stream are its payloads, one a fragment, in order.
 
     With `inner_state` one more item follows: the optimizer's state after the round, from which a successor goes on.
+    `train_s` is from first batch to last. `quality`: the payloads' relative error, and cosine to what they encode.
     """
 
     spans: tuple[Span, ...]
@@ -219,13 +219,9 @@ class Delta(Event):
     fragments: int
     payload_bytes: int
     train_s: float
-    """From the first batch to the last, waits for data included."""
     data_wait_s: float
     inner_state: bool = False
-    error: float = 0.0
-    """Of the payloads: L2 norm of what they lack, over that of what they encode."""
-    cosine: float = 1.0
-    """Between what the payloads say and what they encode."""
+    quality: tuple[float, float] = (0.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,8 +179,7 @@ class InnerLoop:
             train_s=train_s,
             data_wait_s=meter.data_wait_s,
             inner_state=self._bequeaths,
-            error=quality.error,
-            cosine=quality.cosine,
+            quality=(quality.error, quality.cosine),
         )
         parts = [*payloads, *([bequest(self._optimizer, self._encoders)] if self._bequeaths else [])]
         action = failpoint("worker.payload", self._source.worker)

@@ -146,8 +146,7 @@ class Results:
             payload_bytes=sum(payload_bytes(payload) for payload in payloads),
             train_s=done.seconds or time.monotonic() - done.began,
             data_wait_s=done.waited_s,
-            error=quality.error,
-            cosine=quality.cosine,
+            quality=(quality.error, quality.cosine),
         )
         yield from payloads
 

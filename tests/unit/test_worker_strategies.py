@@ -79,8 +79,8 @@ def test_coded_result_is_what_the_plain_one_says(tables: dict[str, Any]) -> None
     parts = blocks(wanted.size)
     found = np.concatenate([codec("int8").decode(tensors(payload), GROUP, part).numpy() for part in parts])
     delta = coded.of(Delta)[0]
-    assert np.linalg.norm(found - wanted) == pytest.approx(delta.error * np.linalg.norm(wanted), rel=0.01)
-    assert 0 < delta.error < 0.02 and delta.cosine > 0.999
+    assert np.linalg.norm(found - wanted) == pytest.approx(delta.quality[0] * np.linalg.norm(wanted), rel=0.01)
+    assert 0 < delta.quality[0] < 0.02 and delta.quality[1] > 0.999
     assert delta.payload_bytes == payload_bytes(payload) < plain.of(Delta)[0].payload_bytes * 0.27
 
 
