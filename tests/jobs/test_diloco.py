@@ -62,6 +62,8 @@ class RunJob(Protocol):
 
     def __call__(self, *arguments: str | Path, script: str = "diloco", env: dict[str, str] | None = None) -> Done: ...
 
+    def start(self, *arguments: str | Path, env: dict[str, str] | None = None) -> subprocess.Popen[str]: ...
+
 
 def flags(**settings: Any) -> list[str]:
     return [text for key, value in settings.items() for text in (f"--{key}", str(value))]
@@ -196,7 +198,7 @@ def test_two_workers_learn_more_in_the_same_steps_than_one(run_job: RunJob, tmp_
         "stdlib", tmp_path / "text", seq_len=32, samples_per_slice=200, max_samples=6000, validation_samples=256
     )
     prepare(text, lambda what, count: None)
-    losses = {}
+    jobs, losses = {}, {}
     for workers in (1, 2):
         settings = {
             **FLAGS,
@@ -209,8 +211,10 @@ def test_two_workers_learn_more_in_the_same_steps_than_one(run_job: RunJob, tmp_
             "inner_optimizer.learning_rate": 1e-2,
             "resources.num_workers": workers,
         }
-        done = run_job(*flags(**settings), "--dataset.path", text.out, env={"RAY_ADDRESS": head})
-        assert done.returncode == 0, done.stderr
+        jobs[workers] = run_job.start(*flags(**settings), "--dataset.path", text.out, env={"RAY_ADDRESS": head})
+    for workers, job in jobs.items():
+        _, errors = job.communicate(timeout=240)
+        assert job.returncode == 0, errors
         rounds = read_jsonl(run_job.home / f"of-{workers}" / "metrics.jsonl", ["round"])
         assert {tuple(record["batches"].values()) for record in rounds} == {(25,) * workers}
         losses[workers] = last_eval(run_job.home / f"of-{workers}")["val_loss"]
