@@ -2,6 +2,18 @@
 
 from hypha_ray.codec.base import Codec, Encoder, Form, Quality, encoded, payload_bytes
 from hypha_ray.codec.fp32 import Fp32
-from hypha_ray.codec.registry import NAMES, codec, encoder
+from hypha_ray.codec.registry import NAMES, codec, difference_codec, encoder
 
-__all__ = ["NAMES", "Codec", "Encoder", "Form", "Fp32", "Quality", "codec", "encoded", "encoder", "payload_bytes"]
+__all__ = [
+    "NAMES",
+    "Codec",
+    "Encoder",
+    "Form",
+    "Fp32",
+    "Quality",
+    "codec",
+    "difference_codec",
+    "encoded",
+    "encoder",
+    "payload_bytes",
+]

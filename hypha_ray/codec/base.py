@@ -108,11 +108,6 @@ def encoded(encoders: Sequence[Encoder], values: Sequence[Flat], theta: Sequence
     return [payload for payload, _ in parts], sum((quality for _, quality in parts), Quality())
 
 
-def is_coded(group: str) -> bool:
-    """Whether a group is more than passed on: parameters are, buffers aren't."""
-    return group.startswith("parameters/")
-
-
 def payload_bytes(payload: Flat) -> int:
     """Size of a payload on the wire, in bytes."""
     return sum(array.nbytes for array in payload.values())

@@ -13,7 +13,8 @@ from typing import ClassVar, Literal
 
 import torch
 
-from hypha_ray.codec.base import Form, is_coded
+from hypha_ray.codec.base import Form
+from hypha_ray.groups import dtype_of, is_trained
 
 Parts = dict[str, torch.Tensor]
 """The arrays of a run of chunks, by name: one row a chunk."""
@@ -41,23 +42,23 @@ class Chunked(ABC):
         """The arrays of each group of parameters, and one for each other group."""
         found: dict[str, Form] = {}
         for group, size in groups.items():
-            if is_coded(group):
+            if is_trained(group):
                 chunks = -(-size // self.chunk)
                 found |= {f"{group}/{name}": Form(dtype, chunks * n) for name, (dtype, n) in self.arrays.items()}
             else:
-                found[group] = Form(group.rpartition("/")[2], size)
+                found[group] = Form(dtype_of(group), size)
         return found
 
     def decode(self, payload: Mapping[str, torch.Tensor], group: str, part: slice) -> torch.Tensor:
         """Decode whole chunks; past the end of the group there may be a few zeros, or what a stranger has put there."""
-        if not is_coded(group):
+        if not is_trained(group):
             return payload[group][part]
         start, stop = part.start or 0, part.stop
         first = start // self.chunk
         last = None if stop is None else -(-stop // self.chunk)
         parts = {name: payload[f"{group}/{name}"].view(-1, n)[first:last] for name, (_, n) in self.arrays.items()}
         values = self.expand(parts).view(-1)[: None if stop is None else stop - start]
-        return values.to(getattr(torch, group.rpartition("/")[2]))
+        return values.to(getattr(torch, dtype_of(group)))
 
     def encode_block(self, values: torch.Tensor, out: Mapping[str, torch.Tensor], start: int) -> torch.Tensor:
         """Encode a block of float32 values.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from hypha_ray.codec.base import Quality, is_coded
+from hypha_ray.codec.base import Quality
 from hypha_ray.codec.blocks import blocks
 from hypha_ray.codec.chunked import Chunked
 from hypha_ray.codec.views import tensors
+from hypha_ray.groups import is_trained
 from hypha_ray.types import Flat
 
 
@@ -42,11 +43,11 @@ class Feedback:
         """
         codec = self._codec
         form = codec.form({group: array.size for group, array in values.items()})
-        payload: Flat = {name: np.empty(size, dtype) for name, (dtype, size) in form.items() if is_coded(name)}
+        payload: Flat = {name: np.empty(size, dtype) for name, (dtype, size) in form.items() if is_trained(name)}
         quality, made, given = Quality(), tensors(payload), tensors(values)
         base = None if theta is None else tensors(theta)
         for group, array in values.items():
-            if not is_coded(group):
+            if not is_trained(group):
                 payload[group] = array
                 continue
             out = {name: made[f"{group}/{name}"].view(-1, n) for name, (_, n) in codec.arrays.items()}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from hypha_ray.codec.base import Form, Quality
+from hypha_ray.groups import dtype_of
 from hypha_ray.types import Flat
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class Fp32:
 
     def form(self, groups: Mapping[str, int]) -> dict[str, Form]:
         """One array for each group, of the group's own dtype."""
-        return {group: Form(group.rpartition("/")[2], size) for group, size in groups.items()}
+        return {group: Form(dtype_of(group), size) for group, size in groups.items()}
 
     def decode(self, payload: Mapping[str, torch.Tensor], group: str, part: slice) -> torch.Tensor:
         """Give a view of the payload."""

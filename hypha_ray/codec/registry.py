@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, cast
+
 from hypha_ray.codec.base import Codec, Encoder
 from hypha_ray.codec.fp32 import Fp32, Unchanged
 from hypha_ray.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hypha_ray.codec.chunked import Chunked
 
 NAMES = ("fp32", "bf16", "fp16", "int8", "int4", "e3m0", "topk")
 
@@ -26,6 +31,12 @@ def codec(name: str) -> Codec:
     return next(kind for kind in found if kind.name == name)()
 
 
+def difference_codec(name: str) -> Chunked | None:
+    """The same for codecs of differences; None for fp32, which is of the weights themselves."""
+    found = codec(name)
+    return None if isinstance(found, Fp32) else cast("Chunked", found)
+
+
 def encoder(name: str, decay: float) -> Encoder:
     """An encoder for one fragment.
 
@@ -34,11 +45,9 @@ def encoder(name: str, decay: float) -> Encoder:
         decay: part of what was left out that is made up for in the next round; 0: nothing is.
 
     """
-    chosen = codec(name)
-    if isinstance(chosen, Fp32):
+    chosen = difference_codec(name)
+    if chosen is None:
         return Unchanged()
-    from hypha_ray.codec.chunked import Chunked
     from hypha_ray.codec.feedback import Feedback
 
-    assert isinstance(chosen, Chunked)
     return Feedback(chosen, decay)

@@ -142,6 +142,9 @@ class Sync(Table):
     codec: Literal["fp32", "bf16", "fp16", "int8", "int4", "e3m0", "topk"] = Field(
         "fp32", description="what deltas and gradients are encoded as; see docs/communication.md"
     )
+    downward_codec: Literal["fp32", "bf16", "fp16", "int8", "int4", "e3m0", "topk"] = Field(
+        "fp32", description="what new weights are encoded as, for workers that have the old ones"
+    )
     error_feedback: Annotated[float, Field(ge=0, le=1)] = Field(
         1.0, description="part of what a codec has left out that is added in the next round; 0: none"
     )

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hypha_ray.errors import CheckpointError
+from hypha_ray.groups import dtype_of
 from hypha_ray.types import Entry, Flat, Layout
 
 Array: TypeAlias = npt.NDArray[Any]
@@ -17,11 +18,6 @@ Array: TypeAlias = npt.NDArray[Any]
 def empty(layout: Layout, fragment: int) -> Flat:
     """Return uninitialised arrays for a fragment, one a group."""
     return {group: np.empty(size, dtype_of(group)) for group, size in layout.groups(fragment).items()}
-
-
-def dtype_of(group: str) -> np.dtype[Any]:
-    """Return the dtype of a group's array, which is the last part of its name."""
-    return np.dtype(group.rpartition("/")[2])
 
 
 def view(entry: Entry, flat: Mapping[str, Array]) -> Array:
@@ -62,7 +58,7 @@ def pack(layout: Layout, fragment: int, tensors: Mapping[str, Array]) -> Flat:
 
 def check(layout: Layout, fragment: int, flat: Mapping[str, Array]) -> None:
     """Raise `CheckpointError` unless the arrays are those of a fragment of this layout."""
-    wanted = {group: (dtype_of(group).name, (size,)) for group, size in layout.groups(fragment).items()}
+    wanted = {group: (dtype_of(group), (size,)) for group, size in layout.groups(fragment).items()}
     found = {group: (array.dtype.name, array.shape) for group, array in flat.items()}
     if found != wanted:
         raise CheckpointError(

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 
 from hypha_ray.errors import ConfigError
-from hypha_ray.model.flat import Array, check, check_names, dtype_of, empty, pack, view, views
+from hypha_ray.groups import dtype_of, is_trained
+from hypha_ray.model.flat import Array, check, check_names, empty, pack, view, views
 from hypha_ray.types import Entry, Flat, Layout
 
 __all__ = ["Array", "empty", "gather", "layout_of", "load", "pack", "scatter", "view", "views"]
@@ -35,8 +36,8 @@ def layout_of(model: torch.nn.Module, fragments: int = 1) -> Layout:
     """
     tensors, tied = _untie(model)
     groups = {name: _group(name, tensor) for name, tensor in tensors.items()}
-    parameters = [name for name, group in groups.items() if group.startswith("parameters/")]
-    sizes = [tensors[name].numel() * dtype_of(groups[name]).itemsize for name in parameters]
+    parameters = [name for name, group in groups.items() if is_trained(group)]
+    sizes = [tensors[name].numel() * np.dtype(dtype_of(groups[name])).itemsize for name in parameters]
     fragment_of = dict(zip(parameters, _cut(sizes, fragments), strict=True))
     used: dict[tuple[int, str], int] = {}
     entries = []
@@ -163,7 +164,7 @@ def _cut(sizes: list[int], parts: int) -> list[int]:
 def _pinned(layout: Layout, fragment: int) -> Flat:
     """Return arrays like `empty`, in page-locked memory, into which a GPU copies several times faster."""
     return {
-        group: torch.empty(size, dtype=getattr(torch, dtype_of(group).name), pin_memory=True).numpy()
+        group: torch.empty(size, dtype=getattr(torch, dtype_of(group)), pin_memory=True).numpy()
         for group, size in layout.groups(fragment).items()
     }
 

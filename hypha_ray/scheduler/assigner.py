@@ -86,7 +86,8 @@ class Assigner:
         assert member.plan is not None
         restore: list[Command] = [Restore(worker)] if restores else []
         member.fresh = member.fresh and not plan.spans
-        return [Assign(worker, member.plan), *restore, Merge(worker, plan.round)]
+        whole = member.has != plan.round - 1
+        return [Assign(worker, member.plan), *restore, Merge(worker, plan.round, whole)]
 
     def correct(self, current: Round, members: Sequence[Member], now: float) -> tuple[float, list[Command]]:
         """Plan the rest of the round anew, for those who haven't handed over: (seconds saved, new plans).

@@ -31,6 +31,8 @@ class Merge:
 
     worker: int
     round: int
+    whole: bool = True
+    """The worker doesn't have those of the round before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,8 @@ class Initialised:
     theta_bytes: int
     theta_sha256: str
     layout_sha256: str
+    difference_bytes: int | None = None
+    """Of what workers are sent that have the weights of the round before; None: of the weights."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,8 +90,8 @@ class Core:
 
     def _take_in(self, event: c.Input, now: float) -> None:
         match event:
-            case c.Initialised(theta_bytes=size, theta_sha256=theta, layout_sha256=layout):
-                self._course.theta_bytes, self._layout_sha256 = size, layout
+            case c.Initialised(theta_bytes=size, theta_sha256=theta, layout_sha256=layout, difference_bytes=less):
+                self._course.sent_bytes, self._layout_sha256 = (size, size if less is None else less), layout
                 self._distrust(self._proofs.know(self._past.next_round - 1, theta), now)
             case c.Reduced(verdict=verdict):
                 for source in self._course.reduced(verdict, now):

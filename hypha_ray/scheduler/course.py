@@ -41,7 +41,8 @@ class Course:
         """Workers whose successors have an inner state to take over."""
         self._began_at: float | None = None
         self._totals = {"samples_total": 0, "tokens_total": 0, **past.state.get("totals", {})}
-        self.theta_bytes = 0
+        self.sent_bytes = (0, 0)
+        """Of θ, and of its difference to that of the round before."""
         self.grace_until: float | None = None
         """When the round ends without those who haven't handed over; None: not yet, or no more."""
 
@@ -149,7 +150,7 @@ class Course:
             case Delta():
                 self._delivered(member, self.current, event, now)
             case Merged():
-                self._merged(member, now)
+                self._merged(member, event.round, now)
             case Evaluated():
                 member.progress.heard_at = now
                 if self._evaluation is not None:
@@ -244,10 +245,10 @@ class Course:
                 excluded += [] if source is None else [source]
         return excluded
 
-    def _merged(self, member: Member, now: float) -> None:
+    def _merged(self, member: Member, number: int, now: float) -> None:
         if self._closing is not None:
-            self._closing.merged(member.source.worker, member.merged_at, now)
-        member.merged_at = now
+            self._closing.merged(member.source.worker, member.merged_at, now, self.sent_bytes[member.has == number - 1])
+        member.merged_at, member.has = now, number
         if member.plan is not None and not member.plan.evaluate:
             member.progress.heard_at = now
             self._done_if_final(member)
@@ -288,11 +289,10 @@ class Course:
         return before if self._began_at is None else before + now - self._began_at
 
     def _record(self, closing: Round, now: float) -> dict[str, Any]:
-        record = closing.record(self.theta_bytes, self._job.rounds.update_rounds)
-        elapsed_s, done = self.elapsed_s(now), closing.number + 1
-        eta_s = elapsed_s / done * (self._job.rounds.update_rounds - done)
+        rounds, elapsed_s, done = self._job.rounds.update_rounds, self.elapsed_s(now), closing.number + 1
+        eta_s = elapsed_s / done * (rounds - done)
         epoch = self._assigner.ledger.epoch
-        return {**record, **closing.totals, "elapsed_s": elapsed_s, "eta_s": eta_s, "epoch": epoch}
+        return {**closing.record(rounds), **closing.totals, "elapsed_s": elapsed_s, "eta_s": eta_s, "epoch": epoch}
 
 
 def _diverged(number: int, reason: str) -> ConfigError:

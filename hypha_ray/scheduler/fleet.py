@@ -44,6 +44,8 @@ class Member:
     held: dict[int, int] = field(default_factory=dict)
     """Slices that were sent, with their samples, oldest first."""
     merged_at: float | None = None
+    has: int | None = None
+    """The round whose weights it has merged last."""
     layout: str = ""
     """Fingerprint of the model that it has built."""
     fresh: bool = True

@@ -72,8 +72,8 @@ class Foreman:
                 self._spawn(self._feed(worker, index))
             case c.Assign(plan=plan):
                 self._say(worker, lambda one: one.assign.remote(to, plan))
-            case c.Merge(round=number):
-                for call in self._weights.orders(to, number):
+            case c.Merge(round=number, whole=whole):
+                for call in self._weights.orders(to, number, whole):
                     self._say(worker, call)
                 failpoint("scheduler.mid_broadcast")
             case c.Restore():

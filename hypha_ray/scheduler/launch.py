@@ -6,7 +6,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -60,14 +60,13 @@ def launch(loaded: Loaded, kind: str) -> None:
         if new:
             check_fit(job, manifest)
         if new or not is_done(job, directory):
-            for note in advice(job):
-                print(f"note: {note}", file=sys.stderr)
             with connected(str(job.run.name)):
                 if new:
                     workers_to_start(job, cluster_nodes())
                     held.enter_context(directory.lock())
                     settle(job, directory, manifest, loaded.resume)
-                watch(records(job, str(job.run.name), directory, dataset), Console(job.rounds.update_rounds))
+                stream = records(job, str(job.run.name), directory, dataset)
+                watch(stream, Console(job.rounds.update_rounds), advice(job))
         finish(job, directory, dataset)
     print(f"run: {directory.path}")
 
@@ -132,11 +131,14 @@ def check_fit(job: Job, manifest: Manifest) -> None:
         raise DataError("DATA025", what, f"{channels} channels", f"{known.channels}", fix)
 
 
-def watch(stream: Iterator[dict[str, Any]], console: Console) -> None:
-    """Show a run while it goes on."""
+def watch(stream: Iterator[dict[str, Any]], console: Console, notes: Iterable[str] = ()) -> None:
+    """Show a run while it goes on, and before it these notes, once it has begun."""
     summary, told = None, set()
     try:
         for record in stream:
+            for note in notes:
+                console.note(note)
+            notes = ()
             if record["kind"] != "step":
                 log.info("%s", record)
             match record["kind"]:

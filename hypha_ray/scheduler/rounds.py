@@ -34,6 +34,8 @@ class Round:
     verdict: Verdict | None = None
     merging: set[int] = field(default_factory=set)
     """Workers that still have to merge the round's result."""
+    bytes_down: int = 0
+    """Of the result, over all workers that have merged it."""
     waited_s: dict[int, float] = field(default_factory=dict)
     worked_s: dict[int, float] = field(default_factory=dict)
     last_merged_at: float = 0.0
@@ -55,17 +57,18 @@ class Round:
         """When the last delta came in."""
         return max(self.delivered_at.values())
 
-    def merged(self, worker: int, since: float | None, now: float) -> None:
+    def merged(self, worker: int, since: float | None, now: float, sent_bytes: int) -> None:
         """Note that a worker has the result: it worked from `since` on, and waited from its delta on."""
         if worker not in self.merging:
             return
         self.merging.discard(worker)
         self.last_merged_at = now
+        self.bytes_down += sent_bytes
         if worker in self.delivered_at:
             self.waited_s[worker] = now - self.delivered_at[worker]
         self.worked_s[worker] = now - (self.started_at if since is None else since)
 
-    def record(self, theta_bytes: int, rounds: int) -> dict[str, Any]:
+    def record(self, rounds: int) -> dict[str, Any]:
         """The metrics of the round, without the run's totals; see docs/telemetry.md."""
         assert self.verdict is not None
         accepted = {contribution.worker for contribution in self.verdict.accepted}
@@ -94,7 +97,7 @@ class Round:
             "bytes_up": sum(delta.payload_bytes for delta in self.deltas.values()),
             "codec_error": _mean(deltas.values(), lambda delta: delta.quality[0]),
             "codec_cosine": _mean(deltas.values(), lambda delta: delta.quality[1]),
-            "bytes_down": theta_bytes * len(self.worked_s),
+            "bytes_down": self.bytes_down,
             "sync_s": self.last_merged_at - self.ready_at,
             "idle_fraction": sum(self.waited_s.values()) / max(sum(self.worked_s.values()), 1e-9),
             "data_wait_fraction": sum(d.data_wait_s for d in deltas.values()) / train_s if train_s else 0.0,

@@ -8,8 +8,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 from ray.exceptions import ObjectLostError
 
+from hypha_ray.codec import codec
 from hypha_ray.config import Job
 from hypha_ray.scheduler.commands import Initialised, Persist, Reduce
 from hypha_ray.scheduler.crew import Crew
@@ -25,6 +27,8 @@ class Weights:
         self._job, self._crew = job, crew
         self._theta: list[Any] = []
         self._momentum: list[Any] = []
+        self._differences: list[Any] = []
+        """Of θ to that of the round before, by fragment, if the job has new weights sent like that."""
         self.inner: dict[int, Any] = {}
         """Inner states after the last committed round, by worker; in replay mode."""
         self._saving, self._described = asyncio.Lock(), asyncio.Event()
@@ -42,7 +46,10 @@ class Weights:
             self._momentum = list(await asyncio.gather(*(self._still(f) for f in range(fragments))))
         begin = await self._crew.store.ask(lambda store: store.begin.remote(self.layout, *self._theta))
         self.bytes = self.layout.bytes()
-        return Initialised(self.bytes, await begin, self.layout.sha256())
+        form = codec(self._job.sync.downward_codec).form
+        parts = [part for fragment in range(fragments) for part in form(self.layout.groups(fragment)).values()]
+        difference_bytes = sum(np.dtype(dtype).itemsize * size for dtype, size in parts)
+        return Initialised(self.bytes, await begin, self.layout.sha256(), difference_bytes)
 
     async def described(self) -> Layout:
         """Where the model's tensors lie; waits until that is known."""
@@ -76,9 +83,18 @@ class Weights:
         server = self._crew.servers[fragment]
         return await server.ask(lambda actor: actor.momentum.remote(self.layout, fragment))
 
-    def orders(self, to: Source, round_number: int) -> list[Callable[[Any], Any]]:
-        """Calls that give a worker the newest θ: one object for each fragment, however many readers."""
-        return [partial(_merged, to, round_number, fragment, theta) for fragment, theta in enumerate(self._theta)]
+    def orders(self, to: Source, round_number: int, whole: bool) -> list[Callable[[Any], Any]]:
+        """Calls that give a worker the newest θ: one object for each fragment, however many readers.
+
+        Args:
+            to: the worker.
+            round_number: the round that begins with these weights.
+            whole: the worker doesn't have the weights of the round before.
+
+        """
+        whole = whole or not self._differences
+        refs = self._theta if whole else self._differences
+        return [partial(_merged, to, round_number, fragment, ref, not whole) for fragment, ref in enumerate(refs)]
 
     async def reduce(self, command: Reduce, payloads: list[list[Any]]) -> Verdict:
         """One outer step of all fragments. A delta that one fragment rejects is left out of all of them."""
@@ -97,7 +113,7 @@ class Weights:
                     raise  # It is θ: the run has to go on from its last snapshot.
                 rejected |= lost
                 continue
-            verdicts = [await step[2] for step in steps]
+            verdicts = [await step[-1] for step in steps]
             new = {rejection.worker: rejection for verdict in verdicts for rejection in verdict.rejected}
             alike = all(len(verdict.rejected) == len(new) for verdict in verdicts)
             rejected |= new
@@ -105,6 +121,7 @@ class Weights:
                 break
         if verdicts[0].accepted:
             self._theta, self._momentum = [step[0] for step in steps], [step[1] for step in steps]
+            self._differences = [] if self._job.sync.downward_codec == "fp32" else [step[2] for step in steps]
         return _joined(verdicts, tuple(rejected[worker] for worker in sorted(rejected)))
 
     async def _step(self, fragment: int, round_number: int, kept: list[Any]) -> list[Any]:
@@ -148,8 +165,8 @@ class Weights:
             return saved
 
 
-def _merged(to: Source, round_number: int, fragment: int, theta: Any, worker: Any) -> Any:
-    return worker.merge.remote(to, round_number, fragment, theta)
+def _merged(to: Source, round_number: int, fragment: int, ref: Any, difference: bool, worker: Any) -> Any:
+    return worker.merge.remote(to, round_number, fragment, ref, difference)
 
 
 def _received(server: Any, ref: Any) -> Any:

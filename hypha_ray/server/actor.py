@@ -61,7 +61,7 @@ class ParameterServer:
 
         return {} if self._sync else initial_momentum(layout, fragment, self._job.outer_optimizer.name)
 
-    @ray.method(num_returns=3)
+    @ray.method(num_returns=4)
     def reduce(
         self,
         layout: Layout,
@@ -71,8 +71,8 @@ class ParameterServer:
         momentum: Flat,
         meta: tuple[tuple[int, int, int], ...],
         *payloads: Flat,
-    ) -> tuple[Flat, Flat, Verdict]:
-        """Take an outer step; see `reducer.reduce`. Returns new θ, new momentum and the verdict, as separate results.
+    ) -> tuple[Flat, Flat, Flat, Verdict]:
+        """Take an outer step; see `reducer.reduce`.
 
         Ray fetches references that are arguments of their own before the call begins, hence the flat list of payloads.
 
@@ -85,9 +85,13 @@ class ParameterServer:
             meta: worker, incarnation and samples of each payload.
             payloads: what the workers sent, in the same order.
 
+        Returns:
+            As separate results: new θ, new momentum, the coded difference of θ if there is to be one, and the verdict.
+
         """
-        from hypha_ray.codec import codec
+        from hypha_ray.codec import codec, difference_codec
         from hypha_ray.server.gates import Received
+        from hypha_ray.server.publication import apart, published
         from hypha_ray.server.reducer import Rules, reduce
 
         failpoint("server.before_reduce")
@@ -96,9 +100,14 @@ class ParameterServer:
         descent = self._descent(layout) if self._sync else None
         rounds = self._job.rounds.update_rounds
         rules = Rules(layout, fragment, self._job.outer_optimizer, sync, codec(sync.codec), descent, rounds)
-        result = reduce(round, theta, momentum, received, rules, self._room(layout, fragment))
+        own, left_out = apart(momentum)
+        new, state, verdict = reduce(round, theta, own, received, rules, self._room(layout, fragment))
+        difference: Flat = {}
+        if (down := difference_codec(sync.downward_codec)) is not None:
+            result = new, state, verdict
+            new, state, difference, verdict = published(down, sync.error_feedback, theta, left_out, result)
         failpoint("server.after_reduce")
-        return result
+        return new, state, difference, verdict
 
     def receive(self, payload: Flat) -> None:
         """Nothing but take a payload in: it is on this node then, before it is needed, and safe from its own's end."""

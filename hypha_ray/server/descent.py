@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from hypha_ray.config import Job
+from hypha_ray.groups import is_trained
 from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import gather, scatter, view
 from hypha_ray.optim.optimizers import build_optimizer
@@ -36,9 +37,7 @@ class ModelDescent:
                 parameter.data = parameter.data.float()
         self._optimizer = build_optimizer(self._model, job.inner_optimizer, inner_steps(job))
         parameters = dict(self._model.named_parameters())
-        self._trained = [
-            (entry, parameters[entry.name]) for entry in layout.entries if entry.group.startswith("parameters/")
-        ]
+        self._trained = [(entry, parameters[entry.name]) for entry in layout.entries if is_trained(entry.group)]
 
     def step(self, round: int, theta: Flat, state: Flat, out: Flat) -> Flat:
         """Clip the mean gradient by its norm, and take the step that the schedule has in this round.
@@ -53,7 +52,7 @@ class ModelDescent:
             The optimizer's new state.
 
         """
-        before = {group: theta[group] if group.startswith("parameters/") else out[group] for group in out}
+        before = {group: theta[group] if is_trained(group) else out[group] for group in out}
         scatter(self._model, self._layout, 0, before)
         for entry, parameter in self._trained:
             parameter.grad = torch.from_numpy(view(entry, out))

@@ -15,6 +15,7 @@ from hypha_ray.codec import Codec, Fp32
 from hypha_ray.codec.blocks import blocks
 from hypha_ray.codec.views import tensors
 from hypha_ray.config.schema import OuterOptimizer, Sync
+from hypha_ray.groups import dtype_of, is_trained
 from hypha_ray.server.gates import Received, admit, clip_scales, excessive, square_sum
 from hypha_ray.server.merge import Values, measure, merger, sweep
 from hypha_ray.server.outer import SLOTS, Group, collection, outer_step, rate, replacement
@@ -54,16 +55,16 @@ def initial_momentum(layout: Layout, fragment: int, outer: str = "nesterov") -> 
     """Momentum before the first round: zeros, for each group of parameters and each array that the optimizer needs."""
     groups = layout.groups(fragment).items()
     return {
-        slot + group: np.zeros(size, group.rpartition("/")[2])
+        slot + group: np.zeros(size, dtype_of(group))
         for slot in SLOTS[outer]
         for group, size in groups
-        if _is_trained(group)
+        if is_trained(group)
     }
 
 
 def blank(layout: Layout, fragment: int, outer: str = "nesterov") -> State:
     """Arrays that a result fits into, for `reduce` to write to."""
-    theta = {group: np.empty(size, group.rpartition("/")[2]) for group, size in layout.groups(fragment).items()}
+    theta = {group: np.empty(size, dtype_of(group)) for group, size in layout.groups(fragment).items()}
     return theta, {name: np.empty_like(array) for name, array in initial_momentum(layout, fragment, outer).items()}
 
 
@@ -132,11 +133,11 @@ class _Attempt(NamedTuple):
 
     def norm(self, index: int) -> float:
         """L2 norm of a worker's delta, buffers left out."""
-        return math.sqrt(sum(squares[index] for group, squares in self.deltas.items() if _is_trained(group)))
+        return math.sqrt(sum(squares[index] for group, squares in self.deltas.items() if is_trained(group)))
 
     def update_norm(self) -> float:
         """L2 norm of the change of θ, buffers left out."""
-        return math.sqrt(sum(square for group, square in self.changes.items() if _is_trained(group)))
+        return math.sqrt(sum(square for group, square in self.changes.items() if is_trained(group)))
 
 
 def _attempt(
@@ -152,7 +153,7 @@ def _attempt(
         if not before.is_floating_point():
             new[group].copy_(rules.codec.decode(payloads[0], group, slice(None)))
             continue
-        if _is_trained(group):
+        if is_trained(group):
             values = _values(group, before, payloads, rules, scales)
             if rules.descent is None:
                 slots = [slot + group for slot in SLOTS[rules.outer.name]]
@@ -175,7 +176,7 @@ def _descended(round: int, theta: Flat, state: Flat, attempt: _Attempt, descent:
     new = attempt.state[0]
     state = descent.step(round, theta, state, new)
     before, after = tensors(theta), tensors(new)
-    changes = {group: _distance(before[group], after[group]) for group in attempt.changes if _is_trained(group)}
+    changes = {group: _distance(before[group], after[group]) for group in attempt.changes if is_trained(group)}
     changes |= {name: 0.0 if np.isfinite(array).all() else math.inf for name, array in state.items()}
     return attempt._replace(state=(new, state), changes=attempt.changes | changes)
 
@@ -190,7 +191,7 @@ def _scales(theta: _Tensors, payloads: Sequence[_Tensors], rules: Rules) -> list
     workers = range(len(payloads))
     if rules.sync.clip is None:
         return [1.0 for _ in workers]
-    trained = [(group, before) for group, before in theta.items() if _is_trained(group)]
+    trained = [(group, before) for group, before in theta.items() if is_trained(group)]
     squares = [measure(_values(group, before, payloads, rules)) for group, before in trained]
     return clip_scales([math.sqrt(sum(one[index] for one in squares)) for index in workers], rules.sync.clip)
 
@@ -203,16 +204,12 @@ def _values(
     scales: Sequence[float] | None = None,
 ) -> Values:
     """What the workers have for a group; deltas are multiplied by `scales`."""
-    relative = _is_trained(group) and (rules.codec.yields == "deltas" or rules.descent is not None)
+    relative = is_trained(group) and (rules.codec.yields == "deltas" or rules.descent is not None)
     return Values(partial(_read, rules.codec, payloads, group), theta, relative, scales or [1.0] * len(payloads))
 
 
 def _read(codec: Codec, payloads: Sequence[_Tensors], group: str, part: slice) -> list[torch.Tensor]:
     return [codec.decode(payload, group, part) for payload in payloads]
-
-
-def _is_trained(group: str) -> bool:
-    return group.startswith("parameters/")
 
 
 def _in_order(rejected: Iterable[Rejection]) -> tuple[Rejection, ...]:

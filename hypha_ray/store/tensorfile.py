@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load_file
 
+from hypha_ray.groups import dtype_of, is_trained
 from hypha_ray.store.disk import new_file
 from hypha_ray.types import Flat, Layout
 
@@ -83,7 +84,7 @@ def named(layout: Layout, flats: Sequence[Flat], kind: str = "") -> dict[str, Ar
 def flattened(layout: Layout, tensors: Mapping[str, Array], kind: str = "") -> list[Flat]:
     """Put tensors by name into new arrays, one for each fragment and group: the reverse of `named`."""
     flats: list[Flat] = [
-        {group: np.empty(size, group.rpartition("/")[2]) for group, size in layout.groups(fragment).items()}
+        {group: np.empty(size, dtype_of(group)) for group, size in layout.groups(fragment).items()}
         for fragment in range(layout.fragments)
     ]
     for entry in layout.entries:
@@ -94,7 +95,7 @@ def flattened(layout: Layout, tensors: Mapping[str, Array], kind: str = "") -> l
 
 def named_outer(layout: Layout, flats: Sequence[Flat]) -> dict[str, Array]:
     """Name outer momentum as the weights are; another state has names of its own, after the fragment's number."""
-    trained = [{group for group in layout.groups(f) if group.startswith("parameters/")} for f in range(len(flats))]
+    trained = [{group for group in layout.groups(f) if is_trained(group)} for f in range(len(flats))]
     if [flat.keys() for flat in flats] == trained:
         return named(layout, flats, "parameters/")
     return {f"{fragment}/{name}": array for fragment, flat in enumerate(flats) for name, array in flat.items()}
@@ -102,7 +103,7 @@ def named_outer(layout: Layout, flats: Sequence[Flat]) -> dict[str, Array]:
 
 def flattened_outer(layout: Layout, tensors: Mapping[str, Array]) -> list[Flat]:
     """Put what `named_outer` gave back into its form."""
-    if tensors.keys() == {entry.name for entry in layout.entries if entry.group.startswith("parameters/")}:
+    if tensors.keys() == {entry.name for entry in layout.entries if is_trained(entry.group)}:
         return flattened(layout, tensors, "parameters/")
     flats: list[Flat] = [{} for _ in range(layout.fragments)]
     for name, array in tensors.items():

@@ -79,10 +79,10 @@ class TrainWorker:
             self._stint.feeder.keep(plan.keep)
 
     @ray.method(concurrency_group="control")
-    def merge(self, to: Source, round_number: int, fragment: int, weights: Flat) -> None:
-        """Take the global weights of a round."""
+    def merge(self, to: Source, round_number: int, fragment: int, weights: Flat, difference: bool = False) -> None:
+        """Take the global weights of a round, or their coded difference to those of the round before."""
         if to == self._stint.source:
-            self._stint.desk.merge(round_number, fragment, weights)
+            self._stint.desk.merge(round_number, fragment, weights, difference)
 
     @ray.method(concurrency_group="control")
     def restore(self, to: Source, state: Flat) -> None:

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from hypha_ray.types import Flat, Layout, Plan
+from hypha_ray.worker.held import Held
 from hypha_ray.worker.waits import Waits
 
 
 class Desk(Waits):
-    """Written by the control thread, read by the inner loop. Every order may arrive twice, and in any order."""
+    """Written by the control thread, read by the inner loop. Every order may arrive twice, and in any order.
 
-    def __init__(self, fragments: int) -> None:
+    Args:
+        fragments: of the weights.
+        downward: codec of differences between weights.
+
+    """
+
+    def __init__(self, fragments: int, downward: str = "fp32") -> None:
         super().__init__()
-        self._fragments = fragments
+        self._fragments, self._held = fragments, Held(downward)
         self._plan: Plan | None = None
-        self._weights: dict[int, dict[int, Flat]] = {}
+        self._weights: dict[int, dict[int, tuple[Flat, bool]]] = {}
         self._state: Flat | None = None
         self._layout: Layout | None = None
         self._restored = False
@@ -29,11 +36,11 @@ class Desk(Waits):
             self._changed.notify_all()
             return True
 
-    def merge(self, round_number: int, fragment: int, weights: Flat) -> None:
-        """Put the weights down with which a round starts."""
+    def merge(self, round_number: int, fragment: int, weights: Flat, difference: bool = False) -> None:
+        """Put the weights down with which a round starts, or their coded difference to those of the round before."""
         with self._changed:
             if round_number > self.round:
-                self._weights.setdefault(round_number, {})[fragment] = weights
+                self._weights.setdefault(round_number, {})[fragment] = weights, difference
                 self._changed.notify_all()
 
     def restore(self, state: Flat) -> None:
@@ -74,9 +81,9 @@ class Desk(Waits):
         with self._changed:
             self._wait(lambda: bool(self._whole()))
             self.round = max(self._whole())
-            weights = self._weights[self.round]
-            self._weights = {number: parts for number, parts in self._weights.items() if number > self.round}
-            return self.round, weights
+            parts = self._weights[self.round]
+            self._weights = {number: later for number, later in self._weights.items() if number > self.round}
+        return self.round, {fragment: self._held.take(fragment, *part) for fragment, part in parts.items()}
 
     def state(self) -> Flat | None:
         """The predecessor's inner state, which is given out once, then None; waits for it."""

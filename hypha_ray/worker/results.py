@@ -14,6 +14,7 @@ from hypha_ray.bridge.paths import WorkDirectory
 from hypha_ray.bridge.tensors import read
 from hypha_ray.codec import Encoder, encoded, payload_bytes
 from hypha_ray.errors import BridgeError
+from hypha_ray.groups import dtype_of
 from hypha_ray.store.tensorfile import flattened
 from hypha_ray.types import Delta, Evaluated, Event, Flat, Layout, Merged, Plan, Report, Source, window
 
@@ -153,7 +154,7 @@ class Results:
     def _read(self, path: str, content: pb.Content, layout: Layout) -> dict[str, Any]:
         """The tensors of an update, from a copy that nobody else changes."""
         self.admit(path, content.size)
-        expected = {entry.name: (entry.group.rpartition("/")[2], entry.shape) for entry in layout.entries}
+        expected = {entry.name: (dtype_of(entry.group), entry.shape) for entry in layout.entries}
         with tempfile.TemporaryDirectory(prefix="hypha-spool-") as folder:
             copy = Path(folder, "update")
             self._directory.copy(path, content, copy)

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from hypha_ray.config import Job
+from hypha_ray.groups import is_trained
 from hypha_ray.model.layout import gather
 from hypha_ray.types import Flat, Layout
 from hypha_ray.worker.feeder import Arrays
@@ -87,7 +88,7 @@ class MeanGradient:
         """The mean gradient in the place of the parameters, zeros where there is none; and the buffers."""
         flat = gather(self._stepper.model, layout, fragment, out, gradients=True)
         for group, array in flat.items():
-            if group.startswith("parameters/"):
+            if is_trained(group):
                 torch.from_numpy(array).div_(max(1, self._samples))
         return flat
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from hypha_ray.groups import is_trained
 from hypha_ray.model.layout import Array
 from hypha_ray.types import Delta, Flat
 
@@ -39,7 +40,7 @@ def tampered(action: str, delta: Delta, parts: Sequence[Flat], theta: Sequence[F
 def _damaged(action: str, payload: Flat, theta: Flat) -> Flat:
     damaged: Flat = {}
     for group, array in payload.items():
-        if not group.startswith("parameters/"):
+        if not is_trained(group):
             damaged[group] = array
             continue
         match action:

@@ -93,8 +93,8 @@ def rounds(server: Any, refs: list[Any], payloads: list[list[Any]], fragment: in
     for number, round_payloads in enumerate(payloads):
         meta = tuple((worker, 0, 10 + worker) for worker in range(len(round_payloads)))
         step = server.reduce.remote(layout_ref, fragment, number, theta_ref, momentum_ref, meta, *round_payloads)
-        theta_ref, momentum_ref, _ = step
-        results.append(step)
+        theta_ref, momentum_ref, _, verdict_ref = step
+        results.append([theta_ref, momentum_ref, verdict_ref])
     return results
 
 

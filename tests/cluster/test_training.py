@@ -17,6 +17,7 @@ from ray.util import list_named_actors
 from hypha_ray.codec import codec
 from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import layout_of
+from hypha_ray.types import Layout
 from jobs import MODEL, job_of, run_job
 
 
@@ -97,15 +98,22 @@ def test_one_step_rounds_of_sgd_are_data_parallelism(results: Path, corpus: Path
     assert moved > 1e-3, "nothing was learned"
 
 
+def coded_bytes(name: str, layout: Layout) -> int:
+    """Size of payloads of all fragments, as the codec declares it."""
+    forms = [codec(name).form(layout.groups(fragment)) for fragment in range(layout.fragments)]
+    return sum(np.dtype(dtype).itemsize * size for form in forms for dtype, size in form.values())
+
+
 def test_coded_deltas_train_as_well_and_weigh_what_is_recorded(results: Path, corpus: Path) -> None:
-    rounds, sync = {"update_rounds": 6, "samples_between_updates": 128}, {"codec": "e3m0", "fragments": 2}
+    rounds = {"update_rounds": 6, "samples_between_updates": 128}
+    sync = {"codec": "e3m0", "fragments": 2, "downward_codec": "int8"}
     job = job_of("coded", corpus, rounds=rounds, sync=sync, outer_optimizer={"name": "average"})
     run = run_job(job, results, corpus)
     layout = layout_of(build_model(job.model, 0), 2)
-    forms = [form for fragment in (0, 1) for form in codec("e3m0").form(layout.groups(fragment)).values()]
-    weight = sum(np.dtype(form.dtype).itemsize * form.size for form in forms)
-    assert all(one["bytes_up"] == 2 * weight and 0 < one["codec_error"] < 0.3 for one in run.of_kind("round"))
-    assert weight < layout.bytes() / 7.5
+    up, down = (coded_bytes(name, layout) for name in ("e3m0", "int8"))
+    assert all((one["bytes_up"], one["bytes_down"]) == (2 * up, 2 * down) for one in run.of_kind("round"))
+    assert all(0 < one["codec_error"] < 0.3 for one in run.of_kind("round"))
+    assert up < layout.bytes() / 7.5 and down < layout.bytes() / 3.8
     assert run.of_kind("eval")[-1]["val_loss"] < run.of_kind("eval")[0]["val_loss"] - 0.3
 
 

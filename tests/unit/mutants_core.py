@@ -88,6 +88,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "samples = tuple(1 if uniform else delta.samples for",
         "samples = tuple(1 for",
     ),
+    "weights are sent as differences to whoever": ("assigner", "whole = member.has != plan.round - 1", "whole = False"),
     "the verdict is taken twice": ("course", "or current.verdict is not None:", ":"),
     "rejected samples count as used": (
         "course",

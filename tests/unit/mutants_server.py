@@ -19,7 +19,7 @@ WEIGHED = 'samples if sync.weighting == "samples" else [1] * workers'
 MIDDLE = "mean([1] * (workers - 2 * drop))"
 ALL_FINITE = "all(map(math.isfinite, self.changes.values()))"
 DROPPED = "max(1, int(sync.trim * workers))"
-NORM = "if _is_trained(group)))\n\n    def update_norm"
+NORM = "if is_trained(group)))\n\n    def update_norm"
 
 MUTANTS = {
     "a worker counts twice": ("if admitted and admitted[-1].worker == delta.worker:", "if False:"),
@@ -46,7 +46,7 @@ MUTANTS = {
     "clipped norms are recorded": ("square_sum(delta)\n", "square_sum(delta * scale)\n"),
     "a clipped weight forgets θ": ("torch.add(before, delta, alpha=scale)", "delta * scale"),
     "deltas are taken for weights": ('rules.codec.yields == "deltas"', "False"),
-    "norms leave groups out": (NORM, NORM.replace("_is_trained(group)", "group[-1] == '2'")),
+    "norms leave groups out": (NORM, NORM.replace("is_trained(group)", "group[-1] == '2'")),
     "samples don't weigh": (WEIGHED, "[1] * workers"),
     "uniform weights aren't": (WEIGHED, "samples"),
     "trimming ignores its part": (DROPPED, "1"),

@@ -51,7 +51,8 @@ class SimulatedWorker:
                 newest = self._plan
                 if newest is None or (plan.round, plan.version) > (newest.round, newest.version):
                     self._plan = plan
-            case c.Merge(round=number):
+            case c.Merge(round=number, whole=whole):
+                assert whole or self.round >= number - 1, "a difference to weights that it doesn't have"
                 self._weights = max(self._weights, number)
             case c.Restore():
                 self._state = None if self._restored else (state,)

@@ -10,8 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hypha_ray.codec import NAMES, codec, encoded, encoder, payload_bytes
+from hypha_ray.codec import NAMES, codec, difference_codec, encoded, encoder, payload_bytes
 from hypha_ray.codec.blocks import BLOCK, blocks
+from hypha_ray.codec.difference import advance, publish
 from hypha_ray.codec.views import tensors
 from hypha_ray.types import Flat
 
@@ -153,3 +154,20 @@ def test_fragments_are_encoded_one_by_one_and_measured_together(name: str) -> No
     wanted = np.concatenate([part[GROUP] for part in parts])
     error = np.linalg.norm(np.concatenate(found) - wanted) / np.linalg.norm(wanted)
     assert quality.error == pytest.approx(error, rel=1e-4)
+
+
+def test_both_ends_have_the_same_weights_to_the_bit_and_nothing_is_lost_for_good(name: str) -> None:
+    chosen = difference_codec(name)
+    assert chosen is not None
+    theta, left_out = {GROUP: values(3, scale=1.0), MEAN: values(4, 7)}, dict[str, np.ndarray]()
+    wanted, worker = theta[GROUP].astype(np.float64), theta
+    for seed in range(5):
+        step = values(seed)
+        new = {GROUP: theta[GROUP] + step, MEAN: values(seed, 7)}
+        before = {group: array.copy() for group, array in left_out.items()}
+        payload, left = publish(chosen, 1.0, theta, new, left_out)
+        assert all(np.array_equal(left_out[group], before[group]) for group in before)
+        worker = advance(chosen, worker, payload)
+        assert all(worker[group].tobytes() == new[group].tobytes() for group in new)
+        wanted, theta, left_out = wanted + step, new, left
+    assert np.abs(theta[GROUP] + left_out[GROUP] - wanted).max() < 1e-5

@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hypha_ray.codec import codec, encoder
+from hypha_ray.codec.views import tensors
 from hypha_ray.types import Flat, Plan, Span
 from hypha_ray.worker.desk import Desk
 from hypha_ray.worker.feeder import Feeder
@@ -140,3 +142,24 @@ def test_called_away_reader_finds_nothing_even_if_it_is_there_and_the_first_reas
     desk.close(Closed)
     with pytest.raises(Retired):
         desk.plan(0)
+
+
+def test_differences_are_added_to_the_weights_before_and_those_are_left_alone() -> None:
+    rng, group = np.random.default_rng(0), "parameters/float32"
+    steps = [{group: rng.standard_normal(5000).astype(np.float32)} for _ in range(4)]
+    sender, desk = encoder("int8", 1.0), Desk(1, "int8")
+    desk.merge(0, 0, steps[0])
+    (_, weights), taken = desk.weights(), []
+    taken.append((weights[0], weights[0][group].copy()))
+    for number, step in enumerate(steps[1:], 1):
+        payload, _ = sender.encode(step, None)
+        desk.merge(number, 0, payload, difference=True)
+        desk.merge(number, 0, payload, difference=True)
+        round_number, weights = desk.weights()
+        taken.append((weights[0], weights[0][group].copy()))
+        decoded = codec("int8").decode(tensors(payload), group, slice(0, 5000)).numpy()
+        assert round_number == number and np.array_equal(taken[-1][1], taken[-2][1] + decoded)
+        assert np.array_equal(taken[-2][0][group], taken[-2][1]), "somebody may still read them"
+    whole = {group: np.zeros(5000, np.float32)}
+    desk.merge(9, 0, whole)
+    assert desk.weights() == (9, {0: whole})

@@ -1,0 +1,38 @@
+"""The global weights that a worker has, where new ones come as differences to them."""
+
+from __future__ import annotations
+
+from hypha_ray.codec import difference_codec
+from hypha_ray.types import Flat
+
+
+class Held:
+    """Makes weights of differences.
+
+    Args:
+        name: the codec's.
+
+    """
+
+    def __init__(self, name: str) -> None:
+        self._codec = difference_codec(name)
+        self._theta: dict[int, Flat] = {}
+        self._spare: dict[int, Flat] = {}
+        """Arrays of the round before the last: the last one's may still be read."""
+
+    def take(self, fragment: int, weights: Flat, difference: bool) -> Flat:
+        """The weights of a fragment: what came, or what it makes of those that were here before."""
+        if self._codec is None:
+            return weights
+        if not difference:
+            self._theta[fragment] = weights
+            self._spare.pop(fragment, None)
+            return weights
+        from hypha_ray.codec.difference import advance
+
+        before = self._theta[fragment]
+        new = advance(self._codec, before, weights, self._spare.get(fragment))
+        self._theta[fragment] = new
+        if all(array.flags.writeable for array in before.values()):  # They aren't the object store's.
+            self._spare[fragment] = before
+        return new

@@ -1,0 +1,49 @@
+"""New weights that go down coded: what the server keeps of them, and that it is a function of its arguments."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hypha_ray.codec import difference_codec
+from hypha_ray.server.publication import apart, published
+from hypha_ray.types import Contribution, Flat, Verdict
+
+GROUP = "parameters/float32"
+CODEC = difference_codec("e3m0")
+TAKEN = Verdict(3, (Contribution(0, 1, 8, 1.0),), (), 1.0)
+
+
+def flat(seed: int) -> Flat:
+    array = np.random.default_rng(seed).standard_normal(3000).astype(np.float32)
+    array.flags.writeable = False
+    return {GROUP: array}
+
+
+def once(theta: Flat, momentum: Flat, new: Flat) -> tuple[Flat, Flat, Flat, Verdict]:
+    assert CODEC is not None
+    own, left_out = apart(momentum)
+    return published(CODEC, 1.0, theta, left_out, ({GROUP: new[GROUP].copy()}, own, TAKEN))
+
+
+def test_what_is_left_out_is_part_of_the_state_and_comes_back() -> None:
+    theta, first, second = flat(0), flat(1), flat(2)
+    new, state, payload, verdict = once(theta, first, second)
+    assert state.keys() == {GROUP, f"left-out/{GROUP}"} and state[GROUP] is first[GROUP] and verdict is TAKEN
+    assert np.abs(new[GROUP] + state[f"left-out/{GROUP}"] - second[GROUP]).max() < 1e-6
+    own, left_out = apart(state)
+    assert own.keys() == left_out.keys() == {GROUP}
+    assert payload.keys() == {f"{GROUP}/codes", f"{GROUP}/scales"}
+
+
+def test_same_arguments_give_the_same_bits() -> None:
+    state = {GROUP: flat(1)[GROUP], f"left-out/{GROUP}": flat(5)[GROUP]}
+    one, other = (once(flat(0), state, flat(2)) for _ in range(2))
+    for a, b in zip(one[:3], other[:3], strict=True):
+        assert all(a[name].tobytes() == b[name].tobytes() for name in a)
+
+
+def test_round_of_which_nothing_was_taken_changes_nothing() -> None:
+    assert CODEC is not None
+    theta, left_out, nothing = flat(0), flat(5), Verdict(3, (), (), 0.0)
+    new, state, payload, _ = published(CODEC, 1.0, theta, left_out, (theta, {}, nothing))
+    assert new is theta and state[f"left-out/{GROUP}"] is left_out[GROUP] and payload == {}
