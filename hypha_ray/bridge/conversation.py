@@ -112,6 +112,7 @@ def _parsed(body: bytes | memoryview) -> Envelope:
         length = envelope.ParseFromString(bytes(body))
     except DecodeError as error:
         raise BridgeError("FRM005", "a frame without a message", got=str(error)[:100]) from None
-    if length != len(body) or envelope.ByteSize() != len(body):
+    # Shorter than ours it may be: some libraries leave zeros in maps out. Whatever is there twice makes it longer.
+    if length != len(body) or envelope.ByteSize() < len(body):
         raise BridgeError("FRM005", "a message that isn't encoded as protobuf asks for; a field twice?")
     return envelope

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bridging import TOKEN, channels, sockets, together
+from bridging import TOKEN, channels, envelope, sockets, together
 
 from hypha_ray.bridge import bridge_pb2 as pb
 from hypha_ray.bridge.channel import Channel
@@ -195,3 +195,14 @@ def test_speaking_to_one_who_is_gone_says_so(pair: tuple[Channel, Channel]) -> N
     with pytest.raises(BridgeError, match=r"FRM008"):
         for _ in range(3):
             driver.say("alive")
+
+
+def test_zero_in_a_map_may_be_left_out_as_some_libraries_do() -> None:
+    driver = Conversation("driver")
+    driver._opening.clear()
+    driver.session = b"s" * 16
+    entry = b"\x0a\x04loss"  # A key, and no value.
+    metrics = b"\x0a" + bytes([len(entry)]) + entry + b"\x10\x08"
+    content = b"\xba\x01" + bytes([len(metrics)]) + metrics
+    word, message = driver.unwrap(envelope(1, driver.session) + content)
+    assert (word, dict(message.items), message.data_processed) == ("metrics", {"loss": 0.0}, 8)
