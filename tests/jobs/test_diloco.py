@@ -88,9 +88,7 @@ def test_output_is_a_table_with_a_line_for_each_round_and_ends_with_the_director
     done: Done, run: Path, run_shared_job: RunJob
 ) -> None:
     advice, *lines = done.stdout.splitlines()
-    assert advice.startswith(
-        "-- outer_optimizer.momentum 0.9 takes about 50 rounds to settle, and there are 3: 0 would"
-    )
+    assert advice.startswith("-- outer_optimizer.momentum 0.5 takes about 10 rounds to settle, and there are 3: ")
     assert lines[-1] == f"run: {run_shared_job.home / 'small'}" and run.is_absolute()
     assert [line[10:] for line in lines[:2]] == ["leasing machines", "starting workers and building the model"]
     title, *rows = table = lines[2:-2]
