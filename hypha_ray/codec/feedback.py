@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
@@ -64,6 +66,8 @@ class Feedback:
                 if residual is not None:
                     residual[part] = difference
                 quality.take(target, decoded, difference)
+        if not math.isfinite(quality.difference):
+            self.residual.clear()  # One damaged result is rejected; those after it need not be.
         return payload, quality
 
     def _residual(self, group: str, size: int) -> torch.Tensor | None:

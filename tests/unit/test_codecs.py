@@ -107,6 +107,15 @@ def test_damage_is_not_hidden(name: str, damage: float) -> None:
     assert not np.isfinite(decoded(name, payload, 9000)).all()
 
 
+def test_damage_is_not_fed_back(name: str) -> None:
+    sender, damaged = encoder(name, 1.0), values(1, 9000)
+    damaged[4321] = np.nan
+    sender.encode({GROUP: damaged}, None)
+    payload, _ = sender.encode({GROUP: values(2, 9000)}, None)
+    fresh, _ = encoder(name, 1.0).encode({GROUP: values(2, 9000)}, None)
+    assert all(np.array_equal(payload[key], fresh[key]) for key in fresh)
+
+
 def test_scale_of_the_values_hardly_matters(name: str) -> None:
     """But to fp16, which has no scale."""
     for scale in (1.0, 1e3) if name == "fp16" else (1e-44, 1e-38, 1e-20, 1e20, 1e37):
