@@ -11,13 +11,15 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import tyro
 
-from hypha_ray.bridge.client import Trainer
 from hypha_ray.config.cli import run
 from hypha_ray.errors import BridgeError
+
+if TYPE_CHECKING:
+    from hypha_ray.bridge.client import Trainer
 
 AGAIN_S = 2.0
 """Wait before another attempt to connect."""
@@ -57,6 +59,8 @@ def main() -> None:
 
 
 def _joined(arguments: Worker) -> Trainer:
+    from hypha_ray.bridge.client import Trainer  # Not before the command line is known to be right.
+
     deadline = time.monotonic() + arguments.patience_s
     while True:
         try:

@@ -181,7 +181,7 @@ def test_worker_from_elsewhere_dials_in_by_tls_amid_noise(corpus: Path, tmp_path
         output, _ = process.communicate(timeout=30)
     whole(outcome, 12)
     assert process.returncode == 0
-    assert len(sent) > 20 and not events(outcome, "loss")
+    assert sent and not events(outcome, "loss")
     assert all(commit["deltas"][0]["worker"] == 0 for commit in outcome.commits())
     assert output.splitlines() == ["joined run dialled as worker 1", "the training is completed"]
     assert [delta["worker"] for delta in outcome.commits()[-1]["deltas"]] == [0, 1]
