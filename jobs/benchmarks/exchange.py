@@ -68,7 +68,7 @@ def exchange() -> dict[str, dict[str, Any]]:
 
 def _rows(millions: int, count: int) -> dict[str, dict[str, Any]]:
     layout = layout_of(_model(millions))
-    server: Any = ray.remote(num_cpus=0)(ParameterServer).remote(Job())
+    server: Any = ray.remote(num_cpus=0, concurrency_groups={"pulse": 1})(ParameterServer).remote(Job())
     workers: list[Any] = [ray.remote(num_cpus=0)(_Worker).remote(rank, millions) for rank in range(count)]
     theta, momentum = workers[0].result.remote(), server.momentum.remote(layout, 0)
     with socket.create_server(("127.0.0.1", 0)) as free:
