@@ -2,7 +2,7 @@
 
 from hypha_ray.codec.base import Codec, Encoder, Form, Quality, encoded, payload_bytes
 from hypha_ray.codec.fp32 import Fp32
-from hypha_ray.codec.registry import NAMES, codec, difference_codec, encoder
+from hypha_ray.codec.registry import NAMES, codec, difference_codec, encoder, encoders, sends_differences
 
 __all__ = [
     "NAMES",
@@ -15,5 +15,7 @@ __all__ = [
     "difference_codec",
     "encoded",
     "encoder",
+    "encoders",
     "payload_bytes",
+    "sends_differences",
 ]

@@ -45,12 +45,11 @@ def publish(codec: Chunked, decay: float, theta: Flat, new: Flat, left_out: Flat
         left_out: what was left out so far, by group; never written to.
 
     Returns:
-        The payload, and what is left out now.
+        The payload, whose buffers share memory with the new weights, and what is left out now.
 
     """
     sender = Feedback(codec, decay)
     sender.residual = {group: array.copy() for group, array in left_out.items()}
     payload, _ = sender.encode(new, theta)
-    payload = {name: array if is_trained(name) else array.copy() for name, array in payload.items()}
     advance(codec, theta, payload, out=new)
     return payload, sender.residual

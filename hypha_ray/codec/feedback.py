@@ -33,16 +33,7 @@ class Feedback:
         """What was left out so far, by group; empty before the first round, and where nothing is fed back."""
 
     def encode(self, values: Flat, theta: Flat | None) -> tuple[Flat, Quality]:
-        """Encode a round's result.
-
-        Args:
-            values: weights, if there is θ; or else what is to be sent itself, such as a gradient.
-            theta: the global weights that the round began with.
-
-        Returns:
-            The payload, whose buffers share memory with `values`; and how good it is.
-
-        """
+        """See `Encoder.encode`; the payload's buffers share memory with `values`."""
         codec = self._codec
         form = codec.form({group: array.size for group, array in values.items()})
         payload: Flat = {name: np.empty(size, dtype) for name, (dtype, size) in form.items() if is_trained(name)}

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, cast, get_args
 
 from hypha_ray.codec.base import Codec, Encoder
 from hypha_ray.codec.fp32 import Fp32, Unchanged
+from hypha_ray.config.schema import Encoding, Sync
 from hypha_ray.errors import ConfigError
 
 if TYPE_CHECKING:
     from hypha_ray.codec.chunked import Chunked
 
-NAMES = ("fp32", "bf16", "fp16", "int8", "int4", "e3m0", "topk")
+NAMES: tuple[str, ...] = get_args(Encoding)
 
 
 def codec(name: str) -> Codec:
@@ -51,3 +52,13 @@ def encoder(name: str, decay: float) -> Encoder:
     from hypha_ray.codec.feedback import Feedback
 
     return Feedback(chosen, decay)
+
+
+def encoders(sync: Sync) -> list[Encoder]:
+    """What a worker's payloads are made by, one encoder for each fragment."""
+    return [encoder(sync.codec, sync.error_feedback) for _ in range(sync.fragments)]
+
+
+def sends_differences(sync: Sync) -> bool:
+    """Whether payloads are made of weights and θ; or else of the weights alone, or of gradients."""
+    return sync.strategy != "sync" and codec(sync.codec).yields == "deltas"

@@ -6,7 +6,7 @@ Every field says what it is: `--help` is made from here.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
 
@@ -28,6 +28,9 @@ def _address(text: str) -> str:
         raise ValueError("host:port")
     return text
 
+
+Encoding: TypeAlias = Literal["fp32", "bf16", "fp16", "int8", "int4", "e3m0", "topk"]
+"""Names of codecs."""
 
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -139,10 +142,8 @@ class Sync(Table):
         description="sync: a round is a step of inner_optimizer on the mean of all gradients",
     )
     fragments: Count = Field(1, description="parts of the parameters with a server each")
-    codec: Literal["fp32", "bf16", "fp16", "int8", "int4", "e3m0", "topk"] = Field(
-        "fp32", description="what deltas and gradients are encoded as; see docs/communication.md"
-    )
-    downward_codec: Literal["fp32", "bf16", "fp16", "int8", "int4", "e3m0", "topk"] = Field(
+    codec: Encoding = Field("fp32", description="what deltas and gradients are encoded as; see docs/communication.md")
+    downward_codec: Encoding = Field(
         "fp32", description="what new weights are encoded as, for workers that have the old ones"
     )
     error_feedback: Annotated[float, Field(ge=0, le=1)] = Field(

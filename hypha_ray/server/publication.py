@@ -34,7 +34,7 @@ def published(
 
     """
     new, state, verdict = result
-    if not verdict.accepted:
-        return new, state | {_LEFT_OUT + group: array for group, array in left_out.items()}, {}, verdict
-    payload, left_out = publish(codec, decay, theta, new, left_out)
+    payload: Flat = {}
+    if verdict.accepted:
+        payload, left_out = publish(codec, decay, theta, new, left_out)
     return new, state | {_LEFT_OUT + group: array for group, array in left_out.items()}, payload, verdict

@@ -16,6 +16,7 @@ from hypha_ray.codec.blocks import blocks
 from hypha_ray.codec.views import tensors
 from hypha_ray.config.schema import OuterOptimizer, Sync
 from hypha_ray.groups import dtype_of, is_trained
+from hypha_ray.model.flat import empty
 from hypha_ray.server.gates import Received, admit, clip_scales, excessive, square_sum
 from hypha_ray.server.merge import Values, measure, merger, sweep
 from hypha_ray.server.outer import SLOTS, Group, collection, outer_step, rate, replacement
@@ -64,8 +65,8 @@ def initial_momentum(layout: Layout, fragment: int, outer: str = "nesterov") -> 
 
 def blank(layout: Layout, fragment: int, outer: str = "nesterov") -> State:
     """Arrays that a result fits into, for `reduce` to write to."""
-    theta = {group: np.empty(size, dtype_of(group)) for group, size in layout.groups(fragment).items()}
-    return theta, {name: np.empty_like(array) for name, array in initial_momentum(layout, fragment, outer).items()}
+    momentum = initial_momentum(layout, fragment, outer)
+    return empty(layout, fragment), {name: np.empty_like(array) for name, array in momentum.items()}
 
 
 def reduce(

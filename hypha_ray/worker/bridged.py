@@ -16,7 +16,7 @@ from typing import Any
 
 from hypha_ray.bridge import bridge_pb2 as pb
 from hypha_ray.bridge.paths import WorkDirectory
-from hypha_ray.codec import codec, encoder
+from hypha_ray.codec import encoders, sends_differences
 from hypha_ray.config import Job
 from hypha_ray.errors import BridgeError, HyphaError
 from hypha_ray.optim.schedules import rates
@@ -75,9 +75,7 @@ class BridgedLoop:
             self._channel = outside.connect(self._desk.check)
             directory = WorkDirectory(outside.directory)
             self._handout = Handout(self._channel, directory, self._feeder)
-            sync = self._job.sync
-            encoders = [encoder(sync.codec, sync.error_feedback) for _ in range(sync.fragments)]
-            self._results = Results(self._source, directory, encoders)
+            self._results = Results(self._source, directory, encoders(self._job.sync))
             self._channel.attach(directory, self._results.admit)
             self._channel.live()
             listening = threading.Thread(target=self._listen, name="bridge-hearing", daemon=True)
@@ -114,10 +112,10 @@ class BridgedLoop:
         number, weights = self._desk.weights()
         layout = self._desk.layout()
         flats = [weights[fragment] for fragment in range(layout.fragments)]
-        theta, relative = named(layout, flats), codec(self._job.sync.codec).yields == "deltas"
+        theta = named(layout, flats)
         if "merged" not in self._heard:
             self._results.theta_sha256 = digest(theta)
-        self._results.begin(number, flats if relative and self._job.sync.strategy != "sync" else ())
+        self._results.begin(number, flats if sends_differences(self._job.sync) else ())
         self._handout.parameters(number, theta)
         plan: Plan | None = self._desk.plan(number)
         first_and_last = rates(self._job, number)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from hypha_ray.codec import codec, encoded, encoder, payload_bytes
+from hypha_ray.codec import encoded, encoders, payload_bytes, sends_differences
 from hypha_ray.config import Job
 from hypha_ray.failpoints import failpoint
 from hypha_ray.model.layout import layout_of, scatter
@@ -44,9 +44,7 @@ class InnerLoop:
         self._layout = layout_of(self._model, job.sync.fragments)
         self._steps_per_round = steps_per_round(job)
         """All workers go through the schedule together, by parts of the round: a fast one isn't ahead."""
-        self._encoders = [encoder(job.sync.codec, job.sync.error_feedback) for _ in range(self._layout.fragments)]
-        self._relative = job.sync.strategy != "sync" and codec(job.sync.codec).yields == "deltas"
-        """Payloads are made of weights and θ."""
+        self._encoders, self._relative = encoders(job.sync), sends_differences(job.sync)
         self._results: list[Flat] = []
         self._replay = job.run.mode == "replay"
         self._bequeaths = self._replay and (self._strategy.has_state or job.sync.codec != "fp32")

@@ -6,6 +6,7 @@ import pytest
 import torch
 from huggingface_hub import constants
 from safetensors.numpy import load_file, save_file
+from small_models import RESNET
 from transformers import (
     AutoImageProcessor,
     AutoModelForCausalLM,
@@ -24,15 +25,6 @@ from hypha_ray.model.preprocess import load_preprocessor
 from hypha_ray.model.saved import open_saved
 
 GPT2 = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 16, "vocab_size": 384}
-RESNET = {
-    "model_type": "resnet",
-    "embedding_size": 4,
-    "hidden_sizes": [4, 8],
-    "depths": [1, 1],
-    "layer_type": "basic",
-    "num_channels": 1,
-    "num_labels": 3,
-}
 
 
 @pytest.fixture(autouse=True)

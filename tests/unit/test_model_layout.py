@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from small_models import RESNET
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification
 
 from hypha_ray.errors import CheckpointError, ConfigError
@@ -22,15 +23,6 @@ LLAMA = {
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "vocab_size": 32,
-}
-RESNET = {
-    "model_type": "resnet",
-    "embedding_size": 4,
-    "hidden_sizes": [4, 8],
-    "depths": [1, 1],
-    "layer_type": "basic",
-    "num_channels": 1,
-    "num_labels": 3,
 }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small_models import RESNET
 
 from hypha_ray.config import Job
 from hypha_ray.model.build import build_model
@@ -18,15 +19,6 @@ from hypha_ray.server.reducer import Rules, blank, reduce
 from hypha_ray.types import Flat, Layout, Verdict
 
 PARAMETERS = "parameters/float32"
-RESNET = {
-    "model_type": "resnet",
-    "embedding_size": 4,
-    "hidden_sizes": [4, 8],
-    "depths": [1, 1],
-    "layer_type": "basic",
-    "num_channels": 1,
-    "num_labels": 3,
-}
 INNER = {"learning_rate": 1e-2, "momentum": 0.9, "schedule": "linear-with-warmup", "warmup_steps": 2, "clip_norm": 0.5}
 
 
