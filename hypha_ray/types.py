@@ -1,8 +1,7 @@
 """The frozen records that travel between scheduler, workers, server and store.
 
-A *span* is a run of samples of one slice in one epoch; every sample that is trained on is in exactly one span of
-exactly one committed delta. Every event from a worker carries its `Source`, so that late, repeated and foreign
-messages are recognised.
+A *span* is a run of samples of one slice in one epoch; every trained sample is in exactly one span of exactly one
+committed delta. Every event from a worker carries its `Source`, so late, repeated and foreign ones are recognised.
 """
 
 from __future__ import annotations
@@ -65,8 +64,7 @@ class Layout:
     """A model's trained parameters and its buffers as flat arrays, the same on every machine.
 
     Groups are named ``parameters/float32``, ``buffers/float32``, ``buffers/int64``: parameters take outer steps, float
-    buffers are averaged, integer buffers taken from one worker. A tied tensor stands once, under its first name;
-    `tied` has pairs of alias and name. Frozen parameters are left out.
+    buffers are averaged, integer buffers taken from one worker. A tied tensor stands once, under its first name.
     """
 
     entries: tuple[Entry, ...]
@@ -115,7 +113,8 @@ class Source:
 class Plan:
     """What one worker does in one round: first evaluate, then train on the spans, then hand over its delta.
 
-    A later version of a round's plan has the same spans at its start; it may end earlier or later.
+    A later version of a round's plan has the same spans at its start. `ahead` is what the next round begins with, for
+    while this one's result is on its way. `progress`: where in the schedule its samples begin and end, in rounds.
     """
 
     round: int
@@ -124,11 +123,12 @@ class Plan:
     batch_size: int
     evaluate: tuple[Span, ...] = ()
     keep: frozenset[int] = frozenset()
-    """Slices that the worker should hold on to; it may drop all others."""
     final: bool = False
     """No more training: evaluate, then end."""
     restores: bool = False
     """Training waits for the inner state of the worker's predecessor, which is on its way."""
+    ahead: tuple[Span, ...] = ()
+    progress: tuple[float, float] | None = None
 
     @property
     def samples(self) -> int:
@@ -167,11 +167,12 @@ class Ready(Event):
 class Merged(Event):
     """The round's global weights are in the live parameters.
 
-    The first one of an incarnation has their sha256, as the commit record has it: by that a joiner proves what it has.
+    The first one of an incarnation has their sha256, by which it proves what it has; `waited_s` was waited for them.
     """
 
     merge_s: float
     theta_sha256: str | None = None
+    waited_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,14 +189,13 @@ class Evaluated(Event):
 class Report(Event):
     """Progress since the last report of this round.
 
-    `seconds` is the time of `timed_batches`, a round's first batch excepted; `data_wait_s` is waited for batches.
+    `loss_sum` is over samples; `seconds` the time of `timed_batches`, a round's first one excepted.
     """
 
     batches: int
     samples: int
     tokens: int
     loss_sum: float
-    """Sum over samples of the mean loss of their batch."""
     seconds: float
     timed_batches: int
     data_wait_s: float
@@ -208,7 +208,7 @@ class Delta(Event):
     """A round's result; the next `fragments` items of the stream are its payloads, one a fragment, in order.
 
     With `inner_state` one more item follows: the optimizer's state after the round, from which a successor goes on.
-    `train_s` is from first batch to last. `quality`: the payloads' relative error, and cosine to what they encode.
+    `train_s` is from first batch to last; `quality` the payloads' relative error, and cosine to what they encode.
     """
 
     spans: tuple[Span, ...]
@@ -245,13 +245,12 @@ class Failed(Event):
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """A delta that went into a round, as the server saw it."""
+    """A delta that went into a round, as the server saw it, with its L2 norm over all fragments that it has."""
 
     worker: int
     incarnation: int
     samples: int
     norm: float
-    """L2 norm of the delta, over all fragments."""
 
 
 @dataclass(frozen=True, slots=True)

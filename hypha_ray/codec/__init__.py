@@ -2,7 +2,15 @@
 
 from hypha_ray.codec.base import Codec, Encoder, Form, Quality, encoded, payload_bytes
 from hypha_ray.codec.fp32 import Fp32
-from hypha_ray.codec.registry import NAMES, codec, difference_codec, encoder, encoders, sends_differences
+from hypha_ray.codec.registry import (
+    NAMES,
+    codec,
+    difference_codec,
+    encoder,
+    encoders,
+    sends_differences,
+    upward_codec,
+)
 
 __all__ = [
     "NAMES",
@@ -18,4 +26,5 @@ __all__ = [
     "encoders",
     "payload_bytes",
     "sends_differences",
+    "upward_codec",
 ]

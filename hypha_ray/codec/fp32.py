@@ -1,12 +1,14 @@
-"""Weights as they are: 32-bit floats in, the same bits out."""
+"""Weights as they are, 32-bit floats in, the same bits out; or their differences to θ in the same form."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
 from hypha_ray.codec.base import Form, Quality
-from hypha_ray.groups import dtype_of
+from hypha_ray.groups import dtype_of, is_trained
 from hypha_ray.types import Flat
 
 if TYPE_CHECKING:
@@ -40,4 +42,24 @@ class Unchanged:
 
     def encode(self, values: Flat, theta: Flat | None) -> tuple[Flat, Quality]:
         """Pass the arrays on, uncopied."""
+        return dict(values), Quality()
+
+
+class Fp32Differences(Fp32):
+    """A payload is the difference of the worker's weights to the θ that it began with."""
+
+    yields: Literal["weights", "deltas"] = "deltas"
+
+
+class Subtraction:
+    """The encoder of `Fp32Differences`."""
+
+    def __init__(self) -> None:
+        self.residual: Flat = {}
+
+    def encode(self, values: Flat, theta: Flat | None) -> tuple[Flat, Quality]:
+        """Subtract θ from the weights, in their place."""
+        for group, array in values.items():
+            if theta is not None and is_trained(group):
+                np.subtract(array, theta[group], out=array)
         return dict(values), Quality()

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast, get_args
 
 from hypha_ray.codec.base import Codec, Encoder
-from hypha_ray.codec.fp32 import Fp32, Unchanged
-from hypha_ray.config.schema import Encoding, Sync
+from hypha_ray.codec.fp32 import Fp32, Fp32Differences, Subtraction, Unchanged
+from hypha_ray.config.fields import Encoding
+from hypha_ray.config.schema import Sync
 from hypha_ray.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -54,11 +55,22 @@ def encoder(name: str, decay: float) -> Encoder:
     return Feedback(chosen, decay)
 
 
+def upward_codec(sync: Sync) -> Codec:
+    """What payloads are read by. Without a barrier θ has moved on when they come: differences are sent in fp32, too."""
+    return Fp32Differences() if _subtracts(sync) else codec(sync.codec)
+
+
 def encoders(sync: Sync) -> list[Encoder]:
     """What a worker's payloads are made by, one encoder for each fragment."""
+    if _subtracts(sync):
+        return [Subtraction() for _ in range(sync.fragments)]
     return [encoder(sync.codec, sync.error_feedback) for _ in range(sync.fragments)]
 
 
 def sends_differences(sync: Sync) -> bool:
     """Whether payloads are made of weights and θ; or else of the weights alone, or of gradients."""
-    return sync.strategy != "sync" and codec(sync.codec).yields == "deltas"
+    return sync.strategy != "sync" and upward_codec(sync).yields == "deltas"
+
+
+def _subtracts(sync: Sync) -> bool:
+    return sync.strategy == "async" and sync.codec == Fp32.name

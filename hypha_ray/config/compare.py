@@ -20,6 +20,7 @@ _OF_A_TRAINING: tuple[KeyPath, ...] = (
     ("run", "mode"),
     ("sync", "strategy"),
     ("sync", "fragments"),
+    ("sync", "partition"),
     ("sync", "downward_codec"),
     ("inner_optimizer", "name"),
     ("outer_optimizer", "name"),

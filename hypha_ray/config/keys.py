@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_orig
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from hypha_ray.config.schema import Job, Table
+from hypha_ray.config.fields import Table
+from hypha_ray.config.schema import Job
 
 KeyPath: TypeAlias = tuple[str, ...]
 

@@ -5,49 +5,27 @@ Every field says what it is: `--help` is made from here.
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr
+from pydantic import AfterValidator, Field, SecretStr
 
-
-def _name(text: str) -> str:
-    if not re.fullmatch(r"\w[\w.-]{0,99}", text):
-        raise ValueError("up to 100 letters, digits and . _ -, a letter or digit first")
-    return text
-
-
-def _identifier(text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z]\w{0,49}", text):
-        raise ValueError("the name of an optimizer, such as adamw")
-    return text
-
-
-def _address(text: str) -> str:
-    if not re.fullmatch(r"[^\s:/]+:\d{1,5}|\[[0-9a-fA-F:.]+\]:\d{1,5}", text):
-        raise ValueError("host:port")
-    return text
-
-
-Encoding: TypeAlias = Literal["fp32", "bf16", "fp16", "int8", "int4", "e3m0", "topk"]
-"""Names of codecs."""
-
-Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
-
-
-class Table(BaseModel):
-    """A table of the job file: immutable, and strict about names and types."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
+from hypha_ray.config.fields import (
+    Count,
+    Encoding,
+    Fraction,
+    NotNegative,
+    Positive,
+    Table,
+    address,
+    identifier,
+    run_name,
+)
 
 
 class Run(Table):
     """Name, place and seed of the run."""
 
-    name: Annotated[str, AfterValidator(_name)] | None = Field(
+    name: Annotated[str, AfterValidator(run_name)] | None = Field(
         None, description="name and Ray namespace; default: job and time"
     )
     dir: str | None = Field(None, description="folder of all runs; default: $HYPHA_RAY_HOME or ~/hypha_ray")
@@ -102,7 +80,7 @@ class Rounds(Table):
 class InnerOptimizer(Table):
     """What every worker does with its own gradients; in synchronous training, what the server does with their mean."""
 
-    name: Annotated[str, AfterValidator(_identifier)] = Field(
+    name: Annotated[str, AfterValidator(identifier)] = Field(
         "adamw", description="adamw, sgd, muon (2-D weights by Muon, the rest by AdamW), or a class of torch.optim"
     )
     learning_rate: Positive = Field(1e-3, description="peak learning rate of AdamW and SGD")
@@ -137,11 +115,19 @@ class OuterOptimizer(Table):
 class Sync(Table):
     """When and how workers exchange deltas."""
 
-    strategy: Literal["diloco", "sync"] = Field(
+    strategy: Literal["diloco", "async", "sync"] = Field(
         "diloco",
-        description="sync: a round is a step of inner_optimizer on the mean of all gradients",
+        description="async: no barrier; sync: a round is a step of inner_optimizer on the mean of all gradients",
     )
     fragments: Count = Field(1, description="parts of the parameters with a server each")
+    partition: Literal["contiguous", "strided"] = Field(
+        "contiguous", description="what a fragment has: a run of tensors, or layers ℓ with the same ℓ mod fragments"
+    )
+    stagger: bool = Field(True, description="a round exchanges one fragment, in turn; false: all of them")
+    delay_steps: int = Field(0, ge=0, description="inner steps that a worker goes on with before it merges the result")
+    mixing: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0, description="part of its own weights that a worker keeps when it merges the result"
+    )
     codec: Encoding = Field("fp32", description="what deltas and gradients are encoded as; see docs/communication.md")
     downward_codec: Encoding = Field(
         "fp32", description="what new weights are encoded as, for workers that have the old ones"
@@ -149,6 +135,15 @@ class Sync(Table):
     error_feedback: Annotated[float, Field(ge=0, le=1)] = Field(
         1.0, description="part of what a codec has left out that is added in the next round; 0: none"
     )
+    dynamic_local_steps: bool = Field(True, description="batches by each worker's speed; false: equally many for all")
+    delayed_nesterov: bool = Field(
+        True, description="async: outer momentum steps once a round; false: with every delta"
+    )
+    period: Count | None = Field(None, description="async: deltas that make a round; default: resources.num_workers")
+    arrival_grace_s: NotNegative | None = Field(
+        None, description="async: how long a delta waits for others; default: a batch of the slowest, if dynamic"
+    )
+    max_staleness: int | None = Field(None, ge=0, description="async: most deltas merged meanwhile; default: 10 rounds")
     quorum: Count | None = Field(None, description="deltas that close a round after grace_s; default: all")
     grace_s: NotNegative = Field(30.0, description="longest wait for the other deltas once the quorum is in")
     weighting: Literal["samples", "uniform"] = Field("samples", description="weight of a worker's delta in the mean")
@@ -165,6 +160,16 @@ class Sync(Table):
         None, description="a delta whose norm is more than so many times the median is scaled down to that"
     )
     strikes: Count = Field(3, description="rejected deltas after which a worker is excluded from the run")
+
+    @property
+    def staggered(self) -> bool:
+        """Whether fragments take turns."""
+        return self.strategy == "diloco" and self.stagger and self.fragments > 1
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether workers have weights of their own that a round's result leaves to them."""
+        return self.staggered or self.delay_steps > 0 or self.mixing > 0
 
 
 class WorkerResources(Table):
@@ -248,7 +253,7 @@ class Telemetry(Table):
         ["console", "jsonl", "prometheus"], fail_fast=True, description="metrics.jsonl is always written"
     )
     aim_repository: str | None = Field(None, description="local Aim repository; default: the run directory")
-    status_bridge: Annotated[str, AfterValidator(_address)] | None = Field(
+    status_bridge: Annotated[str, AfterValidator(address)] | None = Field(
         None, description="host:port that serves the run's status; the training guide's name"
     )
 
@@ -260,6 +265,9 @@ class Testing(Table):
         [], fail_fast=True, description="factor by which worker i's batches take longer"
     )
     batch_s: Positive | None = Field(None, description="seconds that every batch takes at least")
+    batch_times_s: list[Positive] = Field(
+        [], fail_fast=True, description="the same for worker i's batches; of workers that are not named, batch_s"
+    )
     failpoints: list[str] = Field([], fail_fast=True, description="NAME[:KEY]=ACTION@HITS, see hypha_ray/failpoints.py")
     failpoint_log: str | None = Field(None, description="file that hits are counted in, over all processes")
 

@@ -8,9 +8,7 @@ Call these with the plain module: `torch.compile` gives a wrapper whose tensors 
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -19,26 +17,27 @@ import torch
 from hypha_ray.errors import ConfigError
 from hypha_ray.groups import dtype_of, is_trained
 from hypha_ray.model.flat import Array, check, check_names, empty, pack, view, views
+from hypha_ray.model.partition import contiguous, strided
 from hypha_ray.types import Entry, Flat, Layout
 
 __all__ = ["Array", "empty", "gather", "layout_of", "load", "pack", "scatter", "view", "views"]
 
 
-def layout_of(model: torch.nn.Module, fragments: int = 1) -> Layout:
+def layout_of(model: torch.nn.Module, fragments: int = 1, partition: str = "contiguous") -> Layout:
     """Lay out a model's trained parameters and its persistent buffers.
 
-    Parameters are cut, in the model's order, into runs of whole tensors of about the same number of bytes; buffers go
-    with fragment 0. Frozen parameters, and buffers that aren't saved with a model, are left out.
+    Parameters are cut into fragments of whole tensors, see `model.partition`; buffers go with fragment 0. Frozen
+    parameters, and buffers that aren't saved with a model, are left out.
 
     Raises:
-        ConfigError: there are fewer parameters than fragments, or one of a dtype that numpy lacks.
+        ConfigError: there are fewer parameters or layers than fragments, or one of a dtype that numpy lacks.
 
     """
     tensors, tied = _untie(model)
     groups = {name: _group(name, tensor) for name, tensor in tensors.items()}
     parameters = [name for name, group in groups.items() if is_trained(group)]
-    sizes = [tensors[name].numel() * np.dtype(dtype_of(groups[name])).itemsize for name in parameters]
-    fragment_of = dict(zip(parameters, _cut(sizes, fragments), strict=True))
+    sizes = {name: tensors[name].numel() * np.dtype(dtype_of(groups[name])).itemsize for name in parameters}
+    fragment_of = (strided if partition == "strided" else contiguous)(sizes, fragments)
     used: dict[tuple[int, str], int] = {}
     entries = []
     for name, tensor in tensors.items():
@@ -77,8 +76,17 @@ def gather(
     return flat
 
 
-def scatter(model: torch.nn.Module, layout: Layout, fragment: int, flat: Mapping[str, Array]) -> None:
+def scatter(
+    model: torch.nn.Module, layout: Layout, fragment: int, flat: Mapping[str, Array], mixing: float = 0.0
+) -> None:
     """Copy a fragment's arrays into the live model, in place; the arrays may be read-only and are never written to.
+
+    Args:
+        model: the model that the layout was made of, on any device.
+        layout: where the tensors lie.
+        fragment: which part of them.
+        flat: one array a group.
+        mixing: part of what is in the model's parameters that stays there.
 
     Raises:
         CheckpointError: the arrays don't fit the layout; the model is then as it was.
@@ -87,7 +95,10 @@ def scatter(model: torch.nn.Module, layout: Layout, fragment: int, flat: Mapping
     check(layout, fragment, flat)
     with torch.no_grad():
         for entry, tensor in _live(model, layout, fragment):
-            tensor.copy_(_source(view(entry, flat)))
+            source = _source(view(entry, flat))
+            if mixing and is_trained(entry.group):
+                source = torch.lerp(source.to(tensor.device), tensor.to(source.dtype), mixing)
+            tensor.copy_(source)
 
 
 def load(model: torch.nn.Module, layout: Layout, tensors: Mapping[str, Array]) -> None:
@@ -144,21 +155,6 @@ def _group(name: str, tensor: torch.Tensor) -> str:
     if tensor.is_floating_point():
         return f"{kind}/{'float64' if tensor.dtype == torch.float64 else 'float32'}"
     return f"{kind}/{'uint8' if tensor.dtype == torch.bool else str(tensor.dtype).removeprefix('torch.')}"
-
-
-def _cut(sizes: list[int], parts: int) -> list[int]:
-    """Return for each item the part that it is in, when items are cut in order into parts of about the same size."""
-    if not 1 <= parts <= len(sizes):
-        raise ConfigError(
-            "MODEL009", "sync.fragments doesn't fit the model", str(parts), f"1 to {len(sizes)}, its trained tensors"
-        )
-    ends, cuts = list(accumulate(sizes)), [0]
-    for part in range(1, parts):
-        goal = ends[-1] * part / parts
-        after = bisect_left(ends, goal)
-        near = after + 1 if ends[after] - goal <= goal - (ends[after] - sizes[after]) else after
-        cuts.append(min(max(near, cuts[-1] + 1), len(sizes) - (parts - part)))
-    return [bisect_right(cuts, item) - 1 for item in range(len(sizes))]
 
 
 def _pinned(layout: Layout, fragment: int) -> Flat:

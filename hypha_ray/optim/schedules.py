@@ -7,10 +7,11 @@ it ended.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from hypha_ray.config.schema import InnerOptimizer, Job
 from hypha_ray.errors import ConfigError
+from hypha_ray.types import Plan
 
 if TYPE_CHECKING:
     import torch
@@ -63,17 +64,24 @@ def inner_steps(job: Job) -> int:
     return job.inner_optimizer.total_steps or steps_per_round(job) * job.rounds.update_rounds
 
 
-def rates(job: Job, round_number: int) -> tuple[float, float]:
-    """Learning rates at the beginning and at the end of a round."""
+def position(plan: Plan, done: float, steps: int) -> float:
+    """Step of the schedule when that part of a plan is done, if a round has so many steps."""
+    first, last = plan.progress or (plan.round, plan.round + 1)
+    return steps * (first + (last - first) * done)
+
+
+def rates(job: Job, plan: Plan) -> tuple[float, float]:
+    """Learning rates at the beginning and at the end of a plan."""
     config, steps = job.inner_optimizer, steps_per_round(job)
     if config.schedule == "constant":
         return config.learning_rate, config.learning_rate
     import torch
 
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=config.learning_rate)
-    (curve,) = build_schedule(optimizer, config, inner_steps(job)).lr_lambdas
-    first, last = (config.learning_rate * curve(steps * number) for number in (round_number, round_number + 1))
-    return first, last
+    curves = build_schedule(optimizer, config, inner_steps(job)).lr_lambdas
+    (curve,) = cast("list[Callable[[float], float]]", curves)
+    first, last = plan.progress or (plan.round, plan.round + 1)
+    return config.learning_rate * curve(steps * first), config.learning_rate * curve(steps * last)
 
 
 def check_schedule(config: InnerOptimizer, total_steps: int | None = None) -> None:

@@ -14,6 +14,7 @@ import ray
 from hypha_ray.config import Job
 from hypha_ray.errors import CapacityError, QuarantinedError
 from hypha_ray.failpoints import arm, failpoint
+from hypha_ray.fragments import exchanged
 from hypha_ray.market.requirements import workers_to_start
 from hypha_ray.scheduler import commands as c
 from hypha_ray.scheduler.assigner import Sizes
@@ -172,8 +173,8 @@ class Scheduler:
 
     async def _reduce(self, command: c.Reduce) -> None:
         failpoint("scheduler.before_reduce")
-        taken = self._foreman.payloads(command.sources, command.round)
-        fragments = self._job.sync.fragments
+        taken = self._foreman.payloads(command)
+        fragments = len(exchanged(self._job, command.round))
         verdict = await self._weights.reduce(command, [refs[:fragments] for refs in taken])
         failpoint("scheduler.after_reduce")
         accepted = {one.worker for one in verdict.accepted}

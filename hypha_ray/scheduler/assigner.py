@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from hypha_ray.config import Job
 from hypha_ray.scheduler.commands import Assign, Command, Feed, Merge, Restore
+from hypha_ray.scheduler.epoch import samples_of
 from hypha_ray.scheduler.fleet import Member, Standing, batch_seconds, paces_at_start, standings
 from hypha_ray.scheduler.past import Past
 from hypha_ray.scheduler.planner import plan as plan_batches
@@ -36,7 +37,7 @@ class Assigner:
         self._job, self._sizes = job, sizes
         self._fixed = job.run.mode == "replay"
         """Plans stay as they are."""
-        self._equal = self._fixed or job.sync.strategy == "sync"
+        self._equal = self._fixed or job.sync.strategy == "sync" or not job.sync.dynamic_local_steps
         """All workers get the same."""
         self._target = job.rounds.samples_between_updates
         self._samples = {info.index: info.samples for info in slices}
@@ -59,10 +60,13 @@ class Assigner:
         for member in members:
             worker = member.source.worker
             samples = allocation.batches[worker] * member.batch_size
-            spans = self._assign(member, samples)
+            member.begun = -(-samples_of(member.ahead) // member.batch_size)
+            spans = member.ahead + self._assign(member, samples - samples_of(member.ahead))
             share = shares.get(worker, ())
-            commands += self._feed(member, [span.slice for span in (*share, *spans)])
-            commands += self._begin(member, Plan(number, 0, spans, member.batch_size, share, final=final))
+            member.ahead = self._ahead(member, number, samples_of(spans))
+            commands += self._feed(member, [span.slice for span in (*share, *spans, *member.ahead)])
+            plan = Plan(number, 0, spans, member.batch_size, share, final=final, ahead=member.ahead)
+            commands += self._begin(member, plan)
             if spans:
                 opened.expected.add(worker)
         return opened, commands
@@ -111,7 +115,7 @@ class Assigner:
         for member, standing in zip(members, fleet, strict=True):
             batches = standing.done + allocation.batches[member.source.worker]
             # Whoever has work is at its first batch at least, and hands that over.
-            commands += self._replan(member, max(batches, 0 if member.idle else 1), now)
+            commands += self._replan(member, max(batches, member.begun, 0 if member.idle else 1), now)
             if not member.idle:
                 current.expected.add(member.source.worker)
         return saved_s, commands
@@ -128,12 +132,19 @@ class Assigner:
                 commands += self._feed(member, [index])
         return commands
 
-    def commit(self, spans: Mapping[int, Sequence[Span]]) -> None:
-        """Mark samples as used, and take back all others that were given out, to whomever."""
+    def commit(self, spans: Mapping[int, Sequence[Span]], members: Sequence[Member]) -> None:
+        """Mark samples as used, and take all others back, but for what these members have begun the next round with."""
         self.ledger.commit(spans)
+        ahead = {member.source.worker: member.ahead for member in members if member.ahead}
         for worker in self._assigned:
-            self.ledger.release(worker)
-        self._assigned.clear()
+            self.ledger.release(worker, ahead.get(worker, ()))
+        self._assigned = set(ahead)
+
+    def _ahead(self, member: Member, number: int, samples: int) -> tuple[Span, ...]:
+        """Samples for the steps that a worker makes after a round of so many before it has the round's result."""
+        if number >= self._job.rounds.update_rounds - 1:
+            return ()
+        return self._assign(member, min(self._job.sync.delay_steps * member.batch_size, samples))
 
     def _assign(self, member: Member, samples: int) -> tuple[Span, ...]:
         """Give samples to a worker; in replay mode whatever it holds, so that a repeated run gives the same."""
@@ -173,7 +184,7 @@ class Assigner:
         if missing > 0:
             member.assigned += self._assign(member, missing)
         spans = window(member.assigned, 0, samples)
-        feeds = self._feed(member, [span.slice for span in (*member.plan.evaluate, *spans)])
+        feeds = self._feed(member, [span.slice for span in (*member.plan.evaluate, *spans, *member.ahead)])
         member.plan = replace(member.plan, version=member.plan.version + 1, spans=spans, keep=frozenset(member.held))
         return [*feeds, Assign(worker, member.plan)]
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from hypha_ray.phases import Phase
 from hypha_ray.types import Event, Plan, Saved, Source, Span, Verdict
 
 
@@ -32,7 +33,7 @@ class Merge:
     worker: int
     round: int
     whole: bool = True
-    """The worker doesn't have those of the round before."""
+    """All of them, in the place of its own; or else what the round before has changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,12 @@ class Reduce:
     round: int
     sources: tuple[Source, ...]
     samples: tuple[int, ...]
+    rounds: tuple[int, ...] = ()
+    """Those that the deltas are of; none named: they are all of this one."""
+    since: int | None = None
+    """Deltas of earlier rounds are of no use any more; None: nor are others of this one."""
+    phase: Phase | None = None
+    """What the step is, where rounds have several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +159,8 @@ class Initialised:
     theta_bytes: int
     theta_sha256: str
     layout_sha256: str
-    difference_bytes: int | None = None
-    """Of what workers are sent that have the weights of the round before; None: of the weights."""
+    part_bytes: tuple[int, ...] = ()
+    """Of each fragment as it is sent to workers that have it as it was before; empty: there is one, sent as it is."""
 
 
 @dataclass(frozen=True, slots=True)

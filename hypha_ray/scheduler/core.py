@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from hypha_ray.config import Job
 from hypha_ray.errors import CapacityError, CheckpointError, ClusterError
 from hypha_ray.scheduler import commands as c
-from hypha_ray.scheduler.assigner import Assigner, Sizes
-from hypha_ray.scheduler.course import Course
+from hypha_ray.scheduler.assigner import Sizes
+from hypha_ray.scheduler.courses import course_of
 from hypha_ray.scheduler.fleet import Member
 from hypha_ray.scheduler.outbox import Outbox
 from hypha_ray.scheduler.past import Past
@@ -46,8 +46,7 @@ class Core:
         self._out = Outbox()
         self._roster = Roster(job, run, past.attempt)
         self._roster.restore(past.state.get("workers", {}))
-        assigner = Assigner(job, slices, sizes, past)
-        self._course = Course(job, past, self._roster, assigner, self._out)
+        self._course = course_of(job, slices, sizes, past, self._roster, self._out)
         self._proofs = Proofs()
         self._layout_sha256: str | None = None
         self._first: set[Source] = set()
@@ -90,8 +89,8 @@ class Core:
 
     def _take_in(self, event: c.Input, now: float) -> None:
         match event:
-            case c.Initialised(theta_bytes=size, theta_sha256=theta, layout_sha256=layout, difference_bytes=less):
-                self._course.sent_bytes, self._layout_sha256 = (size, size if less is None else less), layout
+            case c.Initialised(theta_bytes=size, theta_sha256=theta, layout_sha256=layout, part_bytes=parts):
+                self._course.sent_bytes, self._layout_sha256 = (size, parts or (size,)), layout
                 self._distrust(self._proofs.know(self._past.next_round - 1, theta), now)
             case c.Reduced(verdict=verdict):
                 for source in self._course.reduced(verdict, now):
@@ -164,10 +163,10 @@ class Core:
 
     def _heard(self, event: Event, now: float) -> None:
         """Take in a worker's word, unless it has lost its lease or speaks of another round than the present one."""
-        source, current = event.source, self._course.current
+        source = event.source
         trusted = self._roster.heard(source, now, progress=not isinstance(event, Alive))
         if trusted and isinstance(event, Merged) and event.theta_sha256 is not None:
-            trusted = self._has_right_weights(source, event.round - 1, event.theta_sha256, now)
+            trusted = self._has_right_weights(source, event.round, event.theta_sha256, now)
         member = self._roster.member(source)
         match event:
             case Alive():
@@ -182,7 +181,7 @@ class Core:
                 self._lost(source, "left", now, blame=False)
             case Failed(error=error) if trusted or source.worker not in self._roster.slots:
                 self._out.finish(error)
-            case _ if trusted and member is not None and current is not None and event.round == current.number:
+            case _ if trusted and member is not None and self._course.hears(member, event):
                 self._course.worked(member, event, now)
             case _:
                 self._out.note("stale", now, worker=source.worker, incarnation=source.incarnation, round=event.round)
@@ -246,7 +245,8 @@ class Core:
         return not others
 
     def _has_right_weights(self, source: Source, round: int, theta_sha256: str, now: float) -> bool:
-        if self._proofs.claim(source, round, theta_sha256):
+        before = self._course.commit_before(round)
+        if before is None or self._proofs.claim(source, before, theta_sha256):
             return True
         self._distrust([source], now)
         return False

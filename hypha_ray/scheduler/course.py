@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hypha_ray.config import Job
-from hypha_ray.errors import ConfigError
+from hypha_ray.fragments import exchanged
 from hypha_ray.scheduler import commands as c
 from hypha_ray.scheduler.assigner import Assigner
 from hypha_ray.scheduler.fleet import Member
 from hypha_ray.scheduler.outbox import Outbox
 from hypha_ray.scheduler.past import Past
 from hypha_ray.scheduler.roster import Roster
-from hypha_ray.scheduler.rounds import Evaluation, Round, step_record
+from hypha_ray.scheduler.rounds import Evaluation, Round, diverged, step_record
 from hypha_ray.types import Delta, Evaluated, Event, Merged, Report, Source, Verdict
 
 
@@ -31,8 +29,7 @@ class Course:
     def __init__(self, job: Job, past: Past, roster: Roster, assigner: Assigner, out: Outbox) -> None:
         self._job, self._past, self._roster, self._assigner, self._out = job, past, roster, assigner, out
         self._replay = job.run.mode == "replay"
-        self.next: int | None = past.next_round
-        """Number of the round that is to begin; None while one goes on."""
+        self.next: int | None = past.next_round  # The round that is to begin; None while one goes on.
         self.current: Round | None = None
         self._closing: Round | None = None
         """The round before, until every worker has merged its result."""
@@ -41,8 +38,8 @@ class Course:
         """Workers whose successors have an inner state to take over."""
         self._began_at: float | None = None
         self._totals = {"samples_total": 0, "tokens_total": 0, **past.state.get("totals", {})}
-        self.sent_bytes = (0, 0)
-        """Of θ, and of its difference to that of the round before."""
+        self.sent_bytes: tuple[int, tuple[int, ...]] = 0, ()
+        """Of all of θ, and of each fragment as it is sent to workers that have it as it was before."""
         self.grace_until: float | None = None
         """When the round ends without those who haven't handed over; None: not yet, or no more."""
 
@@ -75,15 +72,26 @@ class Course:
         merging = set() if self._closing is None else self._closing.merging
         return late | merging | set(() if self._evaluation is None else self._evaluation.pending)
 
+    def hears(self, member: Member, event: Event) -> bool:
+        """Whether a worker speaks of the round that it and everybody else is in."""
+        return self.current is not None and event.round == self.current.number
+
+    def commit_before(self, round: int) -> int | None:
+        """The commit whose weights a round begins with; None: they were never committed."""
+        return round - 1
+
     def begin(self, now: float) -> None:
         """Plan the next round, and tell every worker."""
         assert self.next is not None
         number, self.next = self.next, None
         self._began_at = now if self._began_at is None else self._began_at
-        members = self._roster.free
+        members, before = self._roster.free, self.current
         for member in members:
             self._inherit(member)
         self.current, commands = self._assigner.open(number, members, now)
+        if before is not None and before.overlapped:
+            self.current.started_at = before.ready_at
+        self.current.overlapped = any(member.ahead for member in members)
         if self.current.evaluating:
             self._evaluation = Evaluation(number - 1, dict(self.current.shares))
         batches = {member.source.worker: member.plan.batches for member in members if member.plan is not None}
@@ -107,7 +115,7 @@ class Course:
 
     def forget(self, member: Member, now: float) -> None:
         """Wait no longer for a lost worker, and let the others, or its successor, take its share over."""
-        current, worker = self.current, member.source.worker
+        worker, current = member.source.worker, self.current
         if self._closing is not None:
             self._closing.merging.discard(worker)
         if self._evaluation is not None:
@@ -120,6 +128,8 @@ class Course:
                 current.expected.discard(worker)
                 self.correct(now)
                 self._close_if_complete()
+        elif current is not None and current.verdict is not None:
+            self._assigner.ledger.release(worker)  # It has begun the next round, which isn't planned yet.
         self._settle(now)
 
     def disown(self, source: Source) -> None:
@@ -135,8 +145,6 @@ class Course:
         """The scheduler itself was stopped for a while: the grace time is so much longer."""
         self.grace_until = None if self.grace_until is None else self.grace_until + seconds
 
-    # ── in a round ────────────────────────────────────────────────────────────────────────────────────────────────
-
     def worked(self, member: Member, event: Event, now: float) -> None:
         """Take in what a worker says of the round that it and everybody else is in."""
         assert self.current is not None
@@ -150,7 +158,7 @@ class Course:
             case Delta():
                 self._delivered(member, self.current, event, now)
             case Merged():
-                self._merged(member, event.round, now)
+                self._merged(member, event, now)
             case Evaluated():
                 member.progress.heard_at = now
                 if self._evaluation is not None:
@@ -207,11 +215,15 @@ class Course:
         for rejection in verdict.rejected:
             self._out.note("reject", now, round=current.number, worker=rejection.worker, reason=rejection.reason)
         if not verdict.accepted:
-            self._out.finish(_diverged(current.number, verdict.rejected[0].reason))
+            self._out.finish(diverged(current.number, verdict.rejected[0].reason))
             return []
         excluded = self._strike(verdict, now)
         self._commit(current, verdict, now)
         members = self._roster.members
+        accepted = {one.worker for one in verdict.accepted}
+        for member in members if self._job.sync.overlaps else ():
+            if not member.idle and member.source.worker not in accepted:
+                member.has = None  # Its own weights have seen samples that are given out again: it drops them.
         current.merging, self._closing = {member.source.worker for member in self._roster.free}, current
         for member in members:
             member.rest_if_idle()
@@ -222,7 +234,7 @@ class Course:
     def _commit(self, current: Round, verdict: Verdict, now: float) -> None:
         """Count the samples of accepted deltas as used, and have it all written down."""
         deltas = {one.worker: current.deltas[one.worker] for one in verdict.accepted}
-        self._assigner.commit({worker: delta.spans for worker, delta in deltas.items()})
+        self._assigner.commit({worker: delta.spans for worker, delta in deltas.items()}, self._roster.free)
         for worker, delta in deltas.items():
             self._roster.contributed(worker)
             if delta.inner_state:
@@ -245,10 +257,13 @@ class Course:
                 excluded += [] if source is None else [source]
         return excluded
 
-    def _merged(self, member: Member, number: int, now: float) -> None:
+    def _merged(self, member: Member, event: Merged, now: float) -> None:
         if self._closing is not None:
-            self._closing.merged(member.source.worker, member.merged_at, now, self.sent_bytes[member.has == number - 1])
-        member.merged_at, member.has = now, number
+            whole, parts = self.sent_bytes
+            if member.has == event.round - 1:
+                whole = sum(parts[fragment] for fragment in exchanged(self._job, self._closing.number))
+            self._closing.merged(member.source.worker, member.merged_at, now, whole, event.waited_s)
+        member.merged_at, member.has = now, event.round
         if member.plan is not None and not member.plan.evaluate:
             member.progress.heard_at = now
             self._done_if_final(member)
@@ -266,35 +281,20 @@ class Course:
                 self._out.put(c.Record({**record, "elapsed_s": self.elapsed_s(now)}))
             self._evaluation = None
         if self._closing is not None and not self._closing.merging and self._evaluation is None:
-            self._out.put(c.Record(self._record(self._closing, now)))
+            rounds, epoch = self._job.rounds.update_rounds, self._assigner.ledger.epoch
+            self._out.put(c.Record(self._closing.record(rounds, self.elapsed_s(now), epoch)))
             self._closing = None
         if self.current is not None and self.current.final and self._closing is None and self._evaluation is None:
             self._out.finish(None)
 
     def close_books(self, now: float) -> None:
-        """Wait no longer for whoever slept through a whole round: write the last round's record without it.
-
-        Of an evaluation that isn't complete there is none: figures of a part would not be comparable.
-        """
+        """Wait no longer for whoever slept through a whole round; of a part of an evaluation there is no record."""
         if self._closing is not None:
             self._closing.merging.clear()
         self._evaluation = None
         self._settle(now)
 
-    # ── records ───────────────────────────────────────────────────────────────────────────────────────────────────
-
     def elapsed_s(self, now: float) -> float:
         """Time that the run has trained, over all attempts."""
         before = float(self._past.state.get("totals", {}).get("elapsed_s", 0.0))
         return before if self._began_at is None else before + now - self._began_at
-
-    def _record(self, closing: Round, now: float) -> dict[str, Any]:
-        rounds, elapsed_s, done = self._job.rounds.update_rounds, self.elapsed_s(now), closing.number + 1
-        eta_s = elapsed_s / done * (rounds - done)
-        epoch = self._assigner.ledger.epoch
-        return {**closing.record(rounds), **closing.totals, "elapsed_s": elapsed_s, "eta_s": eta_s, "epoch": epoch}
-
-
-def _diverged(number: int, reason: str) -> ConfigError:
-    what = f"training diverged: every delta of round {number} was rejected, the first for {reason}"
-    return ConfigError("TRN001", what, fix="lower inner_optimizer.learning_rate, or set inner_optimizer.clip_norm")

@@ -39,6 +39,10 @@ class Member:
     overhead: dict[bool, Decayed] = field(default_factory=lambda: {False: Decayed(), True: Decayed()})
     """Seconds of a round that aren't batches (merge, first batch, upload), without and with an evaluation."""
     assigned: tuple[Span, ...] = ()
+    ahead: tuple[Span, ...] = ()
+    """Assigned for the next round, so that it may begin with them before that is planned."""
+    begun: int = 0
+    """Batches that it may have begun its round with like that."""
     plan: Plan | None = None
     progress: Progress = field(default_factory=Progress)
     held: dict[int, int] = field(default_factory=dict)

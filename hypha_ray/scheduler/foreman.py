@@ -82,10 +82,14 @@ class Foreman:
             case c.Retire(reason=reason):
                 self._say(worker, lambda one: one.leave.remote(reason))
 
-    def payloads(self, sources: tuple[Source, ...], round_number: int) -> list[list[Any]]:
-        """What these workers handed over in a round; that of this round and of those before is forgotten."""
-        found = [self._payloads[source, round_number] for source in sources]
-        self._payloads = {key: refs for key, refs in self._payloads.items() if key[1] > round_number}
+    def payloads(self, command: c.Reduce) -> list[list[Any]]:
+        """What is to be reduced; that, and what is of no use any more, is forgotten."""
+        rounds = command.rounds or (command.round,) * len(command.sources)
+        taken = list(zip(command.sources, rounds, strict=True))
+        found = [self._payloads[key] for key in taken]
+        since = command.round + 1 if command.since is None else command.since
+        kept = [key for key in self._payloads if key[1] >= since and key not in taken]
+        self._payloads = {key: self._payloads[key] for key in kept}
         return found
 
     async def _hire(self, source: Source) -> None:
@@ -129,11 +133,11 @@ class Foreman:
         refs = [await anext(stream) for _ in range(delta.fragments + delta.inner_state)]
         self._inbox(await (await anext(stream)))
         self._payloads.setdefault((delta.source, delta.round), refs)
-        self._spawn(self._fetch(refs[: delta.fragments]))
+        self._spawn(self._fetch(delta.round, refs[: delta.fragments]))
 
-    async def _fetch(self, payloads: list[Any]) -> None:
+    async def _fetch(self, round_number: int, payloads: list[Any]) -> None:
         with contextlib.suppress(ObjectLostError):  # The reduction finds out, and does without.
-            await self._weights.fetch(payloads)
+            await self._weights.fetch(round_number, payloads)
 
     async def _feed(self, worker: Any, index: int) -> None:
         for _ in range(2):

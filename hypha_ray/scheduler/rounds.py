@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+from hypha_ray.errors import ConfigError
 from hypha_ray.types import Delta, Evaluated, Plan, Report, Span, Verdict
 
 
@@ -21,6 +22,8 @@ class Round:
     """It only evaluates."""
     shares: dict[int, tuple[Span, ...]] = field(default_factory=dict)
     """What each worker evaluates of the validation split before it trains."""
+    overlapped: bool = False
+    """Workers train on while its result is on its way."""
     closed: bool = False
     """No more deltas are taken."""
     orphans: dict[int, Plan] = field(default_factory=dict)
@@ -57,25 +60,25 @@ class Round:
         """When the last delta came in."""
         return max(self.delivered_at.values())
 
-    def merged(self, worker: int, since: float | None, now: float, sent_bytes: int) -> None:
-        """Note that a worker has the result: it worked from `since` on, and waited from its delta on."""
+    def merged(self, worker: int, since: float | None, now: float, sent_bytes: int, waited_s: float | None) -> None:
+        """Note that a worker has the result: it worked from `since` on, and waited since its delta, or as it says."""
         if worker not in self.merging:
             return
         self.merging.discard(worker)
         self.last_merged_at = now
         self.bytes_down += sent_bytes
         if worker in self.delivered_at:
-            self.waited_s[worker] = now - self.delivered_at[worker]
+            self.waited_s[worker] = now - self.delivered_at[worker] if waited_s is None else waited_s
         self.worked_s[worker] = now - (self.started_at if since is None else since)
 
-    def record(self, rounds: int) -> dict[str, Any]:
-        """The metrics of the round, without the run's totals; see docs/telemetry.md."""
+    def record(self, rounds: int, elapsed_s: float, epoch: int) -> dict[str, Any]:
+        """The metrics of the round, one of so many, and the run's totals with it; see docs/telemetry.md."""
         assert self.verdict is not None
         accepted = {contribution.worker for contribution in self.verdict.accepted}
         deltas = {worker: delta for worker, delta in sorted(self.deltas.items()) if worker in accepted}
         samples = sum(delta.samples for delta in deltas.values())
         actual_s = self.ready_at - self.started_at
-        time_s = self.last_merged_at - self.started_at
+        time_s = actual_s if self.overlapped else self.last_merged_at - self.started_at
         tokens = sum(delta.tokens for delta in deltas.values())
         train_s = sum(delta.train_s for delta in deltas.values())
         return {
@@ -104,6 +107,10 @@ class Round:
             "learning_rate": self.learning_rate,
             "update_norm": self.verdict.update_norm,
             "rejected": len(self.verdict.rejected),
+            **self.totals,
+            "elapsed_s": elapsed_s,
+            "eta_s": elapsed_s / (self.number + 1) * (rounds - self.number - 1),
+            "epoch": epoch,
         }
 
 
@@ -157,6 +164,12 @@ class Evaluation:
 
 def _mean(deltas: Collection[Delta], of: Callable[[Delta], float]) -> float:
     return sum(map(of, deltas)) / max(1, len(deltas))
+
+
+def diverged(number: int, reason: str) -> ConfigError:
+    """Why a run ends in which nobody's delta was of any use."""
+    what = f"training diverged: every delta of round {number} was rejected, the first for {reason}"
+    return ConfigError("TRN001", what, fix="lower inner_optimizer.learning_rate, or set inner_optimizer.clip_norm")
 
 
 def step_record(report: Report, round_samples: int, round_target: int) -> dict[str, Any]:

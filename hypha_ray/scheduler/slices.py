@@ -98,9 +98,13 @@ class Ledger:
             self._epochs[span.epoch].give_back(span)
         return tail
 
-    def release(self, worker: int) -> None:
-        """Make all samples of a worker available again."""
-        self.take_back(worker, 0)
+    def release(self, worker: int, keep: Sequence[Span] = ()) -> None:
+        """Make all samples of a worker available again, but for these of its own."""
+        rest = _rest(worker, self._held.pop(worker, []), keep)
+        if keep:
+            self._held[worker] = list(keep)
+        for span in rest:
+            self._epochs[span.epoch].give_back(span)
 
     def commit(self, deltas: Mapping[int, Sequence[Span]]) -> None:
         """Mark the samples that workers' deltas were trained on as used; their others stay assigned.

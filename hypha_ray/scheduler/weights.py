@@ -7,12 +7,15 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 from ray.exceptions import ObjectLostError
 
 from hypha_ray.codec import codec
 from hypha_ray.config import Job
+from hypha_ray.fragments import Piece, exchanged
+from hypha_ray.phases import Phase
 from hypha_ray.scheduler.commands import Initialised, Persist, Reduce
 from hypha_ray.scheduler.crew import Crew
 from hypha_ray.types import Layout, Rejection, Saved, Source, Verdict
@@ -26,9 +29,10 @@ class Weights:
     def __init__(self, job: Job, crew: Crew) -> None:
         self._job, self._crew = job, crew
         self._theta: list[Any] = []
-        self._momentum: list[Any] = []
-        self._differences: list[Any] = []
-        """Of θ to that of the round before, by fragment, if the job has new weights sent like that."""
+        self._momentum: list[asyncio.Future[Any]] = []
+        """By fragment; a server gives it after θ, which workers wait for."""
+        self._differences: dict[int, Any] = {}
+        """Of θ to what it was before its last step, by fragment, if the job has new weights sent like that."""
         self.inner: dict[int, Any] = {}
         """Inner states after the last committed round, by worker; in replay mode."""
         self._saving, self._described = asyncio.Lock(), asyncio.Event()
@@ -43,13 +47,14 @@ class Weights:
         if resumed:
             await self._recall()
         else:
-            self._momentum = list(await asyncio.gather(*(self._still(f) for f in range(fragments))))
+            self._momentum = [asyncio.ensure_future(self._still(fragment)) for fragment in range(fragments)]
+            await asyncio.gather(*self._momentum)
         begin = await self._crew.store.ask(lambda store: store.begin.remote(self.layout, *self._theta))
         self.bytes = self.layout.bytes()
         form = codec(self._job.sync.downward_codec).form
-        parts = [part for fragment in range(fragments) for part in form(self.layout.groups(fragment)).values()]
-        difference_bytes = sum(np.dtype(dtype).itemsize * size for dtype, size in parts)
-        return Initialised(self.bytes, await begin, self.layout.sha256(), difference_bytes)
+        forms = [form(self.layout.groups(fragment)).values() for fragment in range(fragments)]
+        part_bytes = tuple(sum(np.dtype(dtype).itemsize * size for dtype, size in parts) for parts in forms)
+        return Initialised(self.bytes, await begin, self.layout.sha256(), part_bytes)
 
     async def described(self) -> Layout:
         """Where the model's tensors lie; waits until that is known."""
@@ -75,7 +80,8 @@ class Weights:
         workers = await (await self._crew.store.ask(lambda store: store.inner.remote()))
         count = 2 * fragments + len(workers) + 1
         refs = await self._crew.store.ask(lambda s: s.recall.options(num_returns=count).remote(self.layout))
-        self._theta, self._momentum = list(refs[:fragments]), list(refs[fragments : 2 * fragments])
+        self._theta = list(refs[:fragments])
+        self._momentum = [asyncio.ensure_future(_known(ref)) for ref in refs[fragments : 2 * fragments]]
         self.inner = dict(zip(workers, refs[2 * fragments : -1], strict=True))
 
     async def _still(self, fragment: int) -> Any:
@@ -89,16 +95,21 @@ class Weights:
         Args:
             to: the worker.
             round_number: the round that begins with these weights.
-            whole: the worker doesn't have the weights of the round before.
+            whole: the worker is sent all of them; or else what the round before has changed.
 
         """
-        whole = whole or not self._differences
-        refs = self._theta if whole else self._differences
-        return [partial(_merged, to, round_number, fragment, ref, not whole) for fragment, ref in enumerate(refs)]
+        fragments = range(len(self._theta)) if whole else exchanged(self._job, round_number - 1)
+        orders: list[Callable[[Any], Any]] = []
+        for fragment in fragments:
+            difference = not whole and fragment in self._differences
+            ref = self._differences[fragment] if difference else self._theta[fragment]
+            orders.append(partial(_merged, to, Piece(round_number, fragment, len(fragments), whole, difference), ref))
+        return orders
 
     async def reduce(self, command: Reduce, payloads: list[list[Any]]) -> Verdict:
-        """One outer step of all fragments. A delta that one fragment rejects is left out of all of them."""
+        """One outer step of the round's fragments. A delta that one of them rejects is left out of all."""
         rejected: dict[int, Rejection] = {}
+        fragments, phase = exchanged(self._job, command.round), command.phase
         while True:
             kept = [
                 (source, samples, refs)
@@ -106,9 +117,12 @@ class Weights:
                 if source.worker not in rejected
             ]
             try:
-                steps = await asyncio.gather(*(self._step(f, command.round, kept) for f in range(len(self._theta))))
+                calls = await asyncio.gather(*(self._call(n, f, command.round, kept) for n, f in enumerate(fragments)))
+                steps = await asyncio.gather(
+                    *(self._step(f, call, phase) for f, call in zip(fragments, calls, strict=True))
+                )
             except ObjectLostError:
-                lost = await self._lost(kept)
+                lost = await self._lost(command.round, kept)
                 if not lost:
                     raise  # It is θ: the run has to go on from its last snapshot.
                 rejected |= lost
@@ -120,57 +134,75 @@ class Weights:
             if alike or not kept:
                 break
         if verdicts[0].accepted:
-            self._theta, self._momentum = [step[0] for step in steps], [step[1] for step in steps]
-            self._differences = [] if self._job.sync.downward_codec == "fp32" else [step[2] for step in steps]
+            for fragment, call, step in zip(fragments, calls, steps, strict=True):
+                self._theta[fragment] = step[0]
+                self._momentum[fragment] = asyncio.ensure_future(self._after(fragment, call, phase))
+                if self._job.sync.downward_codec != "fp32":
+                    self._differences[fragment] = step[1]
         return _joined(verdicts, tuple(rejected[worker] for worker in sorted(rejected)))
 
-    async def _step(self, fragment: int, round_number: int, kept: list[Any]) -> list[Any]:
+    async def _call(self, place: int, fragment: int, round_number: int, kept: list[Any]) -> tuple[Any, ...]:
+        """What a server is given for a step, beginning with a name of its own."""
         meta = tuple((source.worker, source.incarnation, samples) for source, samples, _ in kept)
-        state = self._theta[fragment], self._momentum[fragment]
-        refs = [payloads[fragment] for _, _, payloads in kept]
-        server = self._crew.servers[fragment]
-        return list(
-            await server.ask(lambda s: s.reduce.remote(self.layout, fragment, round_number, *state, meta, *refs))
-        )
+        state = self._theta[fragment], await self._momentum[fragment]
+        return uuid4().hex, self.layout, fragment, round_number, *state, meta, *(refs[place] for _, _, refs in kept)
 
-    async def _lost(self, kept: list[Any]) -> dict[int, Rejection]:
+    async def _step(self, fragment: int, call: tuple[Any, ...], phase: Phase | None) -> list[Any]:
+        """Refs of new θ, of its difference, and of the verdict."""
+        return list(await self._crew.servers[fragment].ask(lambda server: server.reduce.remote(*call, phase=phase)))
+
+    async def _after(self, fragment: int, call: tuple[Any, ...], phase: Phase | None) -> Any:
+        """Ref of the momentum after a step, once it is there."""
+        server = self._crew.servers[fragment]
+        return (await server.ask(lambda server: server.momentum_after.remote(*call, phase=phase)))[0]
+
+    async def _lost(self, round_number: int, kept: list[Any]) -> dict[int, Rejection]:
         """Workers whose payloads went with their nodes before the server had them."""
         found: dict[int, Rejection] = {}
         for source, _, refs in kept:
             try:
-                await self.fetch(refs)
+                await self.fetch(round_number, refs)
             except ObjectLostError:
                 found[source.worker] = Rejection(source.worker, LOST)
         return found
 
-    async def fetch(self, payloads: list[Any]) -> None:
+    async def fetch(self, round_number: int, payloads: list[Any]) -> None:
         """Bring payloads to their servers' nodes: ahead of the round's end, and safe from their own nodes' end.
 
         Raises:
             ObjectLostError: one went with its node before.
 
         """
-        for server, ref in zip(self._crew.servers, payloads, strict=True):
-            await server.ask(partial(_received, ref=ref))
+        for fragment, ref in zip(exchanged(self._job, round_number), payloads, strict=True):
+            await self._crew.servers[fragment].ask(partial(_received, ref=ref))
 
     def persist(self, command: Persist) -> Awaitable[Saved]:
         """Let the store write snapshot and commit record of the weights that there are now, after those before."""
         workers = tuple(sorted(self.inner))
-        flats = [*self._theta, *self._momentum, *(self.inner[worker] for worker in workers)]
-        return self._persist(lambda store: store.commit.remote(command, self.layout, workers, *flats))
+        inner = [self.inner[worker] for worker in workers]
+        return self._persist(command, workers, [*self._theta], [*self._momentum], inner)
 
-    async def _persist(self, call: Callable[[Any], Any]) -> Saved:
+    async def _persist(
+        self, command: Persist, workers: tuple[int, ...], theta: list[Any], momentum: list[Any], inner: list[Any]
+    ) -> Saved:
         async with self._saving:  # In order, also if the store dies and is asked again.
-            saved: Saved = await (await self._crew.store.ask(call))
+            flats = [*theta, *await asyncio.gather(*momentum), *inner]
+            call = self._crew.store.ask(lambda store: store.commit.remote(command, self.layout, workers, *flats))
+            saved: Saved = await (await call)
             return saved
 
 
-def _merged(to: Source, round_number: int, fragment: int, ref: Any, difference: bool, worker: Any) -> Any:
-    return worker.merge.remote(to, round_number, fragment, ref, difference)
+def _merged(to: Source, piece: Piece, ref: Any, worker: Any) -> Any:
+    return worker.merge.remote(to, piece, ref)
 
 
 def _received(server: Any, ref: Any) -> Any:
     return server.receive.remote(ref)
+
+
+async def _known(ref: Any) -> Any:
+    """A ref that is there already, for who waits for one."""
+    return ref
 
 
 def _turned(refs: list[Any]) -> list[Any]:

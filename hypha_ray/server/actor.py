@@ -1,26 +1,33 @@
 """The parameter server's Ray actor.
 
 It keeps nothing that a round depends on: weights and momentum come as arguments and go as results. So one that dies
-costs a repeated call and nothing else, and no round can be applied twice.
+costs a repeated call and nothing else, and no round can be applied twice. Momentum goes after θ, in a call with the
+same arguments: who has just computed it still has it, and anybody else can compute it.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ray
 
 from hypha_ray.config.schema import Job
 from hypha_ray.failpoints import arm, failpoint
+from hypha_ray.fragments import turn
+from hypha_ray.phases import Phase
 from hypha_ray.types import Flat, Layout, Verdict
 
 if TYPE_CHECKING:
     from hypha_ray.server.reducer import Descent, State
 
 
+THREADS = 4
+"""Of a server that has reserved fewer CPUs: workers wait while it computes, so theirs are idle."""
+
+
 class ParameterServer:
-    """Reduces the deltas of one fragment, with as many threads as it has CPUs.
+    """Reduces the deltas of one fragment.
 
     What is heavy is imported in its methods: whoever only starts this actor needs none of it.
 
@@ -34,10 +41,14 @@ class ParameterServer:
 
         arm(job.testing.failpoints, job.testing.failpoint_log)
         self._job, self._sync = job, job.sync.strategy == "sync"
+        self._stepwise = job.sync.strategy == "async" and job.sync.delayed_nesterov
         self._out: dict[str, State] = {}
+        self._last: tuple[str, Flat] | None = None
+        """Name of the latest step, and the momentum that came of it."""
         self._descents: dict[str, Descent] = {}
-        assigned = ray.get_runtime_context().get_assigned_resources()
-        torch.set_num_threads(max(1, int(assigned.get("CPU", 0))))
+        reserved = max(1, int(ray.get_runtime_context().get_assigned_resources().get("CPU", 0)))
+        torch.set_num_threads(reserved if self._sync else 1)
+        self._threads = 1 if self._sync else max(reserved, min(THREADS, os.cpu_count() or 1))
 
     def initial(self) -> tuple[Layout | Flat, ...]:
         """Build the job's model; returns its layout and the initial weights of each fragment, as separate results.
@@ -52,7 +63,7 @@ class ParameterServer:
         from hypha_ray.model.layout import gather, layout_of
 
         model = build_model(self._job.model, self._job.run.seed)
-        layout = layout_of(model, self._job.sync.fragments)
+        layout = layout_of(model, self._job.sync.fragments, self._job.sync.partition)
         return layout, *(gather(model, layout, fragment) for fragment in range(layout.fragments))
 
     def momentum(self, layout: Layout, fragment: int) -> Flat:
@@ -61,8 +72,47 @@ class ParameterServer:
 
         return {} if self._sync else initial_momentum(layout, fragment, self._job.outer_optimizer.name)
 
-    @ray.method(num_returns=4)
-    def reduce(
+    @ray.method(num_returns=3)
+    def reduce(self, step: str, *what: Any, phase: Phase | None = None) -> tuple[Flat, Flat, Verdict]:
+        """Take an outer step; see `reducer.reduce`.
+
+        Workers wait for θ, and nobody does for momentum: so that stays here, until it is asked for.
+
+        Args:
+            step: a name for it, like no other's.
+            what: as `_step` has it.
+            phase: what the step is, where rounds have several.
+
+        Returns:
+            As separate results: new θ, the coded difference of θ if there is to be one, and the verdict.
+
+        """
+        failpoint("server.before_reduce")
+        self._last = None
+        theta, state, difference, verdict = self._step(*what, phase=phase)
+        self._last = step, state
+        failpoint("server.after_reduce")
+        return theta, difference, verdict
+
+    @ray.method(num_returns=2)
+    def momentum_after(self, step: str, *what: Any, phase: Phase | None = None) -> tuple[Flat, None]:
+        """New momentum of the latest step, which `reduce` took; one who didn't take it takes it again.
+
+        Args:
+            step: its name.
+            what: what `reduce` was given.
+            phase: likewise.
+
+        Returns:
+            As separate results: momentum, and nothing, which is sooner read.
+
+        """
+        if self._last is None or self._last[0] != step:
+            self._last = None  # A step is written over the one before.
+            self._last = step, self._step(*what, phase=phase)[1]
+        return self._last[1], None
+
+    def _step(
         self,
         layout: Layout,
         fragment: int,
@@ -71,8 +121,9 @@ class ParameterServer:
         momentum: Flat,
         meta: tuple[tuple[int, int, int], ...],
         *payloads: Flat,
+        phase: Phase | None = None,
     ) -> tuple[Flat, Flat, Flat, Verdict]:
-        """Take an outer step; see `reducer.reduce`.
+        """New θ, new momentum, the coded difference of θ if there is to be one, and the verdict.
 
         Ray fetches references that are arguments of their own before the call begins, hence the flat list of payloads.
 
@@ -84,33 +135,33 @@ class ParameterServer:
             momentum: outer momentum of the fragment.
             meta: worker, incarnation and samples of each payload.
             payloads: what the workers sent, in the same order.
-
-        Returns:
-            As separate results: new θ, new momentum, the coded difference of θ if there is to be one, and the verdict.
+            phase: what the step is, where rounds have several.
 
         """
-        from hypha_ray.codec import codec, difference_codec
+        from hypha_ray.codec import difference_codec, upward_codec
         from hypha_ray.server.gates import Received
         from hypha_ray.server.publication import apart, published
         from hypha_ray.server.reducer import Rules, reduce
 
-        failpoint("server.before_reduce")
         received = [Received(*who, payload) for who, payload in zip(meta, payloads, strict=True)]
-        sync = self._job.sync
+        sync, outer = self._job.sync, self._job.outer_optimizer
         descent = self._descent(layout) if self._sync else None
         rounds = self._job.rounds.update_rounds
-        rules = Rules(layout, fragment, self._job.outer_optimizer, sync, codec(sync.codec), descent, rounds)
+        turns, read = turn(self._job, round, fragment), upward_codec(sync)
+        rules = Rules(layout, fragment, outer, sync, read, descent, rounds, turns, self._threads, phase)
         own, left_out = apart(momentum)
-        new, state, verdict = reduce(round, theta, own, received, rules, self._room(layout, fragment))
-        difference: Flat = {}
+        result = reduce(round, theta, own, received, rules, self._room(layout, fragment))
         if (down := difference_codec(sync.downward_codec)) is not None:
-            result = new, state, verdict
-            new, state, difference, verdict = published(down, sync.error_feedback, theta, left_out, result)
-        failpoint("server.after_reduce")
-        return new, state, difference, verdict
+            return published(down, sync.error_feedback, theta, left_out, result)
+        new, state, verdict = result
+        return new, state, {}, verdict
 
     def receive(self, payload: Flat) -> None:
-        """Nothing but take a payload in: it is on this node then, before it is needed, and safe from its own's end."""
+        """Take a payload in: it is on this node then, before it is needed, and safe from its own's end.
+
+        What the reduction needs is loaded meanwhile.
+        """
+        import hypha_ray.server.reducer  # noqa: F401
 
     @ray.method(concurrency_group="pulse")
     def ping(self) -> int:
@@ -127,10 +178,10 @@ class ParameterServer:
         return self._descents[key]
 
     def _room(self, layout: Layout, fragment: int) -> State:
-        """Arrays of the last call: Ray has copied them into its store before the next call begins."""
+        """Arrays of the latest step: Ray has copied θ into its store before the next call begins."""
         from hypha_ray.server.reducer import blank
 
         key = f"{layout.sha256()}-{fragment}"
         if key not in self._out:
-            self._out = {key: blank(layout, fragment, self._job.outer_optimizer.name)}
+            self._out = {key: blank(layout, fragment, self._job.outer_optimizer.name, self._stepwise)}
         return self._out[key]

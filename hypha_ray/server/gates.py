@@ -20,7 +20,7 @@ from hypha_ray.types import Flat, Rejection
 
 _ENOUGH = 3
 _ROW = 4096
-_SMALL = 1e-24
+SMALL = 1e-24
 
 
 class Received(NamedTuple):
@@ -66,16 +66,16 @@ def misfit(payload: Flat, form: Mapping[str, Form]) -> str | None:
     return None
 
 
-def excessive(norms: Sequence[float], times: float) -> list[str | None]:
-    """Say which deltas are longer than so many times the median norm; None for all others."""
-    middle = _typical(norms)
+def excessive(norms: Sequence[float], times: float, known: Sequence[float] = ()) -> list[str | None]:
+    """Say which deltas are longer than so many times the median norm, earlier `known` ones included; or else None."""
+    middle = _typical([*norms, *known])
     limit = times * middle if middle else math.inf
     return [f"norm {n:.3g} is more than {times:g} times the median {middle:.3g}" if n > limit else None for n in norms]
 
 
-def clip_scales(norms: Sequence[float], times: float) -> list[float]:
+def clip_scales(norms: Sequence[float], times: float, known: Sequence[float] = ()) -> list[float]:
     """What each delta has to be multiplied by so that none is longer than so many times the median norm."""
-    limit = times * _typical(norms)
+    limit = times * _typical([*norms, *known])
     return [limit / norm if norm > limit > 0 else 1.0 for norm in norms]
 
 
@@ -95,7 +95,7 @@ def square_sum(values: torch.Tensor) -> float:
     rows, rest = array[:whole].reshape(-1, _ROW), array[whole:]
     with np.errstate(all="ignore"):
         total = float(np.vecdot(rows, rows).sum(dtype=np.float64)) + float(np.vdot(rest, rest))
-        if _SMALL < total < math.inf:
+        if SMALL < total < math.inf:
             return total
         wide = array.astype(np.float64)
         return float(np.vdot(wide, wide))

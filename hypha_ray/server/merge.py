@@ -1,19 +1,26 @@
 """Workers' values are merged, and an outer step taken on the result, in one sweep over memory.
 
 Blocks of a megabyte stay in the processor's caches while everything is done to them, decoding included: so each payload
-is read from memory once, none is ever there decoded in full size, and nothing but the result is written.
+is read from memory once, none is ever there decoded in full size, and nothing but the result is written. Several
+threads take one block after the other; what they measure is added up in the blocks' order: their number changes no bit.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
 from hypha_ray.codec.blocks import BLOCK, blocks
 from hypha_ray.config.schema import Sync
 from hypha_ray.server.gates import square_sum
+from hypha_ray.server.kernels import lerp, square_distance
+
+T = TypeVar("T")
 
 Read = Callable[[slice], list[torch.Tensor]]
 """Gives the workers' values of a block, in worker order; nobody writes into them."""
@@ -21,9 +28,9 @@ Read = Callable[[slice], list[torch.Tensor]]
 Merge = Callable[[Iterable[torch.Tensor], torch.Tensor], torch.Tensor]
 """Makes one value of the workers', taken in worker order; there is room for it, but it may be one of theirs."""
 
-Step = Callable[[torch.Tensor, torch.Tensor, slice], torch.Tensor]
-"""Takes the merged values of a block, scratch space of its size and its place, and writes results; returns what it
-changed."""
+Step = Callable[[torch.Tensor, torch.Tensor, slice], float]
+"""Takes the merged values of a block, scratch space of its size and its place, and writes results; returns the squared
+L2 norm of what it changed."""
 
 
 def shares(weights: Sequence[int]) -> list[float]:
@@ -53,8 +60,8 @@ def fold(mean: torch.Tensor | None, value: torch.Tensor, share: float, out: torc
     if mean is None:
         return value
     if share < 0.5:
-        return torch.lerp(value, mean, 1 - share, out=out)
-    return torch.lerp(mean, value, share, out=out)
+        return lerp(value, mean, 1 - share, out)
+    return lerp(mean, value, share, out)
 
 
 def merger(sync: Sync, samples: Sequence[int]) -> Merge:
@@ -81,6 +88,17 @@ def mean(weights: Sequence[int]) -> Merge:
         return result
 
     return merge
+
+
+def plain_mean(values: Iterable[torch.Tensor], room: torch.Tensor) -> torch.Tensor:
+    """The sum of deltas, in worker order, over their number: what an all-reduce makes of them."""
+    count = 0
+    for count, value in enumerate(values, 1):
+        if count == 1:
+            room.copy_(value)
+        else:
+            room.add_(value)
+    return room.div_(count)
 
 
 def trimmed_mean(workers: int, drop: int) -> Merge:
@@ -130,7 +148,7 @@ class Values:
         theta: the group's global weights.
         relative: the values are deltas already, not weights.
         scales: what each worker's delta is multiplied by.
-        squares: squared L2 norm of each worker's delta as it came, in what was read so far.
+        deltas: give deltas, even if the values are weights.
 
     """
 
@@ -138,48 +156,104 @@ class Values:
     theta: torch.Tensor
     relative: bool
     scales: Sequence[float]
-    squares: list[float] = field(init=False)
+    deltas: bool = False
 
-    def __post_init__(self) -> None:
-        self.squares = [0.0] * len(self.scales)
+    def block(self, part: slice, room: torch.Tensor, squares: list[float]) -> Iterator[torch.Tensor]:
+        """Give a block's values, in worker order.
 
-    def block(self, part: slice, room: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Give a block's values, in worker order, and measure each of them; there must be room for one."""
+        Args:
+            part: its place.
+            room: for one value.
+            squares: gets the squared L2 norm of each worker's delta, as it came.
+
+        """
         before = self.theta[part]
-        for index, (value, scale) in enumerate(zip(self.read(part), self.scales, strict=True)):
-            delta = value if self.relative else torch.sub(value, before, out=room)
-            self.squares[index] += square_sum(delta)
-            if scale == 1:
+        for value, scale in zip(self.read(part), self.scales, strict=True):
+            if scale == 1 and not self.relative and not self.deltas:
+                squares.append(square_distance(value, before, room))
                 yield value
+                continue
+            delta = value if self.relative else torch.sub(value, before, out=room)
+            squares.append(square_sum(delta))
+            if self.relative or self.deltas:
+                yield delta if scale == 1 else delta * scale
             else:
-                yield delta * scale if self.relative else torch.add(before, delta, alpha=scale)
+                yield torch.add(before, delta, alpha=scale)
 
 
-def measure(values: Values) -> list[float]:
+def measure(values: Values, threads: int = 1) -> list[float]:
     """Squared L2 norms of the workers' deltas, for which everything is read once."""
-    spare = torch.empty(min(BLOCK, len(values.theta)), dtype=values.theta.dtype)
-    for part in blocks(len(values.theta)):
-        for _ in values.block(part, spare[: part.stop - part.start]):
-            pass
-    return values.squares
+
+    def work(part: slice, _: torch.Tensor, room: torch.Tensor) -> list[float]:
+        squares: list[float] = []
+        deque(values.block(part, room, squares), maxlen=0)
+        return squares
+
+    return _columns(over_blocks(values.theta, work, threads), len(values.scales))
 
 
-def sweep(values: Values, merge: Merge, step: Step) -> float:
+def sweep(values: Values, merge: Merge, step: Step, threads: int = 1) -> tuple[list[float], float]:
     """Merge the workers' values block by block, and take a step with each block.
 
     Args:
-        values: the workers' values; they are measured too.
+        values: the workers' values.
         merge: makes one value of theirs.
         step: what is done with the merged value.
+        threads: blocks that are worked on at a time.
 
     Returns:
-        The squared L2 norm of what `step` changed.
+        Squared L2 norms: of each worker's delta, and of what `step` changed.
 
     """
-    merged, spare = (torch.empty(min(BLOCK, len(values.theta)), dtype=values.theta.dtype) for _ in range(2))
-    change = 0.0
-    for part in blocks(len(values.theta)):
-        room = spare[: part.stop - part.start]
-        result = merge(values.block(part, room), merged[: len(room)])
-        change += square_sum(step(result, room, part))
-    return change
+
+    def work(part: slice, merged: torch.Tensor, room: torch.Tensor) -> list[float]:
+        squares: list[float] = []
+        result = merge(values.block(part, room, squares), merged)
+        return [*squares, step(result, room, part)]
+
+    *squares, change = _columns(over_blocks(values.theta, work, threads), len(values.scales) + 1)
+    return squares, change
+
+
+def over_blocks(like: torch.Tensor, work: Callable[[slice, torch.Tensor, torch.Tensor], T], threads: int) -> list[T]:
+    """Do something with each block of a tensor.
+
+    A thread takes a block whenever it has none, so one that the machine holds up costs the others nothing.
+
+    Args:
+        like: the tensor.
+        work: takes a block's place, and two pieces of scratch space of its size.
+        threads: blocks that are worked on at a time.
+
+    Returns:
+        What `work` gave, in the blocks' order.
+
+    """
+    parts = list(blocks(len(like)))
+    results: dict[int, T] = {}
+    left = deque(enumerate(parts))
+
+    def labour() -> None:
+        one, other = (torch.empty(min(BLOCK, len(like)), dtype=like.dtype) for _ in range(2))
+        while left:
+            try:
+                index, part = left.popleft()
+            except IndexError:  # Another thread was faster.
+                return
+            size = part.stop - part.start
+            results[index] = work(part, one[:size], other[:size])
+
+    if (helpers := min(threads, len(parts)) - 1) < 1:
+        labour()
+    else:
+        with ThreadPoolExecutor(helpers) as pool:
+            futures = [pool.submit(labour) for _ in range(helpers)]
+            labour()
+            for future in futures:
+                future.result()
+    return [results[index] for index in range(len(parts))]
+
+
+def _columns(rows: Sequence[Sequence[float]], width: int) -> list[float]:
+    """The sums over all rows, in their order."""
+    return [sum(row[column] for row in rows) for column in range(width)]

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import torch
 
 from hypha_ray.config.schema import OuterOptimizer
+from hypha_ray.server.gates import square_sum
+from hypha_ray.server.kernels import Move, nesterov, square_distance
 from hypha_ray.server.merge import Step
 
 SLOTS: dict[str, tuple[str, ...]] = {"nesterov": ("",), "average": (), "adam": ("first/", "second/")}
@@ -57,17 +59,22 @@ def _nesterov(eta: float, mu: float, group: Group) -> Step:
     −Δ̄. With η = 1 and μ = 0 the new θ is the workers' mean itself, bit for bit; without a state μ is 0.
     """
 
-    def step(mean: torch.Tensor, spare: torch.Tensor, part: slice) -> torch.Tensor:
+    def step(mean: torch.Tensor, room: torch.Tensor, part: slice) -> float:
         before, after = group.theta[part], group.new_theta[part]
-        delta = mean if group.relative else torch.sub(mean, before, out=spare)
+        plain = eta == 1 and mu == 0 and not group.relative
+        if group.state and not group.relative and not plain:
+            move = Move(mean, before, group.state[0][part], after, group.new_state[0][part])
+            if (change := nesterov(eta, mu, move, room)) is not None:
+                return change
+        delta = mean if group.relative else torch.sub(mean, before, out=room)
         velocity = delta
         if group.state:
             velocity = torch.mul(group.state[0][part], mu, out=group.new_state[0][part]).add_(delta)
-        if eta == 1 and mu == 0 and not group.relative:
+        if plain:
             after.copy_(mean)
         else:
-            torch.add(before, torch.add(delta, velocity, alpha=mu, out=spare), alpha=eta, out=after)
-        return torch.sub(after, before, out=spare)
+            torch.add(before, torch.add(delta, velocity, alpha=mu, out=room), alpha=eta, out=after)
+        return square_distance(after, before, room)
 
     return step
 
@@ -77,15 +84,15 @@ def _adam(outer: OuterOptimizer, eta: float, round: int, group: Group) -> Step:
     (first, second), epsilon = outer.betas, outer.epsilon
     corrections = 1 - first ** (round + 1), 1 - second ** (round + 1)
 
-    def step(mean: torch.Tensor, spare: torch.Tensor, part: slice) -> torch.Tensor:
+    def step(mean: torch.Tensor, room: torch.Tensor, part: slice) -> float:
         before, after = group.theta[part], group.new_theta[part]
-        delta = mean if group.relative else torch.sub(mean, before, out=spare)
+        delta = mean if group.relative else torch.sub(mean, before, out=room)
         mean_of, mean_of_squares = (new[part] for new in group.new_state)
         torch.lerp(group.state[0][part], delta, 1 - first, out=mean_of)
         torch.mul(group.state[1][part], second, out=mean_of_squares).addcmul_(delta, delta, value=1 - second)
-        root = torch.sqrt(mean_of_squares, out=spare).div_(math.sqrt(corrections[1])).add_(epsilon)
+        root = torch.sqrt(mean_of_squares, out=room).div_(math.sqrt(corrections[1])).add_(epsilon)
         torch.addcdiv(before, mean_of, root, value=eta / corrections[0], out=after)
-        return torch.sub(after, before, out=spare)
+        return square_distance(after, before, room)
 
     return step
 
@@ -93,8 +100,8 @@ def _adam(outer: OuterOptimizer, eta: float, round: int, group: Group) -> Step:
 def collection(out: torch.Tensor) -> Step:
     """The mean is put down for an optimizer that needs all of it."""
 
-    def step(mean: torch.Tensor, spare: torch.Tensor, part: slice) -> torch.Tensor:
-        return out[part].copy_(mean)
+    def step(mean: torch.Tensor, room: torch.Tensor, part: slice) -> float:
+        return square_sum(out[part].copy_(mean))
 
     return step
 
@@ -102,7 +109,7 @@ def collection(out: torch.Tensor) -> Step:
 def replacement(theta: torch.Tensor, out: torch.Tensor) -> Step:
     """The mean takes the place of what was there: for buffers, which no optimizer steps."""
 
-    def step(mean: torch.Tensor, spare: torch.Tensor, part: slice) -> torch.Tensor:
-        return torch.sub(out[part].copy_(mean), theta[part], out=spare)
+    def step(mean: torch.Tensor, room: torch.Tensor, part: slice) -> float:
+        return square_distance(out[part].copy_(mean), theta[part], room)
 
     return step

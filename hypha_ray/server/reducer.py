@@ -17,8 +17,10 @@ from hypha_ray.codec.views import tensors
 from hypha_ray.config.schema import OuterOptimizer, Sync
 from hypha_ray.groups import dtype_of, is_trained
 from hypha_ray.model.flat import empty
+from hypha_ray.phases import Phase
+from hypha_ray.server.delayed import SUM, Part, blended, delayed, part_of, undelayed
 from hypha_ray.server.gates import Received, admit, clip_scales, excessive, square_sum
-from hypha_ray.server.merge import Values, measure, merger, sweep
+from hypha_ray.server.merge import Step, Values, measure, merger, plain_mean, sweep
 from hypha_ray.server.outer import SLOTS, Group, collection, outer_step, rate, replacement
 from hypha_ray.types import Contribution, Flat, Layout, Rejection, Verdict
 
@@ -50,6 +52,22 @@ class Rules:
     """Payloads are gradients, and this makes the outer step; None: they are deltas, and `outer` makes it."""
     rounds: int = 1
     """Of the whole run, for the schedule of the outer learning rate."""
+    turn: int | None = None
+    """Steps that the fragment has made before; None: one in each round."""
+    threads: int = 1
+    """Blocks of memory that are worked on at a time; changes no bit."""
+    phase: Phase | None = None
+    """Rounds have several steps, and this is one of them; None: they have one."""
+
+    @property
+    def averages_deltas(self) -> bool:
+        """Whether deltas are added up and divided by their number, as in an all-reduce, and all weigh alike.
+
+        Or else a running mean is kept, of weights where they come as such: that of equal ones is exact, and so is a
+        step that puts the mean itself in the place of θ.
+        """
+        replaces = self.outer.name == "average" or (self.outer.learning_rate, self.outer.momentum) == (1, 0)
+        return (self.sync.weighting, self.sync.merge) == ("uniform", "mean") and not replaces
 
 
 def initial_momentum(layout: Layout, fragment: int, outer: str = "nesterov") -> Flat:
@@ -63,10 +81,11 @@ def initial_momentum(layout: Layout, fragment: int, outer: str = "nesterov") -> 
     }
 
 
-def blank(layout: Layout, fragment: int, outer: str = "nesterov") -> State:
-    """Arrays that a result fits into, for `reduce` to write to."""
+def blank(layout: Layout, fragment: int, outer: str = "nesterov", stepwise: bool = False) -> State:
+    """Arrays that a result fits into, for `reduce` to write to; `stepwise`: rounds have several steps."""
     momentum = initial_momentum(layout, fragment, outer)
-    return empty(layout, fragment), {name: np.empty_like(array) for name, array in momentum.items()}
+    sums = {SUM + name: array for name, array in empty(layout, fragment).items() if stepwise and is_trained(name)}
+    return empty(layout, fragment), {name: np.empty_like(array) for name, array in momentum.items()} | sums
 
 
 def reduce(
@@ -89,9 +108,10 @@ def reduce(
     """
     admitted, rejected = admit(received, rules.codec.form(rules.layout.groups(rules.fragment)))
     while admitted:
-        room = out or blank(rules.layout, rules.fragment, rules.outer.name)
+        room = out or blank(rules.layout, rules.fragment, rules.outer.name, rules.phase is not None)
         attempt = _attempt(round, theta, momentum, admitted, rules, room)
-        reasons = attempt.complaints(len(admitted), rules.sync.norm_gate)
+        known = rules.phase.norms if rules.phase is not None else ()
+        reasons = attempt.complaints(len(admitted), rules.sync.norm_gate, known)
         if not any(reasons):
             accepted = tuple(
                 Contribution(delta.worker, delta.incarnation, delta.samples, attempt.norm(index))
@@ -111,7 +131,7 @@ class _Attempt(NamedTuple):
     deltas: dict[str, list[float]]
     changes: dict[str, float]
 
-    def complaints(self, workers: int, gate: float) -> list[str | None]:
+    def complaints(self, workers: int, gate: float, known: Sequence[float] = ()) -> list[str | None]:
         """Say of each delta why it can't stay; None if it can.
 
         Norms are compared once no delta is damaged, so that none of those shifts their median; and a step that
@@ -120,7 +140,7 @@ class _Attempt(NamedTuple):
         damaged = [self._damage(index) for index in range(workers)]
         if any(damaged):
             return damaged
-        strange = excessive([self.norm(index) for index in range(workers)], gate)
+        strange = excessive([self.norm(index) for index in range(workers)], gate, known)
         if any(strange):
             return strange
         overflows = [group for group, square in self.changes.items() if not math.isfinite(square)]
@@ -147,9 +167,10 @@ def _attempt(
     """Reduce all groups, as if all deltas could stay. Buffers are merged by the same rule, but never scaled."""
     payloads = [tensors(delta.payload) for delta in admitted]
     merge = merger(rules.sync, [delta.samples for delta in admitted])
+    part = None if rules.phase is None else part_of(rules.phase, [delta.samples for delta in admitted])
     old, velocity, new, new_velocity = (tensors(flat) for flat in (theta, momentum, *out))
     scales = _scales(old, payloads, rules)
-    attempt = _Attempt(out, {}, {})
+    attempt = _Attempt((out[0], _kept(out[1], part, rules.sync)), {}, {})
     for group, before in old.items():
         if not before.is_floating_point():
             new[group].copy_(rules.codec.decode(payloads[0], group, slice(None)))
@@ -157,17 +178,41 @@ def _attempt(
         if is_trained(group):
             values = _values(group, before, payloads, rules, scales)
             if rules.descent is None:
-                slots = [slot + group for slot in SLOTS[rules.outer.name]]
-                states = ([flats[slot] for slot in slots] for flats in (velocity, new_velocity))
-                where = Group(before, next(states), new[group], next(states), values.relative)
-                step = outer_step(rules.outer, rate(rules.outer, round, rules.rounds), round, where)
+                values.deltas = rules.averages_deltas
+                relative = values.relative or values.deltas
+                step = _step(round, rules, part, group, (old, velocity, new, new_velocity), relative)
             else:
                 step = collection(new[group])
         else:
-            values, step = _values(group, before, payloads, rules), replacement(before, new[group])
-        attempt.changes[group] = sweep(values, merge, step)
-        attempt.deltas[group] = values.squares
+            values = _values(group, before, payloads, rules)
+            step = replacement(before, new[group]) if part is None else blended(before, new[group], part.share)
+        rule = plain_mean if values.deltas else merge
+        attempt.deltas[group], attempt.changes[group] = sweep(values, rule, step, rules.threads)
     return attempt if rules.descent is None else _descended(round, theta, momentum, attempt, rules.descent)
+
+
+def _step(round: int, rules: Rules, part: Part | None, group: str, flats: tuple[_Tensors, ...], relative: bool) -> Step:
+    """The outer optimizer's step on a group; `flats` are θ and state, and where new ones go."""
+    old, velocity, new, new_velocity = flats
+    slots = [slot + group for slot in SLOTS[rules.outer.name]]
+    states = ([arrays[slot] for slot in slots] for arrays in (velocity, new_velocity))
+    where = Group(old[group], next(states), new[group], next(states), relative)
+    if part is None or rules.phase is None:
+        turn = round if rules.turn is None else rules.turn
+        return outer_step(rules.outer, rate(rules.outer, round, rules.rounds), turn, where)
+    eta, mu = rate(rules.outer, rules.phase.round, rules.rounds), rules.outer.momentum
+    if rules.outer.name == "average":
+        eta, mu = 1.0, 0.0
+    if not rules.sync.delayed_nesterov:
+        return undelayed(eta, mu, where, part)
+    return delayed(eta, mu, where, part, (velocity.get(SUM + group), new_velocity[SUM + group]))
+
+
+def _kept(state: Flat, part: Part | None, sync: Sync) -> Flat:
+    """The arrays of a state that are of use after the step: what a round was moved by isn't once it is over."""
+    if part is None or (sync.delayed_nesterov and not part.closes):
+        return state
+    return {name: array for name, array in state.items() if not name.startswith(SUM)}
 
 
 def _descended(round: int, theta: Flat, state: Flat, attempt: _Attempt, descent: Descent) -> _Attempt:
@@ -193,8 +238,9 @@ def _scales(theta: _Tensors, payloads: Sequence[_Tensors], rules: Rules) -> list
     if rules.sync.clip is None:
         return [1.0 for _ in workers]
     trained = [(group, before) for group, before in theta.items() if is_trained(group)]
-    squares = [measure(_values(group, before, payloads, rules)) for group, before in trained]
-    return clip_scales([math.sqrt(sum(one[index] for one in squares)) for index in workers], rules.sync.clip)
+    squares = [measure(_values(group, before, payloads, rules), rules.threads) for group, before in trained]
+    known = rules.phase.norms if rules.phase is not None else ()
+    return clip_scales([math.sqrt(sum(one[index] for one in squares)) for index in workers], rules.sync.clip, known)
 
 
 def _values(

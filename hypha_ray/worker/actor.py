@@ -17,6 +17,7 @@ import ray
 
 from hypha_ray.config import Job
 from hypha_ray.failpoints import arm
+from hypha_ray.fragments import Piece
 from hypha_ray.types import Flat, Layout, Plan, Source
 from hypha_ray.worker.desk import Desk
 from hypha_ray.worker.feeder import Arrays, Feeder
@@ -79,10 +80,10 @@ class TrainWorker:
             self._stint.feeder.keep(plan.keep)
 
     @ray.method(concurrency_group="control")
-    def merge(self, to: Source, round_number: int, fragment: int, weights: Flat, difference: bool = False) -> None:
-        """Take the global weights of a round, or their coded difference to those of the round before."""
+    def merge(self, to: Source, piece: Piece, weights: Flat) -> None:
+        """Take a piece of the global weights of a round."""
         if to == self._stint.source:
-            self._stint.desk.merge(round_number, fragment, weights, difference)
+            self._stint.desk.merge(piece, weights)
 
     @ray.method(concurrency_group="control")
     def restore(self, to: Source, state: Flat) -> None:

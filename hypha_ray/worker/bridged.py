@@ -109,7 +109,7 @@ class BridgedLoop:
 
     def _round(self) -> bool:
         """Tell of one round, and of all corrections of its plan; False after the final plan."""
-        number, weights = self._desk.weights()
+        number, _, weights = self._desk.weights()
         layout = self._desk.layout()
         flats = [weights[fragment] for fragment in range(layout.fragments)]
         theta = named(layout, flats)
@@ -118,10 +118,9 @@ class BridgedLoop:
         self._results.begin(number, flats if sends_differences(self._job.sync) else ())
         self._handout.parameters(number, theta)
         plan: Plan | None = self._desk.plan(number)
-        first_and_last = rates(self._job, number)
         while plan is not None and plan.round == number:
             self._results.assigned(plan)
-            self._handout.assign(plan, first_and_last, self._job.sync.strategy == "sync")
+            self._handout.assign(plan, rates(self._job, plan), self._job.sync.strategy == "sync")
             if plan.final:
                 if plan.evaluate:
                     self._await("evaluation", lambda message: message.round == number)

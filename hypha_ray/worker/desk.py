@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from hypha_ray.fragments import Piece
 from hypha_ray.types import Flat, Layout, Plan
 from hypha_ray.worker.held import Held
 from hypha_ray.worker.waits import Waits
+
+
+class Arrived(NamedTuple):
+    """The weights that a round starts with, by fragment; all of them, or just those that are new."""
+
+    round: int
+    whole: bool
+    fragments: dict[int, Flat]
 
 
 class Desk(Waits):
     """Written by the control thread, read by the inner loop. Every order may arrive twice, and in any order.
 
     Args:
-        fragments: of the weights.
         downward: codec of differences between weights.
 
     """
 
-    def __init__(self, fragments: int, downward: str = "fp32") -> None:
+    def __init__(self, downward: str = "fp32") -> None:
         super().__init__()
-        self._fragments, self._held = fragments, Held(downward)
+        self._held = Held(downward)
         self._plan: Plan | None = None
-        self._weights: dict[int, dict[int, tuple[Flat, bool]]] = {}
+        self._weights: dict[int, dict[int, tuple[Piece, Flat]]] = {}
         self._state: Flat | None = None
         self._layout: Layout | None = None
         self._restored = False
@@ -36,11 +46,11 @@ class Desk(Waits):
             self._changed.notify_all()
             return True
 
-    def merge(self, round_number: int, fragment: int, weights: Flat, difference: bool = False) -> None:
-        """Put the weights down with which a round starts, or their coded difference to those of the round before."""
+    def merge(self, piece: Piece, weights: Flat) -> None:
+        """Put a piece of the weights down with which a round starts."""
         with self._changed:
-            if round_number > self.round:
-                self._weights.setdefault(round_number, {})[fragment] = weights, difference
+            if piece.round > self.round:
+                self._weights.setdefault(piece.round, {})[piece.fragment] = piece, weights
                 self._changed.notify_all()
 
     def restore(self, state: Flat) -> None:
@@ -73,17 +83,18 @@ class Desk(Waits):
     def correction(self, idle: Plan) -> Plan | None:
         """The newer version of a plan that gives nothing to do; None once a later round's weights are there. Waits."""
         with self._changed:
-            self._wait(lambda: bool(self._whole()) or self._corrects(idle))
-            return None if self._whole() else self._plan
+            self._wait(lambda: bool(self._complete()) or self._corrects(idle))
+            return None if self._complete() else self._plan
 
-    def weights(self) -> tuple[int, dict[int, Flat]]:
-        """The newest round whose weights are whole, and these by fragment; waits for one that wasn't merged yet."""
+    def weights(self) -> Arrived:
+        """The weights of the newest round of which all pieces are there; waits for one that wasn't merged yet."""
         with self._changed:
-            self._wait(lambda: bool(self._whole()))
-            self.round = max(self._whole())
-            parts = self._weights[self.round]
+            self._wait(lambda: bool(self._complete()))
+            self.round = max(self._complete())
+            pieces = self._weights[self.round]
             self._weights = {number: later for number, later in self._weights.items() if number > self.round}
-        return self.round, {fragment: self._held.take(fragment, *part) for fragment, part in parts.items()}
+        flats = {fragment: self._held.take(piece, flat) for fragment, (piece, flat) in pieces.items()}
+        return Arrived(self.round, all(piece.whole for piece, _ in pieces.values()), flats)
 
     def state(self) -> Flat | None:
         """The predecessor's inner state, which is given out once, then None; waits for it."""
@@ -96,5 +107,6 @@ class Desk(Waits):
         newest = self._plan
         return newest is not None and newest.round == plan.round and newest.version > plan.version
 
-    def _whole(self) -> list[int]:
-        return [number for number, parts in self._weights.items() if len(parts) == self._fragments]
+    def _complete(self) -> list[int]:
+        found = self._weights.items()
+        return [number for number, pieces in found if all(len(pieces) == piece.of for piece, _ in pieces.values())]

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 from hypha_ray.codec import encoded, encoders, payload_bytes, sends_differences
 from hypha_ray.config import Job
 from hypha_ray.failpoints import failpoint
-from hypha_ray.model.layout import layout_of, scatter
-from hypha_ray.optim.schedules import steps_per_round
+from hypha_ray.fragments import exchanged
+from hypha_ray.model.layout import layout_of
+from hypha_ray.optim.schedules import position, steps_per_round
 from hypha_ray.store.tensorfile import digest, named
 from hypha_ray.types import Delta, Evaluated, Flat, Left, Merged, Plan, Ready, Source, window
 from hypha_ray.worker.bequest import bequest, inherit
 from hypha_ray.worker.desk import Desk
 from hypha_ray.worker.feeder import Arrays, Feeder
+from hypha_ray.worker.live import Live
 from hypha_ray.worker.meter import Meter
 from hypha_ray.worker.stepper import Stepper
 from hypha_ray.worker.stint import Emit
@@ -41,20 +44,24 @@ class InnerLoop:
         self._stepper = Stepper(job)
         self._model, self._optimizer = self._stepper.model, self._stepper.optimizer
         self._strategy = strategy(job, self._stepper)
-        self._layout = layout_of(self._model, job.sync.fragments)
+        self._layout = layout_of(self._model, job.sync.fragments, job.sync.partition)
         self._steps_per_round = steps_per_round(job)
         """All workers go through the schedule together, by parts of the round: a fast one isn't ahead."""
         self._encoders, self._relative = encoders(job.sync), sends_differences(job.sync)
-        self._results: list[Flat] = []
+        self._results: dict[int, Flat] = {}
+        """Arrays that results were made in, by fragment."""
         self._replay = job.run.mode == "replay"
         self._bequeaths = self._replay and (self._strategy.has_state or job.sync.codec != "fp32")
         self._proved = False
         """The scheduler knows by their hash that the first weights were the right ones."""
-        self._theta: list[Flat] = []
-        """The round's global weights, by fragment, where payloads are made with them, or damaged by a failpoint."""
         self._tampers = any(spec.startswith("worker.payload") for spec in job.testing.failpoints)
-        slowdown = job.testing.slowdown
+        keeps = self._tampers or self._relative or job.sync.overlaps
+        self._live = Live(self._model, self._layout, job.sync.mixing, keeps)
+        self._begun: Meter | None = None
+        """Of a round that was begun before its weights were there."""
+        slowdown, times = job.testing.slowdown, job.testing.batch_times_s
         self._slowdown = slowdown[source.worker] if source.worker < len(slowdown) else 1.0
+        self._least_s = times[source.worker] if source.worker < len(times) else job.testing.batch_s or 0.0
 
     def run(self) -> None:
         """Train until the final plan, or until the worker has left; raises `Closed` when it is stopped before."""
@@ -86,21 +93,21 @@ class InnerLoop:
 
     def _merge(self) -> int:
         """Copy the next round's weights into the live parameters; returns the round."""
-        number, weights = self._desk.weights()
+        asked = time.monotonic()
+        arrived = self._desk.weights()
         began = time.monotonic()
-        for fragment, flat in weights.items():
-            scatter(self._model, self._layout, fragment, flat)
+        self._live.merge(arrived)
         merge_s = time.monotonic() - began
-        theta = [weights[fragment] for fragment in range(self._layout.fragments)]
+        theta = [flat for _, flat in sorted(arrived.fragments.items())]
         sha256 = None if self._proved else digest(named(self._layout, theta))
+        self._emit(Merged(self._source, arrived.round, merge_s, sha256, began - asked if self._proved else None))
         self._proved = True
-        self._emit(Merged(self._source, number, merge_s, sha256))
-        self._theta = theta if self._tampers or self._relative else []
-        return number
+        return arrived.round
 
     def _evaluate(self, plan: Plan) -> None:
         began = time.monotonic()
-        sums = self._stepper.evaluate(self._validation(plan))
+        with self._live.put_aside():
+            sums = self._stepper.evaluate(self._validation(plan))
         seconds = time.monotonic() - began
         self._emit(Evaluated(self._source, plan.round, sums.loss_sum, sums.count, sums.correct, seconds))
 
@@ -117,10 +124,9 @@ class InnerLoop:
         """
         number, longest = plan.round, plan
         self._restore(plan)
-        # So that a round can be repeated: nothing random in it depends on what was before.
-        self._stepper.seed(self._job.run.seed, number, self._source.worker)
-        self._strategy.begin()
-        meter = Meter(self._source, number, self._job.worker.report_every_s)
+        meter, self._begun = self._begun, None
+        if meter is None or meter.round != number:
+            meter = self._begin(number)
         try:
             while (plan := self._desk.plan(number)).round == number and meter.samples < plan.samples:
                 longest = max(longest, plan, key=lambda one: one.samples)
@@ -131,24 +137,43 @@ class InnerLoop:
             raise
         if plan.round == number:
             self._hand_over(longest, meter)
+            self._go_ahead(plan)
+
+    def _begin(self, number: int) -> Meter:
+        """Begin a round. So that it can be repeated, nothing random in it depends on what was before."""
+        self._stepper.seed(self._job.run.seed, number, self._source.worker)
+        self._strategy.begin()
+        return Meter(self._source, number, self._job.worker.report_every_s)
+
+    def _go_ahead(self, plan: Plan) -> None:
+        """Train on what is the next round's in any case, until the result of the one that was handed over is due."""
+        if not plan.ahead:
+            return
+        self._begun = meter = self._begin(plan.round + 1)
+        ahead = replace(plan, round=plan.round + 1, spans=plan.ahead)
+        while meter.samples < ahead.samples:
+            self._desk.check()
+            self._batch(ahead, meter, plan.samples)
+        meter.pause()
 
     def _restore(self, plan: Plan) -> None:
         """Take the predecessor's optimizer state over, where the plan asks for that."""
         if plan.restores and (state := self._desk.state()) is not None:
             inherit(self._optimizer, self._encoders, state)
 
-    def _batch(self, plan: Plan, meter: Meter) -> None:
-        """Train on the plan's next batch."""
-        done = meter.samples
+    def _batch(self, plan: Plan, meter: Meter, round_samples: int | None = None) -> None:
+        """Train on the plan's next batch; the round has so many samples, if not just the plan's."""
+        done, of = meter.samples, round_samples or plan.samples
         size = min(plan.batch_size, plan.samples - done)
         with meter.waiting():
             batch = self._feeder.batch(plan.spans, done, size)
         began = time.monotonic()
-        self._optimizer.seek(self._steps_per_round * plan.round + self._steps_per_round * done / plan.samples)
+        self._optimizer.seek(position(plan, done / of, self._steps_per_round))
+        self._live.stray()
         loss, norm = self._strategy.train(batch)
         self._drag(time.monotonic() - began)
         meter.step(loss, norm, size, _tokens(batch), self._optimizer.learning_rate)
-        if meter.due:
+        if meter.due and meter is not self._begun:
             self._emit(meter.report())
         failpoint("worker.step", self._source.worker)
 
@@ -158,12 +183,15 @@ class InnerLoop:
             self._emit(meter.report())
         failpoint("worker.before_delta", self._source.worker)
         train_s = meter.train_s
-        # The arrays of the last round are free: its result couldn't have been merged before they were read.
-        self._results = [
-            self._strategy.result(self._layout, fragment, out)
-            for fragment, out in enumerate(self._results or [None] * self._layout.fragments)
-        ]
-        payloads, quality = encoded(self._encoders, self._results, self._theta if self._relative else ())
+        fragments = exchanged(self._job, plan.round)
+        for fragment in fragments:
+            # The arrays of the last time are free: its result couldn't have been merged before they were read.
+            out = self._results.get(fragment)
+            self._results[fragment] = self._strategy.result(self._layout, fragment, out)
+        theta = [self._live.theta[fragment] for fragment in fragments] if self._live.theta else []
+        results = [self._results[fragment] for fragment in fragments]
+        encoders = [self._encoders[fragment] for fragment in fragments]
+        payloads, quality = encoded(encoders, results, theta if self._relative else ())
         delta = Delta(
             source=self._source,
             round=plan.round,
@@ -181,13 +209,13 @@ class InnerLoop:
         )
         parts = [*payloads, *([bequest(self._optimizer, self._encoders)] if self._bequeaths else [])]
         action = failpoint("worker.payload", self._source.worker)
-        items: list[Delta | Flat] = [delta, *parts] if action is None else tampered(action, delta, parts, self._theta)
+        items: list[Delta | Flat] = [delta, *parts] if action is None else tampered(action, delta, parts, theta)
         for item in items:
             self._emit(item)
 
     def _drag(self, step_s: float) -> None:
         """Play a slower machine, where a test asks for one."""
-        wait_s = max((self._slowdown - 1) * step_s, (self._job.testing.batch_s or 0.0) - step_s)
+        wait_s = max((self._slowdown - 1) * step_s, self._least_s - step_s)
         if wait_s > 0:
             time.sleep(wait_s)
 

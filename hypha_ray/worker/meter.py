@@ -28,6 +28,7 @@ class Meter:
     _norm: torch.Tensor | None = None
     _learning_rate: float = 0.0
     _began_s: float = field(default_factory=time.monotonic)
+    _paused_s: float | None = None
     _reported_s: float = field(default_factory=time.monotonic)
     _reported: tuple[int, int, int, float] = (0, 0, 0, 0.0)
     _timed_from: int = 1
@@ -35,8 +36,12 @@ class Meter:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around the wait for a batch."""
+        """Around the wait for a batch, with which a step begins."""
         began = time.monotonic()
+        if self._paused_s is not None:
+            self._began_s += began - self._paused_s
+            self._reported_s += began - self._paused_s
+            self._paused_s = None
         yield
         self.data_wait_s += time.monotonic() - began
 
@@ -51,6 +56,10 @@ class Meter:
         self._norm, self._learning_rate = norm, learning_rate
         if self.batches == 1:
             self._reported_s = time.monotonic()
+
+    def pause(self) -> None:
+        """The clocks stand still until the next step begins."""
+        self._paused_s = time.monotonic()
 
     @property
     def due(self) -> bool:

@@ -51,7 +51,7 @@ class Stint:
     def __init__(self, job: Job, source: Source, loop: MakeLoop, before: Stint | None = None) -> None:
         self._job, self.source, self._loop = job, source, loop
         self.feeder = Feeder(job.run.seed)
-        self.desk = Desk(job.sync.fragments, job.sync.downward_codec)
+        self.desk = Desk(job.sync.downward_codec)
         self._out: SimpleQueue[Item | tuple[Item, ...] | Exception | None] = SimpleQueue()
         self._parcel: tuple[Item, ...] = ()
         """A delta whose parts aren't all there."""

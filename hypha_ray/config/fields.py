@@ -1,0 +1,44 @@
+"""What the values of a job file may be."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+def run_name(text: str) -> str:
+    """Check the name of a run."""
+    if not re.fullmatch(r"\w[\w.-]{0,99}", text):
+        raise ValueError("up to 100 letters, digits and . _ -, a letter or digit first")
+    return text
+
+
+def identifier(text: str) -> str:
+    """Check the name of an optimizer."""
+    if not re.fullmatch(r"[A-Za-z]\w{0,49}", text):
+        raise ValueError("the name of an optimizer, such as adamw")
+    return text
+
+
+def address(text: str) -> str:
+    """Check an address."""
+    if not re.fullmatch(r"[^\s:/]+:\d{1,5}|\[[0-9a-fA-F:.]+\]:\d{1,5}", text):
+        raise ValueError("host:port")
+    return text
+
+
+Encoding: TypeAlias = Literal["fp32", "bf16", "fp16", "int8", "int4", "e3m0", "topk"]
+"""Names of codecs."""
+
+Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Table(BaseModel):
+    """A table of the job file: immutable, and strict about names and types."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())

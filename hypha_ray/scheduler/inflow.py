@@ -1,0 +1,119 @@
+"""Deltas on their way into the weights, where there is no barrier: they arrive, are reduced, and are answered."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from hypha_ray.config import Job
+from hypha_ray.phases import Phase
+from hypha_ray.scheduler.commands import Reduce
+from hypha_ray.scheduler.past import Past
+from hypha_ray.scheduler.periods import Arrival, Period
+from hypha_ray.types import Contribution, Rejection, Verdict
+
+PATIENCE = 10
+"""Rounds of merged deltas by which a worker may be behind, unless the job says otherwise."""
+REMEMBERED = 4
+"""Commits whose steps are kept, to know them by."""
+
+
+class Inflow:
+    """Counts the steps that the weights make, and knows how old the weights are that a delta was trained from.
+
+    Args:
+        job: the job file.
+        size: deltas that make a round.
+        past: what the run goes on from.
+
+    """
+
+    def __init__(self, job: Job, size: int, past: Past) -> None:
+        self._uniform, self._target = job.sync.weighting == "uniform", job.rounds.samples_between_updates
+        self._patience = PATIENCE * size if job.sync.max_staleness is None else job.sync.max_staleness
+        self._size = size
+        self.step = int(past.state.get("step", 0))
+        """By which the newest weights are known: that many reductions were made in the run."""
+        self.merged = int(past.state.get("merged", 0))
+        """Deltas of the run that are in them."""
+        self.commits = {self.step: past.next_round - 1}
+        """Steps whose weights are committed, and in which round; the last ones."""
+        self.arrived: dict[int, Arrival] = {}
+        self.reducing: dict[int, Arrival] = {}
+        self._norms: deque[float] = deque(maxlen=2 * size)
+        self._in_vain = 0
+
+    @property
+    def workers(self) -> set[int]:
+        """Numbers that have a delta on its way: which of their samples are used is open."""
+        return {*self.arrived, *self.reducing}
+
+    @property
+    def samples(self) -> int:
+        """Behind all deltas on their way."""
+        return sum(one.delta.samples for one in (*self.arrived.values(), *self.reducing.values()))
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether a round's worth of deltas was rejected, and none accepted."""
+        return self._in_vain >= self._size
+
+    @property
+    def committed(self) -> bool:
+        """Whether the newest weights are."""
+        return self.step in self.commits
+
+    def commit(self, round: int) -> None:
+        """The newest weights are those of a commit."""
+        self.commits[self.step] = round
+        for old in sorted(self.commits)[:-REMEMBERED]:
+            del self.commits[old]
+
+    def state(self) -> dict[str, int]:
+        """What a later scheduler needs of this, as plain JSON."""
+        return {"step": self.step, "merged": self.merged}
+
+    def stale(self) -> list[Rejection]:
+        """Drop what was trained from weights that are too old."""
+        ages = {worker: self._staleness(arrival) for worker, arrival in self.arrived.items()}
+        old = {worker: age for worker, age in ages.items() if age > self._patience}
+        self.arrived = {worker: arrival for worker, arrival in self.arrived.items() if worker not in old}
+        text = "{} deltas were merged since its weights, more than {}"
+        return [Rejection(worker, text.format(age, self._patience)) for worker, age in sorted(old.items())]
+
+    def reduce(self, current: Period, since: int | None) -> Reduce:
+        """Have all reduced that has arrived, in the order of worker numbers.
+
+        Args:
+            current: the round that they will be in.
+            since: oldest step that anybody still trains from; None: nobody trains.
+
+        """
+        self.reducing, self.arrived = dict(sorted(self.arrived.items())), {}
+        deltas = [arrival.delta for arrival in self.reducing.values()]
+        weight, unit = sum(one.samples for one, _, _ in current.taken), self._size if self._uniform else self._target
+        return Reduce(
+            self.step,
+            tuple(delta.source for delta in deltas),
+            tuple(1 if self._uniform else delta.samples for delta in deltas),
+            tuple(delta.round for delta in deltas),
+            self.step if since is None else since,
+            Phase(current.number, self._size, unit, len(current.taken), weight, tuple(self._norms)),
+        )
+
+    def awaits(self, verdict: Verdict) -> bool:
+        """Whether a verdict is that on the deltas that are being reduced."""
+        return bool(self.reducing) and verdict.round == self.step
+
+    def answered(self, verdict: Verdict) -> list[tuple[Contribution, Arrival, int]]:
+        """Make a step; returns the accepted deltas with their staleness."""
+        batch, self.reducing = self.reducing, {}
+        taken = [(one, batch[one.worker], self._staleness(batch[one.worker])) for one in verdict.accepted]
+        self.step += 1
+        self.merged += len(taken)
+        self._norms.extend(one.norm for one in verdict.accepted)
+        self._in_vain = 0 if taken else self._in_vain + len(verdict.rejected)
+        return taken
+
+    def _staleness(self, arrival: Arrival) -> int:
+        """Deltas that were merged since the weights that one was trained from."""
+        return self.merged - arrival.turn.merged

@@ -1,0 +1,141 @@
+"""The books of an asynchronous run: what each worker is at, what came, and a round that is made of what came."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypha_ray.scheduler.rounds import Round
+from hypha_ray.types import Contribution, Delta, Rejection, Span, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a worker is at: it trains from weights that it was given until it hands its delta over.
+
+    Times in seconds, monotonic.
+    """
+
+    step: int
+    """Of the run, by which the weights are known."""
+    merged: int
+    """Deltas of the run that were in these weights."""
+    began_at: float
+    handed_over_at: float | None
+    """When its delta before this turn came; None: it had none."""
+    evaluating: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A delta that came, and the turn that it ends."""
+
+    delta: Delta
+    turn: Turn
+
+
+@dataclass(slots=True)
+class Period(Round):
+    """A round without a barrier: it ends with so many accepted deltas, whoever they are of.
+
+    Of what a round has beside that, `worked_s` and `waited_s` are sums over the turns that began in it.
+    """
+
+    size: int = 1
+    taken: list[tuple[Contribution, Arrival, int]] = field(default_factory=list)
+    """Accepted deltas in order, with their staleness."""
+    rejected: list[Rejection] = field(default_factory=list)
+    fleet: int = 0
+    """Workers that are at work when it ends."""
+    ended_at: float = 0.0
+    bytes_up: int = 0
+    merges: int = 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether there are deltas enough."""
+        return len(self.taken) >= self.size
+
+    @property
+    def samples(self) -> int:
+        """Samples behind the deltas that are accepted."""
+        return sum(arrival.delta.samples for _, arrival, _ in self.taken)
+
+    def began(self, worker: int, waited_s: float | None, worked_s: float, sent_bytes: int) -> None:
+        """Note that a worker has weights to begin with, for which it has waited since its last delta, if it had one."""
+        self.bytes_down += sent_bytes
+        self.worked_s[worker] = self.worked_s.get(worker, 0.0) + worked_s
+        if waited_s is not None:
+            self.waited_s[worker] = self.waited_s.get(worker, 0.0) + waited_s
+            self.merges += 1
+
+    def end(self, update_norm: float, fleet: int, now: float) -> Verdict:
+        """The round is over; returns what became of all of its deltas."""
+        self.closed, self.fleet, self.ended_at = True, fleet, now
+        accepted = tuple(one for one, _, _ in self.taken)
+        self.verdict = Verdict(self.number, accepted, tuple(self.rejected), update_norm)
+        return self.verdict
+
+    @property
+    def spans(self) -> tuple[tuple[int, tuple[Span, ...]], ...]:
+        """What each worker's deltas were trained on."""
+        found: dict[int, tuple[Span, ...]] = {}
+        for one, arrival, _ in self.taken:
+            found[one.worker] = found.get(one.worker, ()) + arrival.delta.spans
+        return tuple(sorted(found.items()))
+
+    def record(self, rounds: int, elapsed_s: float, epoch: int) -> dict[str, Any]:
+        """The metrics of the round, one of so many, and the run's totals with it; see docs/telemetry.md."""
+        assert self.verdict is not None
+        deltas = [arrival.delta for _, arrival, _ in self.taken]
+        staleness = [stale for _, _, stale in self.taken]
+        batches: Counter[int] = Counter()
+        for delta in deltas:
+            batches[delta.source.worker] += delta.batches
+        samples, tokens = sum(delta.samples for delta in deltas), sum(delta.tokens for delta in deltas)
+        train_s, time_s = sum(delta.train_s for delta in deltas), self.ended_at - self.started_at
+        return {
+            "kind": "round",
+            "round": self.number,
+            "rounds": rounds,
+            "time_s": time_s,
+            "finish_s": time_s,
+            "predicted_s": None,
+            "plan_error": None,
+            "loss": sum(delta.loss * delta.samples for delta in deltas) / max(1, samples),
+            "samples": samples,
+            "tokens": tokens,
+            "tokens_per_s": tokens / max(time_s, 1e-9),
+            "train_tokens_per_s": _speed(deltas),
+            "workers": self.fleet,
+            "batches": dict(sorted(batches.items())),
+            "batch_s": dict(sorted(self.batch_s.items())),
+            "bytes_up": self.bytes_up,
+            "codec_error": sum(delta.quality[0] for delta in deltas) / len(deltas),
+            "codec_cosine": sum(delta.quality[1] for delta in deltas) / len(deltas),
+            "bytes_down": self.bytes_down,
+            "sync_s": sum(self.waited_s.values()) / max(1, self.merges),
+            "idle_fraction": sum(self.waited_s.values()) / max(sum(self.worked_s.values()), 1e-9),
+            "data_wait_fraction": sum(delta.data_wait_s for delta in deltas) / train_s if train_s else 0.0,
+            "learning_rate": self.learning_rate,
+            "update_norm": self.verdict.update_norm,
+            "rejected": len(self.rejected),
+            "arrivals": len(deltas),
+            "staleness_mean": sum(staleness) / len(staleness),
+            "staleness_max": max(staleness),
+            **self.totals,
+            "elapsed_s": elapsed_s,
+            "eta_s": elapsed_s / (self.number + 1) * (rounds - self.number - 1),
+            "epoch": epoch,
+        }
+
+
+def _speed(deltas: list[Delta]) -> float:
+    """Tokens a second of all workers together while they train: each one's mean speed over its deltas."""
+    seconds: Counter[int] = Counter()
+    tokens: Counter[int] = Counter()
+    for delta in deltas:
+        tokens[delta.source.worker] += delta.tokens
+        seconds[delta.source.worker] += delta.train_s  # type: ignore[assignment]
+    return sum(tokens[worker] / spent for worker, spent in seconds.items() if spent)

@@ -1,0 +1,126 @@
+"""Who does what where there is no barrier: one worker's next turn at a time, sized by dynamic local updates.
+
+With dynamic local updates (arXiv 2401.09135, section 5) a worker gets batches in proportion to its speed, so that all
+hand over at about the same time and few train from old weights. For that turns end with a common *beat*: who begins
+at another time than the others gets a shorter or longer one, once. Without, all get equally many batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypha_ray.config import Job
+from hypha_ray.scheduler.assigner import Assigner, Sizes
+from hypha_ray.scheduler.commands import Command
+from hypha_ray.scheduler.fleet import Member, batch_seconds, paces_at_start
+from hypha_ray.scheduler.past import Past
+from hypha_ray.scheduler.planner import Allocation
+from hypha_ray.scheduler.planner import plan as plan_batches
+from hypha_ray.types import Plan, SliceInfo, Span
+
+RESIZE_GAIN = 0.1
+"""A turn is made longer or shorter once it is wrong by this part of its length, and by more than a batch."""
+
+
+class Turns(Assigner):
+    """Makes turns, and keeps the ledger."""
+
+    def __init__(self, job: Job, slices: Sequence[SliceInfo], sizes: Sizes, past: Past) -> None:
+        super().__init__(job, slices, sizes, past)
+        self._beat: float | None = None
+        """When the turns that begin now are to end."""
+        self._ends: dict[int, float] = {}
+        """When each worker's turn is to end, if that could be said at its beginning."""
+
+    @property
+    def size(self) -> int:
+        """Deltas that make a round."""
+        return self._job.sync.period or self._job.resources.num_workers
+
+    def shares(self, number: int, members: Sequence[Member]) -> dict[int, tuple[Span, ...]]:
+        """What each of these workers evaluates of the weights that a round begins with; nothing, if that isn't due."""
+        return self._evaluation_shares(members) if members and self._evaluates(number) else {}
+
+    def turn(
+        self, step: int, member: Member, fleet: Sequence[Member], share: tuple[Span, ...], at: float, now: float
+    ) -> list[Command]:
+        """Give a worker its next turn.
+
+        Args:
+            step: by which the weights are known that it begins with.
+            member: the worker.
+            fleet: all that are at work, itself among them.
+            share: what it evaluates first.
+            at: where the run is on its schedule, in rounds.
+            now: the time, in seconds.
+
+        """
+        spans = self._assign(member, self._batches(member, fleet, now) * member.batch_size)
+        rounds = self._job.rounds.update_rounds
+        progress = min(at, rounds), min(at + self._length(member, fleet, spans), rounds)
+        feeds = self._feed(member, [span.slice for span in (*share, *spans)])
+        return [*feeds, *self._begin(member, Plan(step, 0, spans, member.batch_size, share, progress=progress))]
+
+    def last(self, step: int, member: Member, share: tuple[Span, ...]) -> list[Command]:
+        """Tell a worker that there is nothing more to train; it evaluates its share, and ends."""
+        feeds = self._feed(member, [span.slice for span in share])
+        return [*feeds, *self._begin(member, Plan(step, 0, (), member.batch_size, share, final=True))]
+
+    def resize(self, member: Member, fleet: Sequence[Member], began_at: float, now: float) -> list[Command]:
+        """Let a worker that has just reported end its turn when it should, by what is known now."""
+        batch_s = member.batch_time.mean
+        if self._equal or batch_s is None or member.plan is None:
+            return []
+        end = self._ends.get(member.source.worker, began_at + self._allotted(fleet).finish_s)
+        batches = member.progress.batches + max(1, int((end - now) / batch_s))
+        if abs(batches - member.plan.batches) <= max(1, RESIZE_GAIN * member.plan.batches):
+            return []
+        return self._replan(member, batches, now)
+
+    def grace_s(self, fleet: Sequence[Member]) -> float:
+        """How long a delta waits for others: where turns are to end together they do so within a batch or so."""
+        given = self._job.sync.arrival_grace_s
+        if given is not None or self._equal:
+            return given or 0.0
+        return max((one.batch_time.mean or 0.0 for one in fleet), default=0.0)
+
+    def settle(self, worker: int, spans: Sequence[Span]) -> None:
+        """Count what a worker's delta was trained on as used, and take the rest of its turn back."""
+        self.ledger.commit({worker: spans})
+        self.ledger.release(worker)
+
+    def _batches(self, member: Member, fleet: Sequence[Member], now: float) -> int:
+        """Batches of a turn: as many deltas as make a round have a round's samples, more or less."""
+        if self._equal:
+            return -(-self._target // (self.size * member.batch_size))
+        allotted, batch_s, worker = self._allotted(fleet), member.batch_time.mean, member.source.worker
+        if batch_s is None:
+            self._ends.pop(worker, None)
+            return max(1, allotted.batches[worker])
+        end = self._ends[worker] = self._next_beat(allotted.finish_s, now)
+        if abs(end - now - allotted.finish_s) < 1e-6 * allotted.finish_s:
+            return max(1, allotted.batches[worker])
+        return max(1, int((end - now - (member.overhead[False].mean or 0.0)) / batch_s))
+
+    def _next_beat(self, length_s: float, now: float) -> float:
+        """When a turn of about that length is to end: with those that have begun, unless these are half over.
+
+        One and a half times that length is the longest: if others take longer, speeds were others when they began.
+        """
+        if self._beat is None or not now <= self._beat <= now + 1.5 * length_s:
+            self._beat = now + length_s
+        elif self._beat - now < length_s / 2:
+            self._beat += length_s
+        return self._beat
+
+    def _allotted(self, fleet: Sequence[Member]) -> Allocation:
+        """What all would do who began now: as many samples as belong to their number of deltas."""
+        paces = paces_at_start(fleet, evaluating=False, equal=False)
+        return plan_batches(paces, -(-self._target * len(fleet) // self.size))
+
+    def _length(self, member: Member, fleet: Sequence[Member], spans: Sequence[Span]) -> float:
+        """How far the whole fleet comes while a worker trains on these spans, in rounds."""
+        seconds = batch_seconds(fleet, equal=False)
+        speeds = {one.source.worker: one.batch_size / seconds[one.source.worker] for one in fleet}
+        part = speeds[member.source.worker] / sum(speeds.values())
+        return sum(span.samples for span in spans) / (self._target * part)

@@ -1,0 +1,60 @@
+"""A worker's live weights beside the global ones: how both meet, and how the global ones are put in for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from hypha_ray.model.layout import gather, scatter
+from hypha_ray.types import Flat, Layout
+from hypha_ray.worker.desk import Arrived
+
+
+class Live:
+    """The weights that a worker trains.
+
+    Args:
+        model: holds them.
+        layout: where its tensors lie in flat arrays.
+        mixing: part α of its own weights that is kept in w ← θ + α(w − θ), where new θ comes for a part of them.
+        keeps: whether `theta` will be asked for.
+
+    """
+
+    def __init__(self, model: torch.nn.Module, layout: Layout, mixing: float, keeps: bool) -> None:
+        self._model, self._layout, self._mixing, self._keeps = model, layout, mixing, keeps
+        self.theta: dict[int, Flat] = {}
+        """Newest global weights by fragment, as they came."""
+        self._own = False
+        """The live weights are others than the global ones."""
+
+    def merge(self, arrived: Arrived) -> None:
+        """Take new global weights over: all there are, or a part of them, which is mixed (arXiv 2501.18512)."""
+        mixing = 0.0 if arrived.whole else self._mixing
+        for fragment, flat in arrived.fragments.items():
+            scatter(self._model, self._layout, fragment, flat, mixing)
+        self._own = (self._own and len(arrived.fragments) < self._layout.fragments) or mixing > 0
+        if self._keeps:
+            self.theta |= arrived.fragments
+
+    def stray(self) -> None:
+        """A step is about to be made."""
+        self._own = True
+
+    @contextmanager
+    def put_aside(self) -> Iterator[None]:
+        """Have the global weights in the model meanwhile."""
+        if not self._own:
+            yield
+            return
+        fragments = range(self._layout.fragments)
+        own = [gather(self._model, self._layout, fragment) for fragment in fragments]
+        for fragment in fragments:
+            scatter(self._model, self._layout, fragment, self.theta[fragment])
+        try:
+            yield
+        finally:
+            for fragment in fragments:
+                scatter(self._model, self._layout, fragment, own[fragment])
