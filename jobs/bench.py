@@ -36,12 +36,15 @@ class Arguments:
 
 def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
     """Rows that are measured together, and what measures them."""
+    from benchmarks.asynchrony import ROWS, asynchrony
     from benchmarks.bridge import bridge
     from benchmarks.codecs import codecs
-    from benchmarks.exchange import SIZES, exchange
+    from benchmarks.exchange import EXCHANGES, SIZES, exchange
+    from benchmarks.overlap import overlap
     from benchmarks.planner import plan_time, planner
     from benchmarks.relay import relay
     from benchmarks.throughput import inner_loop
+    from benchmarks.time_to_loss import time_to_loss
 
     return {
         ("planner",): planner,
@@ -49,7 +52,10 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
         ("inner_overhead", "data_wait_fraction"): inner_loop,
         ("bridge_receive", "bridge_throughput", "bridge_file"): bridge,
         ("bridge_relay",): relay,
-        tuple(f"{row}_{millions}M_{count}" for row in ("sync", "sync_gloo") for millions, count in SIZES): exchange,
+        tuple(f"{row}_{millions}M_{count}" for millions, count in SIZES for row in EXCHANGES): exchange,
+        ("time_to_loss",): time_to_loss,
+        ("overlap_none", "overlap"): overlap,
+        ROWS: asynchrony,
         ("codec_bf16", "codec_fp16", "codec_int8", "codec_int4", "codec_e3m0", "codec_topk"): codecs,
     }
 

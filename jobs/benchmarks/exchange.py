@@ -1,14 +1,18 @@
 """The exchange itself: from the last delta in the object store to new weights in every worker.
 
-Against copying the bytes that must move, which are each worker's delta and each worker's new weights; and against the
-all-reduce of gloo, of the same bytes between the same actors.
+Against copying the bytes that must move, by one thread from memory to memory: each worker's delta once, and each
+worker's new weights once. That the server has to read θ and momentum too and to write both anew, that Ray copies
+results into its store, and every call between the processes: that is what the ratio is for. And against averaging
+tensors of the same size: by the all-reduce of gloo between the same actors, and by the peers that are installed.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
+from contextlib import ExitStack, closing
 from statistics import median
 from typing import Any
 
@@ -16,15 +20,19 @@ import numpy as np
 import ray
 import torch
 
+from benchmarks.peers import PEERS, Peer, installed
 from hypha_ray.config import Job
 from hypha_ray.model.layout import gather, layout_of, scatter
 from hypha_ray.server.actor import ParameterServer
-from hypha_ray.types import Flat
+from hypha_ray.types import Flat, Layout
 
-TURNS = 5
+TURNS, WARM = 9, 3
+"""Turns that count, and those before them, in which the store's memory is touched for the first time."""
 WIDTH = 1024
 SIZES = ((25, 2), (25, 4), (100, 2))
 """Millions of parameters, and workers."""
+EXCHANGES = ("sync", "sync_gloo", *(f"sync_{name}" for name in PEERS))
+"""What the rows of a size are called."""
 
 
 def _model(millions: int) -> torch.nn.Module:
@@ -57,8 +65,10 @@ class _Worker:
 
 
 def exchange() -> dict[str, dict[str, Any]]:
-    """For each size the time of an exchange, over that of copying its bytes, and over that of gloo's all-reduce."""
+    """For each size the time of an exchange, over that of copying its bytes, and over that of others' averaging."""
     os.environ.setdefault("RAY_AUTH_MODE", "token")
+    for name in sorted({*PEERS} - {*installed()}):
+        print(f"skipping sync_{name}_…: {name} isn't installed (pip install 'hypha_ray[peers]')", file=sys.stderr)
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=8 << 30)
     try:
         return {name: row for size in SIZES for name, row in _rows(*size).items()}
@@ -68,32 +78,60 @@ def exchange() -> dict[str, dict[str, Any]]:
 
 def _rows(millions: int, count: int) -> dict[str, dict[str, Any]]:
     layout = layout_of(_model(millions))
-    server: Any = ray.remote(num_cpus=0, concurrency_groups={"pulse": 1})(ParameterServer).remote(Job())
-    workers: list[Any] = [ray.remote(num_cpus=0)(_Worker).remote(rank, millions) for rank in range(count)]
-    theta, momentum = workers[0].result.remote(), server.momentum.remote(layout, 0)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-    ray.get([worker.join.remote(address, count) for worker in workers])
-    meta = tuple((rank, 0, 1) for rank in range(count))
-    taken: list[tuple[float, float, float]] = []
-    for turn in range(TURNS + 1):
-        payloads = [worker.result.remote() for worker in workers]
-        ray.get([server.receive.remote(payload) for payload in payloads])
-        began = time.perf_counter()
-        theta, momentum, *_ = server.reduce.remote(layout, 0, turn, theta, momentum, meta, *payloads)
-        ray.get([worker.merge.remote(theta) for worker in workers])
-        ours = time.perf_counter() - began
-        began = time.perf_counter()
-        ray.get([worker.all_reduce.remote() for worker in workers])
-        taken.append((ours, time.perf_counter() - began, _copy(2 * count * layout.bytes())))
+    with ExitStack() as stack:
+        peers = {name: stack.enter_context(closing(Peer(name, count, layout.bytes() // 4))) for name in installed()}
+        server: Any = ray.remote(num_cpus=0, concurrency_groups={"pulse": 1})(ParameterServer).remote(Job())
+        workers: list[Any] = [ray.remote(num_cpus=0)(_Worker).remote(rank, millions) for rank in range(count)]
+        state = [workers[0].result.remote(), server.momentum.remote(layout, 0)]
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+        ray.get([worker.join.remote(address, count) for worker in workers])
+        turns: list[dict[str, float]] = []
+        for number in range(WARM + TURNS):
+            taken = _ours(server, workers, layout, number, state) | {"gloo": _gloo(workers)}
+            taken |= {name: peer.turn() for name, peer in peers.items()}
+            turns.append(taken | {"copy": _copy(2 * count * layout.bytes())})
     for actor in (server, *workers):
         ray.kill(actor)
-    ours, gloo, copying = (median(column) for column in zip(*taken[1:], strict=True))
-    name, conditions = f"{millions}M_{count}", {"workers": count, "parameters": layout.bytes() // 4, "turns": TURNS}
-    return {
-        f"sync_{name}": {"value": ours / copying, "target": "<= 1.5", "seconds": round(ours, 4), **conditions},
-        f"sync_gloo_{name}": {"value": ours / gloo, "target": "< 1", "gloo_s": round(gloo, 4), **conditions},
-    }
+    columns = {name: [turn[name] for turn in turns[WARM:]] for name in turns[0]}
+    return _table(f"{millions}M_{count}", columns, {"workers": count, "parameters": layout.bytes() // 4})
+
+
+def _ours(server: Any, workers: list[Any], layout: Layout, number: int, state: list[Any]) -> dict[str, float]:
+    """Seconds until every worker has new weights, and until the server's new momentum is in the store too."""
+    payloads = [worker.result.remote() for worker in workers]
+    ray.get([server.receive.remote(payload) for payload in payloads])
+    meta = tuple((rank, 0, 1) for rank in range(len(workers)))
+    began = time.perf_counter()
+    call = str(number), layout, 0, number, *state, meta, *payloads
+    theta, _, verdict = server.reduce.remote(*call)
+    merged = [worker.merge.remote(theta) for worker in workers]
+    ray.get(verdict)
+    momentum, there = server.momentum_after.remote(*call)
+    ray.get(merged)
+    exchanged = time.perf_counter() - began
+    ray.get(there)
+    state[:] = theta, momentum
+    return {"sync": exchanged, "momentum": time.perf_counter() - began}
+
+
+def _gloo(workers: list[Any]) -> float:
+    began = time.perf_counter()
+    ray.get([worker.all_reduce.remote() for worker in workers])
+    return time.perf_counter() - began
+
+
+def _table(name: str, columns: dict[str, list[float]], conditions: dict[str, int]) -> dict[str, dict[str, Any]]:
+    """The rows of one size, of the turns' seconds: medians, and from least to most."""
+    middle = {who: median(column) for who, column in columns.items()}
+    shown = {f"{who}_s": f"{middle[who]:.4f} ({min(c):.4f}-{max(c):.4f})" for who, c in columns.items()}
+    rows = {}
+    for who in middle.keys() - {"sync", "momentum"}:
+        row = {"value": middle["sync"] / middle[who], "target": "<= 1.5" if who == "copy" else "< 1"}
+        own = ("sync_s", "momentum_s", "copy_s") if who == "copy" else ("sync_s", f"{who}_s")
+        times = {key: shown[key] for key in own}
+        rows[f"sync_{name}" if who == "copy" else f"sync_{who}_{name}"] = row | times | conditions | {"turns": TURNS}
+    return dict(sorted(rows.items(), key=lambda row: len(row[0])))
 
 
 def _copy(size: int) -> float:

@@ -1,0 +1,108 @@
+"""How much of their time workers train while an exchange takes as long as half of that, over a throttled link.
+
+Workers' batches last a fixed time, for the most part asleep: nobody waits for a core, what is lost is lost to the link.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from benchmarks.links import Link, Network, missing
+from benchmarks.nodes import JOBS, SERVER_ON_HEAD, Cluster, nodes
+from hypha_ray.config.load import load
+from hypha_ray.data.options import Options
+from hypha_ray.data.prepare import prepare
+from hypha_ray.model.build import build_model
+from hypha_ray.model.layout import layout_of
+
+LINK = Link(mbit_s=50, delay_s=0.005)
+"""Of every site, the head's too. From site to site it is twice as far."""
+WORKERS = 2
+BATCH_S = 0.1
+ROUNDS = 8
+"""In which all weights are exchanged; with fragments a round is so many times shorter, and there are more of them."""
+WARM_UP_ROUNDS = 2
+"""Of these rounds those that don't count: in the first one the planner knows no batch times."""
+OVERLAP = {"fragments": 4, "delay_steps": 14, "mixing": 0.5}
+"""A quarter of the weights is under way for up to 14 of a round's batches; in all, as many bytes as without."""
+ROWS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("overlap_none", "<= 0.67", {}),
+    ("overlap", ">= 0.95", OVERLAP),
+)
+"""Name, target, and keys of the job's sync: with a barrier, and with results that nobody waits for."""
+TIMEOUT_S = 300.0
+MODEL = {"hidden_size": 256, "intermediate_size": 512, "max_position_embeddings": 32}
+"""1.4 million parameters: 5.6 MB in fp32."""
+
+
+def overlap() -> dict[str, dict[str, Any]]:
+    """Time in which workers train ÷ time: where everybody waits for the exchange, and where it goes on meanwhile."""
+    if reason := missing():
+        print(f"overlap: skipped, {reason}", file=sys.stderr)
+        return {}
+    with tempfile.TemporaryDirectory() as scratch:
+        dataset = Path(scratch) / "corpus"
+        prepare(Options("stdlib", dataset, seq_len=32, max_samples=20_000), lambda what, count: None)
+        with Network([LINK] * (1 + WORKERS)) as network, nodes(network) as cluster:
+            return {row: _measured(cluster, row, dataset, target, sync) for row, target, sync in ROWS}
+
+
+def exchange_s(size: int) -> float:
+    """Seconds that results of `size` bytes take, from all workers through the head's link, and back again."""
+    return 2 * WORKERS * size * 8 / (LINK.mbit_s * 1e6)
+
+
+def utilisation(rounds: list[dict[str, Any]], batch_s: float) -> float:
+    """Batches × the time that one is to take ÷ (workers × time), from the end of the first of these rounds on.
+
+    Where a batch takes longer, since others want the processor, that counts as lost.
+    """
+    batches = sum(sum(one["batches"].values()) for one in rounds[1:])
+    return float(batches * batch_s / (WORKERS * (rounds[-1]["elapsed_s"] - rounds[0]["elapsed_s"])))
+
+
+def _measured(cluster: Cluster, name: str, dataset: Path, target: str, sync: dict[str, Any]) -> dict[str, Any]:
+    """Run a job with these keys; the value of its row, and the conditions."""
+    flags, fragments = [*_flags(dataset), *_keys("sync", sync)], sync.get("fragments", 1)
+    size = layout_of(build_model(load(flags).job.model, 0)).bytes()
+    batches = round(2 * exchange_s(size) / BATCH_S / fragments)
+    flags += _keys("rounds", {"update_rounds": ROUNDS * fragments, "samples_between_updates": WORKERS * batches})
+    before = cluster.sites[0].bytes()
+    records = cluster.job(name, flags, TIMEOUT_S)
+    sent, received = (after - first for after, first in zip(cluster.sites[0].bytes(), before, strict=True))
+    # The last one is left out, too: there all fragments are exchanged at once.
+    rounds = [one for one in records if one["kind"] == "round"][WARM_UP_ROUNDS * fragments - 1 : -1]
+    return {
+        "value": utilisation(rounds, BATCH_S),
+        "target": target,
+        "mbit_s": LINK.mbit_s,
+        "round_trip_ms": round(4e3 * LINK.delay_s),
+        "workers": WORKERS,
+        "parameter_bytes": size,
+        **{"fragments": 1, "delay_steps": 0, "mixing": 0.0, **sync},
+        "batch_s": BATCH_S,
+        "measured_batch_s": round(mean(s for one in rounds[1:] for s in one["batch_s"].values()), 4),
+        "batches": batches,
+        "rounds": len(rounds) - 1,
+        "sync_s": round(mean(one["sync_s"] for one in rounds[1:]), 3),
+        "idle_fraction": round(mean(one["idle_fraction"] for one in rounds[1:]), 4),
+        "head_sent_bytes": sent,
+        "head_received_bytes": received,
+    }
+
+
+def _flags(dataset: Path) -> list[str]:
+    """Of both jobs."""
+    machines = {"num_workers": WORKERS, "min_workers": WORKERS}
+    tables = {"model.config": MODEL, "rounds": {"max_batch_size": 1, "evaluate_every": 0}, "resources": machines}
+    keys = [part for table, values in tables.items() for part in _keys(table, values)]
+    pace = ["--testing.batch_s", str(BATCH_S), "--dataset.path", str(dataset)]
+    return ["@", str(JOBS / "configs" / "tiny.toml"), *keys, *SERVER_ON_HEAD, *pace]
+
+
+def _keys(table: str, values: dict[str, Any]) -> list[str]:
+    return [part for key, value in values.items() for part in (f"--{table}.{key}", str(value))]
