@@ -92,8 +92,9 @@ def rounds(server: Any, refs: list[Any], payloads: list[list[Any]], fragment: in
     results = []
     for number, round_payloads in enumerate(payloads):
         meta = tuple((worker, 0, 10 + worker) for worker in range(len(round_payloads)))
-        step = server.reduce.remote(layout_ref, fragment, number, theta_ref, momentum_ref, meta, *round_payloads)
-        theta_ref, momentum_ref, _, verdict_ref = step
+        call = f"step {number}", layout_ref, fragment, number, theta_ref, momentum_ref, meta, *round_payloads
+        theta_ref, _, verdict_ref = server.reduce.remote(*call)
+        momentum_ref, _ = server.momentum_after.remote(*call)
         results.append([theta_ref, momentum_ref, verdict_ref])
     return results
 
@@ -140,6 +141,21 @@ def test_reduce_asked_of_a_second_server_after_the_first_was_killed_gives_the_sa
             ray.get(first.momentum.remote(refs[0], 0), timeout=WAIT_S)
     after = ray.get(rounds(start(job_of(2)), refs, payloads, 0)[0], timeout=WAIT_S)
     assert same(before[0], after[0]) and same(before[1], after[1]) and before[2] == after[2]
+
+
+def test_momentum_asked_of_whoever_did_not_take_the_step_or_took_another_since_has_the_same_bits(server: Any) -> None:
+    refs = initial(server)
+    layout, theta = ray.get(refs[:2], timeout=WAIT_S)
+    payloads = [[ray.put(drifted(theta, 5 * number + worker)) for worker in range(2)] for number in range(2)]
+    still, meta = server.momentum.remote(refs[0], 0), ((0, 0, 10), (1, 0, 11))
+    calls = [(f"one {n}", refs[0], 0, 0, refs[1], still, meta, *flats) for n, flats in enumerate(payloads)]
+    verdicts = [server.reduce.remote(*call)[2] for call in calls]
+    whole = [expected(layout, theta, [ray.get(flats)], 0)[0] for flats in payloads]
+    for one in (server, start(job_of(2))):
+        found = ray.get([one.momentum_after.remote(*call)[0] for call in calls], timeout=WAIT_S)
+        assert [same(momentum, step[1]) for momentum, step in zip(found, whole, strict=True)] == [True, True]
+    assert ray.get(verdicts) == [step[2] for step in whole]
+    assert not same(whole[0][1], whole[1][1])
 
 
 @pytest.mark.parametrize("rule", [{"merge": "median"}, {"merge": "trimmed_mean"}, {"clip": 1.0}, {"norm_gate": 2.0}])

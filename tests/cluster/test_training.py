@@ -14,10 +14,7 @@ import ray
 from plain import final_weights, furthest, joined_batches, train_plainly
 from ray.util import list_named_actors
 
-from hypha_ray.codec import codec
 from hypha_ray.model.build import build_model
-from hypha_ray.model.layout import layout_of
-from hypha_ray.types import Layout
 from jobs import MODEL, job_of, run_job
 
 
@@ -96,25 +93,6 @@ def test_one_step_rounds_of_sgd_are_data_parallelism(results: Path, corpus: Path
     start = build_model(job.model, 0)
     moved = max(np.abs(found[name] - p.detach().numpy()).max() for name, p in start.named_parameters())
     assert moved > 1e-3, "nothing was learned"
-
-
-def coded_bytes(name: str, layout: Layout) -> int:
-    """Size of payloads of all fragments, as the codec declares it."""
-    forms = [codec(name).form(layout.groups(fragment)) for fragment in range(layout.fragments)]
-    return sum(np.dtype(dtype).itemsize * size for form in forms for dtype, size in form.values())
-
-
-def test_coded_deltas_train_as_well_and_weigh_what_is_recorded(results: Path, corpus: Path) -> None:
-    rounds = {"update_rounds": 6, "samples_between_updates": 128}
-    sync = {"codec": "e3m0", "fragments": 2, "downward_codec": "int8"}
-    job = job_of("coded", corpus, rounds=rounds, sync=sync, outer_optimizer={"name": "average"})
-    run = run_job(job, results, corpus)
-    layout = layout_of(build_model(job.model, 0), 2)
-    up, down = (coded_bytes(name, layout) for name in ("e3m0", "int8"))
-    assert all((one["bytes_up"], one["bytes_down"]) == (2 * up, 2 * down) for one in run.of_kind("round"))
-    assert all(0 < one["codec_error"] < 0.3 for one in run.of_kind("round"))
-    assert up < layout.bytes() / 7.5 and down < layout.bytes() / 3.8
-    assert run.of_kind("eval")[-1]["val_loss"] < run.of_kind("eval")[0]["val_loss"] - 0.3
 
 
 def test_workers_of_unequal_speed_wait_little_after_the_second_round(results: Path, corpus: Path) -> None:

@@ -11,7 +11,8 @@ from types import ModuleType
 from hypha_ray.scheduler.core import Core
 
 ROOMS = ("market.leases", "scheduler.fleet", "scheduler.rounds", "scheduler.roster", "scheduler.proofs")
-PATHS = tuple(f"hypha_ray.{room}" for room in (*ROOMS, "scheduler.assigner", "scheduler.course", "scheduler.core"))
+BRAIN = ("assigner", "course", "periods", "turns", "inflow", "arrivals", "courses", "core")
+PATHS = tuple(f"hypha_ray.{room}" for room in (*ROOMS, *(f"scheduler.{part}" for part in BRAIN)))
 
 MUTANTS: dict[str, tuple[str, str, str]] = {
     # ── who is there
@@ -62,7 +63,11 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "or worker in current.deltas or worker not in current.expected",
         "or worker not in current.expected",
     ),
-    "deltas of another round are taken": ("core", "and event.round == current.number:", ":"),
+    "deltas of another round are taken": (
+        "course",
+        "self.current is not None and event.round == self.current.number",
+        "self.current is not None",
+    ),
     "a round is closed with what is there": ("course", "and set(self.current.deltas) == self.current.expected:", ":"),
     "a lost worker is waited for": (
         "course",
@@ -81,7 +86,11 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "a joiner isn't given work": ("course", "member, share))\n        self.correct(now)", "member, share))"),
     "a joiner isn't let in": ("core", "self._course.join(member, now)", "pass"),
-    "what is left over isn't released": ("assigner", "            self.ledger.release(worker)\n", "            pass\n"),
+    "what is left over isn't released": (
+        "assigner",
+        "            self.ledger.release(worker, ahead.get(worker, ()))\n",
+        "            pass\n",
+    ),
     "a grace time never ends": ("course", "self.grace_until = now + self._job.sync.grace_s", "pass"),
     "deltas are weighed alike": (
         "course",
@@ -109,7 +118,11 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "(course.unevaluated if course.final else",
         "(False if course.final else",
     ),
-    "a correction drops what is to be evaluated": ("assigner", "(*member.plan.evaluate, *spans)", "spans"),
+    "a correction drops what is to be evaluated": (
+        "assigner",
+        "(*member.plan.evaluate, *spans, *member.ahead)",
+        "(*spans, *member.ahead)",
+    ),
     "a slice isn't sent to a successor": (
         "roster",
         "slot.member.batch_time, slot.member.overhead = before.batch_time, before.overhead",
@@ -134,6 +147,56 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "self._inner = set[int]()",
     ),
     "replay begins with fewer workers": ("core", 'if job.run.mode == "replay" else', "if False else"),
+    # ── without a barrier
+    "turns are given while weights are made": ("arrivals", "or self.final or self._inflow.reducing:", "or self.final:"),
+    "deltas of another turn are taken": ("arrivals", "event.round == member.plan.round", "True"),
+    "a delta waits for ever": ("arrivals", "now + self._turns.grace_s(self._roster.free)", "now + 1e6"),
+    "the grace time is over for nobody": (
+        "arrivals",
+        "            self._reduce()\n\n    # ── workers",
+        "            pass\n\n    #",
+    ),
+    "a lost worker's turn isn't over": ("arrivals", "        self._training.pop(worker, None)\n", ""),
+    "a lost worker's delta is given out again": ("arrivals", "if worker not in self._inflow.workers:", "if True:"),
+    "a lost worker's turn stays given out": (
+        "arrivals",
+        "workers:\n            self._turns.ledger.release(worker)",
+        "workers:\n            pass",
+    ),
+    "a rejected delta's samples stay given out": (
+        "arrivals",
+        "        self._turns.ledger.release(rejection.worker)\n",
+        "",
+    ),
+    "a disowned delta is merged": (
+        "arrivals",
+        "            del self._inflow.arrived[source.worker]",
+        "            pass",
+    ),
+    "a number trains while its delta is on its way": (
+        "arrivals",
+        "occupied = self._inflow.workers | self._training.keys()",
+        "occupied = set(self._training)",
+    ),
+    "a round is a delta short": ("periods", "len(self.taken) >= self.size", "len(self.taken) >= self.size - 1"),
+    "what a lost worker should evaluate is waited for": (
+        "arrivals",
+        "            self._evaluation = None  # Nobody who comes will have its weights.",
+        "            pass",
+    ),
+    "stale deltas are merged": ("inflow", "if age > self._patience", "if False"),
+    "a step has the number of the one before": ("inflow", "self.step += 1", "self.step += 1 if taken else 0"),
+    "a verdict on other deltas is taken": ("inflow", "verdict.round == self.step", "True"),
+    "a joiner is to evaluate weights that it doesn't get": (
+        "arrivals",
+        "self._evaluation is not None and self._inflow.committed:",
+        "self._evaluation is not None:",
+    ),
+    "steps begin anew": ("inflow", 'int(past.state.get("step", 0))', "0"),
+    "merged deltas aren't counted": ("inflow", "self.merged += len(taken)", "self.merged += bool(taken)"),
+    "the rest of a turn isn't taken back": ("turns", "        self.ledger.release(worker)", "        pass"),
+    "a resized turn drops what is done": ("turns", "member.progress.batches + max(1, ", "max(0, "),
+    "turns end when they will": ("turns", "elif self._beat - now < length_s / 2:", "else:"),
 }
 """By name: the module, what stands there once, and what is put in its place."""
 

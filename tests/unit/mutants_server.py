@@ -13,8 +13,8 @@ from hypha_ray.server import gates, merge, outer, reducer
 DAMAGED = "        if any(damaged):\n            return damaged\n"
 ALL_NORMS = "excessive([self.norm(index) for index in range(workers)], gate)"
 AT_ONCE = DAMAGED.replace("damaged\n", f"[one or far for one, far in zip(damaged, {ALL_NORMS})]\n")
-OWN_SCALES = "values, step = _values(group, before, payloads, rules), replacement"
-SCALED_TOO = "values, step = _values(group, before, payloads, rules, scales), replacement"
+OWN_SCALES = "            values = _values(group, before, payloads, rules)\n"
+SCALED_TOO = "            values = _values(group, before, payloads, rules, scales)\n"
 WEIGHED = 'samples if sync.weighting == "samples" else [1] * workers'
 MIDDLE = "mean([1] * (workers - 2 * drop))"
 ALL_FINITE = "all(map(math.isfinite, self.changes.values()))"
@@ -43,7 +43,7 @@ MUTANTS = {
     "among zeros everything is clipped": ("if norm > limit > 0 else", "if norm > limit else"),
     "clipping goes by one group": ("sum(one[index] for one in squares)", "sum(one[index] for one in squares[:1])"),
     "buffers are clipped": (OWN_SCALES, SCALED_TOO),
-    "clipped norms are recorded": ("square_sum(delta)\n", "square_sum(delta * scale)\n"),
+    "clipped norms are recorded": ("square_sum(delta))\n", "square_sum(delta * scale))\n"),
     "a clipped weight forgets θ": ("torch.add(before, delta, alpha=scale)", "delta * scale"),
     "deltas are taken for weights": ('rules.codec.yields == "deltas"', "False"),
     "norms leave groups out": (NORM, NORM.replace("is_trained(group)", "group[-1] == '2'")),

@@ -36,6 +36,9 @@ class SimulatedWorker:
         self._state: tuple[int | None] | None = None
         self._plan: Plan | None = None
         self._longest: Plan | None = None
+        self._ahead: Plan | None = None
+        """The plan after whose delta it has gone ahead, and with how many samples."""
+        self._gone = 0
         self._weights = self.round = -1
         self._merged = self._evaluated = self._proved = self._restored = False
         self._busy: object | None = None
@@ -96,7 +99,10 @@ class SimulatedWorker:
             self._say(Left(self.source, self.round))
             self.alive = False
         elif not self._merged:
-            return self._merge()
+            ahead = () if self._ahead is None or self._ahead.round != self.round else self._ahead.ahead
+            if self._gone == sum(span.samples for span in ahead):
+                return self._merge()
+            self._take(self._world.batch_s(self.source), self._go_ahead)
         elif plan is None or plan.round < self.round:
             return False
         elif plan.round > self.round:
@@ -135,7 +141,19 @@ class SimulatedWorker:
             (self.inner,), self._restored = self._state, True
         self._done = self._reported = 0
         self._longest = plan
-        self._train(plan)
+        if self._ahead is not None and self._ahead.round == plan.round - 1:
+            self._done = self._gone
+            assert window(plan.spans, 0, self._gone) == self._ahead.ahead, "it has begun with other samples"
+        self._ahead, self._gone = None, 0
+        if self._done < plan.samples:
+            self._train(plan)
+        else:
+            self._deliver()
+
+    def _go_ahead(self) -> None:
+        assert self._ahead is not None
+        size = min(self._ahead.batch_size, sum(span.samples for span in self._ahead.ahead) - self._gone)
+        self._gone += size
 
     def _train(self, plan: Plan) -> None:
         assert self._longest is not None
@@ -173,6 +191,7 @@ class SimulatedWorker:
         tokens = -1 if self.inner is None else self.inner
         delta = Delta(self.source, self.round, spans, self._done, tokens, batches, 3.0, 1, 8, 1.0, 0.0, self._replay)
         self.inner, self._done, self._merged = self.round, 0, False
+        self._ahead, self._gone = self._plan, 0
         self._say(delta)
 
     def _take(self, seconds: float, then: Callable[[], None]) -> None:

@@ -13,6 +13,7 @@ from itertools import count
 
 from simulated_worker import SimulatedWorker
 from simulation_books import Books
+from simulation_books_async import AsyncBooks
 from weather import Weather
 
 from hypha_ray.scheduler import commands as c
@@ -51,7 +52,8 @@ class World:
         self.random = random.Random(seed)
         self.weather = Weather(self.random, storm)
         self.job, self._core_class = self.weather.job, core
-        self.books = Books(self.job, self.weather.slices)
+        books = AsyncBooks if self.job.sync.strategy == "async" else Books
+        self.books = books(self.job, self.weather.slices)
         self.now, self.steps = 0.0, 0
         self._order, self._queue = count(), list[tuple[float, int, Callable[[], None]]]()
         self.workers: dict[int, SimulatedWorker] = {}
@@ -118,8 +120,12 @@ class World:
             self._attempt, len(log), {"epoch": self.books.epoch, "used": used}, state, frozenset(self.books.inner)
         )
         self.core = self._core_class(self.job, "run", self.weather.slices, Sizes(self.weather.held), past)
-        attempt, hash_ = self._attempt, f"theta-{len(log) - 1}"
-        self.later(self.random.uniform(0.01, 3.0), self._of(attempt, c.Initialised(8, hash_, "layout")))
+        attempt, parts = self._attempt, (4,) * self.job.sync.fragments
+        ready = c.Initialised(8, f"theta-{len(log) - 1}", "layout", parts)
+        self.later(
+            self.random.uniform(0.01, 3.0),
+            self._of(attempt, ready),
+        )
         numbers = self.job.resources.num_workers
         self._perform(self.core.start(numbers if self.calm else self.random.randint(0, numbers), self.now))
 
@@ -282,7 +288,7 @@ class World:
         return self.weather.batch_s(source.worker, self.now)
 
     def proof(self, source: Source, round: int) -> str:
-        return "false" if self.weather.lies(source) else f"theta-{round}"
+        return "false" if self.weather.lies(source) else self.books.weights(round + 1)
 
     def _copies(self) -> int:
         return 1 + self.weather.happens("repeat", self.random, 0.1)

@@ -9,7 +9,7 @@ from typing import Any
 from hypha_ray.config import Job
 from hypha_ray.scheduler import commands as c
 from hypha_ray.scheduler.core import CHECK_S
-from hypha_ray.types import Delta, Event, Merged, Ready, SliceInfo, Source, Span
+from hypha_ray.types import Delta, Event, Merged, Plan, Ready, SliceInfo, Source, Span
 
 Sample = tuple[int, int, int]
 """Epoch, slice, number in the slice."""
@@ -64,6 +64,7 @@ class Books:
         """First delta of each round and worker that came while that worker was there."""
         self.taken: dict[tuple[int, int], tuple[Source, float]] = {}
         """Whose delta the core has taken, and when, by round and number."""
+        self.planned: dict[tuple[int, Source], Plan] = {}
         self.committed: set[int] = set()
         self.reduce: c.Reduce | None = None
         self.excluded: set[int] = set()
@@ -168,13 +169,29 @@ class Books:
                 self.fed[source].add(index)
             case c.Assign(plan=plan):
                 self.fed[source] &= plan.keep
-                assert {span.slice for span in (*plan.spans, *plan.evaluate)} <= self.fed[source], "a slice isn't sent"
-                assert plan.round == len(self.log), "a plan for another round than the one after the last commit"
-                assert not self.used & set(samples_in(plan.spans)), "a used sample is given out"
-            case c.Merge(round=number):
-                assert number == len(self.log), "weights of another round than the last committed one"
+                slices = {span.slice for span in (*plan.spans, *plan.evaluate, *plan.ahead)}
+                assert slices <= self.fed[source], "a slice isn't sent"
+                assert not plan.ahead or plan.round + 1 < self.job.rounds.update_rounds, "nobody wants these samples"
+                assert plan.round == self._due(source, plan), "a plan for another round than the present one"
+                assert not self.used & set(samples_in((*plan.spans, *plan.ahead))), "a used sample is given out"
+                self.planned[plan.round, source] = plan
+            case c.Merge(round=number, whole=whole):
+                assert number == self._round, "weights of another round than the last committed one"
+                plan = self.planned.get((number - 1, source))
+                if self.job.sync.overlaps and not whole and plan is not None and plan.spans:
+                    accepted = {(one.worker, one.incarnation) for one in self.log[-1].verdict.accepted}
+                    assert (source.worker, source.incarnation) in accepted, "weights of its own have seen lost samples"
             case c.Restore(worker=worker):
                 assert worker in self.inner, "there is no inner state"
+
+    @property
+    def _round(self) -> int:
+        """The number under which workers know the newest weights."""
+        return len(self.log)
+
+    def _due(self, source: Source, plan: Plan) -> int:
+        """The round that a worker's plan must be for."""
+        return self._round
 
     def _reduce(self, command: c.Reduce) -> None:
         assert self.reduce is None or command.round > self.reduce.round, "a round is reduced twice"
@@ -192,6 +209,11 @@ class Books:
                 before = self.inner.get(source.worker, -1)
                 assert delta.tokens == before, f"{source} trained from inner state {delta.tokens}, not {before}"
         self.reduce = command
+
+    @property
+    def _diverges(self) -> bool:
+        """Whether a run may end because no delta is good."""
+        return self._reducing
 
     @property
     def _reducing(self) -> bool:
@@ -212,6 +234,10 @@ class Books:
         self._enter(persist)
         if self.calm is not None and not self.rejected:
             assert persist.spans == self.calm[persist.round], "replay has other samples than the calm run"
+        self._audit(persist)
+
+    def _audit(self, persist: c.Persist) -> None:
+        """Compare what a commit says of the run so far."""
         assert persist.state["totals"]["samples_total"] == _samples_total(self.log), "totals are wrong"
         for number in range(self.job.resources.num_workers):
             strikes = persist.state["workers"].get(str(number), {}).get("strikes", 0)
@@ -219,9 +245,9 @@ class Books:
         assert persist.epoch == self.epoch, "the oldest epoch is wrong"
         counts = Counter((epoch, index) for epoch, index, _ in self.used if epoch == self.epoch)
         assert persist.cursors == {index: count for (_, index), count in counts.items()}, "cursors are wrong"
-        for worker in accepted:
+        for one in persist.verdict.accepted:
             self.breakdowns.clear()
-            self.failures[worker] = 0
+            self.failures[one.worker] = 0
 
     def _enter(self, persist: c.Persist) -> None:
         samples = [sample for _, spans in persist.spans for sample in samples_in(spans)]
@@ -238,24 +264,20 @@ class Books:
         sizes, total = Counter(epoch for epoch, _, _ in self.used), sum(self._sizes.values())
         return next(epoch for epoch in range(len(sizes) + 1) if sizes[epoch] < total)
 
+    def weights(self, round: int) -> str:
+        """Hash of the weights with which a worker's round begins."""
+        return f"theta-{round - 1}"
+
     # ── after each step ───────────────────────────────────────────────────────────────────────────────────────────
 
     def check(self, core: Any) -> None:
         """Compare the core's own books."""
         course, roster = core._course, core._roster
-        ledger, current = course._assigner.ledger, course.current
-        ledger.check()
+        course._assigner.ledger.check()
         leased = {slot.number: slot.source for slot in roster.slots.values() if slot.lease is not None}
         assert leased == self.at_work, "the roster and the world disagree on who is at work"
         assert len(roster._book.leases) == len(leased), "a lease has no holder"
-        if current is not None and not current.closed:
-            owners = {*leased, *current.deltas, *current.orphans}
-            assert all(number in owners for number, spans in ledger._held.items() if spans), "nobody has these samples"
-            for number, delta in current.deltas.items():
-                taken = delta.source, current.delivered_at[number]
-                source, at = self.taken.setdefault((current.number, number), taken)
-                first = self.deltas.get((current.number, source))
-                assert first is delta and at == taken[1], "a delta is taken that is not the first"
+        self._check_round(course, set(leased))
         for number, (_, due) in self.due.items():
             slot = roster.slots[number]
             waits = number not in self.hired and not slot.excluded and not slot.done
@@ -267,6 +289,18 @@ class Books:
             assert max(heard_s, fenced_s + self.job.worker.lease_s) <= limit_s or roster.slots[number].done, (
                 "a silent worker isn't missed"
             )
+
+    def _check_round(self, course: Any, leased: set[int]) -> None:
+        current = course.current
+        if current is None or current.closed:
+            return
+        held, owners = course._assigner.ledger._held, {*leased, *current.deltas, *current.orphans}
+        assert all(number in owners for number, spans in held.items() if spans), "nobody has these samples"
+        for number, delta in current.deltas.items():
+            taken = delta.source, current.delivered_at[number]
+            source, at = self.taken.setdefault((current.number, number), taken)
+            first = self.deltas.get((current.number, source))
+            assert first is delta and at == taken[1], "a delta is taken that is not the first"
 
     def finish(self, core: Any, error: Exception | None) -> None:
         """Was it right to end the run?"""
@@ -282,7 +316,7 @@ class Books:
                 able = set(core._roster.slots) - self.excluded
                 assert all(self.breakdowns[number] >= 5 for number in able), "not every worker breaks down"
             case "TRN001":
-                assert self._reducing
+                assert self._diverges
             case _:
                 raise AssertionError(f"the run ends by {error!r}")
 

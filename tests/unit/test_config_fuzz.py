@@ -31,6 +31,7 @@ _SPECIAL = {
     "inner_optimizer.betas": st.tuples(st.floats(0, 0.99), st.floats(0, 0.99)),
     "outer_optimizer.betas": st.tuples(st.floats(0, 0.99), st.floats(0, 0.99)),
     "testing.slowdown": st.lists(st.floats(1, 9), max_size=3),
+    "testing.batch_times_s": st.lists(st.floats(0.01, 9), max_size=3),
     "testing.failpoints": st.lists(_TEXT),
     "sync.trim": st.floats(0.01, 0.49),
     "telemetry.sinks": st.lists(st.sampled_from(["console", "jsonl", "aim"])),
@@ -38,7 +39,7 @@ _SPECIAL = {
     "inner_optimizer.clip_norm": st.none() | st.floats(0.1, 1e300),
 }
 _DEPENDENT = {"commands", "num_workers", "min_workers", "quorum", "strategy", "warmup_steps", "total_steps"}
-_DEPENDENT |= {"repository", "token"}
+_DEPENDENT |= {"repository", "token", "mode"}
 
 
 def _values(key: Key) -> st.SearchStrategy[Any]:

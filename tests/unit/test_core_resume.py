@@ -114,6 +114,18 @@ def test_excluded_worker_stays_excluded_after_a_resume() -> None:
     assert {command.source.worker for _, command in rest.commanded(c.Hire)} == {0}
 
 
+def test_strikes_are_carried_over_to_the_next_scheduler() -> None:
+    def poisoned(delta: Delta) -> str | None:
+        return "non-finite values" if delta.source.worker == 1 and delta.round in (0, 2) else None
+
+    tables: dict[str, Any] = {"sync": {"strikes": 2}, "update_rounds": 4}
+    first = done(fleet_of(0.1, 0.1, faults=Faults(reject=poisoned), **tables))
+    rest = VirtualFleet(
+        first.job, [0.1, 0.1], slices_of(20, 64), faults=Faults(reject=poisoned), past=past_of(first.persisted[:1])
+    ).run()
+    assert [(note["worker"], note["strikes"]) for note in rest.noted("exclude")] == [(1, 2)]
+
+
 def test_word_of_the_attempt_before_is_stale() -> None:
     first = done(fleet_of(0.1, 0.1))
     rest = VirtualFleet(first.job, [0.1, 0.1], slices_of(20, 64), past=past_of(first.persisted[:1]))

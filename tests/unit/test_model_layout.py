@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_models import RESNET
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification
@@ -180,6 +180,7 @@ def test_layout_same_model_same_fingerprint_other_model_another() -> None:
     assert layout_of(causal_lm(**GPT2)).sha256() != layout_of(causal_lm(**GPT2), 2).sha256()
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.data())
 def test_layout_fragments_are_contiguous_non_empty_and_about_equal(sizes: list[int], data: st.DataObject) -> None:
     parts = data.draw(st.integers(1, len(sizes)))
@@ -200,6 +201,32 @@ def test_layout_impossible_number_of_fragments_raises(fragments: int) -> None:
 
 def test_layout_as_many_fragments_as_tensors_has_one_each() -> None:
     assert [entry.fragment for entry in layout_of(causal_lm(**GPT2), 28).entries] == list(range(28))
+
+
+def test_strided_layout_deals_layers_out_in_turn_and_fills_up_with_the_rest() -> None:
+    layout = layout_of(causal_lm(**GPT2 | {"n_layer": 5}), 2, "strided")
+    of = {entry.name: entry.fragment for entry in layout.entries}
+    for layer in range(5):
+        assert {fragment for name, fragment in of.items() if f".h.{layer}." in name} == {layer % 2}
+    assert of["transformer.wte.weight"] == 1, "the odd layers are fewer"
+    sizes = [sum(layout.groups(fragment).values()) for fragment in range(2)]
+    assert sum(sizes) == sum(layout_of(causal_lm(**GPT2 | {"n_layer": 5})).groups(0).values())
+
+
+def test_strided_layout_needs_as_many_layers_as_fragments() -> None:
+    with pytest.raises(ConfigError, match=r"MODEL009.*sync.fragments.*got 3, allowed 1 to 2, its layers"):
+        layout_of(causal_lm(**GPT2), 3, "strided")
+
+
+def test_mixing_keeps_a_part_of_the_models_own_parameters_and_no_buffer() -> None:
+    model = Mixed()
+    layout = layout_of(model)
+    own, new = gather(model, layout, 0), gather(model, layout, 0)
+    new |= {group: array + array.dtype.type(1) for group, array in new.items() if "float" in group}
+    scatter(model, layout, 0, new, 0.25)
+    for group, array in gather(model, layout, 0).items():
+        kept = 0.25 if group.startswith("parameters/") else 0.0
+        assert np.allclose(array, new[group] + kept * (own[group] - new[group]), atol=0.01), group
 
 
 def test_layout_complex_parameter_raises() -> None:

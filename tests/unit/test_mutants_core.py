@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import test_core
+import test_core_async
 import test_core_elastic
 import test_core_resume
 import test_core_waiting
@@ -16,12 +17,12 @@ from simulation import World
 
 from hypha_ray.scheduler.core import Core
 
-SOON, LATE = range(60), range(60, 400)
+SOON, LATE = range(60), range(60, 600)
 """Seeds before and after the scenarios are tried."""
 
 SCENARIOS: list[Callable[[], None]] = [
     scenario
-    for module in (test_core, test_core_elastic, test_core_waiting, test_core_resume)
+    for module in (test_core, test_core_elastic, test_core_waiting, test_core_resume, test_core_async)
     for name, scenario in vars(module).items()
     if name.startswith("test_") and not inspect.signature(scenario).parameters
 ]

@@ -67,7 +67,7 @@ def simulate(
 ) -> Projection:
     """The reference's projection, event by event."""
     updates = {pace.worker: 0 for pace in fleet}
-    time_s, left, capped = 0.0, target, False
+    time_s, left, capped = 0.0, max(0, target), False
 
     def next_s(pace: Pace) -> float:
         return pace.offset_s + (updates[pace.worker] + 1) * pace.batch_s

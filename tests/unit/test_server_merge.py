@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from hypha_ray.server.gates import square_sum
 from hypha_ray.server.merge import BLOCK, Values, ascending, fold, measure, shares, sweep, trimmed_mean
 
 SAMPLES = st.lists(st.integers(1, 10**6), min_size=1, max_size=8)
@@ -79,20 +80,23 @@ def test_trimmed_mean_any_number_of_values_is_the_mean_of_the_middle_ones(rows: 
     assert np.abs(found - exact).max() < 1e-3
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
 @pytest.mark.parametrize("drop", [1, 5])
-def test_sweep_of_several_blocks_merges_every_element_once_and_measures_all(drop: int) -> None:
-    size = 2 * BLOCK + 1001
+def test_sweep_of_several_blocks_merges_every_element_once_and_measures_all(drop: int, threads: int) -> None:
+    size = 4 * BLOCK + 1001
     rows = np.random.default_rng(drop).standard_normal((5, size)).astype(np.float32)
     theta, result = torch.from_numpy(rows[0].copy()), torch.zeros(size)
 
-    def step(merged: torch.Tensor, room: torch.Tensor, part: slice) -> torch.Tensor:
-        return result[part].add_(merged)
+    def step(merged: torch.Tensor, room: torch.Tensor, part: slice) -> float:
+        return square_sum(result[part].add_(merged))
 
     values = Values(lambda part: [row[part] for row in torch.from_numpy(rows)], theta, False, [1.0] * 5)
-    change = sweep(values, trimmed_mean(5, drop), step)
+    found, change = sweep(values, trimmed_mean(5, drop), step, threads)
     exact = np.sort(rows, axis=0)[1:4].mean(axis=0) if drop == 1 else np.median(rows, axis=0)
     assert np.abs(result.numpy() - exact).max() < 1e-6
     assert change == pytest.approx(float((exact.astype(np.float64) ** 2).sum()), rel=1e-5)
     squares = ((rows - rows[0]).astype(np.float64) ** 2).sum(axis=1)
-    assert values.squares == pytest.approx(squares, rel=1e-5)
-    assert measure(Values(values.read, theta, False, [0.5] * 5)) == values.squares
+    assert found == pytest.approx(squares, rel=1e-5)
+    assert measure(values) == measure(values, threads) == found
+    halved = Values(values.read, theta, False, [0.5] * 5)
+    assert measure(halved, threads) == pytest.approx(found, rel=1e-6)

@@ -116,6 +116,12 @@ def test_reduce_any_order_of_arrival_gives_the_same_bits() -> None:
     assert len({result[2] for result in results}) == 1
 
 
+@pytest.mark.parametrize("threads", [2, 5])
+def test_reduce_any_number_of_threads_gives_the_same_bits(threads: int) -> None:
+    alone, together = (reduce(0, THETA, MOMENTUM, RECEIVED, replace(RULES, threads=n)) for n in (1, threads))
+    assert bits(*alone[:2]) == bits(*together[:2]) and alone[2] == together[2]
+
+
 def test_reduce_four_workers_is_the_weighted_mean_and_one_nesterov_step() -> None:
     theta, momentum, verdict = reduce(0, THETA, MOMENTUM, RECEIVED, RULES)
     weights = [delta.samples for delta in RECEIVED]
@@ -245,6 +251,15 @@ def test_reduce_in_fragments_gives_the_bits_of_the_whole() -> None:
         assert np.concatenate([part[index][GROUP] for part in parts]).tobytes() == whole[index][GROUP].tobytes()
 
 
+def test_reduce_adam_counts_the_steps_of_its_fragment_not_the_rounds() -> None:
+    rules, theta = only_parameters(THETA[GROUP][:9])
+    rules = replace(rules, outer=OuterOptimizer(name="adam", learning_rate=0.1))
+    delta = Received(0, 0, 1, {GROUP: THETA[GROUP][9:18]})
+    untouched = initial_momentum(rules.layout, 0, "adam")
+    first, fourth = (reduce(round, theta, untouched, [delta], replace(rules, turn=0))[0] for round in (0, 3))
+    assert bits(first) == bits(fourth) != bits(reduce(3, theta, untouched, [delta], rules)[0])
+
+
 def test_reduce_into_given_arrays_gives_the_same_bits_there() -> None:
     out = blank(RULES.layout, 0)
     fresh, reused = reduce(0, THETA, MOMENTUM, RECEIVED, RULES), reduce(0, THETA, MOMENTUM, RECEIVED, RULES, out)
@@ -287,7 +302,8 @@ def test_reduce_of_deltas_equals_reduce_of_weights_up_to_rounding(outer: OuterOp
     deltas = reduce(0, theta, MOMENTUM, encoded, replace(rules, codec=Difference()))
     for index in (0, 1):
         assert np.abs(weights[index][GROUP] - deltas[index][GROUP]).max() < 3e-6
-    assert [one.norm for one in weights[2].accepted] == [one.norm for one in deltas[2].accepted]
+    norms = [[one.norm for one in result[2].accepted] for result in (weights, deltas)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-6)
 
 
 @pytest.mark.parametrize("sync", [Sync(), Sync(clip=1.0), Sync(merge="median")])

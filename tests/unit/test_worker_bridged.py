@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from hypha_ray.config import Job
+from hypha_ray.fragments import Piece
 from hypha_ray.store.tensorfile import digest, named
 from hypha_ray.types import Delta, Entry, Evaluated, Flat, Layout, Left, Merged, Plan, Ready, Report, Source, Span
 from hypha_ray.worker.bridged import BridgedLoop
@@ -53,11 +54,11 @@ class Bench:
                 "bridge": {"commands": [f"{sys.executable} {TRAINER} {way}"]},
             }
         )
-        self.feeder, self.desk, self.said = Feeder(0), Desk(1), list[Any]()
+        self.feeder, self.desk, self.said = Feeder(0), Desk(), list[Any]()
         self.on_event: Any = lambda event: None
         self.feeder.put(0, {"x": np.arange(SAMPLES)})
         self.desk.describe(LAYOUT)
-        self.desk.merge(0, 0, THETA)
+        self.desk.merge(Piece(0, 0), THETA)
 
     def run(self, *plans: Plan) -> Bench:
         for plan in plans:
@@ -87,7 +88,7 @@ def test_trainer_is_one_worker_among_others_and_nothing_is_unpickled(monkeypatch
 
     def go_on(event: Any) -> None:
         if isinstance(event, dict):
-            bench.desk.merge(1, 0, {name: array + 1 for name, array in THETA.items()})
+            bench.desk.merge(Piece(1, 0), {name: array + 1 for name, array in THETA.items()})
             bench.desk.assign(plan_of(number=1, evaluate=10, final=True))
 
     bench.on_event = go_on

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from hypha_ray.codec import codec, encoder
 from hypha_ray.codec.views import tensors
+from hypha_ray.fragments import Piece
 from hypha_ray.types import Flat, Plan, Span
 from hypha_ray.worker.desk import Desk
 from hypha_ray.worker.feeder import Feeder
@@ -40,7 +41,7 @@ def put(desk: Desk, order: Order) -> None:
         case ("assign", number, version):
             desk.assign(plan(number, version))
         case ("merge", number, fragment):
-            desk.merge(number, fragment, flat(number, fragment))
+            desk.merge(Piece(number, fragment, FRAGMENTS), flat(number, fragment))
         case _:
             desk.restore(flat(-1))
 
@@ -50,11 +51,11 @@ def put(desk: Desk, order: Order) -> None:
 def test_orders_repeated_and_in_any_order_end_in_the_same_state(orders: list[Order], data: st.DataObject) -> None:
     everything = [*orders, ("assign", 3, 0), *(("merge", 2, f) for f in range(FRAGMENTS)), ("restore", 0, 0)]
     again = data.draw(st.permutations(everything + data.draw(st.lists(st.sampled_from(everything), max_size=6))))
-    desk = Desk(FRAGMENTS)
+    desk = Desk()
     for order in again:
         put(desk, order)
     whole = [n for n in range(4) if all(("merge", n, f) in everything for f in range(FRAGMENTS))]
-    npt.assert_equal(desk.weights(), (max(whole), {f: flat(max(whole), f) for f in range(FRAGMENTS)}))
+    npt.assert_equal(desk.weights(), (max(whole), True, {f: flat(max(whole), f) for f in range(FRAGMENTS)}))
     newest = max((number, version) for kind, number, version in everything if kind == "assign")
     assert desk.plan(desk.round) == plan(*newest)
     npt.assert_equal(desk.state(), flat(-1))
@@ -79,25 +80,31 @@ def reader_of(read: Callable[[], object]) -> tuple[Thread, list[object]]:
 
 
 def test_desk_keeps_the_newest_plan_whatever_the_order() -> None:
-    desk = Desk(fragments=1)
+    desk = Desk()
     older, newer = plan(1, 0), plan(1, 1)
     assert desk.assign(newer) and not desk.assign(older) and not desk.assign(newer)
     assert desk.plan(1) is newer
 
 
 def test_desk_hands_out_weights_once_all_fragments_are_there_and_never_twice() -> None:
-    desk = Desk(fragments=2)
-    desk.merge(3, 1, flat(3, 1))
-    desk.merge(3, 0, flat(3, 0))
-    npt.assert_equal(desk.weights(), (3, {0: flat(3, 0), 1: flat(3, 1)}))
+    desk = Desk()
+    desk.merge(Piece(3, 1, of=2), flat(3, 1))
+    desk.merge(Piece(3, 0, of=2), flat(3, 0))
+    npt.assert_equal(desk.weights(), (3, True, {0: flat(3, 0), 1: flat(3, 1)}))
     for number in (3, 4):
         for fragment in (0, 1):
-            desk.merge(number, fragment, flat(number, fragment))
-    assert desk.weights()[0] == 4
+            desk.merge(Piece(number, fragment, of=2), flat(number, fragment))
+    assert desk.weights().round == 4
+
+
+def test_desk_hands_out_a_part_of_the_weights_where_that_is_all_that_comes() -> None:
+    desk = Desk()
+    desk.merge(Piece(1, 2, of=1, whole=False), flat(1, 2))
+    npt.assert_equal(desk.weights(), (1, False, {2: flat(1, 2)}))
 
 
 def test_idle_worker_waits_for_a_newer_plan_of_its_round() -> None:
-    desk = Desk(fragments=1)
+    desk = Desk()
     desk.assign(plan(1, 0))
     thread, results = reader_of(lambda: desk.correction(plan(1, 0)))
     desk.assign(plan(1, 2))
@@ -106,13 +113,13 @@ def test_idle_worker_waits_for_a_newer_plan_of_its_round() -> None:
 
 
 def test_idle_worker_whose_round_is_over_waits_for_weights_and_not_for_plans() -> None:
-    desk = Desk(fragments=2)
+    desk = Desk()
     desk.assign(plan(1, 0))
     thread, results = reader_of(lambda: desk.correction(plan(1, 0)))
     desk.assign(plan(2, 0))
-    desk.merge(2, 1, flat(2, 1))
+    desk.merge(Piece(2, 1, of=2), flat(2, 1))
     assert results == []
-    desk.merge(2, 0, flat(2, 0))
+    desk.merge(Piece(2, 0, of=2), flat(2, 0))
     thread.join(timeout=10)
     assert results == [None]
 
@@ -120,7 +127,7 @@ def test_idle_worker_whose_round_is_over_waits_for_weights_and_not_for_plans() -
 @pytest.mark.parametrize("why", [Closed, Retired])
 @pytest.mark.parametrize("wait", ["weights", "plan", "correction", "state", "batch"])
 def test_every_wait_ends_when_the_worker_is_called_away(wait: str, why: type[Closed]) -> None:
-    desk, feeder = Desk(fragments=1), Feeder(seed=0)
+    desk, feeder = Desk(), Feeder(seed=0)
     reads: dict[str, Callable[[], object]] = {
         "weights": desk.weights,
         "plan": lambda: desk.plan(0),
@@ -136,7 +143,7 @@ def test_every_wait_ends_when_the_worker_is_called_away(wait: str, why: type[Clo
 
 
 def test_called_away_reader_finds_nothing_even_if_it_is_there_and_the_first_reason_counts() -> None:
-    desk = Desk(fragments=1)
+    desk = Desk()
     desk.assign(plan(0, 0))
     desk.close(Retired)
     desk.close(Closed)
@@ -147,19 +154,19 @@ def test_called_away_reader_finds_nothing_even_if_it_is_there_and_the_first_reas
 def test_differences_are_added_to_the_weights_before_and_those_are_left_alone() -> None:
     rng, group = np.random.default_rng(0), "parameters/float32"
     steps = [{group: rng.standard_normal(5000).astype(np.float32)} for _ in range(4)]
-    sender, desk = encoder("int8", 1.0), Desk(1, "int8")
-    desk.merge(0, 0, steps[0])
-    (_, weights), taken = desk.weights(), []
+    sender, desk = encoder("int8", 1.0), Desk("int8")
+    desk.merge(Piece(0, 0), steps[0])
+    (_, _, weights), taken = desk.weights(), []
     taken.append((weights[0], weights[0][group].copy()))
     for number, step in enumerate(steps[1:], 1):
         payload, _ = sender.encode(step, None)
-        desk.merge(number, 0, payload, difference=True)
-        desk.merge(number, 0, payload, difference=True)
-        round_number, weights = desk.weights()
+        for _ in range(2):
+            desk.merge(Piece(number, 0, whole=False, difference=True), payload)
+        round_number, _, weights = desk.weights()
         taken.append((weights[0], weights[0][group].copy()))
         decoded = codec("int8").decode(tensors(payload), group, slice(0, 5000)).numpy()
         assert round_number == number and np.array_equal(taken[-1][1], taken[-2][1] + decoded)
         assert np.array_equal(taken[-2][0][group], taken[-2][1]), "somebody may still read them"
     whole = {group: np.zeros(5000, np.float32)}
-    desk.merge(9, 0, whole)
-    assert desk.weights() == (9, {0: whole})
+    desk.merge(Piece(9, 0), whole)
+    assert desk.weights() == (9, True, {0: whole})

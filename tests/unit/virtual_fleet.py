@@ -216,7 +216,8 @@ class VirtualFleet:
             return
         first = worker.merged < 0
         worker.merged, worker.training, worker.done, worker.reported = number, -1, 0, 0
-        proof = self.faults.proof(worker.source, _hash_before(number))
+        before = self.core._course.commit_before(number)
+        proof = self.faults.proof(worker.source, f"theta-{before}")
         self.tell(Merged(worker.source, number, 0.01, proof if first else None))
         if worker.plan.evaluate:
             count_ = sum(span.samples for span in worker.plan.evaluate)

@@ -177,8 +177,9 @@ FAULTS: dict[str, Callable[[Weather, World, int], None]] = {
 
 
 def _job(rng: random.Random) -> Job:
-    workers, replay = rng.randint(1, 4), rng.random() < 0.25
+    workers, replay = rng.randint(1, 4), rng.random() < 0.2
     quorum, seed = rng.choice([None, None, rng.randint(1, workers)]), rng.randrange(100)
+    strategy = "diloco" if replay else ("sync", "async", "diloco", "diloco")[seed % 4]
     tables: dict[str, Any] = {
         "run": {"name": "run", "mode": "replay" if replay else "elastic", "seed": seed},
         "rounds": {
@@ -192,7 +193,12 @@ def _job(rng: random.Random) -> Job:
             "grace_s": rng.choice([0.0, 2.0, 6.0]),
             "strikes": rng.randint(1, 4),
             "weighting": rng.choice(["samples", "samples", "uniform"]),
-            "strategy": "sync" if seed % 3 == 0 and not replay else "diloco",
+            "strategy": strategy,
+            "dynamic_local_steps": seed % 7 > 1,
+            "period": rng.choice([None, None, 1, 3, 6]),
+            "arrival_grace_s": rng.choice([None, 0.0, 0.5, 3.0]),
+            "max_staleness": rng.choice([None, None, 0, 2]),
+            **(_overlap(rng) if strategy == "diloco" and not replay else {}),
         },
         "resources": {
             "num_workers": workers,
@@ -203,6 +209,10 @@ def _job(rng: random.Random) -> Job:
         "worker": {"stall_s": 30.0, "report_every_s": rng.choice([0.5, 2.0])},
     }
     return Job.model_validate(tables)
+
+
+def _overlap(rng: random.Random) -> dict[str, Any]:
+    return {"fragments": rng.randint(1, 3), "delay_steps": rng.choice([0, 0, 1, 3]), "stagger": rng.random() < 0.8}
 
 
 def _slices(rng: random.Random) -> list[SliceInfo]:

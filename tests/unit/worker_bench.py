@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from hypha_ray.config import Job
+from hypha_ray.fragments import Piece
 from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.types import Flat, Plan, Source, Span
@@ -46,14 +47,15 @@ class Bench:
         torch.set_num_threads(1)
         tables = {"inner_optimizer": {"learning_rate": 1e-2}, "worker": {"report_every_s": 1e-12}, **tables}
         self.job = Job.model_validate({"model": {"config": CONFIG}, "resources": {"num_workers": 1}, **tables})
-        self.feeder, self.desk = Feeder(0), Desk(1)
+        self.feeder, self.desk = Feeder(0), Desk()
         self.said: list[Any] = []
         self.on_event: Callable[[Any], None] = lambda event: None
         self.parts = 1
         """Arrays after which the worker is stopped."""
         model = build_model(self.job.model, 0)
-        self.layout = layout_of(model)
-        self.theta: Flat = gather(model, self.layout, 0)
+        self.layout = layout_of(model, self.job.sync.fragments)
+        self.thetas: list[Flat] = [gather(model, self.layout, part) for part in range(self.layout.fragments)]
+        self.theta = self.thetas[0]
         ids = np.random.default_rng(0).integers(0, 50, (64, 16)).astype(np.int32)
         self.slice = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
 
@@ -62,7 +64,8 @@ class Bench:
         self.feeder.put(0, self.slice)
         for plan in plans:
             self.desk.assign(plan)
-        self.desk.merge(plans[0].round, 0, self.theta)
+        for fragment, theta in enumerate(self.thetas):
+            self.desk.merge(Piece(plans[0].round, fragment, len(self.thetas)), theta)
         return self.work()
 
     def work(self) -> Bench:

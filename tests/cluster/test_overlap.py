@@ -1,0 +1,70 @@
+"""Fragments that take turns, and results that workers don't wait for, on a local Ray cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from faults import events, survive
+
+from hypha_ray.codec import codec
+from hypha_ray.fragments import exchanged
+from hypha_ray.model.build import build_model
+from hypha_ray.model.layout import layout_of
+from hypha_ray.types import Layout
+from jobs import job_of, run_job
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+TABLES: dict[str, Any] = {
+    "rounds": {"update_rounds": 8, "samples_between_updates": 64, "max_batch_size": 4, "evaluate_every": 3},
+    "outer_optimizer": {"momentum": 0.5},
+}
+
+
+def part_bytes(name: str, layout: Layout, fragments: tuple[int, ...]) -> int:
+    """Size of the payloads of some fragments, as the codec declares it."""
+    forms = [codec(name).form(layout.groups(fragment)).values() for fragment in fragments]
+    return sum(np.dtype(dtype).itemsize * size for form in forms for dtype, size in form)
+
+
+def test_fragments_take_turns_and_a_round_moves_no_more_than_its_own(corpus: Path, tmp_path: Path) -> None:
+    sync = {"fragments": 2, "partition": "strided", "codec": "int8", "downward_codec": "e3m0"}
+    job = job_of("turns", corpus, sync={**sync, "delay_steps": 2, "mixing": 0.5}, **TABLES)
+    run = run_job(job, tmp_path, corpus)
+    assert set(run.used().values()) == {1} and len(run.commits()) == 8
+    layout = layout_of(build_model(job.model, 0), 2, "strided")
+    for record in run.of_kind("round"):
+        fragments = exchanged(job, record["round"])
+        assert len(fragments) == (2 if record["round"] == 7 else 1)
+        assert record["bytes_up"] == 2 * part_bytes("int8", layout, fragments)
+        assert record["bytes_down"] == 2 * part_bytes("e3m0", layout, fragments)
+        assert 0 < record["codec_error"] < 0.3
+    assert part_bytes("int8", layout, (0, 1)) < layout.bytes() / 3.8
+    assert part_bytes("e3m0", layout, (0, 1)) < layout.bytes() / 7.5
+    losses = [record["val_loss"] for record in run.of_kind("eval")]
+    assert losses[-1] < losses[0]
+
+
+def test_worker_killed_while_it_has_weights_of_its_own_costs_no_sample(corpus: Path, tmp_path: Path) -> None:
+    specs = ["worker.step:1=kill@21,50", "worker.after_delta:0=kill@3", "server.before_reduce=kill@5"]
+    sync = {"fragments": 2, "delay_steps": 3, "mixing": 0.5}
+    tables = {**TABLES, "sync": sync, "testing": {"batch_s": 0.15}}
+    run = survive("overlap-kills", corpus, tmp_path, [*specs, "scheduler.before_persist=kill@8"], 5, **tables)
+    assert sorted(event["worker"] for event in events(run, "loss")) == [0, 1, 1]
+    assert {event["attempt"] for event in events(run, "attempt")} == {1, 2}
+    samples = [sum(delta["samples"] for delta in commit["deltas"]) for commit in run.commits()]
+    assert all(count >= 64 for count in samples)
+
+
+def test_damaged_fragment_is_left_out_and_its_worker_begins_again_with_all_weights(
+    corpus: Path, tmp_path: Path
+) -> None:
+    sync = {"fragments": 2, "delay_steps": 2, "mixing": 0.5, "stagger": True}
+    run = survive("overlap-damage", corpus, tmp_path, ["worker.payload:1=nan@3"], 1, **{**TABLES, "sync": sync})
+    assert [event["worker"] for event in events(run, "reject")] == [1]
+    layout = layout_of(build_model(job_of("x", corpus).model, 0), 2)
+    whole, one = layout.bytes(), part_bytes("fp32", layout, (0,))
+    assert run.of_kind("round")[2]["bytes_down"] == whole + one

@@ -1,0 +1,45 @@
+"""Figures that benchmarks make of a run's records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from benchmarks.overlap import BATCH_S, WORKERS, exchange_s, utilisation
+from benchmarks.time_to_loss import seconds_to
+
+
+def rounds(train_s: float, wait_s: float, count: int) -> list[dict[str, Any]]:
+    batches = dict.fromkeys(range(WORKERS), round(train_s / BATCH_S))
+    return [{"elapsed_s": 7.0 + n * (train_s + wait_s), "batches": batches} for n in range(count)]
+
+
+def test_utilisation_is_the_part_of_a_round_in_which_workers_train() -> None:
+    assert utilisation(rounds(6.0, 3.0, 5), BATCH_S) == pytest.approx(2 / 3)
+    assert utilisation(rounds(6.0, 0.0, 5), BATCH_S) == pytest.approx(1)
+
+
+def test_utilisation_counts_no_batch_of_the_round_that_it_begins_after() -> None:
+    first, *rest = rounds(6.0, 3.0, 5)
+    assert utilisation([{**first, "batches": {0: 1000}}, *rest], BATCH_S) == pytest.approx(2 / 3)
+
+
+def test_worker_without_batches_is_a_worker_that_waits() -> None:
+    half = [{**one, "batches": {0: one["batches"][0]}} for one in rounds(6.0, 0.0, 5)]
+    assert utilisation(half, BATCH_S) == pytest.approx(1 / 2)
+
+
+def test_exchange_is_as_long_as_the_heads_link_needs_for_all_bytes_both_ways() -> None:
+    assert exchange_s(6_250_000) == pytest.approx(2 * WORKERS)  # A second each, at 50 Mbit/s.
+
+
+def test_time_to_a_loss_lies_between_the_evaluations_around_it() -> None:
+    curve = [(10.0, 3.0), (20.0, 2.0), (30.0, 1.0)]
+    assert seconds_to(2.5, curve) == pytest.approx(15.0)
+    assert seconds_to(2.0, curve) == pytest.approx(20.0)
+    assert seconds_to(3.5, curve) == pytest.approx(10.0)
+    assert seconds_to(0.5, curve) is None
+
+
+def test_curve_that_rises_again_is_there_when_it_first_was() -> None:
+    assert seconds_to(2.5, [(10.0, 3.0), (20.0, 2.0), (30.0, 2.8), (40.0, 1.0)]) == pytest.approx(15.0)
