@@ -31,15 +31,16 @@ class Piece:
 
 
 def exchanged(job: Job, round: int) -> tuple[int, ...]:
-    """Fragments that a round exchanges: one, in turn, and all of them in the last round."""
+    """Fragments that a round exchanges: one, in turn; all of them in the last round and while the run warms up."""
     every = range(job.sync.fragments)
-    if not job.sync.staggered or round >= job.rounds.update_rounds - 1:
+    if not job.sync.staggered or round < job.rounds.warmup_rounds or round >= job.rounds.update_rounds - 1:
         return tuple(every)
     return (every[round % len(every)],)
 
 
 def turn(job: Job, round: int, fragment: int) -> int:
-    """Outer steps that a fragment has made before a round."""
+    """Outer steps that a fragment has made before a round; plain averages of the warm-up don't count."""
+    warmup, fragments = job.rounds.warmup_rounds, job.sync.fragments
     if not job.sync.staggered:
-        return round
-    return len(range(fragment, round, job.sync.fragments))
+        return max(0, round - warmup)
+    return len(range(warmup + (fragment - warmup) % fragments, round, fragments))

@@ -7,8 +7,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from hypha_ray.config.conflicts import conflicts
 from hypha_ray.config.keys import keys, shown
-from hypha_ray.config.schema import Job, WorkerResources
+from hypha_ray.config.machines import WorkerResources
+from hypha_ray.config.schema import Job
 from hypha_ray.config.settings import Setting, merged
 from hypha_ray.errors import ConfigError
 
@@ -77,6 +79,7 @@ def _agree(job: Job, settings: Sequence[Setting]) -> None:
         ("resources.min_workers", job.resources.min_workers, "resources.num_workers", workers),
         ("bridge.commands", len(job.bridge.commands), "resources.num_workers", workers),
         ("sync.quorum", job.sync.quorum, "resources.num_workers", workers),
+        ("rounds.warmup_rounds", job.rounds.warmup_rounds, "rounds.update_rounds", job.rounds.update_rounds),
         ("inner_optimizer.warmup_steps", job.inner_optimizer.warmup_steps, "inner_optimizer.total_steps", steps),
     )
     for name, value, limit_name, limit in limits:
@@ -84,51 +87,9 @@ def _agree(job: Job, settings: Sequence[Setting]) -> None:
             fix = f"mend {name} or {limit_name}"
             what = f"{_place(settings, name)} is more than {_place(settings, limit_name)}"
             raise ConfigError("CFG003", what, str(value), f"up to {limit}", fix)
-    if job.bridge.commands and job.run.mode == "replay":
-        what = f'{_place(settings, "bridge.commands")} and run.mode = "replay" exclude each other'
-        raise ConfigError("CFG011", what, fix="an external trainer can't be repeated to the bit: choose elastic")
-    if job.sync.strategy == "sync" and job.sync.fragments > 1:
-        what = f'{_place(settings, "sync.fragments")} and sync.strategy = "sync" exclude each other'
-        raise ConfigError("CFG011", what, fix="leave sync.fragments at 1: gradients are clipped by the norm of all")
-    _agree_on_overlap(job, settings)
-    if job.sync.strategy == "async":
-        _agree_without_barrier(job, settings)
-    if job.model.repository is not None and job.model.config is not None:
-        what = f"{_place(settings, 'model.repository')} and model.config exclude each other"
-        raise ConfigError("CFG011", what, fix="drop model.config to train on, or model.repository to start afresh")
-
-
-def _agree_on_overlap(job: Job, settings: Sequence[Setting]) -> None:
-    """Refuse weights of a worker's own where they can't be."""
-    if not job.sync.overlaps:
-        return
-    name = "delay_steps" if job.sync.delay_steps else "mixing" if job.sync.mixing else "fragments"
-    others = (
-        ("run.mode", job.run.mode == "replay", "a worker's own weights aren't saved: choose elastic"),
-        ("sync.strategy", job.sync.strategy != "diloco", "only in DiLoCo do workers have weights of their own"),
-        ("bridge.commands", bool(job.bridge.commands), "an external trainer starts each round from all global weights"),
-    )
-    for other, excluded, why in others:
-        if excluded:
-            what = f"{_place(settings, f'sync.{name}')} and {_place(settings, other)} exclude each other"
-            fix = f"{why}; or set sync.stagger = false" if name == "fragments" else why
-            raise ConfigError("CFG011", what, fix=fix)
-
-
-def _agree_without_barrier(job: Job, settings: Sequence[Setting]) -> None:
-    """Refuse what needs everybody's deltas, or everybody's weights, at the same time."""
-    sync, outer = job.sync, job.outer_optimizer.name
-    conflicts = (
-        ("run.mode", job.run.mode == "replay", "who comes first can't be repeated: choose elastic"),
-        ("sync.downward_codec", sync.downward_codec != "fp32", "every worker has weights of another time: choose fp32"),
-        ("sync.quorum", sync.quorum is not None, "deltas are merged as they come: leave it out"),
-        ("sync.merge", sync.merge != "mean", "of single deltas there is no median: choose mean"),
-        ("outer_optimizer.name", outer == "adam", "only momentum can be delayed: choose nesterov or average"),
-    )
-    for name, wrong, fix in conflicts:
-        if wrong:
-            what = f'{_place(settings, name)} and sync.strategy = "async" exclude each other'
-            raise ConfigError("CFG011", what, fix=fix)
+    for one, other, fix in conflicts(job):
+        what = f"{_place(settings, one)} and {_place(settings, other)} exclude each other"
+        raise ConfigError("CFG011", what, fix=fix)
 
 
 def _place(settings: Sequence[Setting], name: str) -> str:

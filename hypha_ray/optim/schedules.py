@@ -52,27 +52,29 @@ def build_schedule(
     return schedule
 
 
-def steps_per_round(job: Job) -> int:
-    """Steps in a round, of a worker if all are equally fast: what schedules count in."""
+def steps_before(job: Job, round: float) -> float:
+    """Steps in all rounds before one, of a worker if all are equally fast: what schedules count in."""
     if job.sync.strategy == "sync":
-        return 1
-    return -(-job.rounds.samples_between_updates // (job.resources.num_workers * job.rounds.max_batch_size))
+        return round
+    short = min(round, job.rounds.warmup_rounds)
+    steps = -(-job.rounds.samples_between_updates // (job.resources.num_workers * job.rounds.max_batch_size))
+    return short + (round - short) * steps
 
 
 def inner_steps(job: Job) -> int:
     """Length of the schedule: steps of the whole run, unless the job file says otherwise."""
-    return job.inner_optimizer.total_steps or steps_per_round(job) * job.rounds.update_rounds
+    return job.inner_optimizer.total_steps or int(steps_before(job, job.rounds.update_rounds))
 
 
-def position(plan: Plan, done: float, steps: int) -> float:
-    """Step of the schedule when that part of a plan is done, if a round has so many steps."""
+def position(job: Job, plan: Plan, done: float) -> float:
+    """Step of the schedule when that part of a plan is done."""
     first, last = plan.progress or (plan.round, plan.round + 1)
-    return steps * (first + (last - first) * done)
+    return steps_before(job, first + (last - first) * done)
 
 
 def rates(job: Job, plan: Plan) -> tuple[float, float]:
     """Learning rates at the beginning and at the end of a plan."""
-    config, steps = job.inner_optimizer, steps_per_round(job)
+    config = job.inner_optimizer
     if config.schedule == "constant":
         return config.learning_rate, config.learning_rate
     import torch
@@ -80,8 +82,8 @@ def rates(job: Job, plan: Plan) -> tuple[float, float]:
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=config.learning_rate)
     curves = build_schedule(optimizer, config, inner_steps(job)).lr_lambdas
     (curve,) = cast("list[Callable[[float], float]]", curves)
-    first, last = plan.progress or (plan.round, plan.round + 1)
-    return config.learning_rate * curve(steps * first), config.learning_rate * curve(steps * last)
+    first, last = (config.learning_rate * curve(position(job, plan, done)) for done in (0, 1))
+    return first, last
 
 
 def check_schedule(config: InnerOptimizer, total_steps: int | None = None) -> None:

@@ -39,7 +39,6 @@ class Assigner:
         """Plans stay as they are."""
         self._equal = self._fixed or job.sync.strategy == "sync" or not job.sync.dynamic_local_steps
         """All workers get the same."""
-        self._target = job.rounds.samples_between_updates
         self._samples = {info.index: info.samples for info in slices}
         self._validation = tuple(Span(0, s.index, 0, s.samples) for s in slices if s.split == "validation")
         self._assigned: set[int] = set()
@@ -52,9 +51,10 @@ class Assigner:
         """Plan a round; the one after the last only evaluates."""
         final = number == self._job.rounds.update_rounds
         shares = self._evaluation_shares(members) if self._evaluates(number) else {}
-        paces = paces_at_start(members, bool(shares), self._equal)
-        allocation = plan_batches(paces, 0 if final else self._target)
-        known = number > 0 and not final and not self._equal
+        equal = self._equal_in(number)
+        paces = paces_at_start(members, bool(shares), equal)
+        allocation = plan_batches(paces, 0 if final else self._job.samples(number))
+        known = number > 0 and not final and not equal
         opened = Round(number, now, allocation.finish_s if known else None, final, shares)
         commands: list[Command] = []
         for member in members:
@@ -103,13 +103,14 @@ class Assigner:
         every_s = self._job.worker.report_every_s
         origin, fleet = standings(members, current.started_at, current.evaluating, every_s, now)
         finishes = [_planned_finish(m, standing) for m, standing in zip(members, fleet, strict=True) if not m.idle]
-        left = self._target - current.samples - sum(one.done * one.pace.batch_size for one in fleet)
+        target = self._job.samples(current.number)
+        left = target - current.samples - sum(one.done * one.pace.batch_size for one in fleet)
         allocation = plan_batches([standing.pace for standing in fleet], max(0, left))
         saved_s = max(finishes, default=0.0) - max(allocation.finish_s, now - origin)
         planned = current.samples + sum(member.plan.samples for member in members if member.plan is not None)
         too_late = min(finishes, default=0.0) < now - origin + LEAD_S
         little = saved_s <= CORRECTION_GAIN * (origin + max(finishes, default=0.0) - current.started_at)
-        if planned >= self._target and (self._equal or little or too_late):
+        if planned >= target and (self._equal_in(current.number) or little or too_late):
             return 0.0, []
         commands: list[Command] = []
         for member, standing in zip(members, fleet, strict=True):
@@ -120,9 +121,9 @@ class Assigner:
                 current.expected.add(member.source.worker)
         return saved_s, commands
 
-    def feed_ahead(self, members: Sequence[Member]) -> list[Command]:
-        """Send what the next round will probably need, while the server works."""
-        upcoming = deque(self.ledger.upcoming(self._target))
+    def feed_ahead(self, number: int, members: Sequence[Member]) -> list[Command]:
+        """Send what the round of that number will probably need, while the server works."""
+        upcoming = deque(self.ledger.upcoming(self._job.samples(number)))
         commands: list[Command] = []
         for member in members:
             need = member.plan.samples if member.plan is not None else 0
@@ -142,9 +143,13 @@ class Assigner:
 
     def _ahead(self, member: Member, number: int, samples: int) -> tuple[Span, ...]:
         """Samples for the steps that a worker makes after a round of so many before it has the round's result."""
-        if number >= self._job.rounds.update_rounds - 1:
+        if not self._job.rounds.warmup_rounds <= number + 1 < self._job.rounds.update_rounds:
             return ()
         return self._assign(member, min(self._job.sync.delay_steps * member.batch_size, samples))
+
+    def _equal_in(self, number: int) -> bool:
+        """Do all workers get equally much in a round?"""
+        return self._equal or number < self._job.rounds.warmup_rounds
 
     def _assign(self, member: Member, samples: int) -> tuple[Span, ...]:
         """Give samples to a worker; in replay mode whatever it holds, so that a repeated run gives the same."""

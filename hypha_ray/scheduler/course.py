@@ -153,7 +153,7 @@ class Course:
                 member.report(event, now)
                 self.current.learning_rate = event.learning_rate
                 samples = sum(one.progress.samples for one in self._roster.members)
-                self._out.put(c.Record(step_record(event, samples, self._job.rounds.samples_between_updates)))
+                self._out.put(c.Record(step_record(event, samples, self._job.samples(event.round))))
                 self.correct(now)
             case Delta():
                 self._delivered(member, self.current, event, now)
@@ -201,7 +201,7 @@ class Course:
         uniform = self._job.sync.weighting == "uniform"
         samples = tuple(1 if uniform else delta.samples for delta in deltas)
         self._out.put(c.Reduce(self.current.number, tuple(delta.source for delta in deltas), samples))
-        self._out.put(*self._assigner.feed_ahead(self._roster.free))
+        self._out.put(*self._assigner.feed_ahead(self.current.number + 1, self._roster.free))
 
     # ── from the deltas to the next round ─────────────────────────────────────────────────────────────────────────
 

@@ -88,11 +88,11 @@ def dry_run(job: Job) -> None:
 
 def advice(job: Job) -> Iterator[str]:
     """What may be done, but will hardly do what is wanted."""
-    momentum, rounds = job.outer_optimizer.momentum, job.rounds.update_rounds
+    momentum, rounds = job.outer_optimizer.momentum, job.rounds.update_rounds - job.rounds.warmup_rounds
     if job.sync.strategy == "sync" or job.outer_optimizer.name != "nesterov" or not momentum:
         return
     if (needed := round(SETTLING / (1 - momentum))) > rounds:
-        better = max(0.0, math.floor(100 * (1 - SETTLING / rounds)) / 100)
+        better = max(0.0, math.floor(100 * (1 - SETTLING / rounds)) / 100) if rounds > 0 else 0.0
         what = f"outer_optimizer.momentum {momentum:g} takes about {needed} rounds to settle, and there are {rounds}"
         yield f"{what}: {better:g} would do, or more and shorter rounds"
 

@@ -27,6 +27,7 @@ class Turns(Assigner):
 
     def __init__(self, job: Job, slices: Sequence[SliceInfo], sizes: Sizes, past: Past) -> None:
         super().__init__(job, slices, sizes, past)
+        self._target = job.rounds.samples_between_updates
         self._beat: float | None = None
         """When the turns that begin now are to end."""
         self._ends: dict[int, float] = {}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from hypha_ray.config.schema import Job
+from hypha_ray.config.schema import Job, OuterOptimizer
 from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.fragments import turn
 from hypha_ray.phases import Phase
@@ -144,17 +144,18 @@ class ParameterServer:
         from hypha_ray.server.reducer import Rules, reduce
 
         received = [Received(*who, payload) for who, payload in zip(meta, payloads, strict=True)]
-        sync, outer = self._job.sync, self._job.outer_optimizer
+        sync, rounds = self._job.sync, self._job.rounds.update_rounds
+        warms_up = round < self._job.rounds.warmup_rounds
+        outer = OuterOptimizer(name="average") if warms_up else self._job.outer_optimizer
         descent = self._descent(layout) if self._sync else None
-        rounds = self._job.rounds.update_rounds
         turns, read = turn(self._job, round, fragment), upward_codec(sync)
         rules = Rules(layout, fragment, outer, sync, read, descent, rounds, turns, self._threads, phase)
         own, left_out = apart(momentum)
-        result = reduce(round, theta, own, received, rules, self._room(layout, fragment))
+        new, state, verdict = reduce(round, theta, own, received, rules, self._room(layout, fragment))
+        result = new, own if warms_up else state, verdict
         if (down := difference_codec(sync.downward_codec)) is not None:
             return published(down, sync.error_feedback, theta, left_out, result)
-        new, state, verdict = result
-        return new, state, {}, verdict
+        return new, result[1], {}, verdict
 
     def receive(self, payload: Flat) -> None:
         """Take a payload in: it is on this node then, before it is needed, and safe from its own's end.

@@ -30,9 +30,9 @@ class Live:
         self._own = False
         """The live weights are others than the global ones."""
 
-    def merge(self, arrived: Arrived) -> None:
-        """Take new global weights over: all there are, or a part of them, which is mixed (arXiv 2501.18512)."""
-        mixing = 0.0 if arrived.whole else self._mixing
+    def merge(self, arrived: Arrived, mixes: bool = True) -> None:
+        """Take new global weights over: all there are, or new ones, which are mixed if so (arXiv 2501.18512)."""
+        mixing = self._mixing if mixes and not arrived.whole else 0.0
         for fragment, flat in arrived.fragments.items():
             scatter(self._model, self._layout, fragment, flat, mixing)
         self._own = (self._own and len(arrived.fragments) < self._layout.fragments) or mixing > 0

@@ -11,7 +11,7 @@ from hypha_ray.config import Job
 from hypha_ray.failpoints import failpoint
 from hypha_ray.fragments import exchanged
 from hypha_ray.model.layout import layout_of
-from hypha_ray.optim.schedules import position, steps_per_round
+from hypha_ray.optim.schedules import position
 from hypha_ray.store.tensorfile import digest, named
 from hypha_ray.types import Delta, Evaluated, Flat, Left, Merged, Plan, Ready, Source, window
 from hypha_ray.worker.bequest import bequest, inherit
@@ -45,8 +45,6 @@ class InnerLoop:
         self._model, self._optimizer = self._stepper.model, self._stepper.optimizer
         self._strategy = strategy(job, self._stepper)
         self._layout = layout_of(self._model, job.sync.fragments, job.sync.partition)
-        self._steps_per_round = steps_per_round(job)
-        """All workers go through the schedule together, by parts of the round: a fast one isn't ahead."""
         self._encoders, self._relative = encoders(job.sync), sends_differences(job.sync)
         self._results: dict[int, Flat] = {}
         """Arrays that results were made in, by fragment."""
@@ -96,7 +94,7 @@ class InnerLoop:
         asked = time.monotonic()
         arrived = self._desk.weights()
         began = time.monotonic()
-        self._live.merge(arrived)
+        self._live.merge(arrived, mixes=arrived.round > self._job.rounds.warmup_rounds)
         merge_s = time.monotonic() - began
         theta = [flat for _, flat in sorted(arrived.fragments.items())]
         sha256 = None if self._proved else digest(named(self._layout, theta))
@@ -168,7 +166,8 @@ class InnerLoop:
         with meter.waiting():
             batch = self._feeder.batch(plan.spans, done, size)
         began = time.monotonic()
-        self._optimizer.seek(position(plan, done / of, self._steps_per_round))
+        # All workers go through the schedule together, by parts of the round: a fast one isn't ahead.
+        self._optimizer.seek(position(self._job, plan, done / of))
         self._live.stray()
         loss, norm = self._strategy.train(batch)
         self._drag(time.monotonic() - began)

@@ -129,6 +129,16 @@ def test_reduce_over_rounds_gives_the_pure_functions_bits_and_keeps_every_result
         assert all(same(found, flat) for found, flat in zip(ray.get(refs_of_round), flats, strict=True))
 
 
+def test_rounds_of_the_warmup_are_plain_averages_that_leave_outer_momentum_alone() -> None:
+    server = start(job_of(2, rounds={"warmup_rounds": 1}))
+    refs = initial(server)
+    theta = ray.get(refs[1], timeout=WAIT_S)
+    alike = [drifted(theta, 0)] * 2
+    steps = ray.get([ref for step in rounds(server, refs, [alike, alike], 0) for ref in step], timeout=WAIT_S)
+    assert same(steps[0], alike[0]) and not steps[1][GROUP].any()
+    assert same(steps[3], alike[0]) and not steps[4][GROUP].any(), "the second round has nothing to step by"
+
+
 def test_reduce_asked_of_a_second_server_after_the_first_was_killed_gives_the_same_bits() -> None:
     first = start(job_of(2))
     refs = initial(first)

@@ -79,6 +79,7 @@ IN_FILES = [
         "job.toml:2: bridge.commands is more than",
     ),
     ("[sync]\nstrategy = 'sync'\nfragments = 2", "CFG011", "job.toml:3: sync.fragments and sync.strategy"),
+    ("[sync]\nstrategy = 'async'\n[rounds]\nwarmup_rounds = 2", "CFG011", "job.toml:4: rounds.warmup_rounds and sync."),
     ("[sync]\nfragments = 2\n[run]\nmode = 'replay'", "CFG011", "job.toml:2: sync.fragments and job.toml:4: run.mode"),
     ("[sync]\nstrategy = 'sync'\ndelay_steps = 1", "CFG011", "sync.delay_steps and job.toml:2: sync.strategy exclude"),
     ("[sync]\nmixing = 0.5\n[bridge]\ncommands = ['a']", "CFG011", "sync.mixing and job.toml:4: bridge.commands excl"),
@@ -96,6 +97,7 @@ IN_FILES = [
     ("[run]\nmode = 'replay'\n[bridge]\ncommands = ['a']", "CFG011", "job.toml:4: bridge.commands and run.mode"),
     ("[resources.worker]\ncpu = -1", "CFG003", "resources.worker.cpu"),
     ("[resources]\nmin_gpus = -1", "CFG003", "resources.min_gpus"),
+    ("[rounds]\nupdate_rounds = 3\nwarmup_rounds = 4", "CFG003", "job.toml:3: rounds.warmup_rounds is more than job"),
     ("[sync]\nquorum = 3", "CFG003", "sync.quorum is more than resources.num_workers"),
     ("[scheduler.job]\ntype = 'fedavg'", "CFG003", "job.toml:2: sync.strategy is out of range — got 'fedavg', allowe"),
     ("[telemetry]\nsinks = ['jsonl', 'wandb']", "CFG003", "got 'wandb'"),
@@ -136,7 +138,7 @@ IN_FILES = [
     ('dataset.path = "a\\u0000b"', "CFG007", "job.toml"),
     ('[model.config]\n"a\\u0000b" = 1', "CFG007", "job.toml"),
     # Keys that exclude each other.
-    ("[model]\nrepository = 'a/b'\nconfig = {model_type = 'llama'}", "CFG011", "job.toml:2: model.repository and mod"),
+    ("[model]\nrepository = 'a/b'\nconfig = {model_type = 'llama'}", "CFG011", "job.toml:2: model.repository and job"),
     ("[model]\nrepository = 'a/b'\nconfig = {}", "CFG011", "exclude each other"),
 ]
 
@@ -175,7 +177,11 @@ IN_FLAGS = [
     (["--model.config" + ".a" * 50_000, "1"], "CFG006", "too deep"),
     (["--run.name", "a\0b"], "CFG007", "--run.name"),
     (["--dataset.path", "caf\udce9"], "CFG007", "--dataset.path"),
-    (["--model.repository", "a/b", "--model.config.model_type", "x"], "CFG011", "--model.repository and model.config"),
+    (
+        ["--model.repository", "a/b", "--model.config.model_type", "x"],
+        "CFG011",
+        "--model.repository and --model.config",
+    ),
     (["stray"], "CFG015", "unexpected argument 'stray'"),
     (["-x"], "CFG015", "unexpected argument '-x'"),
     (["run.seed=1"], "CFG015", "unexpected argument 'run.seed'"),

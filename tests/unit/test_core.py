@@ -62,6 +62,17 @@ def test_unequal_speeds_after_the_second_round_waste_little() -> None:
     assert batches[0] == pytest.approx(2 * batches[1], rel=0.1) == pytest.approx(4 * batches[2], rel=0.1)
 
 
+def test_rounds_of_the_warmup_are_one_batch_of_every_worker_however_fast() -> None:
+    job = job_of(rounds=rounds(5, 800, 4, warmup_rounds=3), resources={"num_workers": 2})
+    fleet = VirtualFleet(job, [0.05, 0.2], slices_of(20, 256)).run()
+    records = fleet.of_kind("round")
+    assert [record["batches"] for record in records[:3]] == [{0: 1, 1: 1}] * 3
+    assert [record["samples"] for record in records] == [8, 8, 8, 800, 800]
+    assert records[-1]["batches"][0] == pytest.approx(4 * records[-1]["batches"][1], rel=0.1)
+    assert {record["round_target"] for record in fleet.of_kind("step") if record["round"] < 3} == {8}
+    assert set(used(fleet).values()) == {1}
+
+
 def test_worker_that_slows_down_in_mid_round_is_given_less() -> None:
     def slowing(now: float) -> float:
         return 0.1 if now < 40 else 0.4

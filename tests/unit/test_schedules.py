@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from hypha_ray.config.schema import InnerOptimizer
+from hypha_ray.config.schema import InnerOptimizer, Job
 from hypha_ray.errors import ConfigError
-from hypha_ray.optim.schedules import build_schedule, check_schedule
+from hypha_ray.optim.schedules import build_schedule, check_schedule, inner_steps, position, steps_before
+from hypha_ray.types import Plan
 
 
 def rates(steps: int, total: int | None = None, **fields: Any) -> list[float]:
@@ -84,3 +85,12 @@ def test_schedule_missing_or_contradictory_value_is_a_config_error(
 @pytest.mark.parametrize("fields", [{}, {"schedule": "wsd", "warmup_steps": 6, "decay_steps": 3, "total_steps": 9}])
 def test_check_schedule_sound_values_pass(fields: dict[str, Any]) -> None:
     check_schedule(InnerOptimizer(**fields))
+
+
+def test_rounds_of_the_warmup_are_a_step_of_the_schedule_each() -> None:
+    rounds = {"update_rounds": 5, "warmup_rounds": 3, "samples_between_updates": 80, "max_batch_size": 4}
+    job = Job.model_validate({"rounds": rounds})
+    assert [steps_before(job, number) for number in range(6)] == [0, 1, 2, 3, 13, 23]
+    assert inner_steps(job) == 23
+    plans = (Plan(2, 0, (), 4), Plan(3, 0, (), 4))
+    assert [position(job, plan, done) for plan in plans for done in (0, 0.5)] == [2, 2.5, 3, 8]

@@ -13,20 +13,18 @@ from hypha_ray.fragments import Piece, exchanged, turn
 from hypha_ray.types import Delta, Evaluated, Merged, Plan, Report, Span
 
 
-def job_of(rounds: int, **sync: Any) -> Job:
-    return Job.model_validate({"rounds": {"update_rounds": rounds}, "sync": sync})
-
-
 @pytest.mark.parametrize("fragments", [1, 2, 3, 5])
 @pytest.mark.parametrize("stagger", [False, True])
-def test_every_fragment_has_its_turn_and_the_last_round_has_all(fragments: int, stagger: bool) -> None:
-    job = job_of(11, fragments=fragments, stagger=stagger)
-    rounds = [exchanged(job, number) for number in range(11)]
-    assert rounds[-1] == tuple(range(fragments))
-    assert all(len(one) == (1 if stagger else fragments) for one in rounds[:-1])
+@pytest.mark.parametrize("warmup", [0, 4])
+def test_every_fragment_has_its_turn_and_the_last_round_has_all(fragments: int, stagger: bool, warmup: int) -> None:
+    rounds = {"update_rounds": 11, "warmup_rounds": warmup}
+    job = Job.model_validate({"rounds": rounds, "sync": {"fragments": fragments, "stagger": stagger}})
+    shown = [exchanged(job, number) for number in range(11)]
+    assert all(shown[number] == tuple(range(fragments)) for number in (*range(warmup), 10))
+    assert all(len(one) == (1 if stagger else fragments) for one in shown[warmup:-1])
     for number in range(11):
-        for fragment in rounds[number]:
-            assert turn(job, number, fragment) == sum(fragment in one for one in rounds[:number])
+        for fragment in shown[number]:
+            assert turn(job, number, fragment) == sum(fragment in one for one in shown[warmup:number])
 
 
 def ahead_of(number: int, first: int, samples: int, ahead: int) -> Plan:
@@ -58,8 +56,8 @@ def test_worker_goes_ahead_while_the_result_is_on_its_way_and_counts_that_to_the
 
 
 def test_steps_made_ahead_are_kept_in_the_part_that_mixing_says() -> None:
-    def weights(mixing: float) -> np.ndarray:
-        bench = Bench(sync={"delay_steps": 2, "mixing": mixing})
+    def weights(mixing: float, warmup: int = 0) -> np.ndarray:
+        bench = Bench(sync={"delay_steps": 2, "mixing": mixing}, rounds={"warmup_rounds": warmup})
         bench.parts = 2
 
         def answer(event: Any) -> None:
@@ -78,6 +76,7 @@ def test_steps_made_ahead_are_kept_in_the_part_that_mixing_says() -> None:
         half, (start + all_) / 2, atol=1e-7
     )
     assert np.abs(all_ - start).max() > 1e-3
+    assert np.array_equal(weights(1.0, warmup=1), start), "what the warm-up gives isn't mixed"
 
 
 def test_evaluation_is_of_the_global_weights_and_leaves_the_workers_own_alone() -> None:

@@ -187,6 +187,7 @@ def _job(rng: random.Random) -> Job:
             "samples_between_updates": rng.randint(2, 24),
             "max_batch_size": rng.randint(1, 4),
             "evaluate_every": rng.randint(0, 2),
+            "warmup_rounds": seed % 3 if strategy == "diloco" else 0,
         },
         "sync": {
             "quorum": quorum,

@@ -1,0 +1,61 @@
+"""Keys that exclude each other, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from hypha_ray.config.schema import Job
+
+
+class Conflict(NamedTuple):
+    """Two that exclude each other: keys, or ``key = value`` of what a key is set to."""
+
+    one: str
+    other: str
+    fix: str
+
+
+def conflicts(job: Job) -> Iterator[Conflict]:
+    """All that a job has."""
+    replay = job.run.mode == "replay"
+    if job.bridge.commands and replay:
+        fix = "an external trainer can't be repeated to the bit: choose elastic"
+        yield Conflict("bridge.commands", 'run.mode = "replay"', fix)
+    if job.sync.strategy == "sync" and job.sync.fragments > 1:
+        fix = "leave sync.fragments at 1: gradients are clipped by the norm of all"
+        yield Conflict("sync.fragments", 'sync.strategy = "sync"', fix)
+    if job.sync.strategy != "diloco" and job.rounds.warmup_rounds:
+        yield Conflict("rounds.warmup_rounds", f'sync.strategy = "{job.sync.strategy}"', "only DiLoCo has long rounds")
+    if job.sync.overlaps:
+        yield from _of_overlap(job, replay)
+    if job.sync.strategy == "async":
+        yield from _of_asynchrony(job, replay)
+    if job.model.repository is not None and job.model.config is not None:
+        fix = "drop model.config to train on, or model.repository to start afresh"
+        yield Conflict("model.repository", "model.config", fix)
+
+
+def _of_overlap(job: Job, replay: bool) -> Iterator[Conflict]:
+    """Where workers can't have weights of their own."""
+    name = "delay_steps" if job.sync.delay_steps else "mixing" if job.sync.mixing else "fragments"
+    way_out = "; or set sync.stagger = false" if name == "fragments" else ""
+    others = (
+        ("run.mode", replay, "a worker's own weights aren't saved: choose elastic"),
+        ("sync.strategy", job.sync.strategy != "diloco", "only in DiLoCo do workers have weights of their own"),
+        ("bridge.commands", bool(job.bridge.commands), "an external trainer starts each round from all global weights"),
+    )
+    yield from (Conflict(f"sync.{name}", other, why + way_out) for other, excluded, why in others if excluded)
+
+
+def _of_asynchrony(job: Job, replay: bool) -> Iterator[Conflict]:
+    """What needs everybody's deltas, or everybody's weights, at the same time."""
+    sync, outer = job.sync, job.outer_optimizer.name
+    others = (
+        ("run.mode", replay, "who comes first can't be repeated: choose elastic"),
+        ("sync.downward_codec", sync.downward_codec != "fp32", "every worker has weights of another time: choose fp32"),
+        ("sync.quorum", sync.quorum is not None, "deltas are merged as they come: leave it out"),
+        ("sync.merge", sync.merge != "mean", "of single deltas there is no median: choose mean"),
+        ("outer_optimizer.name", outer == "adam", "only momentum can be delayed: choose nesterov or average"),
+    )
+    yield from (Conflict(name, 'sync.strategy = "async"', fix) for name, wrong, fix in others if wrong)
