@@ -27,6 +27,12 @@ def conflicts(job: Job) -> Iterator[Conflict]:
         yield Conflict("sync.fragments", 'sync.strategy = "sync"', fix)
     if job.sync.strategy != "diloco" and job.rounds.warmup_rounds:
         yield Conflict("rounds.warmup_rounds", f'sync.strategy = "{job.sync.strategy}"', "only DiLoCo has long rounds")
+    if job.sync.eager and not job.sync.delay_steps:
+        yield Conflict(
+            "sync.eager", "sync.delay_steps = 0", "set delay_steps: an estimate is of use until the result comes"
+        )
+    if job.sync.eager and job.outer_optimizer.name == "adam":
+        yield Conflict("sync.eager", 'outer_optimizer.name = "adam"', "choose nesterov or average")
     if job.sync.overlaps:
         yield from _of_overlap(job, replay)
     if job.sync.strategy == "async":

@@ -13,6 +13,8 @@ from hypha_ray.groups import dtype_of
 from hypha_ray.types import Entry, Flat, Layout
 
 Array: TypeAlias = npt.NDArray[Any]
+Groups: TypeAlias = Mapping[str, Array]
+"""A fragment's arrays by group, to be read."""
 
 
 def empty(layout: Layout, fragment: int) -> Flat:

@@ -1,4 +1,4 @@
-"""Learning rates over inner steps, by the names that a job file uses.
+"""Learning rates over inner steps and over rounds, by the names that a job file uses.
 
 The curves are transformers'. A round may have more inner steps than planned, so past its last step a curve stays where
 it ended.
@@ -6,10 +6,11 @@ it ended.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from hypha_ray.config.schema import InnerOptimizer, Job
+from hypha_ray.config.schema import InnerOptimizer, Job, OuterOptimizer
 from hypha_ray.errors import ConfigError
 from hypha_ray.types import Plan
 
@@ -84,6 +85,19 @@ def rates(job: Job, plan: Plan) -> tuple[float, float]:
     (curve,) = cast("list[Callable[[float], float]]", curves)
     first, last = (config.learning_rate * curve(position(job, plan, done)) for done in (0, 1))
     return first, last
+
+
+def outer_rate(outer: OuterOptimizer, round: int, rounds: int) -> float:
+    """η of a round, of so many: from `learning_rate` in the first one to `final_learning_rate` in the last one."""
+    part = min(1.0, round / max(1, rounds - 1))
+    match outer.schedule:
+        case "constant":
+            return outer.learning_rate
+        case "linear":
+            bend = part
+        case "cosine":
+            bend = (1 - math.cos(math.pi * part)) / 2
+    return outer.learning_rate + bend * (outer.final_learning_rate - outer.learning_rate)
 
 
 def check_schedule(config: InnerOptimizer, total_steps: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What is done to each block of memory: by torch, or in one pass where numba is installed.
+"""What is done to each block of memory: in one pass that numba compiles, or by torch where there is no numba.
 
 The results agree to the bit. Only norms may differ in their last digits, because sums are taken in another order.
 """

@@ -17,19 +17,6 @@ SLOTS: dict[str, tuple[str, ...]] = {"nesterov": ("",), "average": (), "adam": (
 """For each optimizer the arrays of its state that a group of parameters has: what stands before the group's name."""
 
 
-def rate(outer: OuterOptimizer, round: int, rounds: int) -> float:
-    """η of a round, of so many: from `learning_rate` in the first one to `final_learning_rate` in the last one."""
-    part = min(1.0, round / max(1, rounds - 1))
-    match outer.schedule:
-        case "constant":
-            return outer.learning_rate
-        case "linear":
-            bend = part
-        case "cosine":
-            bend = (1 - math.cos(math.pi * part)) / 2
-    return outer.learning_rate + bend * (outer.final_learning_rate - outer.learning_rate)
-
-
 class Group(NamedTuple):
     """A group of parameters: θ and state, which are never written to, and where new ones go."""
 

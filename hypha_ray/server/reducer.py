@@ -17,11 +17,12 @@ from hypha_ray.codec.views import tensors
 from hypha_ray.config.schema import OuterOptimizer, Sync
 from hypha_ray.groups import dtype_of, is_trained
 from hypha_ray.model.flat import empty
+from hypha_ray.optim.schedules import outer_rate
 from hypha_ray.phases import Phase
 from hypha_ray.server.delayed import SUM, Part, blended, delayed, part_of, undelayed
 from hypha_ray.server.gates import Received, admit, clip_scales, excessive, square_sum
 from hypha_ray.server.merge import Step, Values, measure, merger, plain_mean, sweep
-from hypha_ray.server.outer import SLOTS, Group, collection, outer_step, rate, replacement
+from hypha_ray.server.outer import SLOTS, Group, collection, outer_step, replacement
 from hypha_ray.types import Contribution, Flat, Layout, Rejection, Verdict
 
 State = tuple[Flat, Flat]
@@ -199,8 +200,8 @@ def _step(round: int, rules: Rules, part: Part | None, group: str, flats: tuple[
     where = Group(old[group], next(states), new[group], next(states), relative)
     if part is None or rules.phase is None:
         turn = round if rules.turn is None else rules.turn
-        return outer_step(rules.outer, rate(rules.outer, round, rules.rounds), turn, where)
-    eta, mu = rate(rules.outer, rules.phase.round, rules.rounds), rules.outer.momentum
+        return outer_step(rules.outer, outer_rate(rules.outer, round, rules.rounds), turn, where)
+    eta, mu = outer_rate(rules.outer, rules.phase.round, rules.rounds), rules.outer.momentum
     if rules.outer.name == "average":
         eta, mu = 1.0, 0.0
     if not rules.sync.delayed_nesterov:

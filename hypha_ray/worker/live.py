@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
+from hypha_ray.groups import is_trained
+from hypha_ray.model.flat import Groups
 from hypha_ray.model.layout import gather, scatter
 from hypha_ray.types import Flat, Layout
 from hypha_ray.worker.desk import Arrived
@@ -27,17 +29,39 @@ class Live:
         self._model, self._layout, self._mixing, self._keeps = model, layout, mixing, keeps
         self.theta: dict[int, Flat] = {}
         """Newest global weights by fragment, as they came."""
+        self._guesses: dict[int, Flat] = {}
+        """What fragments were expected to become, until they do."""
         self._own = False
         """The live weights are others than the global ones."""
 
     def merge(self, arrived: Arrived, mixes: bool = True) -> None:
-        """Take new global weights over: all there are, or new ones, which are mixed if so (arXiv 2501.18512)."""
+        """Take new global weights θ over: all there are, or new ones, which are mixed if so (arXiv 2501.18512).
+
+        Mixed, the live weights become θ + α(w − θ); where a guess stood in for θ, θ + α(w − guess).
+        """
         mixing = self._mixing if mixes and not arrived.whole else 0.0
         for fragment, flat in arrived.fragments.items():
-            scatter(self._model, self._layout, fragment, flat, mixing)
+            guess = self._guesses.get(fragment)
+            if guess is None or not mixing:
+                scatter(self._model, self._layout, fragment, flat, mixing)
+            else:
+                scatter(self._model, self._layout, fragment, self._moved(fragment, flat, guess, mixing))
+        self._guesses.clear()
         self._own = (self._own and len(arrived.fragments) < self._layout.fragments) or mixing > 0
         if self._keeps:
             self.theta |= arrived.fragments
+
+    def _moved(self, fragment: int, theta: Groups, guess: Groups, mixing: float) -> Groups:
+        """Global weights, moved by a part of what was trained since they were guessed."""
+        own: Groups = gather(self._model, self._layout, fragment)
+        trained = {group: own[group] - guess[group] for group in theta if is_trained(group)}
+        return {**theta, **{group: theta[group] + mixing * change for group, change in trained.items()}}
+
+    def expect(self, fragment: int, guess: Flat) -> None:
+        """Go on from what a fragment's new global weights are expected to be."""
+        scatter(self._model, self._layout, fragment, guess)
+        self._guesses[fragment] = guess
+        self._own = True
 
     def stray(self) -> None:
         """A step is about to be made."""

@@ -15,8 +15,9 @@ from hypha_ray.optim.schedules import position
 from hypha_ray.store.tensorfile import digest, named
 from hypha_ray.types import Delta, Evaluated, Flat, Left, Merged, Plan, Ready, Source, window
 from hypha_ray.worker.bequest import bequest, inherit
-from hypha_ray.worker.desk import Desk
+from hypha_ray.worker.desk import Arrived, Desk
 from hypha_ray.worker.feeder import Arrays, Feeder
+from hypha_ray.worker.foresight import Foresight
 from hypha_ray.worker.live import Live
 from hypha_ray.worker.meter import Meter
 from hypha_ray.worker.stepper import Stepper
@@ -55,6 +56,7 @@ class InnerLoop:
         self._tampers = any(spec.startswith("worker.payload") for spec in job.testing.failpoints)
         keeps = self._tampers or self._relative or job.sync.overlaps
         self._live = Live(self._model, self._layout, job.sync.mixing, keeps)
+        self._foresight = Foresight(job) if job.sync.eager else None
         self._begun: Meter | None = None
         """Of a round that was begun before its weights were there."""
         slowdown, times = job.testing.slowdown, job.testing.batch_times_s
@@ -94,6 +96,7 @@ class InnerLoop:
         asked = time.monotonic()
         arrived = self._desk.weights()
         began = time.monotonic()
+        self._learn(arrived)
         self._live.merge(arrived, mixes=arrived.round > self._job.rounds.warmup_rounds)
         merge_s = time.monotonic() - began
         theta = [flat for _, flat in sorted(arrived.fragments.items())]
@@ -101,6 +104,15 @@ class InnerLoop:
         self._emit(Merged(self._source, arrived.round, merge_s, sha256, began - asked if self._proved else None))
         self._proved = True
         return arrived.round
+
+    def _learn(self, arrived: Arrived) -> None:
+        """See what became of the fragments whose new weights were guessed."""
+        if self._foresight is None:
+            return
+        if arrived.whole:
+            self._foresight.forget()
+        for fragment, flat in () if arrived.whole else arrived.fragments.items():
+            self._foresight.learn(arrived.round - 1, fragment, self._live.theta[fragment], flat)
 
     def _evaluate(self, plan: Plan) -> None:
         began = time.monotonic()
@@ -147,6 +159,10 @@ class InnerLoop:
         """Train on what is the next round's in any case, until the result of the one that was handed over is due."""
         if not plan.ahead:
             return
+        if self._foresight is not None:
+            for fragment in exchanged(self._job, plan.round):
+                theta, result = self._live.theta[fragment], self._results[fragment]
+                self._live.expect(fragment, self._foresight.guess(plan.round, fragment, theta, result))
         self._begun = meter = self._begin(plan.round + 1)
         ahead = replace(plan, round=plan.round + 1, spans=plan.ahead)
         while meter.samples < ahead.samples:

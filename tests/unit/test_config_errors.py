@@ -79,6 +79,8 @@ IN_FILES = [
         "job.toml:2: bridge.commands is more than",
     ),
     ("[sync]\nstrategy = 'sync'\nfragments = 2", "CFG011", "job.toml:3: sync.fragments and sync.strategy"),
+    ("[sync]\neager = true", "CFG011", "job.toml:2: sync.eager and sync.delay_steps = 0 exclude each other"),
+    ("[sync]\neager = true\ndelay_steps = 2\n[outer_optimizer]\nname = 'adam'", "CFG011", "job.toml:2: sync.eager and"),
     ("[sync]\nstrategy = 'async'\n[rounds]\nwarmup_rounds = 2", "CFG011", "job.toml:4: rounds.warmup_rounds and sync."),
     ("[sync]\nfragments = 2\n[run]\nmode = 'replay'", "CFG011", "job.toml:2: sync.fragments and job.toml:4: run.mode"),
     ("[sync]\nstrategy = 'sync'\ndelay_steps = 1", "CFG011", "sync.delay_steps and job.toml:2: sync.strategy exclude"),

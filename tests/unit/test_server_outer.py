@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from hypha_ray.config.schema import OuterOptimizer
+from hypha_ray.optim.schedules import outer_rate
 from hypha_ray.server.gates import Received
-from hypha_ray.server.outer import rate
 from hypha_ray.server.reducer import Rules, blank, initial_momentum, reduce
 from hypha_ray.store.tensorfile import flattened_outer, named_outer
 from hypha_ray.types import Entry, Flat, Layout
@@ -49,7 +49,7 @@ def test_adam_is_torchs(schedule: str) -> None:
     oracle = torch.nn.Parameter(torch.from_numpy(thetas[0][GROUP].copy()))
     adam = torch.optim.Adam([oracle], betas=(0.8, 0.95), eps=1e-6)
     for number, theta in enumerate(thetas[1:]):
-        adam.param_groups[0]["lr"] = rate(outer, number, 6)
+        adam.param_groups[0]["lr"] = outer_rate(outer, number, 6)
         deltas = [values(10 * number + worker, 1e-2)[GROUP] for worker in (1, 2)]
         oracle.grad = torch.from_numpy(-(deltas[0] + deltas[1]) / 2)
         adam.step()
@@ -70,8 +70,8 @@ def test_average_is_the_mean_itself_and_has_no_state() -> None:
 )
 def test_rate_goes_from_the_first_to_the_last_round(schedule: str, expected: list[float]) -> None:
     outer = OuterOptimizer(learning_rate=0.8, final_learning_rate=0.2, schedule=schedule)
-    assert [rate(outer, number, 5) for number in range(5)] == pytest.approx(expected, abs=1e-4)
-    assert rate(outer, 9, 5) == rate(outer, 4, 5) and rate(outer, 0, 1) == 0.8
+    assert [outer_rate(outer, number, 5) for number in range(5)] == pytest.approx(expected, abs=1e-4)
+    assert outer_rate(outer, 9, 5) == outer_rate(outer, 4, 5) and outer_rate(outer, 0, 1) == 0.8
 
 
 def test_scheduled_rate_is_what_the_step_is_made_with() -> None:
