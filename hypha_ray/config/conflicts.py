@@ -33,6 +33,12 @@ def conflicts(job: Job) -> Iterator[Conflict]:
         )
     if job.sync.eager and job.outer_optimizer.name == "adam":
         yield Conflict("sync.eager", 'outer_optimizer.name = "adam"', "choose nesterov or average")
+    if job.inner_optimizer.k_aware and job.sync.strategy == "sync":
+        fix = "leave it out: gradients are those of all workers already"
+        yield Conflict("inner_optimizer.k_aware", 'sync.strategy = "sync"', fix)
+    if job.inner_optimizer.k_aware and job.inner_optimizer.name not in ("adamw", "muon"):
+        name = f'inner_optimizer.name = "{job.inner_optimizer.name}"'
+        yield Conflict("inner_optimizer.k_aware", name, "choose adamw or muon")
     if job.sync.overlaps:
         yield from _of_overlap(job, replay)
     if job.sync.strategy == "async":

@@ -13,6 +13,7 @@ import torch
 
 from hypha_ray.config.schema import InnerOptimizer
 from hypha_ray.errors import ConfigError
+from hypha_ray.optim.fleet_adamw import FleetAdamW
 from hypha_ray.optim.schedules import build_schedule
 
 Parameters = list[torch.nn.Parameter]
@@ -83,7 +84,9 @@ class Inner:
             optimizer.zero_grad(set_to_none=True)
 
 
-def build_optimizer(model: torch.nn.Module, config: InnerOptimizer, total_steps: int | None = None) -> Inner:
+def build_optimizer(
+    model: torch.nn.Module, config: InnerOptimizer, total_steps: int | None = None, workers: int = 1
+) -> Inner:
     """Build the inner optimizer of a model; frozen parameters are left out.
 
     * adamw: weight decay on parameters of two and more dimensions only, as GPT-style training and transformers' Trainer
@@ -97,6 +100,7 @@ def build_optimizer(model: torch.nn.Module, config: InnerOptimizer, total_steps:
         model: on the device where it will train.
         config: table of the job file.
         total_steps: inner steps that the run is planned to have; None: unknown.
+        workers: how many have such a model and merge their results, for AdamW that is aware of it.
 
     Raises:
         ConfigError: the schedule lacks a value, or has values that contradict each other; or no optimizer has the name.
@@ -104,7 +108,7 @@ def build_optimizer(model: torch.nn.Module, config: InnerOptimizer, total_steps:
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if config.name == "adamw":
-        return Inner([_adamw(trained, config)], config, total_steps)
+        return Inner([_adamw(trained, config, workers)], config, total_steps)
     if config.name != "muon":
         kind = optimizer_class(config.name)
         table = {
@@ -120,7 +124,7 @@ def build_optimizer(model: torch.nn.Module, config: InnerOptimizer, total_steps:
     ids = _hidden_ids(model)
     hidden = [parameter for parameter in trained if id(parameter) in ids]
     rest = [parameter for parameter in trained if id(parameter) not in ids]
-    optimizers: list[torch.optim.Optimizer] = [_adamw(rest, config)] if rest else []
+    optimizers: list[torch.optim.Optimizer] = [_adamw(rest, config, workers)] if rest else []
     if hidden:
         optimizers.append(torch.optim.Muon(hidden, config.muon_learning_rate, weight_decay=config.weight_decay))
     return Inner(optimizers, config, total_steps)
@@ -149,12 +153,16 @@ def optimizer_class(name: str) -> Any:
     return found[name.lower()]
 
 
-def _adamw(parameters: Iterable[torch.nn.Parameter], config: InnerOptimizer) -> torch.optim.AdamW:
-    """Build AdamW in its fused form, one pass over memory on CPUs and GPUs alike."""
+def _adamw(
+    parameters: Iterable[torch.nn.Parameter], config: InnerOptimizer, workers: int
+) -> torch.optim.AdamW | FleetAdamW:
+    """Build AdamW in its fused form, one pass over memory on CPUs and GPUs alike; or the one that is aware of K."""
     groups: dict[float, Parameters] = {}
     for parameter in parameters:
         groups.setdefault(config.weight_decay if parameter.ndim >= 2 else 0.0, []).append(parameter)
     options = [{"params": members, "weight_decay": decay} for decay, members in groups.items()]
+    if config.k_aware:
+        return FleetAdamW(options, config.learning_rate, config.betas, config.epsilon, workers=workers)
     return torch.optim.AdamW(options, config.learning_rate, betas=config.betas, eps=config.epsilon, fused=True)
 
 

@@ -27,7 +27,7 @@ class Stepper:
         self._accumulation = job.rounds.accumulation
         self.device = torch.device(_device(job.worker.device))
         self.model = build_model(job.model, job.run.seed).to(self.device).train()
-        self.optimizer = build_optimizer(self.model, job.inner_optimizer, inner_steps(job))
+        self.optimizer = build_optimizer(self.model, job.inner_optimizer, inner_steps(job), job.resources.num_workers)
         self._task = task_of(job.model, self.model)
         self._forward = torch.compile(self.model) if job.worker.compile else self.model
         self._autocast = torch.bfloat16 if job.worker.autocast == "bf16" else None

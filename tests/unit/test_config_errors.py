@@ -79,6 +79,12 @@ IN_FILES = [
         "job.toml:2: bridge.commands is more than",
     ),
     ("[sync]\nstrategy = 'sync'\nfragments = 2", "CFG011", "job.toml:3: sync.fragments and sync.strategy"),
+    (
+        "[inner_optimizer]\nk_aware = true\nname = 'sgd'",
+        "CFG011",
+        "job.toml:2: inner_optimizer.k_aware and inner_optim",
+    ),
+    ("[inner_optimizer]\nk_aware = true\n[sync]\nstrategy = 'sync'", "CFG011", "inner_optimizer.k_aware and sync.str"),
     ("[sync]\neager = true", "CFG011", "job.toml:2: sync.eager and sync.delay_steps = 0 exclude each other"),
     ("[sync]\neager = true\ndelay_steps = 2\n[outer_optimizer]\nname = 'adam'", "CFG011", "job.toml:2: sync.eager and"),
     ("[sync]\nstrategy = 'async'\n[rounds]\nwarmup_rounds = 2", "CFG011", "job.toml:4: rounds.warmup_rounds and sync."),

@@ -16,9 +16,10 @@ from hypha_ray.optim.state import export_state, load_state
 
 
 def built(name: str, dtype: torch.dtype = torch.float32) -> tuple[torch.nn.Module, Inner]:
-    config = InnerOptimizer.model_validate({"name": name, "momentum": 0.9, "schedule": "linear", "clip_norm": 1.0})
+    name, _, k_aware = name.partition(" ")
+    table = {"name": name, "momentum": 0.9, "schedule": "linear", "clip_norm": 1.0, "k_aware": bool(k_aware)}
     model = network().to(dtype)
-    return model, build_optimizer(model, config, 10)
+    return model, build_optimizer(model, InnerOptimizer.model_validate(table), 10, 4)
 
 
 def as_ray_gives_it(state: dict[str, Any]) -> dict[str, Any]:
@@ -27,7 +28,7 @@ def as_ray_gives_it(state: dict[str, Any]) -> dict[str, Any]:
     return state
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon", "sgd"])
+@pytest.mark.parametrize("name", ["adamw", "adamw k_aware", "muon", "muon k_aware", "sgd"])
 def test_state_loaded_elsewhere_goes_on_to_the_bit(name: str) -> None:
     (straight, inner), (first, before), (second, after) = built(name), built(name), built(name)
     train(straight, inner, range(8))

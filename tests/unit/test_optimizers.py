@@ -72,6 +72,40 @@ def test_adamw_is_torchs_and_decays_matrices_only() -> None:
     assert values(ours) == values(theirs)
 
 
+def test_k_aware_adamw_of_one_worker_is_torchs() -> None:
+    ours, theirs = network(), network()
+    for model, k_aware in ((ours, True), (theirs, False)):
+        train(model, build_optimizer(model, InnerOptimizer(learning_rate=0.01, k_aware=k_aware)), range(20))
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+
+
+@pytest.mark.parametrize("signal", [0.0, 0.3, 3.0])
+def test_k_aware_steps_are_as_long_on_average_as_those_on_the_mean_gradient(signal: float) -> None:
+    workers, steps, generator = 4, 60, torch.Generator().manual_seed(0)
+    noise = torch.randn(steps, workers, 2000, generator=generator)
+
+    def travelled(gradients: torch.Tensor, of: int, k_aware: bool) -> torch.Tensor:
+        model = torch.nn.Linear(2000, 1, bias=False)
+        start = model.weight.detach().clone()
+        config = InnerOptimizer(learning_rate=0.01, weight_decay=0, clip_norm=None, k_aware=k_aware)
+        inner = build_optimizer(model, config, workers=of)
+        for gradient in gradients:
+            model.weight.grad = gradient[None] + signal
+            inner.step()
+        return model.weight.detach() - start
+
+    together = travelled(noise.mean(1), 1, False)
+    apart, blind = (
+        torch.stack([travelled(noise[:, worker], workers, k_aware) for worker in range(workers)]).mean(0)
+        for k_aware in (True, False)
+    )
+    lengths = [float(way.norm()) for way in (apart, blind, together)]
+    assert lengths[0] == pytest.approx(lengths[2], rel=0.2)
+    if signal < 1:
+        assert lengths[1] < 0.6 * lengths[2], "without K steps are shorter where there is noise"
+
+
 def test_sgd_is_torchs() -> None:
     ours, theirs = network(), network()
     fields: dict[str, Any] = {"learning_rate": 0.1, "momentum": 0.5, "weight_decay": 0.01}

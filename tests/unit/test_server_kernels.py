@@ -15,8 +15,6 @@ from hypha_ray.server.kernels import Move, lerp, nesterov, square_distance
 from hypha_ray.server.reducer import Rules, reduce
 from hypha_ray.types import Entry, Layout
 
-pytest.importorskip("numba")
-
 SIZES = (1, 15, 4096, 3 * 4096 + 17)
 GROUP = "parameters/float32"
 
