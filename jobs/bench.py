@@ -36,12 +36,15 @@ class Arguments:
 
 def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
     """Rows that are measured together, and what measures them."""
-    from benchmarks.asynchrony import ROWS, asynchrony
+    from benchmarks.asynchrony import ROWS as ASYNCHRONY
+    from benchmarks.asynchrony import asynchrony
     from benchmarks.bridge import bridge
     from benchmarks.codecs import codecs
     from benchmarks.exchange import EXCHANGES, SIZES, exchange
     from benchmarks.overlap import overlap
     from benchmarks.planner import plan_time, planner
+    from benchmarks.quality import ROWS as QUALITY
+    from benchmarks.quality import quality
     from benchmarks.relay import relay
     from benchmarks.throughput import inner_loop
     from benchmarks.time_to_loss import time_to_loss
@@ -55,7 +58,8 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
         tuple(f"{row}_{millions}M_{count}" for millions, count in SIZES for row in EXCHANGES): exchange,
         ("time_to_loss",): time_to_loss,
         ("overlap_none", "overlap"): overlap,
-        ROWS: asynchrony,
+        ASYNCHRONY: asynchrony,
+        QUALITY: quality,
         ("codec_bf16", "codec_fp16", "codec_int8", "codec_int4", "codec_e3m0", "codec_topk"): codecs,
     }
 

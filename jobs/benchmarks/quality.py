@@ -1,0 +1,231 @@
+"""Validation loss at a hundredth of the traffic: DiLoCo beside synchronous AdamW, MuLoCo beside synchronous Muon.
+
+All train the same model on the same number of tokens, and one worker alone on its quarter of them. A synchronous run is
+one worker with the batches of all four joined, which is what they would compute together (`tests/cluster` has a test
+of that); so its traffic is not measured, but what gradients up and weights down would take in fp32.
+
+Of the data that is held out, one half chooses learning rates, for each side its own, and the other half is reported:
+
+    python jobs/bench.py --only quality
+    PYTHONPATH=jobs python -m benchmarks.quality    # try all of `GRIDS` again, on the half that chooses
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from hypha_ray.config import Job
+from hypha_ray.config.load import resolved_toml
+from hypha_ray.data.manifest import read_manifest
+from hypha_ray.data.options import Options
+from hypha_ray.data.prepare import prepare
+from hypha_ray.data.slices import read_slice
+from hypha_ray.model.build import task_of
+from hypha_ray.model.evaluation import evaluate
+from hypha_ray.scheduler.cluster import connected
+from hypha_ray.scheduler.launch import finish, records
+from hypha_ray.store.directory import RunDirectory
+
+WORKERS, BATCH, SEQ_LEN, STEPS = 4, 8, 64, 2400
+SEEDS, TUNING_SEED = (1, 2, 3), 0
+WARMUP = 0.2
+"""Part of the steps in which the learning rate rises."""
+HELD_OUT = 2048
+ROWS = ("quality", "quality_alone", "quality_muon", "quality_muon_alone")
+_MODEL = {
+    "model_type": "gpt2",
+    "vocab_size": 384,
+    "n_positions": SEQ_LEN,
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_head": 4,
+    "tie_word_embeddings": False,
+    "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+    "bos_token_id": 1,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+
+
+@dataclass(frozen=True)
+class Side:
+    """How a run trains: `steps` of each worker in a round, and tables of its job file."""
+
+    workers: int
+    batch: int
+    steps: int
+    tables: dict[str, dict[str, Any]]
+
+    def job(self, name: str, seed: int, dataset: Path) -> Job:
+        """The job of a run."""
+        rounds = -(-STEPS // self.steps)
+        tables: dict[str, dict[str, Any]] = {
+            "run": {"name": name, "seed": seed},
+            "model": {"config": _MODEL},
+            "dataset": {"path": str(dataset)},
+            "rounds": {
+                "update_rounds": rounds,
+                "samples_between_updates": self.workers * self.steps * self.batch,
+                "max_batch_size": self.batch,
+                "evaluate_every": 0,
+            },
+            "inner_optimizer": {
+                "schedule": "cosine-with-warmup",
+                "warmup_steps": round(WARMUP * rounds * self.steps),
+                **self.tables["inner_optimizer"],
+            },
+            "outer_optimizer": self.tables["outer_optimizer"],
+            "sync": {"dynamic_local_steps": False, **self.tables.get("sync", {})},
+            "resources": {"num_workers": self.workers, "min_workers": self.workers, "worker": {"cpu": 0.5}},
+            "checkpoint": {"every_rounds": rounds, "keep": 1},
+            "telemetry": {"sinks": ["jsonl"]},
+        }
+        return Job.model_validate(tables)
+
+
+def _plain(batch: int, **inner: Any) -> Side:
+    return Side(1, batch, 40, {"inner_optimizer": inner, "outer_optimizer": {"name": "average"}})
+
+
+def _rare(steps: int, eta: float, mu: float, **inner: Any) -> Side:
+    """Four bits both ways, with error feedback."""
+    tables = {
+        "inner_optimizer": {"k_aware": True, **inner},
+        "outer_optimizer": {"learning_rate": eta, "momentum": mu},
+        "sync": {"codec": "e3m0", "downward_codec": "e3m0"},
+    }
+    return Side(WORKERS, BATCH, steps, tables)
+
+
+def _muon(rate: float, adamw: float) -> dict[str, Any]:
+    return {"name": "muon", "muon_learning_rate": rate, "learning_rate": adamw}
+
+
+GRIDS: dict[str, list[Side]] = {
+    "synchronous": [_plain(WORKERS * BATCH, learning_rate=rate) for rate in (8e-3, 16e-3, 24e-3)],
+    "diloco": [
+        _rare(13, eta, mu, learning_rate=rate) for rate, (eta, mu) in product((4e-3, 6e-3), ((0.7, 0.8), (0.8, 0.6)))
+    ],
+    "alone": [_plain(BATCH, learning_rate=rate) for rate in (4e-3, 8e-3, 16e-3)],
+    "synchronous_muon": [_plain(WORKERS * BATCH, **_muon(rate, 8e-3)) for rate in (1e-2, 2e-2, 4e-2)],
+    "muloco": [_rare(31, 0.7, mu, **_muon(rate, 4e-3)) for rate, mu in ((1e-2, 0.8), (2e-2, 0.6))],
+    "alone_muon": [_plain(BATCH, **_muon(rate, 4e-3)) for rate in (5e-3, 1e-2, 2e-2)],
+}
+"""What was tried."""
+CHOSEN = {"synchronous": 1, "diloco": 0, "alone": 1, "synchronous_muon": 1, "muloco": 0, "alone_muon": 1}
+"""Places in the grids, by the losses on the half that chooses."""
+
+
+class Outcome(NamedTuple):
+    """Losses of a run on both halves of what was held out, and the bytes that all its workers have sent and got."""
+
+    choosing: float
+    reported: float
+    bytes: int
+    parameters: int
+
+
+def quality() -> dict[str, dict[str, Any]]:
+    """Losses over those of synchronous training, means over seeds."""
+    with tempfile.TemporaryDirectory() as scratch, connected("bench"):
+        dataset = _dataset(Path(scratch))
+        found = {
+            name: [_run(f"{name}-{seed}", GRIDS[name][place], seed, Path(scratch), dataset) for seed in SEEDS]
+            for name, place in CHOSEN.items()
+        }
+    rows: dict[str, dict[str, Any]] = {}
+    sides = (("", "diloco", "alone", 100), ("_muon", "muloco", "alone_muon", 240))
+    for kind, rare, alone, least in sides:
+        base = found[f"synchronous{kind}"]
+        conditions = {"seeds": len(SEEDS), "workers": WORKERS, "steps": STEPS, "parameters": base[0].parameters}
+        rows[f"quality{kind}"] = {
+            "value": _ratio(found[rare], base),
+            "target": "<= 1.02",
+            "spread": _spread(found[rare], base),
+            "traffic": f"1/{_traffic(base[0].parameters) / found[rare][0].bytes:.0f}",
+            "traffic_target": f"1/{least}",
+            **_losses(rare, found[rare]),
+            **_losses("synchronous", base),
+            **conditions,
+        }
+        spread = _spread(found[alone], base)
+        row = {"value": _ratio(found[alone], base), "target": "-", "spread": spread, **_losses("alone", found[alone])}
+        rows[f"quality{kind}_alone"] = row | conditions
+    return rows
+
+
+def tune() -> None:
+    """Print the loss of everything in the grids on the half that chooses."""
+    with tempfile.TemporaryDirectory() as scratch, connected("bench"):
+        dataset = _dataset(Path(scratch))
+        for name, grid in GRIDS.items():
+            for place, side in enumerate(grid):
+                found = _run(f"{name}-{place}", side, TUNING_SEED, Path(scratch), dataset)
+                print(f"{name}[{place}] {found.choosing:.4f} {side.tables}", flush=True)
+
+
+def _dataset(scratch: Path) -> Path:
+    folder = scratch / "corpus"
+    options = Options("stdlib", folder, seq_len=SEQ_LEN, max_samples=100_000, validation_samples=HELD_OUT)
+    prepare(options, lambda what, count: None)
+    return folder
+
+
+def _run(name: str, side: Side, seed: int, parent: Path, dataset: Path) -> Outcome:
+    job = side.job(name, seed, dataset)
+    directory = RunDirectory.create(parent, name, resolved_toml(job))
+    rounds = [one for one in records(job, name, directory, dataset) if one["kind"] == "round"]
+    finish(job, directory, dataset)
+    model = AutoModelForCausalLM.from_pretrained(directory.path / "model")
+    moved = sum(one["bytes_up"] + one["bytes_down"] for one in rounds)
+    return Outcome(*_held_out(job, model, dataset), moved, sum(one.numel() for one in model.parameters()))
+
+
+def _held_out(job: Job, model: PreTrainedModel, dataset: Path) -> tuple[float, float]:
+    """Loss in nats a token on both halves of what was held out."""
+    manifest = read_manifest(dataset)
+    slices = [read_slice(dataset, info, manifest) for info in manifest.slices if info.split == "validation"]
+    held = {name: np.concatenate([one[name] for one in slices]) for name in slices[0]}
+    samples, task = len(held["input_ids"]), task_of(job.model, model)
+    losses = []
+    for half in (range(0, samples // 2, BATCH), range(samples // 2, samples, BATCH)):
+        batches = [{n: torch.from_numpy(array[start : start + BATCH]) for n, array in held.items()} for start in half]
+        sums = evaluate(model, task, batches, "cpu")
+        losses.append(sums.loss_sum / sums.count)
+    return losses[0], losses[1]
+
+
+def _traffic(parameters: int) -> int:
+    """Bytes of gradients up and weights down in fp32, of all workers in all steps."""
+    return WORKERS * STEPS * 2 * 4 * parameters
+
+
+def _ratio(these: Sequence[Outcome], base: Sequence[Outcome]) -> float:
+    return mean(one.reported for one in these) / mean(one.reported for one in base)
+
+
+def _spread(these: Sequence[Outcome], base: Sequence[Outcome]) -> str:
+    """Ratios of the seeds one by one: their standard deviation, least and most."""
+    ratios = [one.reported / other.reported for one, other in zip(these, base, strict=True)]
+    return f"{stdev(ratios):.4f} ({min(ratios):.4f}-{max(ratios):.4f})"
+
+
+def _losses(name: str, outcomes: Sequence[Outcome]) -> dict[str, str]:
+    losses = [one.reported for one in outcomes]
+    return {name: f"{mean(losses):.4f} ± {stdev(losses):.4f}"}
+
+
+if __name__ == "__main__":
+    tune()
