@@ -104,6 +104,9 @@ class InnerOptimizer(Table):
     warmup_steps: int = Field(0, ge=0, description="inner steps of linear warm-up")
     total_steps: Count | None = Field(None, description="inner steps of the schedule; default: as planned")
     decay_steps: Count | None = Field(None, description="inner steps of wsd's decay; default: a fifth of all")
+    min_lr_rate: Fraction = Field(
+        0.0, description="part of the peak rate at which schedules end, but for constant ones"
+    )
     clip_norm: Positive | None = Field(1.0, description="gradient norm above which gradients are scaled down")
 
 

@@ -49,7 +49,7 @@ def build_schedule(
             decay = _decay_steps(config, total)
             schedule = curves.get_wsd_schedule(optimizer, warmup, decay, num_training_steps=total)
     if config.schedule != "constant":
-        schedule.lr_lambdas = [_held(curve, total) for curve in schedule.lr_lambdas]
+        schedule.lr_lambdas = [_held(curve, warmup, total, config.min_lr_rate) for curve in schedule.lr_lambdas]
     return schedule
 
 
@@ -127,6 +127,11 @@ def _decay_steps(config: InnerOptimizer, total: int) -> int:
     return config.decay_steps or max(1, total // 5)
 
 
-def _held(curve: Callable[[int], float], last: int) -> Callable[[int], float]:
-    """Return a curve that stays what it is at step `last`."""
-    return lambda step: curve(min(step, last))
+def _held(curve: Callable[[int], float], warmup: int, last: int, floor: float) -> Callable[[int], float]:
+    """Return a curve that falls to `floor` once it is warmed up, and stays what it is at step `last`."""
+
+    def held(step: int) -> float:
+        factor = curve(min(step, last))
+        return factor if step < warmup else floor + (1 - floor) * factor
+
+    return held

@@ -94,3 +94,12 @@ def test_rounds_of_the_warmup_are_a_step_of_the_schedule_each() -> None:
     assert inner_steps(job) == 23
     plans = (Plan(2, 0, (), 4), Plan(3, 0, (), 4))
     assert [position(job, plan, done) for plan in plans for done in (0, 0.5)] == [2, 2.5, 3, 8]
+
+
+@pytest.mark.parametrize("name", ["linear", "linear-with-warmup", "cosine-with-warmup", "wsd"])
+def test_schedule_with_a_least_rate_ends_there_and_warms_up_as_ever(name: str) -> None:
+    warmup = 0 if name == "linear" else 10
+    shown, plain = (rates(60, 50, schedule=name, warmup_steps=warmup, min_lr_rate=floor) for floor in (0.25, 0.0))
+    assert shown[: warmup + 1] == plain[: warmup + 1] and max(shown) == 1.0
+    assert shown[50:] == pytest.approx([0.25] * 10)
+    assert shown[45] == pytest.approx(0.25 + 0.75 * plain[45])
