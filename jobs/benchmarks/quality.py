@@ -83,6 +83,7 @@ class Side:
             },
             "inner_optimizer": {
                 "schedule": "cosine-with-warmup",
+                "min_lr_rate": 0.1,
                 "warmup_steps": round(WARMUP * rounds * self.steps),
                 **self.tables["inner_optimizer"],
             },
@@ -104,7 +105,7 @@ def _rare(steps: int, eta: float, mu: float, **inner: Any) -> Side:
     tables = {
         "inner_optimizer": {"k_aware": True, **inner},
         "outer_optimizer": {"learning_rate": eta, "momentum": mu},
-        "sync": {"codec": "e3m0", "downward_codec": "e3m0"},
+        "sync": {"codec": "int4", "downward_codec": "int4"},
     }
     return Side(WORKERS, BATCH, steps, tables)
 
