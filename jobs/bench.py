@@ -32,6 +32,8 @@ class Arguments:
     """Rows to measure; all if none is named."""
     json: Path | None = None
     """File to write the rows to."""
+    plots: Path | None = None
+    """Folder to draw them in, those that have a plot."""
 
 
 def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
@@ -80,6 +82,11 @@ def main() -> None:
         print(f"{name:<20} {row['value']:>10.4g}   {row['target']:<8} {conditions}")
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    if arguments.plots is not None:
+        from benchmarks.plots import draw
+
+        for file in draw(rows, arguments.plots):
+            print(f"drawn: {file}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from hypha_ray.types import Flat, Layout
 TURNS, WARM = 9, 3
 """Turns that count, and those before them, in which the store's memory is touched for the first time."""
 WIDTH = 1024
-SIZES = ((25, 2), (25, 4), (100, 2))
+SIZES = ((25, 2), (25, 4), (100, 2), (100, 4))
 """Millions of parameters, and workers."""
 EXCHANGES = ("sync", "sync_gloo", *(f"sync_{name}" for name in PEERS))
 """What the rows of a size are called."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from benchmarks.overlap import BATCH_S, WORKERS, exchange_s, utilisation
+from benchmarks.plots import draw
 from benchmarks.time_to_loss import seconds_to
 
 
@@ -43,3 +45,16 @@ def test_time_to_a_loss_lies_between_the_evaluations_around_it() -> None:
 
 def test_curve_that_rises_again_is_there_when_it_first_was() -> None:
     assert seconds_to(2.5, [(10.0, 3.0), (20.0, 2.0), (30.0, 2.8), (40.0, 1.0)]) == pytest.approx(15.0)
+
+
+def test_plots_are_drawn_of_the_rows_that_are_there(tmp_path: Path) -> None:
+    rows: dict[str, dict[str, Any]] = {
+        "quality": {"value": 1.01, "traffic": "1/101"},
+        "sync_25M_2": {"value": 1.9},
+        "sync_gloo_25M_2": {"value": 0.9},
+        "time_to_loss": {"loss": 2.2, "mbit_s": 50.0, "ours_curve": [[1, 5], [9, 2]], "ddp_curve": [[1, 5], [20, 2]]},
+    }
+    files = draw(rows, tmp_path)
+    assert [file.name for file in files] == ["quality.svg", "exchange.svg", "time_to_loss.svg"]
+    assert all(b"<svg" in file.read_bytes() for file in files)
+    assert draw({"planner": {"value": 1.0}}, tmp_path / "none") == []

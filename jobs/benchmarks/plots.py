@@ -1,0 +1,118 @@
+"""Plots of a benchmark table: each is drawn if its rows are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hypha_ray.telemetry.plots import BLUE, GREY, ORANGE, PALETTE, RED, STYLE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Rows = Mapping[str, Mapping[str, Any]]
+
+
+def draw(rows: Rows, folder: Path) -> list[Path]:
+    """Write a picture for each group of rows that was measured; returns their files."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    for name, (plot, size) in _PLOTS.items():
+        with matplotlib.rc_context(STYLE):
+            figure, axes = pyplot.subplots(figsize=size, layout="constrained")
+            if plot(axes, rows):
+                files.append(folder / f"{name}.svg")
+                figure.savefig(files[-1], metadata={"Date": None})
+            pyplot.close(figure)
+    return files
+
+
+def _quality(axes: Axes, rows: Rows) -> bool:
+    """Validation loss over that of synchronous training, in percent above it."""
+    names = {
+        "quality": "DiLoCo ÷ AdamW",
+        "quality_alone": "one worker ÷ AdamW",
+        "quality_muon": "MuLoCo ÷ Muon",
+        "quality_muon_alone": "one worker ÷ Muon",
+    }
+    found = [row for row in reversed(names) if row in rows]
+    for place, row in enumerate(found):
+        above = 100 * (rows[row]["value"] - 1)
+        axes.barh(place, above, color=GREY if row.endswith("alone") else BLUE, height=0.6)
+        traffic = rows[row].get("traffic", "nothing sent")
+        axes.annotate(f" {above:.1f} %, {traffic}", (max(above, 0.0), place), va="center")
+    axes.axvline(2, color=RED, linestyle="--", linewidth=1)
+    axes.set_yticks(range(len(found)), [names[row] for row in found])
+    axes.set_xlabel("validation loss above that of synchronous training, %; traffic over its traffic")
+    axes.set_title("What rare and coded exchanges cost")
+    axes.margins(x=0.3)
+    axes.grid(axis="y", visible=False)
+    return bool(found)
+
+
+def _exchange(axes: Axes, rows: Rows) -> bool:
+    """Time of an exchange over that of other ways, by size."""
+    others = {"sync": "copying", "sync_gloo": "gloo", "sync_torchft": "torchft", "sync_hivemind": "hivemind"}
+    sizes = [row.removeprefix("sync_") for row in rows if row.startswith("sync_") and row.count("_") == 2]
+    for number, (other, label) in enumerate(others.items()):
+        found = [
+            (place, rows[f"{other}_{size}"]["value"]) for place, size in enumerate(sizes) if f"{other}_{size}" in rows
+        ]
+        bars = axes.bar(
+            [p + (number - 1.5) * 0.2 for p, _ in found], [v for _, v in found], 0.18, color=PALETTE[number]
+        )
+        bars.set_label(label)
+        axes.bar_label(bars, fmt="%.2f", fontsize=8)
+    axes.axhline(1, color=GREY, linewidth=1)
+    axes.set_xticks(range(len(sizes)), [size.replace("M_", " M parameters, ") + " workers" for size in sizes])
+    axes.set_ylabel("time of an exchange ÷ that of")
+    axes.set_title("From the last delta to new weights in every worker")
+    axes.legend(ncols=4, loc="upper left")
+    axes.margins(y=0.25)
+    axes.grid(axis="x", visible=False)
+    return bool(sizes)
+
+
+def _time_to_loss(axes: Axes, rows: Rows) -> bool:
+    """Validation loss against time, on the throttled link."""
+    row = rows.get("time_to_loss")
+    if row is None:
+        return False
+    for key, label, color in (("ours_curve", "DiLoCo", BLUE), ("ddp_curve", "Ray Train, DDP over gloo", ORANGE)):
+        seconds, losses = zip(*row[key], strict=True)
+        axes.plot(seconds, losses, color=color, label=label, marker=".")
+    axes.axhline(row["loss"], color=GREY, linewidth=1, linestyle="--")
+    axes.set_xlabel(f"seconds, over links of {row['mbit_s']:g} Mbit/s")
+    axes.set_ylabel("validation loss, nats a byte")
+    axes.set_title("The same model and samples on the same workers")
+    axes.legend()
+    return True
+
+
+def _overlap(axes: Axes, rows: Rows) -> bool:
+    """Part of the time in which workers train."""
+    names = {"overlap_none": "wait for the exchange", "overlap": "fragments in turn, going on meanwhile"}
+    found = [row for row in reversed(names) if row in rows]
+    for place, row in enumerate(found):
+        axes.barh(place, rows[row]["value"], color=BLUE if row == "overlap" else GREY, height=0.6)
+        axes.annotate(f" {rows[row]['value']:.3f}", (rows[row]["value"], place), va="center")
+    axes.set_yticks(range(len(found)), [names[row] for row in found])
+    axes.set_xlim(0, 1.15)
+    axes.set_xlabel("part of the time in which workers train")
+    axes.set_title("On a link on which the exchange takes half a round")
+    axes.grid(axis="y", visible=False)
+    return bool(found)
+
+
+_PLOTS: dict[str, tuple[Callable[[Axes, Rows], bool], tuple[float, float]]] = {
+    "quality": (_quality, (7.5, 2.6)),
+    "exchange": (_exchange, (7.5, 3.4)),
+    "time_to_loss": (_time_to_loss, (7.5, 3.2)),
+    "overlap": (_overlap, (7.5, 1.9)),
+}
