@@ -14,7 +14,7 @@ from __future__ import annotations
 from hypha_ray.config import Job
 from hypha_ray.scheduler import commands as c
 from hypha_ray.scheduler.course import Course
-from hypha_ray.scheduler.fleet import Member
+from hypha_ray.scheduler.fleet import Member, known_batch_s
 from hypha_ray.scheduler.inflow import Inflow
 from hypha_ray.scheduler.outbox import Outbox
 from hypha_ray.scheduler.past import Past
@@ -61,7 +61,7 @@ class Arrivals(Course):
         """Begin a period; in the one after the last, nothing but evaluation is done."""
         assert self.next is not None
         number, self.next = self.next, None
-        self._began_at = now if self._began_at is None else self._began_at
+        self._tally.begin(now)
         final = number == self._job.rounds.update_rounds
         self.current = Period(number, now, None, final, size=self._turns.size)
         if final:
@@ -129,7 +129,7 @@ class Arrivals(Course):
     def _reported(self, member: Member, current: Period, report: Report, now: float) -> None:
         member.report(report, now)
         current.learning_rate = report.learning_rate
-        samples = self._trained() - int(self._totals["samples_total"]) + current.samples
+        samples = self._trained() - self._tally.samples + current.samples
         record = step_record(report, samples, self._job.rounds.samples_between_updates)
         self._out.put(c.Record({**record, "round": current.number}))
         if self.open and (turn := self._training.get(member.source.worker)) is not None:
@@ -200,8 +200,7 @@ class Arrivals(Course):
         for one, arrival, staleness in self._inflow.answered(verdict):
             current.taken.append((one, arrival, staleness))
             self._turns.settle(one.worker, arrival.delta.spans)
-            self._totals["samples_total"] += arrival.delta.samples
-            self._totals["tokens_total"] += arrival.delta.tokens
+            self._tally.count(arrival.delta)
             who = {"worker": one.worker, "incarnation": one.incarnation, "staleness": staleness}
             self._out.note("arrival", now, round=current.number, step=self._inflow.step, **who)
         for rejection in verdict.rejected:
@@ -231,13 +230,9 @@ class Arrivals(Course):
         verdict = current.end(update_norm, len(members), now)
         for one in verdict.accepted:
             self._roster.contributed(one.worker)
-        current.batch_s = {m.source.worker: m.batch_time.mean for m in members if m.batch_time.mean is not None}
-        current.totals = {**self._totals, "elapsed_s": self.elapsed_s(now)}
+        current.batch_s = known_batch_s(members)
         self._inflow.commit(current.number)
-        state = {"totals": current.totals, "workers": self._roster.state(), **self._inflow.state()}
-        books = self._turns.ledger
-        figures = (books.cursors(), books.epoch, books.ahead(), state)
-        self._out.put(c.Persist(current.number, verdict, current.spans, *figures))
+        self._persist(current, verdict, current.spans, now, **self._inflow.state())
         self._closing, self.next = current, current.number + 1
 
     def _call_off(self) -> None:
@@ -253,22 +248,11 @@ class Arrivals(Course):
         evaluation = self._evaluation
         if evaluation is not None and evaluation.lost and not self.final and not self._inflow.committed:
             self._evaluation = None  # Nobody who comes will have its weights.
-        elif evaluation is not None and evaluation.complete:
-            record = evaluation.record()
-            if record is not None:
-                self._out.put(c.Record({**record, "elapsed_s": self.elapsed_s(now)}))
-            self._evaluation = None
+        self._write_evaluation(now)
         if self._evaluation is None and self.next is None:
             self._write_down(now)
             if self.final:
                 self._out.finish(None)
-
-    def _write_down(self, now: float) -> None:
-        """Write the record of the last period, unless that is done."""
-        if self._closing is not None:
-            rounds, epoch = self._job.rounds.update_rounds, self._turns.ledger.epoch
-            self._out.put(c.Record(self._closing.record(rounds, self.elapsed_s(now), epoch)))
-            self._closing = None
 
     def close_books(self, now: float) -> None:
         """Wait no longer for an evaluation."""
@@ -297,4 +281,4 @@ class Arrivals(Course):
     def _trained(self) -> int:
         """Samples of the run that were trained on: merged, on their way, and reported."""
         reported = sum(one.progress.samples for one in self._roster.members if one.source.worker in self._training)
-        return int(self._totals["samples_total"]) + self._inflow.samples + reported
+        return self._tally.samples + self._inflow.samples + reported

@@ -9,6 +9,9 @@ from typing import Any, TypeAlias
 from hypha_ray.phases import Phase
 from hypha_ray.types import Event, Plan, Saved, Source, Span, Verdict
 
+Used: TypeAlias = tuple[tuple[int, tuple[Span, ...]], ...]
+"""What each worker's accepted deltas were trained on."""
+
 
 @dataclass(frozen=True, slots=True)
 class Feed:
@@ -64,7 +67,7 @@ class Persist:
 
     round: int
     verdict: Verdict
-    spans: tuple[tuple[int, tuple[Span, ...]], ...]
+    spans: Used
     cursors: Mapping[int, int]
     epoch: int
     ahead: Mapping[int, Mapping[int, int]]

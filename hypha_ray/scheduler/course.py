@@ -6,11 +6,12 @@ from hypha_ray.config import Job
 from hypha_ray.fragments import exchanged
 from hypha_ray.scheduler import commands as c
 from hypha_ray.scheduler.assigner import Assigner
-from hypha_ray.scheduler.fleet import Member
+from hypha_ray.scheduler.fleet import Member, known_batch_s
 from hypha_ray.scheduler.outbox import Outbox
 from hypha_ray.scheduler.past import Past
 from hypha_ray.scheduler.roster import Roster
 from hypha_ray.scheduler.rounds import Evaluation, Round, diverged, step_record
+from hypha_ray.scheduler.tally import Tally
 from hypha_ray.types import Delta, Evaluated, Event, Merged, Report, Source, Verdict
 
 
@@ -27,17 +28,16 @@ class Course:
     """
 
     def __init__(self, job: Job, past: Past, roster: Roster, assigner: Assigner, out: Outbox) -> None:
-        self._job, self._past, self._roster, self._assigner, self._out = job, past, roster, assigner, out
+        self._job, self._roster, self._assigner, self._out = job, roster, assigner, out
         self._replay = job.run.mode == "replay"
         self.next: int | None = past.next_round  # The round that is to begin; None while one goes on.
         self.current: Round | None = None
         self._closing: Round | None = None
         """The round before, until every worker has merged its result."""
         self._evaluation: Evaluation | None = None
+        self._tally = Tally(past.state.get("totals", {}))
         self._inner = set(past.inner)
         """Workers whose successors have an inner state to take over."""
-        self._began_at: float | None = None
-        self._totals = {"samples_total": 0, "tokens_total": 0, **past.state.get("totals", {})}
         self.sent_bytes: tuple[int, tuple[int, ...]] = 0, ()
         """Of all of θ, and of each fragment as it is sent to workers that have it as it was before."""
         self.grace_until: float | None = None
@@ -84,7 +84,7 @@ class Course:
         """Plan the next round, and tell every worker."""
         assert self.next is not None
         number, self.next = self.next, None
-        self._began_at = now if self._began_at is None else self._began_at
+        self._tally.begin(now)
         members, before = self._roster.free, self.current
         for member in members:
             self._inherit(member)
@@ -175,7 +175,7 @@ class Course:
         saved_s, commands = self._assigner.correct(current, late, now)
         if commands:
             self._out.note("correction", now, round=current.number, saved_s=saved_s)
-            self._out.put(*commands)
+        self._out.put(*commands)
 
     def _delivered(self, member: Member, current: Round, delta: Delta, now: float) -> None:
         worker = member.source.worker
@@ -197,10 +197,9 @@ class Course:
         """Reduce what is there; meanwhile send ahead what the next round will probably need."""
         assert self.current is not None
         self.current.closed, self.grace_until = True, None
-        deltas = [delta for _, delta in sorted(self.current.deltas.items())]
-        uniform = self._job.sync.weighting == "uniform"
-        samples = tuple(1 if uniform else delta.samples for delta in deltas)
-        self._out.put(c.Reduce(self.current.number, tuple(delta.source for delta in deltas), samples))
+        deltas, uniform = sorted(self.current.deltas.items()), self._job.sync.weighting == "uniform"
+        samples = tuple(1 if uniform else delta.samples for _, delta in deltas)
+        self._out.put(c.Reduce(self.current.number, tuple(delta.source for _, delta in deltas), samples))
         self._out.put(*self._assigner.feed_ahead(self.current.number + 1, self._roster.free))
 
     # ── from the deltas to the next round ─────────────────────────────────────────────────────────────────────────
@@ -219,43 +218,40 @@ class Course:
             return []
         excluded = self._strike(verdict, now)
         self._commit(current, verdict, now)
-        members = self._roster.members
-        accepted = {one.worker for one in verdict.accepted}
+        members, accepted = self._roster.members, {one.worker for one in verdict.accepted}
         for member in members if self._job.sync.overlaps else ():
             if not member.idle and member.source.worker not in accepted:
                 member.has = None  # Its own weights have seen samples that are given out again: it drops them.
         current.merging, self._closing = {member.source.worker for member in self._roster.free}, current
         for member in members:
             member.rest_if_idle()
-        current.batch_s = {m.source.worker: m.batch_time.mean for m in members if m.batch_time.mean is not None}
+        current.batch_s = known_batch_s(members)
         self.next = current.number + 1
         return excluded
 
     def _commit(self, current: Round, verdict: Verdict, now: float) -> None:
         """Count the samples of accepted deltas as used, and have it all written down."""
         deltas = {one.worker: current.deltas[one.worker] for one in verdict.accepted}
-        self._assigner.commit({worker: delta.spans for worker, delta in deltas.items()}, self._roster.free)
+        used = {worker: delta.spans for worker, delta in sorted(deltas.items())}
+        self._assigner.commit(used, self._roster.free)
         for worker, delta in deltas.items():
             self._roster.contributed(worker)
-            if delta.inner_state:
-                self._inner.add(worker)
-            self._totals["samples_total"] += delta.samples
-            self._totals["tokens_total"] += delta.tokens
-        current.totals = {**self._totals, "elapsed_s": self.elapsed_s(now)}
-        used = tuple(sorted((worker, delta.spans) for worker, delta in deltas.items()))
-        ledger = self._assigner.ledger
-        state = {"totals": current.totals, "workers": self._roster.state()}
-        cursors, ahead = ledger.cursors(), ledger.ahead()
-        self._out.put(c.Persist(current.number, verdict, used, cursors, ledger.epoch, ahead, state))
+            self._tally.count(delta)
+        self._inner |= {worker for worker, delta in deltas.items() if delta.inner_state}
+        self._persist(current, verdict, tuple(used.items()), now)
+
+    def _persist(self, current: Round, verdict: Verdict, used: c.Used, now: float, **more: int) -> None:
+        """Have a round's weights written down, and all that a later scheduler needs beside them."""
+        current.totals, ledger = self._tally.totals(now), self._assigner.ledger
+        state = {"totals": current.totals, "workers": self._roster.state(), **more}
+        figures = (ledger.cursors(), ledger.epoch, ledger.ahead(), state)
+        self._out.put(c.Persist(current.number, verdict, used, *figures))
 
     def _strike(self, verdict: Verdict, now: float) -> list[Source]:
-        excluded: list[Source] = []
-        for worker in (rejection.worker for rejection in verdict.rejected):
-            if self._roster.strike(worker):
-                self._out.note("exclude", now, worker=worker, strikes=self._job.sync.strikes)
-                source = self._roster.slots[worker].source
-                excluded += [] if source is None else [source]
-        return excluded
+        excluded = [rejection.worker for rejection in verdict.rejected if self._roster.strike(rejection.worker)]
+        for worker in excluded:
+            self._out.note("exclude", now, worker=worker, strikes=self._job.sync.strikes)
+        return [source for worker in excluded if (source := self._roster.slots[worker].source) is not None]
 
     def _merged(self, member: Member, event: Merged, now: float) -> None:
         if self._closing is not None:
@@ -275,17 +271,26 @@ class Course:
 
     def _settle(self, now: float) -> None:
         """Write the records that are complete; end the run after those of the last round."""
+        self._write_evaluation(now)
+        if self._closing is not None and not self._closing.merging and self._evaluation is None:
+            self._write_down(now)
+        if self.final and self._closing is None and self._evaluation is None:
+            self._out.finish(None)
+
+    def _write_evaluation(self, now: float) -> None:
+        """Write the record of the evaluation, if it is complete."""
         if self._evaluation is not None and self._evaluation.complete:
             record = self._evaluation.record()
             if record is not None:
-                self._out.put(c.Record({**record, "elapsed_s": self.elapsed_s(now)}))
+                self._out.put(c.Record({**record, "elapsed_s": self._tally.elapsed_s(now)}))
             self._evaluation = None
-        if self._closing is not None and not self._closing.merging and self._evaluation is None:
+
+    def _write_down(self, now: float) -> None:
+        """Write the record of the round before, unless that is done."""
+        if self._closing is not None:
             rounds, epoch = self._job.rounds.update_rounds, self._assigner.ledger.epoch
-            self._out.put(c.Record(self._closing.record(rounds, self.elapsed_s(now), epoch)))
+            self._out.put(c.Record(self._closing.record(rounds, self._tally.elapsed_s(now), epoch)))
             self._closing = None
-        if self.current is not None and self.current.final and self._closing is None and self._evaluation is None:
-            self._out.finish(None)
 
     def close_books(self, now: float) -> None:
         """Wait no longer for whoever slept through a whole round; of a part of an evaluation there is no record."""
@@ -293,8 +298,3 @@ class Course:
             self._closing.merging.clear()
         self._evaluation = None
         self._settle(now)
-
-    def elapsed_s(self, now: float) -> float:
-        """Time that the run has trained, over all attempts."""
-        before = float(self._past.state.get("totals", {}).get("elapsed_s", 0.0))
-        return before if self._began_at is None else before + now - self._began_at

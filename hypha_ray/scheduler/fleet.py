@@ -122,6 +122,12 @@ def batch_seconds(members: Iterable[Member], equal: bool) -> dict[int, float]:
     }
 
 
+def known_batch_s(members: Iterable[Member]) -> dict[int, float]:
+    """Seconds per batch of the workers of which they are known."""
+    found = {member.source.worker: member.batch_time.mean for member in members}
+    return {worker: batch_s for worker, batch_s in found.items() if batch_s is not None}
+
+
 def paces_at_start(members: Sequence[Member], evaluating: bool, equal: bool) -> list[Pace]:
     """The fleet before a round."""
     seconds = batch_seconds(members, equal)

@@ -93,40 +93,21 @@ class Period(Round):
         batches: Counter[int] = Counter()
         for delta in deltas:
             batches[delta.source.worker] += delta.batches
-        samples, tokens = sum(delta.samples for delta in deltas), sum(delta.tokens for delta in deltas)
-        train_s, time_s = sum(delta.train_s for delta in deltas), self.ended_at - self.started_at
+        time_s = self.ended_at - self.started_at
         return {
-            "kind": "round",
-            "round": self.number,
-            "rounds": rounds,
-            "time_s": time_s,
+            **self._figures(deltas, self.verdict, time_s, rounds, elapsed_s),
             "finish_s": time_s,
             "predicted_s": None,
             "plan_error": None,
-            "loss": sum(delta.loss * delta.samples for delta in deltas) / max(1, samples),
-            "samples": samples,
-            "tokens": tokens,
-            "tokens_per_s": tokens / max(time_s, 1e-9),
             "train_tokens_per_s": _speed(deltas),
             "workers": self.fleet,
             "batches": dict(sorted(batches.items())),
-            "batch_s": dict(sorted(self.batch_s.items())),
             "bytes_up": self.bytes_up,
-            "codec_error": sum(delta.quality[0] for delta in deltas) / len(deltas),
-            "codec_cosine": sum(delta.quality[1] for delta in deltas) / len(deltas),
-            "bytes_down": self.bytes_down,
             "sync_s": sum(self.waited_s.values()) / max(1, self.merges),
-            "idle_fraction": sum(self.waited_s.values()) / max(sum(self.worked_s.values()), 1e-9),
-            "data_wait_fraction": sum(delta.data_wait_s for delta in deltas) / train_s if train_s else 0.0,
-            "learning_rate": self.learning_rate,
-            "update_norm": self.verdict.update_norm,
             "rejected": len(self.rejected),
             "arrivals": len(deltas),
             "staleness_mean": sum(staleness) / len(staleness),
             "staleness_max": max(staleness),
-            **self.totals,
-            "elapsed_s": elapsed_s,
-            "eta_s": elapsed_s / (self.number + 1) * (rounds - self.number - 1),
             "epoch": epoch,
         }
 

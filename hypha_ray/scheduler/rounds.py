@@ -76,41 +76,48 @@ class Round:
         assert self.verdict is not None
         accepted = {contribution.worker for contribution in self.verdict.accepted}
         deltas = {worker: delta for worker, delta in sorted(self.deltas.items()) if worker in accepted}
-        samples = sum(delta.samples for delta in deltas.values())
         actual_s = self.ready_at - self.started_at
         time_s = actual_s if self.overlapped else self.last_merged_at - self.started_at
-        tokens = sum(delta.tokens for delta in deltas.values())
-        train_s = sum(delta.train_s for delta in deltas.values())
+        return {
+            **self._figures(deltas.values(), self.verdict, time_s, rounds, elapsed_s),
+            "finish_s": actual_s,
+            "predicted_s": self.predicted_s,
+            "plan_error": None if self.predicted_s is None else abs(self.predicted_s - actual_s) / actual_s,
+            "train_tokens_per_s": sum(d.tokens / d.train_s for d in deltas.values() if d.train_s),
+            "workers": len(self.worked_s),
+            "batches": {worker: delta.batches for worker, delta in deltas.items()},
+            "bytes_up": sum(delta.payload_bytes for delta in self.deltas.values()),
+            "sync_s": self.last_merged_at - self.ready_at,
+            "rejected": len(self.verdict.rejected),
+            "epoch": epoch,
+        }
+
+    def _figures(
+        self, deltas: Collection[Delta], verdict: Verdict, time_s: float, rounds: int, elapsed_s: float
+    ) -> dict[str, Any]:
+        """What the records of all kinds of rounds have, of deltas that were accepted."""
+        samples, tokens = sum(delta.samples for delta in deltas), sum(delta.tokens for delta in deltas)
+        train_s = sum(delta.train_s for delta in deltas)
         return {
             "kind": "round",
             "round": self.number,
             "rounds": rounds,
             "time_s": time_s,
-            "finish_s": actual_s,
-            "predicted_s": self.predicted_s,
-            "plan_error": None if self.predicted_s is None else abs(self.predicted_s - actual_s) / actual_s,
-            "loss": sum(delta.loss * delta.samples for delta in deltas.values()) / max(1, samples),
+            "loss": sum(delta.loss * delta.samples for delta in deltas) / max(1, samples),
             "samples": samples,
             "tokens": tokens,
-            "tokens_per_s": tokens / time_s,
-            "train_tokens_per_s": sum(d.tokens / d.train_s for d in deltas.values() if d.train_s),
-            "workers": len(self.worked_s),
-            "batches": {worker: delta.batches for worker, delta in deltas.items()},
+            "tokens_per_s": tokens / max(time_s, 1e-9),
             "batch_s": dict(sorted(self.batch_s.items())),
-            "bytes_up": sum(delta.payload_bytes for delta in self.deltas.values()),
-            "codec_error": _mean(deltas.values(), lambda delta: delta.quality[0]),
-            "codec_cosine": _mean(deltas.values(), lambda delta: delta.quality[1]),
+            "codec_error": _mean(deltas, lambda delta: delta.quality[0]),
+            "codec_cosine": _mean(deltas, lambda delta: delta.quality[1]),
             "bytes_down": self.bytes_down,
-            "sync_s": self.last_merged_at - self.ready_at,
             "idle_fraction": sum(self.waited_s.values()) / max(sum(self.worked_s.values()), 1e-9),
-            "data_wait_fraction": sum(d.data_wait_s for d in deltas.values()) / train_s if train_s else 0.0,
+            "data_wait_fraction": sum(delta.data_wait_s for delta in deltas) / train_s if train_s else 0.0,
             "learning_rate": self.learning_rate,
-            "update_norm": self.verdict.update_norm,
-            "rejected": len(self.verdict.rejected),
+            "update_norm": verdict.update_norm,
             **self.totals,
             "elapsed_s": elapsed_s,
             "eta_s": elapsed_s / (self.number + 1) * (rounds - self.number - 1),
-            "epoch": epoch,
         }
 
 

@@ -101,10 +101,10 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "the verdict is taken twice": ("course", "or current.verdict is not None:", ":"),
     "rejected samples count as used": (
         "course",
-        "for one in verdict.accepted}\n        self._assigner",
-        "for one in (*verdict.accepted, *verdict.rejected)}\n        self._assigner",
+        "for one in verdict.accepted}\n        used",
+        "for one in (*verdict.accepted, *verdict.rejected)}\n        used",
     ),
-    "totals begin anew": ("course", ', **past.state.get("totals", {})}', "}"),
+    "totals begin anew": ("course", 'past.state.get("totals", {})', "{}"),
     "the state is written down before the strikes": (
         "course",
         "self._out.put(c.Persist(",

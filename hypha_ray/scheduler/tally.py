@@ -1,0 +1,44 @@
+"""What a run has trained so far, over all of its attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hypha_ray.types import Delta
+
+
+class Tally:
+    """Samples, tokens and time. Times are monotonic seconds, passed in.
+
+    Args:
+        before: `totals` of the attempts before; empty in the first.
+
+    """
+
+    def __init__(self, before: Mapping[str, Any]) -> None:
+        self._counts = {"samples_total": 0, "tokens_total": 0, **before}
+        self._before_s = float(before.get("elapsed_s", 0.0))
+        self._began_at: float | None = None
+
+    def begin(self, now: float) -> None:
+        """Training begins, or goes on."""
+        self._began_at = now if self._began_at is None else self._began_at
+
+    def count(self, delta: Delta) -> None:
+        """Add what a delta that was accepted is made of."""
+        self._counts["samples_total"] += delta.samples
+        self._counts["tokens_total"] += delta.tokens
+
+    @property
+    def samples(self) -> int:
+        """Samples behind all deltas that were accepted."""
+        return int(self._counts["samples_total"])
+
+    def elapsed_s(self, now: float) -> float:
+        """Time that the run has trained."""
+        return self._before_s if self._began_at is None else self._before_s + now - self._began_at
+
+    def totals(self, now: float) -> dict[str, Any]:
+        """All of it, for a record, and for the attempt that may follow."""
+        return {**self._counts, "elapsed_s": self.elapsed_s(now)}
