@@ -14,6 +14,7 @@ import torch
 
 from hypha_ray.phases import Phase
 from hypha_ray.server.gates import square_sum
+from hypha_ray.server.kernels import square_distance
 from hypha_ray.server.merge import Step
 from hypha_ray.server.outer import Group
 
@@ -101,7 +102,6 @@ def blended(theta: torch.Tensor, out: torch.Tensor, share: float) -> Step:
     """Buffers are the running mean of those that came in this round."""
 
     def step(mean: torch.Tensor, room: torch.Tensor, part_: slice) -> float:
-        torch.lerp(theta[part_], mean, share, out=out[part_])
-        return square_sum(torch.sub(out[part_], theta[part_], out=room))
+        return square_distance(torch.lerp(theta[part_], mean, share, out=out[part_]), theta[part_], room)
 
     return step

@@ -70,6 +70,11 @@ class Rules:
         replaces = self.outer.name == "average" or (self.outer.learning_rate, self.outer.momentum) == (1, 0)
         return (self.sync.weighting, self.sync.merge) == ("uniform", "mean") and not replaces
 
+    @property
+    def known_norms(self) -> tuple[float, ...]:
+        """Norms of deltas that were accepted lately, where those that come together are too few to judge by."""
+        return () if self.phase is None else self.phase.norms
+
 
 def initial_momentum(layout: Layout, fragment: int, outer: str = "nesterov") -> Flat:
     """Momentum before the first round: zeros, for each group of parameters and each array that the optimizer needs."""
@@ -111,8 +116,7 @@ def reduce(
     while admitted:
         room = out or blank(rules.layout, rules.fragment, rules.outer.name, rules.phase is not None)
         attempt = _attempt(round, theta, momentum, admitted, rules, room)
-        known = rules.phase.norms if rules.phase is not None else ()
-        reasons = attempt.complaints(len(admitted), rules.sync.norm_gate, known)
+        reasons = attempt.complaints(len(admitted), rules.sync.norm_gate, rules.known_norms)
         if not any(reasons):
             accepted = tuple(
                 Contribution(delta.worker, delta.incarnation, delta.samples, attempt.norm(index))
@@ -240,8 +244,8 @@ def _scales(theta: _Tensors, payloads: Sequence[_Tensors], rules: Rules) -> list
         return [1.0 for _ in workers]
     trained = [(group, before) for group, before in theta.items() if is_trained(group)]
     squares = [measure(_values(group, before, payloads, rules), rules.threads) for group, before in trained]
-    known = rules.phase.norms if rules.phase is not None else ()
-    return clip_scales([math.sqrt(sum(one[index] for one in squares)) for index in workers], rules.sync.clip, known)
+    norms = [math.sqrt(sum(one[index] for one in squares)) for index in workers]
+    return clip_scales(norms, rules.sync.clip, rules.known_norms)
 
 
 def _values(
