@@ -88,6 +88,9 @@ def dry_run(job: Job) -> None:
 
 def advice(job: Job) -> Iterator[str]:
     """What may be done, but will hardly do what is wanted."""
+    if job.sync.strategy == "sync" and job.sync.codec == "topk" and "adam" in job.inner_optimizer.name:
+        what = f"{job.inner_optimizer.name} on topk gradients learns less than one worker alone"
+        yield f"{what}: its second moment meets values that come rarely and large; choose another codec, or sgd"
     momentum, rounds = job.outer_optimizer.momentum, job.rounds.update_rounds - job.rounds.warmup_rounds
     if job.sync.strategy == "sync" or job.outer_optimizer.name != "nesterov" or not momentum:
         return

@@ -32,3 +32,9 @@ def test_momentum_that_cannot_settle_is_told_with_one_that_can(
     assert [note[: len(text)] for note, text in zip(advice(job), expected, strict=True)] == expected
     steps = job.model_copy(update={"sync": job.sync.model_copy(update={"strategy": "sync"})})
     assert not list(advice(steps))
+
+
+@pytest.mark.parametrize(("codec", "inner", "warned"), [("topk", "adamw", 1), ("topk", "sgd", 0), ("int8", "adamw", 0)])
+def test_adam_on_sparse_gradients_is_warned_of(codec: str, inner: str, warned: int) -> None:
+    tables = {"sync": {"strategy": "sync", "codec": codec}, "inner_optimizer": {"name": inner}}
+    assert len(list(advice(Job.model_validate(tables)))) == warned
