@@ -105,7 +105,7 @@ def test_trainers_of_three_kinds_learn_digits_together(tmp_path: Path) -> None:
     outcome = run_job(job, tmp_path, tmp_path / "digits")
     whole(outcome, 12)
     assert {delta["worker"] for commit in outcome.commits() for delta in commit["deltas"]} == {0, 1, 2}
-    assert outcome.of_kind("eval")[-1]["accuracy"] > 0.95
+    assert outcome.of_kind("eval")[-1]["accuracy"] > 0.9
     assert not events(outcome, "loss") and gone(NODE)
 
 
