@@ -83,7 +83,6 @@ class Side:
             },
             "inner_optimizer": {
                 "schedule": "cosine-with-warmup",
-                "min_lr_rate": 0.1,
                 "warmup_steps": round(WARMUP * rounds * self.steps),
                 **self.tables["inner_optimizer"],
             },
@@ -110,23 +109,28 @@ def _rare(steps: int, eta: float, mu: float, **inner: Any) -> Side:
     return Side(WORKERS, BATCH, steps, tables)
 
 
-def _muon(rate: float, adamw: float) -> dict[str, Any]:
-    return {"name": "muon", "muon_learning_rate": rate, "learning_rate": adamw}
+def _adamw(rate: float, floor: float = 0.0) -> dict[str, Any]:
+    return {"learning_rate": rate, "min_lr_rate": floor}
 
 
+def _muon(rate: float, adamw: float, floor: float = 0.0) -> dict[str, Any]:
+    return {"name": "muon", "muon_learning_rate": rate, "learning_rate": adamw, "min_lr_rate": floor}
+
+
+FLOORS = (0.0, 0.1)
 GRIDS: dict[str, list[Side]] = {
-    "synchronous": [_plain(WORKERS * BATCH, learning_rate=rate) for rate in (8e-3, 16e-3, 24e-3)],
-    "diloco": [
-        _rare(13, eta, mu, learning_rate=rate) for rate, (eta, mu) in product((4e-3, 6e-3), ((0.7, 0.8), (0.8, 0.6)))
+    "synchronous": [_plain(WORKERS * BATCH, **_adamw(*one)) for one in product((16e-3, 24e-3), FLOORS)],
+    "diloco": [_rare(13, 0.7, 0.8, **_adamw(*one)) for one in product((4e-3, 6e-3), FLOORS)],
+    "alone": [_plain(BATCH, **_adamw(*one)) for one in product((4e-3, 8e-3), FLOORS)],
+    "synchronous_muon": [
+        _plain(WORKERS * BATCH, **_muon(rate, 8e-3, floor)) for rate, floor in product((1e-2, 2e-2), FLOORS)
     ],
-    "alone": [_plain(BATCH, learning_rate=rate) for rate in (4e-3, 8e-3, 16e-3)],
-    "synchronous_muon": [_plain(WORKERS * BATCH, **_muon(rate, 8e-3)) for rate in (1e-2, 2e-2, 4e-2)],
-    "muloco": [_rare(31, 0.7, mu, **_muon(rate, 4e-3)) for rate, mu in ((1e-2, 0.8), (2e-2, 0.6))],
-    "alone_muon": [_plain(BATCH, **_muon(rate, 4e-3)) for rate in (5e-3, 1e-2, 2e-2)],
+    "muloco": [_rare(32, 0.7, mu, **_muon(rate, 4e-3, 0.1)) for rate, mu in ((1e-2, 0.8), (2e-2, 0.6))],
+    "alone_muon": [_plain(BATCH, **_muon(rate, 4e-3)) for rate in (1e-2, 2e-2)],
 }
-"""What was tried."""
-CHOSEN = {"synchronous": 1, "diloco": 0, "alone": 1, "synchronous_muon": 1, "muloco": 0, "alone_muon": 1}
-"""Places in the grids, by the losses on the half that chooses."""
+"""What may be tried: learning rates, and the part of them at which the cosine ends."""
+CHOSEN = {"synchronous": 0, "diloco": 1, "alone": 2, "synchronous_muon": 2, "muloco": 1, "alone_muon": 0}
+"""Places in the grids."""
 
 
 class Outcome(NamedTuple):
