@@ -152,10 +152,10 @@ class ParameterServer:
         rules = Rules(layout, fragment, outer, sync, read, descent, rounds, turns, self._threads, phase)
         own, left_out = apart(momentum)
         new, state, verdict = reduce(round, theta, own, received, rules, self._room(layout, fragment))
-        result = new, own if warms_up else state, verdict
+        state = own if warms_up else state
         if (down := difference_codec(sync.downward_codec)) is not None:
-            return published(down, sync.error_feedback, theta, left_out, result)
-        return new, result[1], {}, verdict
+            return published(down, sync.error_feedback, theta, left_out, (new, state, verdict))
+        return new, state, {}, verdict
 
     def receive(self, payload: Flat) -> None:
         """Take a payload in: it is on this node then, before it is needed, and safe from its own's end.

@@ -260,9 +260,7 @@ def test_milestones_are_evaluated_by_those_who_get_their_weights() -> None:
             assert command.plan.round in steps
 
 
-def test_evaluation_whose_worker_is_lost_is_left_out_and_the_next_one_is_made() -> None:
-    faults = Faults(evaluate_s=1.0, room=FIRST_ONLY.room)
-    fleet = fleet_of(0.1, 0.3, faults=faults, update_rounds=6, sync=ASYNC)
+def kill_an_evaluating_worker(fleet: VirtualFleet) -> None:
     evaluating: list[int] = []
     on(
         fleet,
@@ -271,6 +269,12 @@ def test_evaluation_whose_worker_is_lost_is_left_out_and_the_next_one_is_made() 
         0.5,
         lambda command: bool(command.plan.evaluate) and not evaluating.append(command.worker),
     )
+
+
+def test_evaluation_whose_worker_is_lost_is_left_out_and_the_next_one_is_made() -> None:
+    faults = Faults(evaluate_s=1.0, room=FIRST_ONLY.room)
+    fleet = fleet_of(0.1, 0.3, faults=faults, update_rounds=6, sync=ASYNC)
+    kill_an_evaluating_worker(fleet)
     done(fleet)
     assert [record["round"] for record in fleet.of_kind("eval")] == [1, 2, 3, 4, 5]
     assert [record["round"] for record in fleet.of_kind("round")] == [0, 1, 2, 3, 4, 5]
@@ -285,14 +289,7 @@ def test_final_evaluation_is_shared_by_all() -> None:
 def test_joiner_that_comes_after_the_weights_of_a_lost_share_doesnt_evaluate_it() -> None:
     faults = Faults(evaluate_s=1.0, start_s=9.0)
     fleet = fleet_of(0.1, 0.3, faults=faults, update_rounds=8, sync=ASYNC)
-    evaluating: list[int] = []
-    on(
-        fleet,
-        c.Assign,
-        lambda: fleet.kill(evaluating[0]),
-        0.5,
-        lambda command: bool(command.plan.evaluate) and not evaluating.append(command.worker),
-    )
+    kill_an_evaluating_worker(fleet)
     done(fleet)
     assert [record["round"] for record in fleet.of_kind("eval")] == [1, 2, 3, 4, 5, 6, 7]
 

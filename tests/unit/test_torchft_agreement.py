@@ -11,6 +11,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from worker_bench import CONFIG
 
 from hypha_ray.codec import Fp32
 from hypha_ray.config import Job
@@ -28,24 +29,12 @@ from hypha_ray.worker.stepper import Stepper
 local_sgd = pytest.importorskip("torchft.local_sgd", reason="torchft has wheels for Linux only")
 
 REPLICAS, FRAGMENTS, STEPS, WINDOW, BATCH = 3, 2, 60, 10, 4
-CONFIG = {
-    "model_type": "gpt2",
-    "vocab_size": 50,
-    "n_positions": 16,
-    "n_embd": 16,
-    "n_layer": 2,
-    "n_head": 2,
-    "resid_pdrop": 0.0,
-    "embd_pdrop": 0.0,
-    "attn_pdrop": 0.0,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
+MODEL = {**CONFIG, "n_layer": 2}
 
 
 def job_of(delay: int, mixing: float) -> Job:
     tables: dict[str, Any] = {
-        "model": {"config": CONFIG},
+        "model": {"config": MODEL},
         "rounds": {"update_rounds": 1000, "max_batch_size": BATCH},
         "inner_optimizer": {"learning_rate": 1e-2, "weight_decay": 0.0, "clip_norm": None},
         "outer_optimizer": {"learning_rate": 0.7, "momentum": 0.9},
