@@ -96,14 +96,18 @@ def test_external_trainer_killed_in_mid_round_is_a_lost_worker(corpus: Path, tmp
     assert all(any(delta["worker"] == 0 for delta in commit["deltas"]) for commit in outcome.commits())
 
 
+def three_kinds(tmp_path: Path, *flags: str) -> tuple[Job, Outcome]:
+    """Run a job of one worker of ours, one in plain PyTorch and one in JavaScript, with time to start them."""
+    prepare(Options("digits", tmp_path / "digits"), lambda what, count: None)
+    file = str(ROOT / "jobs" / "configs" / "bridge.toml")
+    job = load(["@", file, "--dataset.path", str(tmp_path / "digits"), "--worker.lease_s", "60", *flags]).job
+    job = job.model_copy(update={"bridge": job.bridge.model_copy(update={"commands": [TORCH, NODE]})})
+    return job, run_job(job, tmp_path, tmp_path / "digits")
+
+
 @pytest.mark.skipif(shutil.which("node") is None, reason="there is no Node.js here")
 def test_trainers_of_three_kinds_learn_digits_together(tmp_path: Path) -> None:
-    prepare(Options("digits", tmp_path / "digits"), lambda what, count: None)
-    flags = ["@", str(ROOT / "jobs" / "configs" / "bridge.toml"), "--dataset.path", str(tmp_path / "digits")]
-    job = load([*flags, "--run.name", "digits"]).job
-    patient = job.worker.model_copy(update={"lease_s": 60.0})  # What is tested isn't how fast a machine starts them.
-    bridge = job.bridge.model_copy(update={"commands": [TORCH, NODE]})
-    outcome = run_job(job.model_copy(update={"bridge": bridge, "worker": patient}), tmp_path, tmp_path / "digits")
+    _, outcome = three_kinds(tmp_path, "--run.name", "digits")
     whole(outcome, 12)
     assert {delta["worker"] for commit in outcome.commits() for delta in commit["deltas"]} == {0, 1, 2}
     assert outcome.of_kind("eval")[-1]["accuracy"] > 0.9
@@ -112,13 +116,8 @@ def test_trainers_of_three_kinds_learn_digits_together(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="there is no Node.js here")
 def test_trainers_of_three_kinds_make_one_gradient(tmp_path: Path) -> None:
-    prepare(Options("digits", tmp_path / "digits"), lambda what, count: None)
-    flags = ["@", str(ROOT / "jobs" / "configs" / "bridge.toml"), "--dataset.path", str(tmp_path / "digits")]
     steps = ["--rounds.update_rounds", "12", "--rounds.samples_between_updates", "96", "--inner_optimizer.name", "sgd"]
-    job = load([*flags, *steps, "--run.name", "gradients", "--sync.strategy", "sync"]).job
-    patient = job.worker.model_copy(update={"lease_s": 60.0})  # What is tested isn't how fast a machine starts them.
-    bridge = job.bridge.model_copy(update={"commands": [TORCH, NODE]})
-    outcome = run_job(job.model_copy(update={"bridge": bridge, "worker": patient}), tmp_path, tmp_path / "digits")
+    job, outcome = three_kinds(tmp_path, *steps, "--run.name", "gradients", "--sync.strategy", "sync")
     whole(outcome, 12)
     assert all(record["batches"] == {0: 1, 1: 1, 2: 1} for record in outcome.of_kind("round"))
     expected = train_plainly(job, joined_batches(outcome, tmp_path / "digits"))
