@@ -8,6 +8,6 @@ BLOCK = 1 << 18
 """Elements that are worked on at a time: a multiple of every codec's chunk."""
 
 
-def blocks(size: int) -> Iterator[slice]:
+def blocks(size: int, block: int = BLOCK) -> Iterator[slice]:
     """Cut a range of elements into blocks."""
-    return (slice(start, min(start + BLOCK, size)) for start in range(0, size, BLOCK))
+    return (slice(start, min(start + block, size)) for start in range(0, size, block))

@@ -16,6 +16,7 @@ import torch
 
 from hypha_ray.errors import ConfigError
 from hypha_ray.groups import dtype_of, is_trained
+from hypha_ray.kernels import copy
 from hypha_ray.model.flat import Array, check, check_names, empty, pack, view, views
 from hypha_ray.model.partition import contiguous, strided
 from hypha_ray.types import Entry, Flat, Layout
@@ -98,7 +99,7 @@ def scatter(
             source = _source(view(entry, flat))
             if mixing and is_trained(entry.group):
                 source = torch.lerp(source.to(tensor.device), tensor.to(source.dtype), mixing)
-            tensor.copy_(source)
+            copy(source, tensor)
 
 
 def load(model: torch.nn.Module, layout: Layout, tensors: Mapping[str, Array]) -> None:

@@ -2,13 +2,14 @@
 
 It keeps nothing that a round depends on: weights and momentum come as arguments and go as results. So one that dies
 costs a repeated call and nothing else, and no round can be applied twice. Momentum goes after θ, in a call with the
-same arguments: who has just computed it still has it, and anybody else can compute it.
+same arguments, and may be computed only then, while workers copy θ: anybody can.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+import time
+from typing import TYPE_CHECKING, Any, Literal
 
 import ray
 
@@ -19,7 +20,8 @@ from hypha_ray.phases import Phase
 from hypha_ray.types import Flat, Layout, Verdict
 
 if TYPE_CHECKING:
-    from hypha_ray.server.reducer import Descent, State
+    from hypha_ray.server.reducer import State
+    from hypha_ray.server.rules import Descent
 
 
 THREADS = 4
@@ -39,16 +41,22 @@ class ParameterServer:
     def __init__(self, job: Job) -> None:
         import torch
 
+        from hypha_ray.kernels import load_ahead
+
         arm(job.testing.failpoints, job.testing.failpoint_log)
         self._job, self._sync = job, job.sync.strategy == "sync"
         self._stepwise = job.sync.strategy == "async" and job.sync.delayed_nesterov
         self._out: dict[str, State] = {}
         self._last: tuple[str, Flat] | None = None
-        """Name of the latest step, and the momentum that came of it."""
+        """Name of the latest step, and the momentum that came of it, if all of it did."""
+        self._busy_until = 0.0
+        """When workers on this machine will have copied the latest θ, by the clock that doesn't go back."""
         self._descents: dict[str, Descent] = {}
         reserved = max(1, int(ray.get_runtime_context().get_assigned_resources().get("CPU", 0)))
         torch.set_num_threads(reserved if self._sync else 1)
         self._threads = 1 if self._sync else max(reserved, min(THREADS, os.cpu_count() or 1))
+        if not self._sync and job.sync.codec == "fp32":
+            load_ahead("outer")
 
     def initial(self) -> tuple[Layout | Flat, ...]:
         """Build the job's model; returns its layout and the initial weights of each fragment, as separate results.
@@ -76,7 +84,7 @@ class ParameterServer:
     def reduce(self, step: str, *what: Any, phase: Phase | None = None) -> tuple[Flat, Flat, Verdict]:
         """Take an outer step; see `reducer.reduce`.
 
-        Workers wait for θ, and nobody does for momentum: so that stays here, until it is asked for.
+        Workers wait for θ, and nobody does for momentum: so that stays here until it is asked for, or is left out.
 
         Args:
             step: a name for it, like no other's.
@@ -88,15 +96,20 @@ class ParameterServer:
 
         """
         failpoint("server.before_reduce")
-        self._last = None
-        theta, state, difference, verdict = self._step(*what, phase=phase)
-        self._last = step, state
+        self._last, began = None, time.monotonic()
+        theta, state, difference, verdict = self._step(*what, phase=phase, wanted="theta")
+        ended = time.monotonic()
+        self._busy_until = ended + (ended - began)
+        if state is not None:
+            self._last = step, state
         failpoint("server.after_reduce")
         return theta, difference, verdict
 
     @ray.method(num_returns=2)
     def momentum_after(self, step: str, *what: Any, phase: Phase | None = None) -> tuple[Flat, None]:
-        """New momentum of the latest step, which `reduce` took; one who didn't take it takes it again.
+        """New momentum of the latest step, which `reduce` took; who doesn't have that takes the step again.
+
+        But not at once: workers copy θ now, which takes them less time than the step took, and their memory is as busy.
 
         Args:
             step: its name.
@@ -109,7 +122,10 @@ class ParameterServer:
         """
         if self._last is None or self._last[0] != step:
             self._last = None  # A step is written over the one before.
-            self._last = step, self._step(*what, phase=phase)[1]
+            time.sleep(max(0.0, self._busy_until - time.monotonic()))
+            state = self._step(*what, phase=phase, wanted="state")[1]
+            assert state is not None
+            self._last = step, state
         return self._last[1], None
 
     def _step(
@@ -122,8 +138,9 @@ class ParameterServer:
         meta: tuple[tuple[int, int, int], ...],
         *payloads: Flat,
         phase: Phase | None = None,
-    ) -> tuple[Flat, Flat, Flat, Verdict]:
-        """New θ, new momentum, the coded difference of θ if there is to be one, and the verdict.
+        wanted: Literal["theta", "state"],
+    ) -> tuple[Flat, Flat | None, Flat, Verdict]:
+        """New θ, new momentum if it was no detour, the coded difference of θ if there is to be one, and the verdict.
 
         Ray fetches references that are arguments of their own before the call begins, hence the flat list of payloads.
 
@@ -136,12 +153,14 @@ class ParameterServer:
             meta: worker, incarnation and samples of each payload.
             payloads: what the workers sent, in the same order.
             phase: what the step is, where rounds have several.
+            wanted: what may not be left out; but differences to θ have to do with both.
 
         """
         from hypha_ray.codec import difference_codec, upward_codec
         from hypha_ray.server.gates import Received
         from hypha_ray.server.publication import apart, published
-        from hypha_ray.server.reducer import Rules, reduce
+        from hypha_ray.server.reducer import reduce
+        from hypha_ray.server.rules import Rules
 
         received = [Received(*who, payload) for who, payload in zip(meta, payloads, strict=True)]
         sync, rounds = self._job.sync, self._job.rounds.update_rounds
@@ -149,13 +168,15 @@ class ParameterServer:
         outer = OuterOptimizer(name="average") if warms_up else self._job.outer_optimizer
         descent = self._descent(layout) if self._sync else None
         turns, read = turn(self._job, round, fragment), upward_codec(sync)
-        rules = Rules(layout, fragment, outer, sync, read, descent, rounds, turns, self._threads, phase)
+        down = difference_codec(sync.downward_codec)
+        part: Literal["all", "theta", "state"] = wanted if down is None else "all"
+        rules = Rules(layout, fragment, outer, sync, read, descent, rounds, turns, self._threads, phase, part)
         own, left_out = apart(momentum)
         new, state, verdict = reduce(round, theta, own, received, rules, self._room(layout, fragment))
         state = own if warms_up else state
-        if (down := difference_codec(sync.downward_codec)) is not None:
+        if down is not None:
             return published(down, sync.error_feedback, theta, left_out, (new, state, verdict))
-        return new, state, {}, verdict
+        return new, state if own.keys() <= state.keys() else None, {}, verdict
 
     def receive(self, payload: Flat) -> None:
         """Take a payload in: it is on this node then, before it is needed, and safe from its own's end.

@@ -13,8 +13,7 @@ from typing import NamedTuple
 import torch
 
 from hypha_ray.phases import Phase
-from hypha_ray.server.gates import square_sum
-from hypha_ray.server.kernels import square_distance
+from hypha_ray.server.gates import square_distance, square_sum
 from hypha_ray.server.merge import Step
 from hypha_ray.server.outer import Group
 

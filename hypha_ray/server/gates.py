@@ -99,3 +99,8 @@ def square_sum(values: torch.Tensor) -> float:
             return total
         wide = array.astype(np.float64)
         return float(np.vdot(wide, wide))
+
+
+def square_distance(one: torch.Tensor, other: torch.Tensor, room: torch.Tensor) -> float:
+    """Squared L2 norm of a difference, as `square_sum` takes it; there must be room for the difference."""
+    return square_sum(torch.sub(one, other, out=room))

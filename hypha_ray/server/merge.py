@@ -17,10 +17,12 @@ import torch
 
 from hypha_ray.codec.blocks import BLOCK, blocks
 from hypha_ray.config.schema import Sync
-from hypha_ray.server.gates import square_sum
-from hypha_ray.server.kernels import lerp, square_distance
+from hypha_ray.server.gates import square_distance, square_sum
 
 T = TypeVar("T")
+
+Work = Callable[[slice, torch.Tensor, torch.Tensor], T]
+"""Takes the place of a block, and two pieces of scratch space of its size."""
 
 Read = Callable[[slice], list[torch.Tensor]]
 """Gives the workers' values of a block, in worker order; nobody writes into them."""
@@ -60,8 +62,13 @@ def fold(mean: torch.Tensor | None, value: torch.Tensor, share: float, out: torc
     if mean is None:
         return value
     if share < 0.5:
-        return lerp(value, mean, 1 - share, out)
-    return lerp(mean, value, share, out)
+        return torch.lerp(value, mean, 1 - share, out=out)
+    return torch.lerp(mean, value, share, out=out)
+
+
+def weights_of(sync: Sync, samples: Sequence[int]) -> list[int]:
+    """What each worker's values count in the mean, for deltas of so many samples."""
+    return list(samples) if sync.weighting == "samples" else [1] * len(samples)
 
 
 def merger(sync: Sync, samples: Sequence[int]) -> Merge:
@@ -69,7 +76,7 @@ def merger(sync: Sync, samples: Sequence[int]) -> Merge:
     workers = len(samples)
     match sync.merge:
         case "mean":
-            return mean(samples if sync.weighting == "samples" else [1] * workers)
+            return mean(weights_of(sync, samples))
         case "trimmed_mean":
             return trimmed_mean(workers, max(1, int(sync.trim * workers)))
         case "median":
@@ -192,49 +199,55 @@ def measure(values: Values, threads: int = 1) -> list[float]:
     return _columns(over_blocks(values.theta, work, threads), len(values.scales))
 
 
-def sweep(values: Values, merge: Merge, step: Step, threads: int = 1) -> tuple[list[float], float]:
-    """Merge the workers' values block by block, and take a step with each block.
-
-    Args:
-        values: the workers' values.
-        merge: makes one value of theirs.
-        step: what is done with the merged value.
-        threads: blocks that are worked on at a time.
-
-    Returns:
-        Squared L2 norms: of each worker's delta, and of what `step` changed.
-
-    """
+def merge_and_step(values: Values, merge: Merge, step: Step) -> Work[list[float]]:
+    """What `sweep` does with a block: merge the workers' values, and take a step with what comes of them."""
 
     def work(part: slice, merged: torch.Tensor, room: torch.Tensor) -> list[float]:
         squares: list[float] = []
         result = merge(values.block(part, room, squares), merged)
         return [*squares, step(result, room, part)]
 
-    *squares, change = _columns(over_blocks(values.theta, work, threads), len(values.scales) + 1)
+    return work
+
+
+def sweep(values: Values, work: Work[list[float]], threads: int = 1, block: int = BLOCK) -> tuple[list[float], float]:
+    """Merge the workers' values block by block, and take a step with each block.
+
+    Args:
+        values: the workers' values.
+        work: gives squared L2 norms of each worker's delta, and of what it changed.
+        threads: blocks that are worked on at a time.
+        block: elements of a block.
+
+    Returns:
+        The sums of what `work` gave: of each worker's delta, and of the changes.
+
+    """
+    *squares, change = _columns(over_blocks(values.theta, work, threads, block), len(values.scales) + 1)
     return squares, change
 
 
-def over_blocks(like: torch.Tensor, work: Callable[[slice, torch.Tensor, torch.Tensor], T], threads: int) -> list[T]:
+def over_blocks(like: torch.Tensor, work: Work[T], threads: int, block: int = BLOCK) -> list[T]:
     """Do something with each block of a tensor.
 
     A thread takes a block whenever it has none, so one that the machine holds up costs the others nothing.
 
     Args:
         like: the tensor.
-        work: takes a block's place, and two pieces of scratch space of its size.
+        work: what to do.
         threads: blocks that are worked on at a time.
+        block: elements of a block.
 
     Returns:
         What `work` gave, in the blocks' order.
 
     """
-    parts = list(blocks(len(like)))
+    parts = list(blocks(len(like), block))
     results: dict[int, T] = {}
     left = deque(enumerate(parts))
 
     def labour() -> None:
-        one, other = (torch.empty(min(BLOCK, len(like)), dtype=like.dtype) for _ in range(2))
+        one, other = (torch.empty(min(block, len(like)), dtype=like.dtype) for _ in range(2))
         while left:
             try:
                 index, part = left.popleft()

@@ -9,8 +9,7 @@ from typing import NamedTuple
 import torch
 
 from hypha_ray.config.schema import OuterOptimizer
-from hypha_ray.server.gates import square_sum
-from hypha_ray.server.kernels import Move, nesterov, square_distance
+from hypha_ray.server.gates import square_distance, square_sum
 from hypha_ray.server.merge import Step
 
 SLOTS: dict[str, tuple[str, ...]] = {"nesterov": ("",), "average": (), "adam": ("first/", "second/")}
@@ -49,10 +48,6 @@ def _nesterov(eta: float, mu: float, group: Group) -> Step:
     def step(mean: torch.Tensor, room: torch.Tensor, part: slice) -> float:
         before, after = group.theta[part], group.new_theta[part]
         plain = eta == 1 and mu == 0 and not group.relative
-        if group.state and not group.relative and not plain:
-            move = Move(mean, before, group.state[0][part], after, group.new_state[0][part])
-            if (change := nesterov(eta, mu, move, room)) is not None:
-                return change
         delta = mean if group.relative else torch.sub(mean, before, out=room)
         velocity = delta
         if group.state:

@@ -4,76 +4,41 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from hypha_ray.codec import Codec, Fp32
-from hypha_ray.codec.blocks import blocks
+from hypha_ray.codec import Codec
+from hypha_ray.codec.blocks import BLOCK, blocks
 from hypha_ray.codec.views import tensors
-from hypha_ray.config.schema import OuterOptimizer, Sync
+from hypha_ray.config.schema import Sync
 from hypha_ray.groups import dtype_of, is_trained
 from hypha_ray.model.flat import empty
 from hypha_ray.optim.schedules import outer_rate
-from hypha_ray.phases import Phase
 from hypha_ray.server.delayed import SUM, Part, blended, delayed, part_of, undelayed
 from hypha_ray.server.gates import Received, admit, clip_scales, excessive, square_sum
-from hypha_ray.server.merge import Step, Values, measure, merger, plain_mean, sweep
+from hypha_ray.server.merge import (
+    Step,
+    Values,
+    Work,
+    measure,
+    merge_and_step,
+    merger,
+    plain_mean,
+    sweep,
+    weights_of,
+)
+from hypha_ray.server.onepass import in_one_pass
 from hypha_ray.server.outer import SLOTS, Group, collection, outer_step, replacement
+from hypha_ray.server.rules import Descent, Rules
 from hypha_ray.types import Contribution, Flat, Layout, Rejection, Verdict
 
 State = tuple[Flat, Flat]
 """Global weights θ and outer momentum of a fragment: whatever state the outer optimizer has of parameters."""
 
 _Tensors = dict[str, torch.Tensor]
-
-
-class Descent(Protocol):
-    """An optimizer that makes its step on a mean gradient."""
-
-    def step(self, round: int, theta: Flat, state: Flat, out: Flat) -> Flat:
-        """Write new weights over the mean gradient in `out`, and return the new state."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """What a reduction goes by."""
-
-    layout: Layout
-    fragment: int
-    outer: OuterOptimizer
-    sync: Sync = field(default_factory=Sync)
-    """Merge rule, weighting, norm gate and clipping."""
-    codec: Codec = field(default_factory=Fp32)
-    descent: Descent | None = None
-    """Payloads are gradients, and this makes the outer step; None: they are deltas, and `outer` makes it."""
-    rounds: int = 1
-    """Of the whole run, for the schedule of the outer learning rate."""
-    turn: int | None = None
-    """Steps that the fragment has made before; None: one in each round."""
-    threads: int = 1
-    """Blocks of memory that are worked on at a time; changes no bit."""
-    phase: Phase | None = None
-    """Rounds have several steps, and this is one of them; None: they have one."""
-
-    @property
-    def averages_deltas(self) -> bool:
-        """Whether deltas are added up and divided by their number, as in an all-reduce, and all weigh alike.
-
-        Or else a running mean is kept, of weights where they come as such: that of equal ones is exact, and so is a
-        step that puts the mean itself in the place of θ.
-        """
-        replaces = self.outer.name == "average" or (self.outer.learning_rate, self.outer.momentum) == (1, 0)
-        return (self.sync.weighting, self.sync.merge) == ("uniform", "mean") and not replaces
-
-    @property
-    def known_norms(self) -> tuple[float, ...]:
-        """Norms of deltas that were accepted lately, where those that come together are too few to judge by."""
-        return () if self.phase is None else self.phase.norms
 
 
 def initial_momentum(layout: Layout, fragment: int, outer: str = "nesterov") -> Flat:
@@ -110,6 +75,9 @@ def reduce(
         received: the deltas; each payload in the form that `rules.codec` gives.
         rules: layout, fragment, optimizer, merge rule, gates and codec.
         out: arrays for the result, as `blank` makes them, to save the cost of fresh memory.
+
+    Returns:
+        New θ, momentum without the arrays that were left out, and the verdict.
 
     """
     admitted, rejected = admit(received, rules.codec.form(rules.layout.groups(rules.fragment)))
@@ -171,46 +139,69 @@ def _attempt(
 ) -> _Attempt:
     """Reduce all groups, as if all deltas could stay. Buffers are merged by the same rule, but never scaled."""
     payloads = [tensors(delta.payload) for delta in admitted]
-    merge = merger(rules.sync, [delta.samples for delta in admitted])
-    part = None if rules.phase is None else part_of(rules.phase, [delta.samples for delta in admitted])
+    samples = [delta.samples for delta in admitted]
+    merge = merger(rules.sync, samples)
+    part = None if rules.phase is None else part_of(rules.phase, samples)
     old, velocity, new, new_velocity = (tensors(flat) for flat in (theta, momentum, *out))
     scales = _scales(old, payloads, rules)
+    left_out: set[str] = set()
     attempt = _Attempt((out[0], _kept(out[1], part, rules.sync)), {}, {})
     for group, before in old.items():
         if not before.is_floating_point():
             new[group].copy_(rules.codec.decode(payloads[0], group, slice(None)))
             continue
-        if is_trained(group):
+        quick = None
+        if not is_trained(group):
+            values = _values(group, before, payloads, rules)
+            step = replacement(before, new[group]) if part is None else blended(before, new[group], part.share)
+        else:
             values = _values(group, before, payloads, rules, scales)
             if rules.descent is None:
                 values.deltas = rules.averages_deltas
-                relative = values.relative or values.deltas
-                step = _step(round, rules, part, group, (old, velocity, new, new_velocity), relative)
+                step, quick = _steps(round, rules, part, values, group, (old, velocity, new, new_velocity), samples)
             else:
                 step = collection(new[group])
-        else:
-            values = _values(group, before, payloads, rules)
-            step = replacement(before, new[group]) if part is None else blended(before, new[group], part.share)
-        rule = plain_mean if values.deltas else merge
-        attempt.deltas[group], attempt.changes[group] = sweep(values, rule, step, rules.threads)
+        if quick is not None and rules.wanted == "theta":
+            left_out.add(group)
+        work = quick or merge_and_step(values, plain_mean if values.deltas else merge, step)
+        sums = sweep(values, work, rules.threads, BLOCK if quick is None else 4 * BLOCK)
+        attempt.deltas[group], attempt.changes[group] = sums
+    if left_out:
+        kept = {name: array for name, array in attempt.state[1].items() if name not in left_out}
+        attempt = attempt._replace(state=(out[0], kept))
     return attempt if rules.descent is None else _descended(round, theta, momentum, attempt, rules.descent)
 
 
-def _step(round: int, rules: Rules, part: Part | None, group: str, flats: tuple[_Tensors, ...], relative: bool) -> Step:
-    """The outer optimizer's step on a group; `flats` are θ and state, and where new ones go."""
+def _steps(
+    round: int,
+    rules: Rules,
+    part: Part | None,
+    values: Values,
+    group: str,
+    flats: tuple[_Tensors, ...],
+    samples: Sequence[int],
+) -> tuple[Step, Work[list[float]] | None]:
+    """The outer optimizer's step on a group; and, where that can be, the same with all before it in one pass.
+
+    `flats` are θ and state, and where new ones go.
+    """
     old, velocity, new, new_velocity = flats
     slots = [slot + group for slot in SLOTS[rules.outer.name]]
     states = ([arrays[slot] for slot in slots] for arrays in (velocity, new_velocity))
-    where = Group(old[group], next(states), new[group], next(states), relative)
+    where = Group(old[group], next(states), new[group], next(states), values.relative or values.deltas)
     if part is None or rules.phase is None:
-        turn = round if rules.turn is None else rules.turn
-        return outer_step(rules.outer, outer_rate(rules.outer, round, rules.rounds), turn, where)
+        turn, eta = round if rules.turn is None else rules.turn, outer_rate(rules.outer, round, rules.rounds)
+        quick = None
+        if (rules.outer.name, rules.sync.merge) == ("nesterov", "mean"):
+            counts, wanted = weights_of(rules.sync, samples), (rules.wanted != "state", rules.wanted != "theta")
+            quick = in_one_pass(values, counts, eta, rules.outer.momentum, where, *wanted)
+        return outer_step(rules.outer, eta, turn, where), quick
     eta, mu = outer_rate(rules.outer, rules.phase.round, rules.rounds), rules.outer.momentum
     if rules.outer.name == "average":
         eta, mu = 1.0, 0.0
     if not rules.sync.delayed_nesterov:
-        return undelayed(eta, mu, where, part)
-    return delayed(eta, mu, where, part, (velocity.get(SUM + group), new_velocity[SUM + group]))
+        return undelayed(eta, mu, where, part), None
+    return delayed(eta, mu, where, part, (velocity.get(SUM + group), new_velocity[SUM + group])), None
 
 
 def _kept(state: Flat, part: Part | None, sync: Sync) -> Flat:

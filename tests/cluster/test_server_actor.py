@@ -20,7 +20,8 @@ from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.server.actor import ParameterServer
 from hypha_ray.server.gates import Received
-from hypha_ray.server.reducer import Rules, initial_momentum, reduce
+from hypha_ray.server.reducer import initial_momentum, reduce
+from hypha_ray.server.rules import Rules
 from hypha_ray.types import Flat, Layout
 
 MODEL = {

@@ -8,14 +8,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hypha_ray.server import gates, merge, outer, reducer
+from hypha_ray.server import gates, merge, onepass, outer, reducer
 
 DAMAGED = "        if any(damaged):\n            return damaged\n"
 ALL_NORMS = "excessive([self.norm(index) for index in range(workers)], gate)"
 AT_ONCE = DAMAGED.replace("damaged\n", f"[one or far for one, far in zip(damaged, {ALL_NORMS})]\n")
 OWN_SCALES = "            values = _values(group, before, payloads, rules)\n"
 SCALED_TOO = "            values = _values(group, before, payloads, rules, scales)\n"
-WEIGHED = 'samples if sync.weighting == "samples" else [1] * workers'
+WEIGHED = 'list(samples) if sync.weighting == "samples" else [1] * len(samples)'
 MIDDLE = "mean([1] * (workers - 2 * drop))"
 ALL_FINITE = "all(map(math.isfinite, self.changes.values()))"
 DROPPED = "max(1, int(sync.trim * workers))"
@@ -47,8 +47,8 @@ MUTANTS = {
     "a clipped weight forgets θ": ("torch.add(before, delta, alpha=scale)", "delta * scale"),
     "deltas are taken for weights": ('rules.codec.yields == "deltas"', "False"),
     "norms leave groups out": (NORM, NORM.replace("is_trained(group)", "group[-1] == '2'")),
-    "samples don't weigh": (WEIGHED, "[1] * workers"),
-    "uniform weights aren't": (WEIGHED, "samples"),
+    "samples don't weigh": (WEIGHED, "[1] * len(samples)"),
+    "uniform weights aren't": (WEIGHED, "list(samples)"),
     "trimming ignores its part": (DROPPED, "1"),
     "trimming may drop nothing": (DROPPED, "int(sync.trim * workers)"),
     "one end is trimmed": ("[drop : workers - drop]", "[2 * drop :]"),
@@ -58,6 +58,10 @@ MUTANTS = {
     "sorting stops early": ("for turn in range(len(rows)):", "for turn in range(len(rows) - 1):"),
     "sorting passes over every other pair": ("range(turn % 2, len(rows) - 1, 2)", "range(0, len(rows) - 1, 2)"),
     "sorting writes into payloads": ("[value.clone() for value in values]", "[*values]"),
+    "one pass takes deltas for weights": ("not (values.relative or values.deltas)", "True"),
+    "one pass doesn't clip": ("all(scale == 1 for scale in values.scales)", "True"),
+    "one pass weighs all alike": ("portions(shares(weights))", "portions(shares([1] * len(weights)))"),
+    "one pass averages instead of trimming": ('== ("nesterov", "mean")', '== ("nesterov", rules.sync.merge)'),
 }  # fmt: skip
 
 
@@ -65,7 +69,7 @@ MUTANTS = {
 def mutant(name: str) -> Any:
     """The reducer with that defect."""
     old, new = MUTANTS[name]
-    modules = (gates, merge, outer, reducer)
+    modules = (gates, merge, outer, onepass, reducer)
     sources = {module.__name__: Path(str(module.__file__)).read_text(encoding="utf-8") for module in modules}
     assert sum(source.count(old) for source in sources.values()) == 1, f"{name}: its place is gone, or isn't unique"
     package = f"mutant_server_{len(sys.modules)}"

@@ -15,7 +15,8 @@ from hypha_ray.config.schema import OuterOptimizer, Sync
 from hypha_ray.phases import Phase
 from hypha_ray.server.delayed import SUM
 from hypha_ray.server.gates import Received
-from hypha_ray.server.reducer import Rules, reduce
+from hypha_ray.server.reducer import reduce
+from hypha_ray.server.rules import Rules
 from hypha_ray.types import Entry, Flat, Layout
 
 GROUP, MEAN, COUNT = "parameters/float32", "buffers/float32", "buffers/int64"

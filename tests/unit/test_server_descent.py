@@ -15,7 +15,8 @@ from hypha_ray.model.layout import gather, layout_of, scatter, view
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.server.descent import ModelDescent
 from hypha_ray.server.gates import Received
-from hypha_ray.server.reducer import Rules, blank, reduce
+from hypha_ray.server.reducer import blank, reduce
+from hypha_ray.server.rules import Rules
 from hypha_ray.types import Flat, Layout, Verdict
 
 PARAMETERS = "parameters/float32"

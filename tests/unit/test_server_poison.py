@@ -15,7 +15,8 @@ from server_model import DAMAGES, FORMS, PLAIN, STATISTICS, WEIGHTS, WIDE, Diffe
 
 from hypha_ray.config.schema import OuterOptimizer, Sync
 from hypha_ray.server.gates import Received
-from hypha_ray.server.reducer import Rules, initial_momentum, reduce
+from hypha_ray.server.reducer import initial_momentum, reduce
+from hypha_ray.server.rules import Rules
 from hypha_ray.types import Flat, Rejection, Verdict
 
 WORKERS, BAD = 8, 5

@@ -17,7 +17,8 @@ from hypha_ray.codec import NAMES, Form, codec, encoder
 from hypha_ray.config.schema import OuterOptimizer, Sync
 from hypha_ray.server.gates import Received
 from hypha_ray.server.merge import BLOCK
-from hypha_ray.server.reducer import Rules, blank, initial_momentum, reduce
+from hypha_ray.server.reducer import blank, initial_momentum, reduce
+from hypha_ray.server.rules import Rules
 from hypha_ray.types import Contribution, Entry, Flat, Layout, Rejection
 
 GROUP, MEAN, COUNT = "parameters/float32", "buffers/float32", "buffers/int64"

@@ -19,7 +19,8 @@ from hypha_ray.fragments import Piece, exchanged
 from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.server.gates import Received
-from hypha_ray.server.reducer import Rules, initial_momentum, reduce
+from hypha_ray.server.reducer import initial_momentum, reduce
+from hypha_ray.server.rules import Rules
 from hypha_ray.types import Delta, Flat, Plan, Source, Span
 from hypha_ray.worker.desk import Desk
 from hypha_ray.worker.feeder import Feeder

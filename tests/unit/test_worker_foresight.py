@@ -13,7 +13,8 @@ from hypha_ray.config.schema import Model
 from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.server.gates import Received
-from hypha_ray.server.reducer import Rules, initial_momentum, reduce
+from hypha_ray.server.reducer import initial_momentum, reduce
+from hypha_ray.server.rules import Rules
 from hypha_ray.types import Entry, Flat, Layout
 from hypha_ray.worker.desk import Arrived
 from hypha_ray.worker.foresight import Foresight

@@ -1,0 +1,34 @@
+"""Copies that go past the caches."""
+
+from __future__ import annotations
+
+import torch
+
+from hypha_ray.kernels.loading import compiled, load_ahead
+
+LEAST = 1 << 18
+"""Elements from which on it is worth it: what is smaller stays in the caches, and may be wanted there."""
+
+
+def get_ready(largest: int) -> None:
+    """Prepare to copy arrays of up to so many elements."""
+    if largest >= LEAST:
+        load_ahead("copy")
+
+
+def copy(source: torch.Tensor, out: torch.Tensor) -> None:
+    """What ``out.copy_(source)`` does; large fp32 arrays are written without being read into the caches before.
+
+    `torch` and the C library read each line of the target from memory first, unless they copy tens of megabytes at
+    once. Without that two processes can copy at the same time as fast as one alone.
+
+    Args:
+        source: of any shape, never written to.
+        out: of the same shape.
+
+    """
+    plain = (one.dtype == torch.float32 and one.is_cpu and one.is_contiguous() for one in (source, out))
+    if out.numel() >= LEAST and source.shape == out.shape and all(plain) and (numba := compiled("copy")) is not None:
+        numba.copy(source.data_ptr(), out.data_ptr(), out.numel())
+    else:
+        out.copy_(source)

@@ -1,0 +1,43 @@
+"""The common case in one pass over memory: fp32 weights, their mean, and Nesterov's step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from hypha_ray.kernels import Averaged, available, nesterov, portions
+from hypha_ray.server.merge import Values, Work, shares
+from hypha_ray.server.outer import Group
+
+
+def in_one_pass(
+    values: Values, weights: Sequence[int], eta: float, mu: float, group: Group, theta: bool, state: bool
+) -> Work[list[float]] | None:
+    """What `merge.sweep` does with a block; results are to the bit those of `mean` and `outer_step`.
+
+    Args:
+        values: the workers' weights.
+        weights: what each of them counts.
+        eta: the outer learning rate.
+        mu: the outer momentum.
+        group: θ and state, and where new ones go.
+        theta: new θ is wanted.
+        state: new momentum is wanted.
+
+    Returns:
+        The work; None: these values are not such weights, or nothing can be compiled here.
+
+    """
+    as_they_are = not (values.relative or values.deltas) and all(scale == 1 for scale in values.scales)
+    replaces = eta == 1 and mu == 0
+    fits = values.theta.dtype == torch.float32 and len(group.state) == 1
+    if not as_they_are or replaces or not fits or not available():
+        return None
+    table, (old,), (new,) = portions(shares(weights)), group.state, group.new_state
+
+    def work(part: slice, _: torch.Tensor, __: torch.Tensor) -> list[float]:
+        room = group.new_theta[part] if theta else None, new[part] if state else None
+        return nesterov(eta, mu, Averaged(values.read(part), table, group.theta[part], old[part], *room))
+
+    return work

@@ -1,0 +1,58 @@
+"""What a reduction goes by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from hypha_ray.codec import Codec, Fp32
+from hypha_ray.config.schema import OuterOptimizer, Sync
+from hypha_ray.phases import Phase
+from hypha_ray.types import Flat, Layout
+
+
+class Descent(Protocol):
+    """An optimizer that makes its step on a mean gradient."""
+
+    def step(self, round: int, theta: Flat, state: Flat, out: Flat) -> Flat:
+        """Write new weights over the mean gradient in `out`, and return the new state."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a reduction goes by."""
+
+    layout: Layout
+    fragment: int
+    outer: OuterOptimizer
+    sync: Sync = field(default_factory=Sync)
+    """Merge rule, weighting, norm gate and clipping."""
+    codec: Codec = field(default_factory=Fp32)
+    descent: Descent | None = None
+    """Payloads are gradients, and this makes the outer step; None: they are deltas, and `outer` makes it."""
+    rounds: int = 1
+    """Of the whole run, for the schedule of the outer learning rate."""
+    turn: int | None = None
+    """Steps that the fragment has made before; None: one in each round."""
+    threads: int = 1
+    """Blocks of memory that are worked on at a time; changes no bit."""
+    phase: Phase | None = None
+    """Rounds have several steps, and this is one of them; None: they have one."""
+    wanted: Literal["all", "theta", "state"] = "all"
+    """What is not wanted may be left out, where that is quicker."""
+
+    @property
+    def averages_deltas(self) -> bool:
+        """Whether deltas are added up and divided by their number, as in an all-reduce, and all weigh alike.
+
+        Or else a running mean is kept, of weights where they come as such: that of equal ones is exact, and so is a
+        step that puts the mean itself in the place of θ.
+        """
+        replaces = self.outer.name == "average" or (self.outer.learning_rate, self.outer.momentum) == (1, 0)
+        return (self.sync.weighting, self.sync.merge) == ("uniform", "mean") and not replaces
+
+    @property
+    def known_norms(self) -> tuple[float, ...]:
+        """Norms of deltas that were accepted lately, where those that come together are too few to judge by."""
+        return () if self.phase is None else self.phase.norms
