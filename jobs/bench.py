@@ -72,21 +72,36 @@ def main() -> None:
     known = [name for names in groups() for name in names]
     if unknown := set(arguments.only) - set(known):
         raise ConfigError("CFG001", f"no row {sorted(unknown)[0]!r}", allowed=", ".join(known), fix="name one of these")
+    wanted = {
+        names: measure for names, measure in groups().items() if not arguments.only or {*arguments.only} & {*names}
+    }
     rows: Rows = {}
-    for names, measure in groups().items():
-        if not arguments.only or set(arguments.only) & set(names):
-            print(f"measuring {', '.join(names)} …", file=sys.stderr)
-            rows |= measure()
-    for name, row in rows.items():
-        conditions = ", ".join(f"{key} {value}" for key, value in row.items() if key not in ("value", "target"))
-        print(f"{name:<20} {row['value']:>10.4g}   {row['target']:<8} {conditions}")
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    failed: list[str] = []
+    for number, (names, measure) in enumerate(wanted.items(), 1):
+        print(f"measuring {', '.join(names)} ({number} of {len(wanted)}) …", file=sys.stderr)
+        try:
+            found = measure()
+        except Exception as error:  # The other rows are worth having.
+            failed.append(names[0])
+            print(f"{names[0]}: no figure, {type(error).__name__}: {error}", file=sys.stderr)
+            continue
+        _show(found)
+        rows |= found
+        if arguments.json is not None:
+            arguments.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     if arguments.plots is not None:
         from benchmarks.plots import draw
 
         for file in draw(rows, arguments.plots):
             print(f"drawn: {file}", file=sys.stderr)
+    if failed:
+        sys.exit(f"without figures: {', '.join(failed)}")
+
+
+def _show(rows: Rows) -> None:
+    for name, row in rows.items():
+        conditions = ", ".join(f"{key} {value}" for key, value in row.items() if key not in ("value", "target"))
+        print(f"{name:<20} {row['value']:>10.4g}   {row['target']:<8} {conditions}", flush=True)
 
 
 if __name__ == "__main__":

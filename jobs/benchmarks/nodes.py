@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.links import DEVICE, Network, Site
+from benchmarks.links import DEVICE, Link, Network, Site
+from hypha_ray.data.options import Options
+from hypha_ray.data.prepare import prepare
 
 JOBS = Path(__file__).parents[1]
 """Folder of the job scripts."""
@@ -91,6 +93,16 @@ class Cluster:
         """Of programs at one of the sites, to be laid over this process's own."""
         folder = self.folder / str(number)
         return {**_ENVIRONMENT, "RAY_TMPDIR": str(folder), "RAY_ADDRESS": self.address}
+
+
+@contextmanager
+def linked(link: Link, workers: int, seq_len: int) -> Iterator[tuple[Cluster, Path]]:
+    """A head and so many nodes, each behind such a link; with them a dataset of samples of `seq_len` bytes."""
+    with tempfile.TemporaryDirectory() as scratch:
+        dataset = Path(scratch) / "corpus"
+        prepare(Options("stdlib", dataset, seq_len=seq_len, max_samples=20_000), lambda what, count: None)
+        with Network([link] * (1 + workers)) as network, nodes(network) as cluster:
+            yield cluster, dataset
 
 
 @contextmanager

@@ -6,16 +6,13 @@ Workers' batches last a fixed time, for the most part asleep: nobody waits for a
 from __future__ import annotations
 
 import sys
-import tempfile
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.links import Link, Network, missing
-from benchmarks.nodes import JOBS, SERVER_ON_HEAD, Cluster, nodes
+from benchmarks.links import Link, missing
+from benchmarks.nodes import JOBS, SERVER_ON_HEAD, Cluster, linked
 from hypha_ray.config.load import load
-from hypha_ray.data.options import Options
-from hypha_ray.data.prepare import prepare
 from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import layout_of
 
@@ -44,11 +41,8 @@ def overlap() -> dict[str, dict[str, Any]]:
     if reason := missing():
         print(f"overlap: skipped, {reason}", file=sys.stderr)
         return {}
-    with tempfile.TemporaryDirectory() as scratch:
-        dataset = Path(scratch) / "corpus"
-        prepare(Options("stdlib", dataset, seq_len=32, max_samples=20_000), lambda what, count: None)
-        with Network([LINK] * (1 + WORKERS)) as network, nodes(network) as cluster:
-            return {row: _measured(cluster, row, dataset, target, sync) for row, target, sync in ROWS}
+    with linked(LINK, WORKERS, seq_len=32) as (cluster, dataset):
+        return {row: _measured(cluster, row, dataset, target, sync) for row, target, sync in ROWS}
 
 
 def exchange_s(size: int) -> float:

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from importlib import import_module
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.links import Link, Network, missing
-from benchmarks.nodes import JOBS, SERVER_ON_HEAD, Cluster, nodes
+from benchmarks.links import Link, missing
+from benchmarks.nodes import JOBS, SERVER_ON_HEAD, Cluster, linked
 from hypha_ray.config.load import load, resolved_toml
-from hypha_ray.data.options import Options
-from hypha_ray.data.prepare import prepare
 from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import layout_of
 
@@ -41,11 +38,9 @@ def time_to_loss() -> dict[str, dict[str, Any]]:
     if reason := missing() or _no_ray_train():
         print(f"time_to_loss: skipped, {reason}", file=sys.stderr)
         return {}
-    with tempfile.TemporaryDirectory() as scratch:
-        dataset = Path(scratch) / "corpus"
-        prepare(Options("stdlib", dataset, seq_len=128, max_samples=20_000), lambda what, count: None)
-        with Network([LINK] * (1 + WORKERS)) as network, nodes(network) as cluster:
-            ours, theirs = _ours(cluster, dataset), _theirs(cluster, dataset)
+    with linked(LINK, WORKERS, seq_len=128) as (cluster, dataset):
+        ours, theirs = _ours(cluster, dataset), _theirs(cluster, dataset)
+        size = layout_of(build_model(load(_flags(dataset)).job.model, 0)).bytes()
     if ours["s"] is None or theirs["s"] is None:
         print(f"time_to_loss: no figure, a loss of {TARGET} wasn't reached: {ours}, {theirs}", file=sys.stderr)
         return {}
@@ -54,7 +49,7 @@ def time_to_loss() -> dict[str, dict[str, Any]]:
         "mbit_s": LINK.mbit_s,
         "round_trip_ms": round(4e3 * LINK.delay_s),
         "workers": WORKERS,
-        "parameter_bytes": layout_of(build_model(load(_flags(dataset)).job.model, 0)).bytes(),
+        "parameter_bytes": size,
         "batch": BATCH,
         "steps_between_updates": STEPS,
         **{f"ours_{key}": value for key, value in ours.items()},

@@ -13,6 +13,17 @@ from hypha_ray.fragments import Piece, exchanged, turn
 from hypha_ray.types import Delta, Evaluated, Merged, Plan, Report, Span
 
 
+def at_first_result(bench: Bench, plan: Plan, whole: bool = False) -> None:
+    """Answer the first result with the next round's plan and the weights that the run began with."""
+
+    def answer(event: Any) -> None:
+        if isinstance(event, dict) and len(bench.of(dict)) == 1:
+            bench.desk.assign(plan)
+            bench.desk.merge(Piece(plan.round, 0, whole=whole), bench.theta)
+
+    bench.on_event = answer
+
+
 @pytest.mark.parametrize("fragments", [1, 2, 3, 5])
 @pytest.mark.parametrize("stagger", [False, True])
 @pytest.mark.parametrize("warmup", [0, 4])
@@ -60,12 +71,7 @@ def test_steps_made_ahead_are_kept_in_the_part_that_mixing_says() -> None:
         bench = Bench(sync={"delay_steps": 2, "mixing": mixing}, rounds={"warmup_rounds": warmup})
         bench.parts = 2
 
-        def answer(event: Any) -> None:
-            if isinstance(event, dict) and len(bench.of(dict)) == 1:
-                bench.desk.assign(ahead_of(1, 24, 16, 0))
-                bench.desk.merge(Piece(1, 0, whole=False), bench.theta)
-
-        bench.on_event = answer
+        at_first_result(bench, ahead_of(1, 24, 16, 0))
         result: np.ndarray = bench.run(ahead_of(0, 0, 24, 16)).of(dict)[1]["parameters/float32"]
         return result
 
@@ -84,14 +90,8 @@ def test_evaluation_is_of_the_global_weights_and_leaves_the_workers_own_alone() 
         bench = Bench(sync={"delay_steps": 1, "mixing": 1.0})
         bench.parts = 2
 
-        def answer(event: Any) -> None:
-            if isinstance(event, dict) and len(bench.of(dict)) == 1:
-                plan = ahead_of(1, 24, 16, 0)
-                share = (Span(0, 0, 0, evaluate),) if evaluate else ()
-                bench.desk.assign(Plan(1, 0, plan.spans, 8, share, frozenset({0})))
-                bench.desk.merge(Piece(1, 0, whole=False), bench.theta)
-
-        bench.on_event = answer
+        share = (Span(0, 0, 0, evaluate),) if evaluate else ()
+        at_first_result(bench, Plan(1, 0, ahead_of(1, 24, 16, 0).spans, 8, share, frozenset({0})))
         return bench.run(ahead_of(0, 0, 24, 8))
 
     with_one, without = run(32), run(0)
@@ -104,12 +104,7 @@ def test_worker_that_is_sent_all_weights_drops_its_own() -> None:
     bench = Bench(sync={"delay_steps": 1, "mixing": 1.0})
     bench.parts = 2
 
-    def answer(event: Any) -> None:
-        if isinstance(event, dict) and len(bench.of(dict)) == 1:
-            bench.desk.assign(ahead_of(1, 24, 8, 0))
-            bench.desk.merge(Piece(1, 0, whole=True), bench.theta)
-
-    bench.on_event = answer
+    at_first_result(bench, ahead_of(1, 24, 8, 0), whole=True)
     bench.run(ahead_of(0, 0, 24, 8))
     assert np.array_equal(bench.of(dict)[1]["parameters/float32"], bench.theta["parameters/float32"])
 
