@@ -6,6 +6,7 @@ A worker's optimizer keeps its state from round to round and never resets it; se
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -126,7 +127,7 @@ def build_optimizer(
     rest = [parameter for parameter in trained if id(parameter) not in ids]
     optimizers: list[torch.optim.Optimizer] = [_adamw(rest, config, workers)] if rest else []
     if hidden:
-        optimizers.append(torch.optim.Muon(hidden, config.muon_learning_rate, weight_decay=config.weight_decay))
+        optimizers.append(_muon(model, hidden, config))
     return Inner(optimizers, config, total_steps)
 
 
@@ -164,6 +165,24 @@ def _adamw(
     if config.k_aware:
         return FleetAdamW(options, config.learning_rate, config.betas, config.epsilon, workers=workers)
     return torch.optim.AdamW(options, config.learning_rate, betas=config.betas, eps=config.epsilon, fused=True)
+
+
+def _muon(model: torch.nn.Module, hidden: Parameters, config: InnerOptimizer) -> torch.optim.Muon:
+    """Build Muon, which lengthens steps by √(outputs/inputs) where there are more outputs, and takes rows for outputs.
+
+    In GPT-2 they are inputs: there its rates are corrected by just that root, and its decay so that it stays the same.
+    """
+    from transformers.pytorch_utils import Conv1D
+
+    sideways = {id(module.weight) for module in model.modules() if isinstance(module, Conv1D)}
+    groups: dict[float, Parameters] = {}
+    for parameter in hidden:
+        inputs, outputs = parameter.shape
+        factor = math.sqrt(outputs / inputs) if id(parameter) in sideways else 1.0
+        groups.setdefault(factor, []).append(parameter)
+    rate, decay = config.muon_learning_rate, config.weight_decay
+    options = [{"params": g, "lr": rate * factor, "weight_decay": decay / factor} for factor, g in groups.items()]
+    return torch.optim.Muon(options, rate)
 
 
 def _hidden_ids(model: Any) -> set[int]:

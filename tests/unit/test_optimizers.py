@@ -14,6 +14,7 @@ from transformers import (
     EncoderDecoderConfig,
     LlamaConfig,
 )
+from transformers.pytorch_utils import Conv1D
 
 from hypha_ray.config.schema import InnerOptimizer
 from hypha_ray.errors import ConfigError
@@ -184,6 +185,21 @@ MATRICES = {
 def test_muon_takes_hidden_matrices_but_neither_embedding_nor_head(tied: bool) -> None:
     config = LlamaConfig.from_dict({**LLAMA.to_dict(), "tie_word_embeddings": tied})
     assert changed_by_muon(AutoModelForCausalLM.from_config(config)) == MATRICES
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(4, 12), (12, 4), (6, 6)])
+def test_muon_steps_alike_whichever_way_a_weight_is_stored(inputs: int, outputs: int) -> None:
+    torch.manual_seed(0)
+    config = InnerOptimizer(name="muon", muon_learning_rate=0.1, weight_decay=0.3, schedule="constant", warmup_steps=0)
+    upright, sideways = torch.nn.Linear(inputs, outputs, bias=False), Conv1D(outputs, inputs)
+    sideways.weight.data = upright.weight.data.T.clone()
+    gradients = [torch.randn(outputs, inputs) for _ in range(3)]
+    for layer, turned in ((upright, False), (sideways, True)):
+        inner = build_optimizer(torch.nn.Sequential(layer), config)
+        for gradient in gradients:
+            layer.weight.grad = gradient.T.clone() if turned else gradient.clone()
+            inner.step()
+    torch.testing.assert_close(sideways.weight.T, upright.weight, rtol=0, atol=0.01)  # Muon computes in bfloat16.
 
 
 def test_muon_leaves_a_classifiers_head_to_adamw() -> None:
