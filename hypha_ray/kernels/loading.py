@@ -13,7 +13,7 @@ def compiled(name: str) -> ModuleType | None:
     """A module beside this one, `compiled_` and the name; None where numba can't compile it."""
     try:
         return import_module(f"hypha_ray.kernels.compiled_{name}")
-    except (ImportError, RuntimeError):  # The latter where it finds no folder to keep what it compiles.
+    except Exception:  # It isn't there, doesn't know this processor, or finds no folder to keep what it compiles.
         return None
 
 

@@ -36,7 +36,7 @@ from hypha_ray.scheduler.cluster import connected
 from hypha_ray.scheduler.launch import finish, records
 from hypha_ray.store.directory import RunDirectory
 
-WORKERS, BATCH, SEQ_LEN, STEPS = 4, 8, 64, 2400
+WORKERS, BATCH, SEQ_LEN, STEPS = 4, 8, 64, 4800
 SEEDS, TUNING_SEED = (1, 2, 3), 0
 WARMUP = 0.2
 """Part of the steps in which the learning rate rises."""
@@ -125,11 +125,11 @@ GRIDS: dict[str, list[Side]] = {
     "synchronous_muon": [
         _plain(WORKERS * BATCH, **_muon(rate, 8e-3, floor)) for rate, floor in product((1e-2, 2e-2), FLOORS)
     ],
-    "muloco": [_rare(32, 0.7, mu, **_muon(rate, 4e-3, 0.1)) for rate, mu in ((1e-2, 0.8), (2e-2, 0.6))],
+    "muloco": [_rare(32, 0.7, 0.8, **_muon(rate, 4e-3, floor)) for rate, floor in product((1e-2, 2e-2), FLOORS)],
     "alone_muon": [_plain(BATCH, **_muon(rate, 4e-3)) for rate in (1e-2, 2e-2)],
 }
 """What may be tried: learning rates, and the part of them at which the cosine ends."""
-CHOSEN = {"synchronous": 0, "diloco": 1, "alone": 2, "synchronous_muon": 2, "muloco": 1, "alone_muon": 0}
+CHOSEN = {"synchronous": 0, "diloco": 1, "alone": 2, "synchronous_muon": 2, "muloco": 0, "alone_muon": 0}
 """Places in the grids."""
 
 
