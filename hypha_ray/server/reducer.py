@@ -154,54 +154,63 @@ def _attempt(
         if not is_trained(group):
             values = _values(group, before, payloads, rules)
             step = replacement(before, new[group]) if part is None else blended(before, new[group], part.share)
-        else:
+        elif rules.descent is not None:
             values = _values(group, before, payloads, rules, scales)
-            if rules.descent is None:
-                values.deltas = rules.averages_deltas
-                step, quick = _steps(round, rules, part, values, group, (old, velocity, new, new_velocity), samples)
-            else:
-                step = collection(new[group])
+            step = collection(new[group])
+        else:
+            values = _values(group, before, payloads, rules, scales, rules.averages_deltas)
+            where = _where(rules, values, group, (old, velocity, new, new_velocity))
+            sums = velocity.get(SUM + group), new_velocity.get(SUM + group)
+            step = _step(round, rules, part, where, sums)
+            quick = _at_once(round, rules, values, where, samples) if part is None else None
         if quick is not None and rules.wanted == "theta":
             left_out.add(group)
         work = quick or merge_and_step(values, plain_mean if values.deltas else merge, step)
-        sums = sweep(values, work, rules.threads, BLOCK if quick is None else 4 * BLOCK)
-        attempt.deltas[group], attempt.changes[group] = sums
+        squares = sweep(values, work, rules.threads, BLOCK if quick is None else 4 * BLOCK)
+        attempt.deltas[group], attempt.changes[group] = squares
     if left_out:
         kept = {name: array for name, array in attempt.state[1].items() if name not in left_out}
         attempt = attempt._replace(state=(out[0], kept))
     return attempt if rules.descent is None else _descended(round, theta, momentum, attempt, rules.descent)
 
 
-def _steps(
-    round: int,
-    rules: Rules,
-    part: Part | None,
-    values: Values,
-    group: str,
-    flats: tuple[_Tensors, ...],
-    samples: Sequence[int],
-) -> tuple[Step, Work[list[float]] | None]:
-    """The outer optimizer's step on a group; and, where that can be, the same with all before it in one pass.
-
-    `flats` are θ and state, and where new ones go.
-    """
+def _where(rules: Rules, values: Values, group: str, flats: tuple[_Tensors, ...]) -> Group:
+    """A group of parameters, of which `flats` are θ and state, and where new ones go."""
     old, velocity, new, new_velocity = flats
     slots = [slot + group for slot in SLOTS[rules.outer.name]]
     states = ([arrays[slot] for slot in slots] for arrays in (velocity, new_velocity))
-    where = Group(old[group], next(states), new[group], next(states), values.relative or values.deltas)
+    return Group(old[group], next(states), new[group], next(states), values.relative or values.deltas)
+
+
+def _step(
+    round: int,
+    rules: Rules,
+    part: Part | None,
+    where: Group,
+    sums: tuple[torch.Tensor | None, torch.Tensor | None],
+) -> Step:
+    """The outer optimizer's step on a group; `sums` are those of a round with several steps, and where new ones go."""
     if part is None or rules.phase is None:
-        turn, eta = round if rules.turn is None else rules.turn, outer_rate(rules.outer, round, rules.rounds)
-        quick = None
-        if (rules.outer.name, rules.sync.merge) == ("nesterov", "mean"):
-            counts, wanted = weights_of(rules.sync, samples), (rules.wanted != "state", rules.wanted != "theta")
-            quick = in_one_pass(values, counts, eta, rules.outer.momentum, where, *wanted)
-        return outer_step(rules.outer, eta, turn, where), quick
+        turn = round if rules.turn is None else rules.turn
+        return outer_step(rules.outer, outer_rate(rules.outer, round, rules.rounds), turn, where)
     eta, mu = outer_rate(rules.outer, rules.phase.round, rules.rounds), rules.outer.momentum
     if rules.outer.name == "average":
         eta, mu = 1.0, 0.0
     if not rules.sync.delayed_nesterov:
-        return undelayed(eta, mu, where, part), None
-    return delayed(eta, mu, where, part, (velocity.get(SUM + group), new_velocity[SUM + group])), None
+        return undelayed(eta, mu, where, part)
+    assert sums[1] is not None
+    return delayed(eta, mu, where, part, (sums[0], sums[1]))
+
+
+def _at_once(
+    round: int, rules: Rules, values: Values, where: Group, samples: Sequence[int]
+) -> Work[list[float]] | None:
+    """All that is done to a group in one pass, where that can be."""
+    if (rules.outer.name, rules.sync.merge) != ("nesterov", "mean"):
+        return None
+    weights, eta = weights_of(rules.sync, samples), outer_rate(rules.outer, round, rules.rounds)
+    wanted = rules.wanted != "state", rules.wanted != "theta"
+    return in_one_pass(values, weights, eta, rules.outer.momentum, where, *wanted)
 
 
 def _kept(state: Flat, part: Part | None, sync: Sync) -> Flat:
@@ -245,10 +254,12 @@ def _values(
     payloads: Sequence[_Tensors],
     rules: Rules,
     scales: Sequence[float] | None = None,
+    deltas: bool = False,
 ) -> Values:
     """What the workers have for a group; deltas are multiplied by `scales`."""
     relative = is_trained(group) and (rules.codec.yields == "deltas" or rules.descent is not None)
-    return Values(partial(_read, rules.codec, payloads, group), theta, relative, scales or [1.0] * len(payloads))
+    read = partial(_read, rules.codec, payloads, group)
+    return Values(read, theta, relative, scales or [1.0] * len(payloads), deltas)
 
 
 def _read(codec: Codec, payloads: Sequence[_Tensors], group: str, part: slice) -> list[torch.Tensor]:
