@@ -159,7 +159,7 @@ class ParameterServer:
         from hypha_ray.codec import difference_codec, upward_codec
         from hypha_ray.server.gates import Received
         from hypha_ray.server.publication import apart, published
-        from hypha_ray.server.reducer import reduce
+        from hypha_ray.server.reducer import is_whole, reduce
         from hypha_ray.server.rules import Rules
 
         received = [Received(*who, payload) for who, payload in zip(meta, payloads, strict=True)]
@@ -176,7 +176,7 @@ class ParameterServer:
         state = own if warms_up else state
         if down is not None:
             return published(down, sync.error_feedback, theta, left_out, (new, state, verdict))
-        return new, state if own.keys() <= state.keys() else None, {}, verdict
+        return new, state if is_whole(state, rules) else None, {}, verdict
 
     def receive(self, payload: Flat) -> None:
         """Take a payload in: it is on this node then, before it is needed, and safe from its own's end.

@@ -97,6 +97,13 @@ def reduce(
     return theta, momentum, Verdict(round, (), _in_order(rejected), 0.0)
 
 
+def is_whole(state: Flat, rules: Rules) -> bool:
+    """Whether no array of the outer optimizer's was left out of what `reduce` gave."""
+    slots = () if rules.descent is not None else SLOTS[rules.outer.name]
+    groups = [group for group in rules.layout.groups(rules.fragment) if is_trained(group)]
+    return all(slot + group in state for slot in slots for group in groups)
+
+
 class _Attempt(NamedTuple):
     """A result that is worth something if all its norms are finite; norms are squared, by group."""
 
