@@ -40,7 +40,7 @@ def _sum(x: _Array, y: _Array) -> Any:
 
 
 @njit(types.f8(_READ, _READ), nogil=True, cache=True)
-def square_distance(x: _Array, y: _Array) -> Any:
+def _square_distance(x: _Array, y: _Array) -> Any:
     """‖x − y‖² of a row, which neither overflow nor underflow spoils."""
     quick = np.float64(_sum(x, y))
     if _SMALL < quick < math.inf:
@@ -96,7 +96,7 @@ def nesterov(
         mean = before
         for worker in range(len(addresses)):
             value = carray(pointer(addresses[worker] + np.uint64(4 * start)), (size,), np.float32)
-            squares[worker] += square_distance(value, before)
+            squares[worker] += _square_distance(value, before)
             room = rooms[worker % 2, :size]
             if worker == 0:
                 mean = value
@@ -108,6 +108,6 @@ def nesterov(
                 mean = room
         after = new[start:end] if len(new) else rooms[2, :size]
         _move(mean, before, velocity[start:end], rates[0], rates[1], after)
-        squares[len(addresses)] += square_distance(after, before)
+        squares[len(addresses)] += _square_distance(after, before)
         if len(new_velocity):
             _speed_up(mean, before, velocity[start:end], rates[1], new_velocity[start:end])

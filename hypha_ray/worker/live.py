@@ -28,7 +28,7 @@ class Live:
 
     def __init__(self, model: torch.nn.Module, layout: Layout, mixing: float, keeps: bool) -> None:
         self._model, self._layout, self._mixing, self._keeps = model, layout, mixing, keeps
-        get_ready(max(entry.size for entry in layout.entries))
+        get_ready(max((entry.size for entry in layout.entries), default=0))
         self.theta: dict[int, Flat] = {}
         """Newest global weights by fragment, as they came."""
         self._guesses: dict[int, Flat] = {}
