@@ -64,13 +64,15 @@ def _exchange(axes: Axes, rows: Rows) -> bool:
         found = [
             (place, rows[f"{other}_{size}"]["value"]) for place, size in enumerate(sizes) if f"{other}_{size}" in rows
         ]
+        if not found:
+            continue
         bars = axes.bar(
             [p + (number - 1.5) * 0.2 for p, _ in found], [v for _, v in found], 0.18, color=PALETTE[number]
         )
         bars.set_label(label)
         axes.bar_label(bars, fmt="%.2f", fontsize=8)
     axes.axhline(1, color=GREY, linewidth=1)
-    axes.set_xticks(range(len(sizes)), [size.replace("M_", " M parameters, ") + " workers" for size in sizes])
+    axes.set_xticks(range(len(sizes)), [size.replace("M_", " M parameters,\n") + " workers" for size in sizes])
     axes.set_ylabel("time of an exchange ÷ that of")
     axes.set_title("From the last delta to new weights in every worker")
     axes.legend(ncols=4, loc="upper left")
