@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from hypha_ray.server.gates import square_sum
-from hypha_ray.server.merge import BLOCK, Values, ascending, fold, measure, shares, sweep, trimmed_mean
+from hypha_ray.server.merge import BLOCK, Values, ascending, fold, measure, merge_and_step, shares, sweep, trimmed_mean
 
 SAMPLES = st.lists(st.integers(1, 10**6), min_size=1, max_size=8)
 
@@ -91,7 +91,7 @@ def test_sweep_of_several_blocks_merges_every_element_once_and_measures_all(drop
         return square_sum(result[part].add_(merged))
 
     values = Values(lambda part: [row[part] for row in torch.from_numpy(rows)], theta, False, [1.0] * 5)
-    found, change = sweep(values, trimmed_mean(5, drop), step, threads)
+    found, change = sweep(values, merge_and_step(values, trimmed_mean(5, drop), step), threads)
     exact = np.sort(rows, axis=0)[1:4].mean(axis=0) if drop == 1 else np.median(rows, axis=0)
     assert np.abs(result.numpy() - exact).max() < 1e-6
     assert change == pytest.approx(float((exact.astype(np.float64) ** 2).sum()), rel=1e-5)
