@@ -72,9 +72,8 @@ def main() -> None:
     known = [name for names in groups() for name in names]
     if unknown := set(arguments.only) - set(known):
         raise ConfigError("CFG001", f"no row {sorted(unknown)[0]!r}", allowed=", ".join(known), fix="name one of these")
-    wanted = {
-        names: measure for names, measure in groups().items() if not arguments.only or {*arguments.only} & {*names}
-    }
+    only = set(arguments.only or known)
+    wanted = {names: measure for names, measure in groups().items() if only & set(names)}
     rows: Rows = {}
     failed: list[str] = []
     for number, (names, measure) in enumerate(wanted.items(), 1):

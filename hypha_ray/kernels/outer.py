@@ -11,8 +11,6 @@ import torch
 from hypha_ray.kernels.loading import compiled
 
 _NOTHING = np.empty(0, np.float32)
-
-
 _Table = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 
 

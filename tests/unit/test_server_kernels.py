@@ -37,7 +37,7 @@ def values(size: int, seed: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("samples", [(1,), (1, 1), (3, 1), (1, 3), (2, 2, 2), (5, 1, 9, 2)])
-@pytest.mark.parametrize(("eta", "mu"), [(0.7, 0.9), (0.3, 0.0), (1.0, 1.0)])
+@pytest.mark.parametrize(("eta", "mu"), [(0.7, 0.9), (1.0, 0.9), (0.3, 0.0), (1.0, 1.0)])
 def test_one_pass_gives_operation_by_operation_the_bits_of_torch(
     size: int, samples: tuple[int, ...], eta: float, mu: float
 ) -> None:
