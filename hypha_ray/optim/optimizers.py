@@ -6,7 +6,6 @@ A worker's optimizer keeps its state from round to round and never resets it; se
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from hypha_ray.config.schema import InnerOptimizer
 from hypha_ray.errors import ConfigError
 from hypha_ray.optim.fleet_adamw import FleetAdamW
+from hypha_ray.optim.muon import Muon
 from hypha_ray.optim.schedules import build_schedule
 
 Parameters = list[torch.nn.Parameter]
@@ -92,8 +92,8 @@ def build_optimizer(
 
     * adamw: weight decay on parameters of two and more dimensions only, as GPT-style training and transformers' Trainer
       do: gains and biases have no scale to hold down.
-    * muon: `torch.optim.Muon` for the 2-D weights between embedding and head, AdamW for the rest, as its author advises
-      (Jordan 2024; in DiLoCo: arXiv 2505.23725).
+    * muon: Muon for the 2-D weights between embedding and head, AdamW for the rest, as its author advises (Jordan 2024;
+      in DiLoCo: arXiv 2505.23725).
     * sgd: `torch.optim.SGD`, whose weight decay goes through its momentum.
     * any other: the class of `torch.optim` with that name, with as much of the table as it takes.
 
@@ -167,22 +167,16 @@ def _adamw(
     return torch.optim.AdamW(options, config.learning_rate, betas=config.betas, eps=config.epsilon, fused=True)
 
 
-def _muon(model: torch.nn.Module, hidden: Parameters, config: InnerOptimizer) -> torch.optim.Muon:
-    """Build Muon, which lengthens steps by √(outputs/inputs) where there are more outputs, and takes rows for outputs.
-
-    In GPT-2 they are inputs: there its rates are corrected by just that root, and its decay so that it stays the same.
-    """
+def _muon(model: torch.nn.Module, hidden: Parameters, config: InnerOptimizer) -> Muon:
+    """Build Muon, and tell it which matrices have inputs for rows: those of GPT-2."""
     from transformers.pytorch_utils import Conv1D
 
     sideways = {id(module.weight) for module in model.modules() if isinstance(module, Conv1D)}
-    groups: dict[float, Parameters] = {}
+    groups: dict[bool, Parameters] = {}
     for parameter in hidden:
-        inputs, outputs = parameter.shape
-        factor = math.sqrt(outputs / inputs) if id(parameter) in sideways else 1.0
-        groups.setdefault(factor, []).append(parameter)
-    rate, decay = config.muon_learning_rate, config.weight_decay
-    options = [{"params": g, "lr": rate * factor, "weight_decay": decay / factor} for factor, g in groups.items()]
-    return torch.optim.Muon(options, rate)
+        groups.setdefault(id(parameter) in sideways, []).append(parameter)
+    options = [{"params": members, "sideways": those} for those, members in groups.items()]
+    return Muon(options, config.muon_learning_rate, weight_decay=config.weight_decay)
 
 
 def _hidden_ids(model: Any) -> set[int]:
