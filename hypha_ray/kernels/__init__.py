@@ -5,6 +5,6 @@ What is compiled is kept beside its source, so only the first process on a machi
 
 from hypha_ray.kernels.copying import copy, get_ready
 from hypha_ray.kernels.loading import load_ahead
-from hypha_ray.kernels.outer import Averaged, available, nesterov, portions
+from hypha_ray.kernels.outer import SMALL, Averaged, available, nesterov, portions
 
-__all__ = ["Averaged", "available", "copy", "get_ready", "load_ahead", "nesterov", "portions"]
+__all__ = ["SMALL", "Averaged", "available", "copy", "get_ready", "load_ahead", "nesterov", "portions"]

@@ -14,10 +14,9 @@ from numba import carray, njit, types
 from numba.extending import intrinsic
 
 from hypha_ray.kernels.compiled_copy import pointer
+from hypha_ray.kernels.outer import SMALL
 
 _ROW = 2048
-_SMALL = 1e-24
-"""Sums of squares from which on fp32 loses nothing that counts."""
 _READ, _WRITTEN = types.Array(types.f4, 1, "C", readonly=True), types.Array(types.f4, 1, "C")
 _TABLE = types.Array(types.f4, 2, "C", readonly=True)
 _ADDRESSES, _SQUARES = types.Array(types.u8, 1, "C", readonly=True), types.Array(types.f8, 1, "C")
@@ -43,7 +42,7 @@ def _sum(x: _Array, y: _Array) -> Any:
 def _square_distance(x: _Array, y: _Array) -> Any:
     """‖x − y‖² of a row, which neither overflow nor underflow spoils."""
     quick = np.float64(_sum(x, y))
-    if _SMALL < quick < math.inf:
+    if SMALL < quick < math.inf:
         return quick
     total = 0.0
     for i in range(len(x)):

@@ -10,6 +10,8 @@ import torch
 
 from hypha_ray.kernels.loading import compiled
 
+SMALL = 1e-24
+"""A sum of squares from which on fp32 loses nothing that counts."""
 _NOTHING = np.empty(0, np.float32)
 _Table = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 

@@ -42,6 +42,7 @@ class ParameterServer:
         import torch
 
         from hypha_ray.kernels import load_ahead
+        from hypha_ray.server.onepass import is_common
 
         arm(job.testing.failpoints, job.testing.failpoint_log)
         self._job, self._sync = job, job.sync.strategy == "sync"
@@ -55,7 +56,7 @@ class ParameterServer:
         reserved = max(1, int(ray.get_runtime_context().get_assigned_resources().get("CPU", 0)))
         torch.set_num_threads(reserved if self._sync else 1)
         self._threads = 1 if self._sync else max(reserved, min(THREADS, os.cpu_count() or 1))
-        if not self._sync and job.sync.codec == "fp32":
+        if is_common(job.outer_optimizer, job.sync):
             load_ahead("outer")
 
     def initial(self) -> tuple[Layout | Flat, ...]:

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 
 from hypha_ray.codec import Form
+from hypha_ray.kernels import SMALL
 from hypha_ray.types import Flat, Rejection
 
 _ENOUGH = 3
 _ROW = 4096
-SMALL = 1e-24
 
 
 class Received(NamedTuple):

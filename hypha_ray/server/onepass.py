@@ -6,9 +6,16 @@ from collections.abc import Sequence
 
 import torch
 
+from hypha_ray.config.schema import OuterOptimizer, Sync
 from hypha_ray.kernels import Averaged, available, nesterov, portions
 from hypha_ray.server.merge import Values, Work, shares
 from hypha_ray.server.outer import Group
+
+
+def is_common(outer: OuterOptimizer, sync: Sync) -> bool:
+    """Whether that is what a job's outer steps are."""
+    fp32 = sync.codec == "fp32" and sync.strategy != "sync"
+    return fp32 and (outer.name, sync.merge) == ("nesterov", "mean")
 
 
 def in_one_pass(

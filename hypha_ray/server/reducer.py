@@ -30,7 +30,7 @@ from hypha_ray.server.merge import (
     sweep,
     weights_of,
 )
-from hypha_ray.server.onepass import in_one_pass
+from hypha_ray.server.onepass import in_one_pass, is_common
 from hypha_ray.server.outer import SLOTS, Group, collection, outer_step, replacement
 from hypha_ray.server.rules import Descent, Rules
 from hypha_ray.types import Contribution, Flat, Layout, Rejection, Verdict
@@ -213,7 +213,7 @@ def _at_once(
     round: int, rules: Rules, values: Values, where: Group, samples: Sequence[int]
 ) -> Work[list[float]] | None:
     """All that is done to a group in one pass, where that can be."""
-    if (rules.outer.name, rules.sync.merge) != ("nesterov", "mean"):
+    if not is_common(rules.outer, rules.sync):
         return None
     weights, eta = weights_of(rules.sync, samples), outer_rate(rules.outer, round, rules.rounds)
     wanted = rules.wanted != "state", rules.wanted != "theta"

@@ -61,7 +61,7 @@ MUTANTS = {
     "one pass takes deltas for weights": ("not (values.relative or values.deltas)", "True"),
     "one pass doesn't clip": ("all(scale == 1 for scale in values.scales)", "True"),
     "one pass weighs all alike": ("portions(shares(weights))", "portions(shares([1] * len(weights)))"),
-    "one pass averages instead of trimming": ('!= ("nesterov", "mean")', '!= ("nesterov", rules.sync.merge)'),
+    "one pass averages instead of trimming": ('== ("nesterov", "mean")', '== ("nesterov", sync.merge)'),
 }  # fmt: skip
 
 
