@@ -125,11 +125,14 @@ GRIDS: dict[str, list[Side]] = {
     "synchronous_muon": [
         _plain(WORKERS * BATCH, **_muon(rate, 8e-3, floor)) for rate, floor in product((1e-2, 2e-2), FLOORS)
     ],
-    "muloco": [_rare(32, 0.7, 0.8, **_muon(rate, 4e-3, floor)) for rate, floor in product((1e-2, 2e-2), FLOORS)],
+    "muloco": [
+        _rare(32, 0.7, mu, **_muon(rate, adamw))
+        for rate, adamw, mu in ((1e-2, 4e-3, 0.8), (2e-2, 4e-3, 0.6), (2e-2, 8e-3, 0.6))
+    ],
     "alone_muon": [_plain(BATCH, **_muon(rate, 4e-3)) for rate in (1e-2, 2e-2)],
 }
-"""What may be tried: learning rates, and the part of them at which the cosine ends."""
-CHOSEN = {"synchronous": 0, "diloco": 1, "alone": 2, "synchronous_muon": 2, "muloco": 0, "alone_muon": 0}
+"""What may be tried: learning rates, the part of them at which the cosine ends, and MuLoCo's outer momentum."""
+CHOSEN = {"synchronous": 0, "diloco": 1, "alone": 2, "synchronous_muon": 2, "muloco": 1, "alone_muon": 0}
 """Places in the grids."""
 
 
@@ -140,6 +143,11 @@ class Outcome(NamedTuple):
     reported: float
     bytes: int
     parameters: int
+
+    @property
+    def traffic(self) -> float:
+        """Bytes of gradients up and weights down in fp32, of all workers in all steps, over those that were moved."""
+        return WORKERS * STEPS * 2 * 4 * self.parameters / self.bytes
 
 
 def quality() -> dict[str, dict[str, Any]]:
@@ -159,7 +167,7 @@ def quality() -> dict[str, dict[str, Any]]:
             "value": _ratio(found[rare], base),
             "target": "<= 1.02",
             "spread": _spread(found[rare], base),
-            "traffic": f"1/{_traffic(base[0].parameters) / found[rare][0].bytes:.0f}",
+            "traffic": f"1/{found[rare][0].traffic:.0f}",
             "traffic_target": f"1/{least}",
             **_losses(rare, found[rare]),
             **_losses("synchronous", base),
@@ -195,7 +203,8 @@ def _run(name: str, side: Side, seed: int, parent: Path, dataset: Path) -> Outco
     finish(job, directory, dataset)
     model = AutoModelForCausalLM.from_pretrained(directory.path / "model")
     moved = sum(one["bytes_up"] + one["bytes_down"] for one in rounds)
-    return Outcome(*_held_out(job, model, dataset), moved, sum(one.numel() for one in model.parameters()))
+    parameters = sum(one.numel() for one in model.parameters())
+    return Outcome(*_held_out(job, model, dataset), moved, parameters)
 
 
 def _held_out(job: Job, model: PreTrainedModel, dataset: Path) -> tuple[float, float]:
@@ -210,11 +219,6 @@ def _held_out(job: Job, model: PreTrainedModel, dataset: Path) -> tuple[float, f
         sums = evaluate(model, task, batches, "cpu")
         losses.append(sums.loss_sum / sums.count)
     return losses[0], losses[1]
-
-
-def _traffic(parameters: int) -> int:
-    """Bytes of gradients up and weights down in fp32, of all workers in all steps."""
-    return WORKERS * STEPS * 2 * 4 * parameters
 
 
 def _ratio(these: Sequence[Outcome], base: Sequence[Outcome]) -> float:
