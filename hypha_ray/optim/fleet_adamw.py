@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
+from hypha_ray.optim.together import GroupOptimizer
 
-class FleetAdamW(torch.optim.Optimizer):
+
+class FleetAdamW(GroupOptimizer):
     """AdamW with steps as long as on the mean gradient of K workers.
 
     Where gradients are mostly noise, Adam's second moment is mostly the noise's variance σ². That of the mean of K
@@ -37,19 +39,10 @@ class FleetAdamW(torch.optim.Optimizer):
         options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "workers": workers}
         super().__init__(params, options)
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Make one step on the gradients that are there; a closure isn't called."""
-        for group in self.param_groups:
-            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if parameters:
-                self._step(group, parameters)
-
-    def _step(self, group: dict[str, Any], parameters: list[torch.Tensor]) -> None:
+    def _step(self, group: dict[str, Any], parameters: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
         rate, (first, second), workers = group["lr"], group["betas"], group["workers"]
         states = [self._state(parameter) for parameter in parameters]
         means, squares = [one["exp_avg"] for one in states], [one["exp_avg_sq"] for one in states]
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         for state in states:
             state["step"] += 1
         steps = [int(state["step"]) for state in states]

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from hypha_ray.optim.together import GroupOptimizer
+
 TOGETHER = 1 << 24
 """Most elements that are orthogonalized at once: what is more gains nothing by company, and takes memory."""
 _A, _B, _C = 3.4445, -4.7750, 2.0315
@@ -15,7 +17,7 @@ _ITERATIONS = 5
 _LEAST_NORM = 1e-7
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(GroupOptimizer):
     """`torch.optim.Muon` (Jordan 2024) with a call for each shape instead of one for each matrix.
 
     Small matrices cost what the calls cost, so a step is several times as fast; and on CPUs it computes in float32,
@@ -33,16 +35,7 @@ class Muon(torch.optim.Optimizer):
         options = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "sideways": False}
         super().__init__(params, options)
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Make one step on the gradients that are there; a closure isn't called."""
-        for group in self.param_groups:
-            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if parameters:
-                self._step(group, parameters)
-
-    def _step(self, group: dict[str, Any], parameters: list[torch.Tensor]) -> None:
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    def _step(self, group: dict[str, Any], parameters: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
         averages = [self._average(parameter) for parameter in parameters]
         torch._foreach_lerp_(averages, gradients, 1 - group["momentum"])
         ahead = torch._foreach_lerp(gradients, averages, group["momentum"])
