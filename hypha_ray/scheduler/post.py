@@ -27,7 +27,8 @@ class Post:
         name: the actor's.
         start: makes the actor, anew each time.
         end: ends one, whatever state it is in.
-        silence_s: how long it may leave a question for its pulse open.
+        silence_s: how long it may leave a question for its pulse open; whoever takes the place of one that was silent
+            over a call has twice as long for it, since that may have been the machine's fault.
         start_s: how long it may take to start.
         note: told the reason whenever an actor is replaced.
 
@@ -66,10 +67,10 @@ class Post:
         """
         lost = deaths = 0
         while deaths < PATIENCE:
-            actor = await self._living()
+            actor, silence_s = await self._living(), self._silence_s * 2**deaths
             try:
                 refs = call(actor)
-                await self._watched(actor, refs[-1] if isinstance(refs, Sequence) else refs)
+                await self._watched(actor, refs[-1] if isinstance(refs, Sequence) else refs, silence_s)
                 return refs
             except ActorUnavailableError as error:  # Lost on the way, or its answer was; or a death not yet certain.
                 reason, lost = str(error).partition("\n")[0], lost + 1
@@ -79,7 +80,7 @@ class Post:
             except RayActorError as error:
                 reason = str(error).partition("\n")[0]
             except TimeoutError:
-                reason = f"silent for {self._silence_s:g} s"
+                reason = f"silent for {silence_s if self._awake else self._start_s:g} s"
             await self._replace(actor, reason)
             lost, deaths = 0, deaths + 1
         fix = "look into Ray's logs: it may lack memory"
@@ -103,7 +104,7 @@ class Post:
             self._note(self.name, reason)
             self.close()
 
-    async def _watched(self, actor: Any, ref: Any) -> None:
+    async def _watched(self, actor: Any, ref: Any, silence_s: float) -> None:
         """Wait for an answer, and feel the actor's pulse meanwhile.
 
         Raises:
@@ -113,7 +114,7 @@ class Post:
         answer = asyncio.ensure_future(value(ref))
         try:
             while not (await asyncio.wait({answer}, timeout=PULSE_S))[0]:
-                limit_s = self._silence_s if self._awake else self._start_s
+                limit_s = silence_s if self._awake else self._start_s
                 with suppress(ActorUnavailableError):
                     await asyncio.wait_for(value(actor.ping.remote()), limit_s)
                     self._awake = True
