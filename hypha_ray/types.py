@@ -79,9 +79,10 @@ class Layout:
                 sizes[entry.group] = max(sizes.get(entry.group, 0), entry.offset + entry.size)
         return sizes
 
-    def bytes(self) -> int:
-        """Size of all fragments, in bytes."""
-        groups = (group for fragment in range(self.fragments) for group in self.groups(fragment).items())
+    def bytes(self, fragment: int | None = None) -> int:
+        """Size of a fragment, or of all, in bytes."""
+        which = range(self.fragments) if fragment is None else (fragment,)
+        groups = (group for one in which for group in self.groups(one).items())
         return sum(size * np.dtype(name.split("/")[1]).itemsize for name, size in groups)
 
     def sha256(self) -> str:
@@ -263,12 +264,17 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the server did with a round's deltas; `update_norm` is the L2 norm of the change of θ."""
+    """What the server did with a round's deltas.
+
+    `update_norm` is the L2 norm of the change of θ, and `coded_bytes` what that takes as workers are sent it; 0 if they
+    are sent θ itself.
+    """
 
     round: int
     accepted: tuple[Contribution, ...]
     rejected: tuple[Rejection, ...]
     update_norm: float
+    coded_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,8 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
     from benchmarks.throughput import inner_loop
     from benchmarks.time_to_loss import time_to_loss
 
+    from hypha_ray.codec import NAMES
+
     return {
         ("planner",): planner,
         ("plan_64_ms", "plan_10000_ms"): plan_time,
@@ -62,7 +64,7 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
         ("overlap_none", "overlap"): overlap,
         ASYNCHRONY: asynchrony,
         QUALITY: quality,
-        ("codec_bf16", "codec_fp16", "codec_int8", "codec_int4", "codec_e3m0", "codec_topk"): codecs,
+        tuple(f"codec_{name}" for name in NAMES[1:]): codecs,
     }
 
 

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
 
 class Form(NamedTuple):
-    """What an array of a payload must look like: numpy's name of its dtype, and its number of elements."""
+    """What an array of a payload must look like: numpy's name of its dtype, and its number of elements or the most."""
 
     dtype: str
     size: int
+    exact: bool = True
 
 
 class Codec(Protocol):

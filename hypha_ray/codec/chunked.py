@@ -11,10 +11,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 
 from hypha_ray.codec.base import Form
 from hypha_ray.groups import dtype_of, is_trained
+from hypha_ray.types import Flat
 
 Parts = dict[str, torch.Tensor]
 """The arrays of a run of chunks, by name: one row a chunk."""
@@ -56,16 +58,28 @@ class Chunked(ABC):
         start, stop = part.start or 0, part.stop
         first = start // self.chunk
         last = None if stop is None else -(-stop // self.chunk)
-        parts = {name: payload[f"{group}/{name}"].view(-1, n)[first:last] for name, (_, n) in self.arrays.items()}
-        values = self.expand(parts).view(-1)[: None if stop is None else stop - start]
-        return values.to(getattr(torch, dtype_of(group)))
+        values = self.expand(self.rows(payload, group, slice(first, last))).view(-1)
+        return values[: None if stop is None else stop - start].to(getattr(torch, dtype_of(group)))
+
+    def rows(self, payload: Mapping[str, torch.Tensor], group: str, part: slice) -> Parts:
+        """The arrays of a run of chunks, out of a payload."""
+        return {name: payload[f"{group}/{name}"].view(-1, n)[part] for name, (_, n) in self.arrays.items()}
+
+    def rooms(self, size: int) -> Flat:
+        """Arrays for `encode_block` to write to, for a group of this size."""
+        chunks = -(-size // self.chunk)
+        return {name: np.empty(chunks * n, dtype) for name, (dtype, n) in self.arrays.items()}
+
+    def pack(self, arrays: Flat) -> Flat:
+        """What goes over the wire of these arrays, once all blocks are written."""
+        return arrays
 
     def encode_block(self, values: torch.Tensor, out: Mapping[str, torch.Tensor], start: int) -> torch.Tensor:
         """Encode a block of float32 values.
 
         Args:
             values: 1-D.
-            out: the group's arrays, by name, of shape (chunks, n); the block's rows are written.
+            out: the group's `rooms`, by name, of shape (chunks, n); the block's rows are written.
             start: the block's first element in the group.
 
         Returns:

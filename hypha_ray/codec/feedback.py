@@ -35,15 +35,15 @@ class Feedback:
     def encode(self, values: Flat, theta: Flat | None) -> tuple[Flat, Quality]:
         """See `Encoder.encode`; the payload's buffers share memory with `values`."""
         codec = self._codec
-        form = codec.form({group: array.size for group, array in values.items()})
-        payload: Flat = {name: np.empty(size, dtype) for name, (dtype, size) in form.items() if is_trained(name)}
-        quality, made, given = Quality(), tensors(payload), tensors(values)
+        payload: Flat = {}
+        quality, given = Quality(), tensors(values)
         base = None if theta is None else tensors(theta)
         for group, array in values.items():
             if not is_trained(group):
                 payload[group] = array
                 continue
-            out = {name: made[f"{group}/{name}"].view(-1, n) for name, (_, n) in codec.arrays.items()}
+            rooms = codec.rooms(array.size)
+            out = {name: room.view(-1, codec.arrays[name][1]) for name, room in tensors(rooms).items()}
             residual = self._residual(group, array.size)
             for part in blocks(array.size):
                 target = given[group][part]
@@ -57,6 +57,7 @@ class Feedback:
                 if residual is not None:
                     residual[part] = difference
                 quality.take(target, decoded, difference)
+            payload |= {f"{group}/{name}": packed for name, packed in codec.pack(rooms).items()}
         if not math.isfinite(quality.difference):
             self.residual.clear()  # One damaged result is rejected; those after it need not be.
         return payload, quality

@@ -20,7 +20,7 @@ class Int8(Chunked):
     def compress(self, values: torch.Tensor) -> Parts:
         """Round to the nearest multiple of the greatest magnitude / 127."""
         scales = values.abs().amax(1, keepdim=True) / 127
-        return {"codes": _multiples(values, scales, 127).to(torch.int8), "scales": scales}
+        return {"codes": multiples(values, scales, 127).to(torch.int8), "scales": scales}
 
     def expand(self, parts: Parts) -> torch.Tensor:
         """Multiply."""
@@ -37,7 +37,7 @@ class Int4(Chunked):
     def compress(self, values: torch.Tensor) -> Parts:
         """Round to the nearest multiple of the greatest magnitude / 7."""
         scales = bits_of_bf16(values.abs().amax(1, keepdim=True) / 7)
-        codes = _multiples(values, bf16_of_bits(scales), 7).to(torch.uint8)
+        codes = multiples(values, bf16_of_bits(scales), 7).to(torch.uint8)
         return {"codes": pack4(codes.bitwise_and_(15)), "scales": scales}
 
     def expand(self, parts: Parts) -> torch.Tensor:
@@ -45,7 +45,7 @@ class Int4(Chunked):
         return look_up4(parts["codes"], _INT4) * bf16_of_bits(parts["scales"])
 
 
-def _multiples(values: torch.Tensor, scales: torch.Tensor, most: int) -> torch.Tensor:
+def multiples(values: torch.Tensor, scales: torch.Tensor, most: int) -> torch.Tensor:
     """The nearest multiples, as whole floats; 0 where the scale is 0 or no number."""
     inverse = torch.where(scales > 0, 1 / scales, 0)
     return (values * inverse).round_().clamp_(-most, most).nan_to_num_(0.0)

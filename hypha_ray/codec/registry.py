@@ -27,9 +27,10 @@ def codec(name: str) -> Codec:
         return Fp32()
     if name not in NAMES:
         raise ConfigError("COD001", "sync.codec names no codec", got=repr(name), allowed=", ".join(NAMES))
-    from hypha_ray.codec import e3m0, floats, integers, topk
+    from hypha_ray.codec import e3m0, floats, huffman, integers, topk
 
-    found: tuple[type[Codec], ...] = (floats.Bf16, floats.Fp16, integers.Int8, integers.Int4, e3m0.E3m0, topk.TopK)
+    even = (integers.Int8, integers.Int4, huffman.Huffman3, huffman.Huffman2)
+    found: tuple[type[Codec], ...] = (floats.Bf16, floats.Fp16, *even, e3m0.E3m0, topk.TopK)
     return next(kind for kind in found if kind.name == name)()
 
 

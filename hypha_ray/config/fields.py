@@ -29,7 +29,7 @@ def address(text: str) -> str:
     return text
 
 
-Encoding: TypeAlias = Literal["fp32", "bf16", "fp16", "int8", "int4", "e3m0", "topk"]
+Encoding: TypeAlias = Literal["fp32", "bf16", "fp16", "int8", "int4", "e3m0", "huffman3", "huffman2", "topk"]
 """Names of codecs."""
 
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]

@@ -163,7 +163,7 @@ class Initialised:
     theta_sha256: str
     layout_sha256: str
     part_bytes: tuple[int, ...] = ()
-    """Of each fragment as it is sent to workers that have it as it was before; empty: there is one, sent as it is."""
+    """Of each fragment; empty: there is one."""
 
 
 @dataclass(frozen=True, slots=True)

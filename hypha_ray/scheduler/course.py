@@ -39,7 +39,7 @@ class Course:
         self._inner = set(past.inner)
         """Workers whose successors have an inner state to take over."""
         self.sent_bytes: tuple[int, tuple[int, ...]] = 0, ()
-        """Of all of θ, and of each fragment as it is sent to workers that have it as it was before."""
+        """Of all of θ, and of each fragment."""
         self.grace_until: float | None = None
         """When the round ends without those who haven't handed over; None: not yet, or no more."""
 
@@ -257,7 +257,7 @@ class Course:
         if self._closing is not None:
             whole, parts = self.sent_bytes
             if member.has == event.round - 1:
-                whole = sum(parts[fragment] for fragment in exchanged(self._job, self._closing.number))
+                whole = self._closing.coded_bytes or sum(parts[n] for n in exchanged(self._job, self._closing.number))
             self._closing.merged(member.source.worker, member.merged_at, now, whole, event.waited_s)
         member.merged_at, member.has = now, event.round
         if member.plan is not None and not member.plan.evaluate:

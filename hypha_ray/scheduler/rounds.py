@@ -56,6 +56,11 @@ class Round:
         return sum(delta.samples for delta in self.deltas.values())
 
     @property
+    def coded_bytes(self) -> int:
+        """What a worker with the weights of the round before is sent of the new ones; 0: these themselves."""
+        return 0 if self.verdict is None else self.verdict.coded_bytes
+
+    @property
     def ready_at(self) -> float:
         """When the last delta came in."""
         return max(self.delivered_at.values())

@@ -9,10 +9,8 @@ from functools import partial
 from typing import Any
 from uuid import uuid4
 
-import numpy as np
 from ray.exceptions import ObjectLostError
 
-from hypha_ray.codec import codec
 from hypha_ray.config import Job
 from hypha_ray.fragments import Piece, exchanged
 from hypha_ray.phases import Phase
@@ -51,9 +49,7 @@ class Weights:
             await asyncio.gather(*self._momentum)
         begin = await self._crew.store.ask(lambda store: store.begin.remote(self.layout, *self._theta))
         self.bytes = self.layout.bytes()
-        form = codec(self._job.sync.downward_codec).form
-        forms = [form(self.layout.groups(fragment)).values() for fragment in range(fragments)]
-        part_bytes = tuple(sum(np.dtype(dtype).itemsize * size for dtype, size in parts) for parts in forms)
+        part_bytes = tuple(self.layout.bytes(fragment) for fragment in range(fragments))
         return Initialised(self.bytes, await begin, self.layout.sha256(), part_bytes)
 
     async def described(self) -> Layout:
@@ -217,4 +213,4 @@ def _joined(verdicts: list[Verdict], rejected: tuple[Rejection, ...]) -> Verdict
         for parts in zip(*(verdict.accepted for verdict in verdicts), strict=True)
     )
     update_norm = sum(verdict.update_norm**2 for verdict in verdicts) ** 0.5
-    return Verdict(verdicts[0].round, accepted, rejected, update_norm)
+    return Verdict(verdicts[0].round, accepted, rejected, update_norm, sum(one.coded_bytes for one in verdicts))

@@ -57,12 +57,13 @@ def misfit(payload: Flat, form: Mapping[str, Form]) -> str | None:
     """Say in what a payload differs from the form that the layout and the codec ask for; None if in nothing."""
     if payload.keys() != form.keys():
         return f"groups {', '.join(sorted(payload))} instead of {', '.join(sorted(form))}"
-    for group, (dtype, size) in form.items():
+    for group, (dtype, size, exact) in form.items():
         array = payload[group]
         if array.dtype != np.dtype(dtype):
             return f"dtype {array.dtype} of {group} instead of {dtype}"
-        if array.shape != (size,) or not array.flags.c_contiguous:
-            return f"shape {array.shape} of {group} instead of {(size,)}, contiguous"
+        fits = array.size == size if exact else array.size <= size
+        if array.ndim != 1 or not fits or not array.flags.c_contiguous:
+            return f"shape {array.shape} of {group} instead of {(size,)}{'' if exact else ' at most'}, contiguous"
     return None
 
 

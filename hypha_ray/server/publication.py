@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from hypha_ray.codec import payload_bytes
 from hypha_ray.codec.chunked import Chunked
 from hypha_ray.codec.difference import publish
 from hypha_ray.types import Flat, Verdict
@@ -37,4 +40,5 @@ def published(
     payload: Flat = {}
     if verdict.accepted:
         payload, left_out = publish(codec, decay, theta, new, left_out)
+        verdict = replace(verdict, coded_bytes=payload_bytes(payload))
     return new, state | {_LEFT_OUT + group: array for group, array in left_out.items()}, payload, verdict

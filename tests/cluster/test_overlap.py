@@ -27,7 +27,7 @@ TABLES: dict[str, Any] = {
 def part_bytes(name: str, layout: Layout, fragments: tuple[int, ...]) -> int:
     """Size of the payloads of some fragments, as the codec declares it."""
     forms = [codec(name).form(layout.groups(fragment)).values() for fragment in fragments]
-    return sum(np.dtype(dtype).itemsize * size for form in forms for dtype, size in form)
+    return sum(np.dtype(one.dtype).itemsize * one.size for form in forms for one in form)
 
 
 def test_fragments_take_turns_and_a_round_moves_no_more_than_its_own(corpus: Path, tmp_path: Path) -> None:
@@ -46,6 +46,22 @@ def test_fragments_take_turns_and_a_round_moves_no_more_than_its_own(corpus: Pat
         assert 0 < record["codec_error"] < 0.3
     assert part_bytes("int8", layout, (0, 1)) < layout.bytes() / 3.8
     assert part_bytes("e3m0", layout, (0, 1)) < layout.bytes() / 7.5
+    losses = [record["val_loss"] for record in run.of_kind("eval")]
+    assert losses[-1] < losses[0]
+
+
+def test_bytes_of_codes_of_any_length_are_those_that_were_sent(corpus: Path, tmp_path: Path) -> None:
+    sync = {"fragments": 2, "codec": "huffman2", "downward_codec": "huffman3"}
+    job = job_of("lengths", corpus, sync=sync, **TABLES)
+    run = run_job(job, tmp_path, corpus)
+    layout = layout_of(build_model(job.model, 0), 2)
+    rounds = run.of_kind("round")
+    for record in rounds:
+        elements = 2 * sum(layout.bytes(fragment) // 4 for fragment in exchanged(job, record["round"]))
+        assert 1 < 8 * record["bytes_up"] / elements < 2.2
+        assert 1.8 < 8 * record["bytes_down"] / elements < 3.3
+        assert 0.2 < record["codec_error"] < 0.6
+    assert len({record["bytes_up"] for record in rounds}) > 2 and len({record["bytes_down"] for record in rounds}) > 2
     losses = [record["val_loss"] for record in run.of_kind("eval")]
     assert losses[-1] < losses[0]
 

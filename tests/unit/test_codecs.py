@@ -14,12 +14,16 @@ from hypha_ray.codec import NAMES, codec, difference_codec, encoded, encoder, pa
 from hypha_ray.codec.blocks import BLOCK, blocks
 from hypha_ray.codec.difference import advance, publish
 from hypha_ray.codec.views import tensors
+from hypha_ray.server.gates import misfit
 from hypha_ray.types import Flat
 
 GROUP, MEAN = "parameters/float32", "buffers/float32"
 LOSSY = [name for name in NAMES if name != "fp32"]
 BITS = {"bf16": 16, "fp16": 16, "int8": 8.125, "int4": 4.125, "e3m0": 4 + 16 / 1024, "topk": (128 * 14 + 32) / 4096}
+BITS |= {"huffman3": 2.69, "huffman2": 1.67}
+"""Of Gaussian values."""
 ERRORS = {"bf16": 0.003, "fp16": 0.001, "int8": 0.01, "int4": 0.15, "e3m0": 0.2, "topk": 0.95}
+ERRORS |= {"huffman3": 0.21, "huffman2": 0.41}
 """Relative errors that Gaussian values stay below."""
 SIZE = BLOCK + 12_345
 
@@ -53,8 +57,10 @@ def test_payload_has_the_form_that_is_declared_and_its_bytes(name: str) -> None:
     flat = {GROUP: values(1), MEAN: values(2, 7), "buffers/int64": np.array([3, 4])}
     payload, _ = encoder(name, 1.0).encode(flat, None)
     form = codec(name).form({group: array.size for group, array in flat.items()})
-    assert {key: (array.dtype.name, array.size) for key, array in payload.items()} == form
-    assert all(array.flags.c_contiguous and array.ndim == 1 for array in payload.values())
+    assert misfit(payload, form) is None
+    assert {key: array.size for key, array in payload.items() if form[key].exact} == {
+        key: one.size for key, one in form.items() if one.exact
+    }
     coded = payload_bytes(payload) - flat[MEAN].nbytes - flat["buffers/int64"].nbytes
     assert coded == pytest.approx(SIZE * BITS[name] / 8, rel=0.02)
     assert payload[MEAN] is flat[MEAN], "buffers travel as they are"
@@ -136,13 +142,13 @@ def test_any_size_is_decoded_whole(which: str, size: int, seed: int) -> None:
     if which == "topk":
         assert (found != 0).sum() <= 128 * -(-size // 4096)
     else:
-        assert np.abs(found - delta).max() <= np.abs(delta).max() * 0.26
+        assert np.abs(found - delta).max() <= np.abs(delta).max() * (0.8 if which == "huffman2" else 0.36)
 
 
 def test_noise_from_a_stranger_is_decoded_to_something(name: str) -> None:
     form = codec(name).form({GROUP: 5000})
     rng = np.random.default_rng(5)
-    noise = {key: np.frombuffer(rng.bytes(np.dtype(d).itemsize * n), d).copy() for key, (d, n) in form.items()}
+    noise = {key: np.frombuffer(rng.bytes(np.dtype(d).itemsize * n), d).copy() for key, (d, n, _) in form.items()}
     assert decoded(name, noise, 5000).shape == (5000,)
 
 

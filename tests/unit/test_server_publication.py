@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from hypha_ray.codec import difference_codec
+from hypha_ray.codec import difference_codec, payload_bytes
 from hypha_ray.server.publication import apart, published
 from hypha_ray.types import Contribution, Flat, Verdict
 
@@ -28,7 +30,8 @@ def once(theta: Flat, momentum: Flat, new: Flat) -> tuple[Flat, Flat, Flat, Verd
 def test_what_is_left_out_is_part_of_the_state_and_comes_back() -> None:
     theta, first, second = flat(0), flat(1), flat(2)
     new, state, payload, verdict = once(theta, first, second)
-    assert state.keys() == {GROUP, f"left-out/{GROUP}"} and state[GROUP] is first[GROUP] and verdict is TAKEN
+    assert state.keys() == {GROUP, f"left-out/{GROUP}"} and state[GROUP] is first[GROUP]
+    assert verdict == replace(TAKEN, coded_bytes=payload_bytes(payload)) and verdict.coded_bytes > 0
     assert np.abs(new[GROUP] + state[f"left-out/{GROUP}"] - second[GROUP]).max() < 1e-6
     own, left_out = apart(state)
     assert own.keys() == left_out.keys() == {GROUP}
