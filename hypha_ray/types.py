@@ -74,15 +74,13 @@ class Layout:
     def groups(self, fragment: int) -> dict[str, int]:
         """Sizes of a fragment's groups, in elements."""
         sizes: dict[str, int] = {}
-        for entry in self.entries:
-            if entry.fragment == fragment:
-                sizes[entry.group] = max(sizes.get(entry.group, 0), entry.offset + entry.size)
+        for entry in (one for one in self.entries if one.fragment == fragment):
+            sizes[entry.group] = max(sizes.get(entry.group, 0), entry.offset + entry.size)
         return sizes
 
-    def bytes(self, fragment: int | None = None) -> int:
-        """Size of a fragment, or of all, in bytes."""
-        which = range(self.fragments) if fragment is None else (fragment,)
-        groups = (group for one in which for group in self.groups(one).items())
+    def bytes(self, *fragments: int) -> int:
+        """Size of these fragments, or of all, in bytes."""
+        groups = (group for one in fragments or range(self.fragments) for group in self.groups(one).items())
         return sum(size * np.dtype(name.split("/")[1]).itemsize for name, size in groups)
 
     def sha256(self) -> str:
@@ -264,11 +262,7 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the server did with a round's deltas.
-
-    `update_norm` is the L2 norm of the change of θ, and `coded_bytes` what that takes as workers are sent it; 0 if they
-    are sent θ itself.
-    """
+    """What the server did with a round's deltas; the L2 norm of the change of θ, and its bytes if that is sent down."""
 
     round: int
     accepted: tuple[Contribution, ...]

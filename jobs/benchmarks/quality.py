@@ -42,6 +42,8 @@ WARMUP = 0.2
 """Part of the steps in which the learning rate rises."""
 HELD_OUT = 2048
 ROWS = ("quality", "quality_alone", "quality_muon", "quality_muon_alone")
+FOUR_BITS, HUFFMAN = ("int4", "int4"), ("huffman2", "huffman3")
+"""Codecs, up and down. What is lost upward is averaged over the workers, so it may be more."""
 _MODEL = {
     "model_type": "gpt2",
     "vocab_size": 384,
@@ -99,12 +101,12 @@ def _plain(batch: int, **inner: Any) -> Side:
     return Side(1, batch, 40, {"inner_optimizer": inner, "outer_optimizer": {"name": "average"}})
 
 
-def _rare(steps: int, eta: float, mu: float, **inner: Any) -> Side:
-    """Four bits both ways, with error feedback."""
+def _rare(steps: int, eta: float, mu: float, codecs: tuple[str, str] = FOUR_BITS, **inner: Any) -> Side:
+    """Codes both ways, with error feedback."""
     tables = {
         "inner_optimizer": {"k_aware": True, **inner},
         "outer_optimizer": {"learning_rate": eta, "momentum": mu},
-        "sync": {"codec": "int4", "downward_codec": "int4"},
+        "sync": dict(zip(("codec", "downward_codec"), codecs, strict=True)),
     }
     return Side(WORKERS, BATCH, steps, tables)
 
@@ -126,13 +128,15 @@ GRIDS: dict[str, list[Side]] = {
         _plain(WORKERS * BATCH, **_muon(rate, 8e-3, floor)) for rate, floor in product((1e-2, 2e-2), FLOORS)
     ],
     "muloco": [
-        _rare(32, 0.7, mu, **_muon(rate, adamw))
-        for rate, adamw, mu in ((1e-2, 4e-3, 0.8), (2e-2, 4e-3, 0.6), (2e-2, 8e-3, 0.6))
+        _rare(32, 0.7, 0.8, **_muon(1e-2, 4e-3)),
+        _rare(32, 0.7, 0.6, **_muon(2e-2, 4e-3)),
+        _rare(32, 0.7, 0.6, **_muon(2e-2, 8e-3)),
+        _rare(17, 0.7, 0.6, HUFFMAN, **_muon(2e-2, 8e-3)),
     ],
     "alone_muon": [_plain(BATCH, **_muon(rate, 4e-3)) for rate in (1e-2, 2e-2)],
 }
-"""What may be tried: learning rates, the part of them at which the cosine ends, and MuLoCo's outer momentum."""
-CHOSEN = {"synchronous": 0, "diloco": 1, "alone": 2, "synchronous_muon": 2, "muloco": 1, "alone_muon": 0}
+"""What may be tried: learning rates, the part of them at which the cosine ends, MuLoCo's codes and outer momentum."""
+CHOSEN = {"synchronous": 0, "diloco": 1, "alone": 2, "synchronous_muon": 2, "muloco": 3, "alone_muon": 0}
 """Places in the grids."""
 
 
