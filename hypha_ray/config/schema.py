@@ -94,7 +94,7 @@ class InnerOptimizer(Table):
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.95), strict=False, description="decay of AdamW's averages")
     epsilon: Positive = Field(1e-8, description="AdamW's epsilon")
     k_aware: bool = Field(
-        False, description="AdamW and Muon: steps as long as on the mean gradient of all workers, whose noise is less"
+        False, description="AdamW: steps as long as on the mean gradient of all workers, whose noise is less"
     )
     momentum: Fraction = Field(0.0, description="momentum of sgd; Muon's is 0.95")
     weight_decay: NotNegative = Field(0.1, description="weight decay, decoupled but for sgd")

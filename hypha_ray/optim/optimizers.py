@@ -101,7 +101,7 @@ def build_optimizer(
         model: on the device where it will train.
         config: table of the job file.
         total_steps: inner steps that the run is planned to have; None: unknown.
-        workers: how many have such a model and merge their results, for AdamW and Muon that are aware of it.
+        workers: how many have such a model and merge their results, for AdamW that is aware of it.
 
     Raises:
         ConfigError: the schedule lacks a value, or has values that contradict each other; or no optimizer has the name.
@@ -127,7 +127,7 @@ def build_optimizer(
     rest = [parameter for parameter in trained if id(parameter) not in ids]
     optimizers: list[torch.optim.Optimizer] = [_adamw(rest, config, workers)] if rest else []
     if hidden:
-        optimizers.append(_muon(model, hidden, config, workers))
+        optimizers.append(_muon(model, hidden, config))
     return Inner(optimizers, config, total_steps)
 
 
@@ -167,8 +167,8 @@ def _adamw(
     return torch.optim.AdamW(options, config.learning_rate, betas=config.betas, eps=config.epsilon, fused=True)
 
 
-def _muon(model: torch.nn.Module, hidden: Parameters, config: InnerOptimizer, workers: int) -> Muon:
-    """Build Muon, or the one that is aware of K, and tell it which matrices have inputs for rows: those of GPT-2."""
+def _muon(model: torch.nn.Module, hidden: Parameters, config: InnerOptimizer) -> Muon:
+    """Build Muon, and tell it which matrices have inputs for rows: those of GPT-2."""
     from transformers.pytorch_utils import Conv1D
 
     sideways = {id(module.weight) for module in model.modules() if isinstance(module, Conv1D)}
@@ -176,8 +176,7 @@ def _muon(model: torch.nn.Module, hidden: Parameters, config: InnerOptimizer, wo
     for parameter in hidden:
         groups.setdefault(id(parameter) in sideways, []).append(parameter)
     options = [{"params": members, "sideways": those} for those, members in groups.items()]
-    of = workers if config.k_aware else 1
-    return Muon(options, config.muon_learning_rate, weight_decay=config.weight_decay, workers=of)
+    return Muon(options, config.muon_learning_rate, weight_decay=config.weight_decay)
 
 
 def _hidden_ids(model: Any) -> set[int]:
