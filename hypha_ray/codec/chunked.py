@@ -45,8 +45,7 @@ class Chunked(ABC):
         found: dict[str, Form] = {}
         for group, size in groups.items():
             if is_trained(group):
-                chunks = -(-size // self.chunk)
-                found |= {f"{group}/{name}": Form(dtype, chunks * n) for name, (dtype, n) in self.arrays.items()}
+                found |= {f"{group}/{name}": form for name, form in self._forms(size).items()}
             else:
                 found[group] = Form(dtype_of(group), size)
         return found
@@ -67,8 +66,11 @@ class Chunked(ABC):
 
     def rooms(self, size: int) -> Flat:
         """Arrays for `encode_block` to write to, for a group of this size."""
+        return {name: np.empty(form.size, form.dtype) for name, form in self._forms(size).items()}
+
+    def _forms(self, size: int) -> dict[str, Form]:
         chunks = -(-size // self.chunk)
-        return {name: np.empty(chunks * n, dtype) for name, (dtype, n) in self.arrays.items()}
+        return {name: Form(dtype, chunks * n) for name, (dtype, n) in self.arrays.items()}
 
     def pack(self, arrays: Flat) -> Flat:
         """What goes over the wire of these arrays, once all blocks are written."""

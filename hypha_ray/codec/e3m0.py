@@ -6,16 +6,17 @@ from typing import ClassVar
 
 import torch
 
-from hypha_ray.codec.chunked import Chunked, Parts
+from hypha_ray.codec.chunked import Parts
 from hypha_ray.codec.floats import bf16_of_bits, bits_of_bf16
-from hypha_ray.codec.integers import look_up4, pack4, pairs
+from hypha_ray.codec.integers import FourBits, pack4, pairs
 
 _BIAS, _MANTISSA, _ONE_AND_A_HALF = 127, 23, 1 << 22
 """Of float32: what exponents are counted from, bits of the mantissa, and the mantissa of 1.5."""
 _ZERO = 7
+_MAGNITUDES = [*(2.0**-power for power in range(_ZERO)), 0.0]
 
 
-class E3m0(Chunked):
+class E3m0(FourBits):
     """Sign and power of two below the chunk's greatest magnitude, as Streaming DiLoCo sends deltas (arXiv 2501.18512).
 
     Levels are ±s, ±s/2, … ±s/64 and 0, with a bfloat16 s: 4.016 bits an element.
@@ -24,6 +25,7 @@ class E3m0(Chunked):
     name = "e3m0"
     chunk = 1024
     arrays: ClassVar = {"codes": ("uint8", 512), "scales": ("uint16", 1)}
+    levels = pairs([*_MAGNITUDES, *(-value for value in _MAGNITUDES)])
 
     def compress(self, values: torch.Tensor) -> Parts:
         """Round to the nearest level: between 2ᵉ and 2ᵉ⁺¹ the border is 1.5 · 2ᵉ, which shows in the bits."""
@@ -34,11 +36,3 @@ class E3m0(Chunked):
         below = (_BIAS - exponent).clamp_(0, _ZERO)
         codes = below.add_(bits.bitwise_right_shift(28) & 8).to(torch.uint8)
         return {"codes": pack4(codes), "scales": scales}
-
-    def expand(self, parts: Parts) -> torch.Tensor:
-        """Look levels up, and multiply by the scale."""
-        return look_up4(parts["codes"], _LEVELS) * bf16_of_bits(parts["scales"])
-
-
-_MAGNITUDES = [*(2.0**-power for power in range(_ZERO)), 0.0]
-_LEVELS = pairs([*_MAGNITUDES, *(-value for value in _MAGNITUDES)])

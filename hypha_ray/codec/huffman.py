@@ -15,9 +15,9 @@ import torch
 
 from hypha_ray.codec.base import Form
 from hypha_ray.codec.blocks import BLOCK, blocks
-from hypha_ray.codec.chunked import Chunked, Parts
+from hypha_ray.codec.chunked import Parts
 from hypha_ray.codec.floats import bf16_of_bits, bits_of_bf16
-from hypha_ray.codec.integers import look_up4, multiples, pack4, pairs
+from hypha_ray.codec.integers import FourBits, multiples, pack4, pairs
 from hypha_ray.groups import is_trained
 from hypha_ray.types import Flat
 
@@ -34,11 +34,11 @@ _NO_NUMBER = 0x7FC0
 
 def _levels(inward: float) -> torch.Tensor:
     """What codes stand for, in steps: multiples, moved towards zero, where most of what is rounded to them lies."""
-    above = [float(code) - inward for code in range(1, 8)]
+    above = [float(code) - inward for code in range(1, _MOST + 1)]
     return pairs([0.0, *above, -8.0, *(-level for level in reversed(above))])
 
 
-class Huffman(Chunked):
+class Huffman(FourBits):
     """Multiples, up to 7, of `step` times the root mean square of 256 elements; or of more, where 7 aren't enough.
 
     For each group there are ``…/codes``, a deflate stream of nothing but Huffman codes (RFC 1951) for each block;
@@ -46,7 +46,6 @@ class Huffman(Chunked):
     """
 
     step: ClassVar[float]
-    levels: ClassVar[torch.Tensor]
     chunk = 256
     arrays: ClassVar = {"codes": ("uint8", 128), "scales": ("uint16", 1)}
 
@@ -57,10 +56,6 @@ class Huffman(Chunked):
         scales = bits_of_bf16(greatest * (typical * self.step).clamp_(min=1 / _MOST))
         codes = multiples(values, bf16_of_bits(scales), _MOST).to(torch.uint8)
         return {"codes": pack4(codes.bitwise_and_(15)), "scales": scales}
-
-    def expand(self, parts: Parts) -> torch.Tensor:
-        """Look levels up, and multiply by the scale."""
-        return look_up4(parts["codes"], self.levels) * bf16_of_bits(parts["scales"])
 
     def form(self, groups: Mapping[str, int]) -> dict[str, Form]:
         """How many bytes the codes take, nobody knows before; but there is a limit."""

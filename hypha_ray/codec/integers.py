@@ -27,22 +27,36 @@ class Int8(Chunked):
         return parts["codes"] * parts["scales"]
 
 
-class Int4(Chunked):
+def pairs(values: list[float]) -> torch.Tensor:
+    """For every byte the values of its two 4-bit codes, shape (256, 2)."""
+    one = torch.tensor(values)
+    return torch.stack([one.repeat(16), one.repeat_interleave(16)], dim=1)
+
+
+class FourBits(Chunked):
+    """Codecs that have a bfloat16 scale for a chunk, and a 4-bit code for one of 16 levels for each element."""
+
+    levels: ClassVar[torch.Tensor]
+    """In scales, as `pairs` makes them."""
+
+    def expand(self, parts: Parts) -> torch.Tensor:
+        """Look levels up, and multiply by the scale."""
+        return look_up4(parts["codes"], self.levels) * bf16_of_bits(parts["scales"])
+
+
+class Int4(FourBits):
     """4-bit integers with even steps: 4.125 bits an element. The scale is a bfloat16."""
 
     name = "int4"
     chunk = 128
     arrays: ClassVar = {"codes": ("uint8", 64), "scales": ("uint16", 1)}
+    levels = pairs([float(code if code < 8 else code - 16) for code in range(16)])
 
     def compress(self, values: torch.Tensor) -> Parts:
         """Round to the nearest multiple of the greatest magnitude / 7."""
         scales = bits_of_bf16(values.abs().amax(1, keepdim=True) / 7)
         codes = multiples(values, bf16_of_bits(scales), 7).to(torch.uint8)
         return {"codes": pack4(codes.bitwise_and_(15)), "scales": scales}
-
-    def expand(self, parts: Parts) -> torch.Tensor:
-        """Multiply."""
-        return look_up4(parts["codes"], _INT4) * bf16_of_bits(parts["scales"])
 
 
 def multiples(values: torch.Tensor, scales: torch.Tensor, most: int) -> torch.Tensor:
@@ -68,12 +82,3 @@ def look_up4(packed: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 
     """
     return torch.nn.functional.embedding(packed.int(), table).flatten(1)
-
-
-def pairs(values: list[float]) -> torch.Tensor:
-    """For every byte the values of its two 4-bit codes, shape (256, 2)."""
-    one = torch.tensor(values)
-    return torch.stack([one.repeat(16), one.repeat_interleave(16)], dim=1)
-
-
-_INT4 = pairs([float(code if code < 8 else code - 16) for code in range(16)])

@@ -58,9 +58,9 @@ def test_payload_has_the_form_that_is_declared_and_its_bytes(name: str) -> None:
     payload, _ = encoder(name, 1.0).encode(flat, None)
     form = codec(name).form({group: array.size for group, array in flat.items()})
     assert misfit(payload, form) is None
-    assert {key: array.size for key, array in payload.items() if form[key].exact} == {
-        key: one.size for key, one in form.items() if one.exact
-    }
+    if all(one.exact for one in form.values()):
+        assert {key: (array.dtype.name, array.size, True) for key, array in payload.items()} == form
+    assert all(array.flags.c_contiguous and array.ndim == 1 for array in payload.values())
     coded = payload_bytes(payload) - flat[MEAN].nbytes - flat["buffers/int64"].nbytes
     assert coded == pytest.approx(SIZE * BITS[name] / 8, rel=0.02)
     assert payload[MEAN] is flat[MEAN], "buffers travel as they are"
@@ -142,7 +142,7 @@ def test_any_size_is_decoded_whole(which: str, size: int, seed: int) -> None:
     if which == "topk":
         assert (found != 0).sum() <= 128 * -(-size // 4096)
     else:
-        assert np.abs(found - delta).max() <= np.abs(delta).max() * (0.8 if which == "huffman2" else 0.36)
+        assert np.abs(found - delta).max() <= np.abs(delta).max() * {"huffman3": 0.36, "huffman2": 0.8}.get(which, 0.26)
 
 
 def test_noise_from_a_stranger_is_decoded_to_something(name: str) -> None:

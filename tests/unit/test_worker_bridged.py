@@ -146,7 +146,7 @@ def test_trainer_that_hangs_is_given_up_after_the_lease() -> None:
     bench.on_event = lambda event: began.append(time.monotonic())
     with pytest.raises(TrainerGone, match=r"FRM003.*said nothing for 0.5 s"):
         bench.run(plan_of(Span(0, 0, 0, 32)))
-    assert time.monotonic() - began[-1] < 5.0
+    assert time.monotonic() - began[-1] < 2.0
 
 
 def test_trainer_that_has_to_leave_hands_over_what_it_has() -> None:
