@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,7 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
     from benchmarks.exchange import EXCHANGES, SIZES, exchange
     from benchmarks.overlap import overlap
     from benchmarks.planner import plan_time, planner
-    from benchmarks.quality import ROWS as QUALITY
-    from benchmarks.quality import quality
+    from benchmarks.quality import KINDS, quality
     from benchmarks.relay import relay
     from benchmarks.throughput import inner_loop
     from benchmarks.time_to_loss import time_to_loss
@@ -63,7 +63,7 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
         ("time_to_loss",): time_to_loss,
         ("overlap_none", "overlap"): overlap,
         ASYNCHRONY: asynchrony,
-        QUALITY: quality,
+        **{(row, f"{row}_alone"): partial(quality, row) for row in KINDS},
         tuple(f"codec_{name}" for name in NAMES[1:]): codecs,
     }
 

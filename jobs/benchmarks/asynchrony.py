@@ -22,7 +22,7 @@ from hypha_ray.store.directory import RunDirectory
 BATCH_S = (0.116, 0.15, 0.302, 0.666)
 ROUNDS, STEPS, BATCH_SIZE, SEQ_LEN = 40, 12, 8, 64
 """`STEPS` is of each worker in a round, where all have equally many."""
-SEEDS = 1
+SEEDS = 3
 VARIANTS: dict[str, dict[str, Any]] = {
     "barrier": {"dynamic_local_steps": False},
     "planned": {},

@@ -6,12 +6,13 @@ of that); so its traffic is not measured, but what gradients up and weights down
 
 Of the data that is held out, one half chooses learning rates, for each side its own, and the other half is reported:
 
-    python jobs/bench.py --only quality
+    python jobs/bench.py --only quality quality_muon
     PYTHONPATH=jobs python -m benchmarks.quality    # try all of `GRIDS` again, on the half that chooses
 """
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,12 +37,13 @@ from hypha_ray.scheduler.cluster import connected
 from hypha_ray.scheduler.launch import finish, records
 from hypha_ray.store.directory import RunDirectory
 
-WORKERS, BATCH, SEQ_LEN, STEPS = 4, 8, 64, 4800
+WORKERS, SEQ_LEN, STEPS = 4, 64, 4800
+BATCH, MUON_BATCH = 8, 16
+"""Samples of a worker in a step. Muon's steps grow shorter as its gradients get noisy, and a worker's are noisier."""
 SEEDS, TUNING_SEED = (1, 2, 3), 0
 WARMUP = 0.2
 """Part of the steps in which the learning rate rises."""
 HELD_OUT = 2048
-ROWS = ("quality", "quality_alone", "quality_muon", "quality_muon_alone")
 FOUR_BITS, HUFFMAN = ("int4", "int4"), ("huffman2", "huffman3")
 """Codecs, up and down. What is lost upward is averaged over the workers, so it may be more."""
 _MODEL = {
@@ -101,14 +103,14 @@ def _plain(batch: int, **inner: Any) -> Side:
     return Side(1, batch, 40, {"inner_optimizer": inner, "outer_optimizer": {"name": "average"}})
 
 
-def _rare(steps: int, eta: float, mu: float, codecs: tuple[str, str] = FOUR_BITS, **inner: Any) -> Side:
+def _rare(batch: int, steps: int, eta: float, mu: float, codecs: tuple[str, str] = FOUR_BITS, **inner: Any) -> Side:
     """Codes both ways, with error feedback."""
     tables = {
         "inner_optimizer": {"k_aware": True, **inner},
         "outer_optimizer": {"learning_rate": eta, "momentum": mu},
         "sync": dict(zip(("codec", "downward_codec"), codecs, strict=True)),
     }
-    return Side(WORKERS, BATCH, steps, tables)
+    return Side(WORKERS, batch, steps, tables)
 
 
 def _adamw(rate: float, floor: float = 0.0) -> dict[str, Any]:
@@ -122,22 +124,38 @@ def _muon(rate: float, adamw: float, floor: float = 0.0) -> dict[str, Any]:
 FLOORS = (0.0, 0.1)
 GRIDS: dict[str, list[Side]] = {
     "synchronous": [_plain(WORKERS * BATCH, **_adamw(*one)) for one in product((16e-3, 24e-3), FLOORS)],
-    "diloco": [_rare(13, 0.7, 0.8, **_adamw(*one)) for one in product((4e-3, 6e-3), FLOORS)],
+    "diloco": [_rare(BATCH, 13, 0.7, 0.8, **_adamw(*one)) for one in product((4e-3, 6e-3), FLOORS)],
     "alone": [_plain(BATCH, **_adamw(*one)) for one in product((4e-3, 8e-3), FLOORS)],
     "synchronous_muon": [
-        _plain(WORKERS * BATCH, **_muon(rate, 8e-3, floor)) for rate, floor in product((1e-2, 2e-2), FLOORS)
+        _plain(WORKERS * MUON_BATCH, **_muon(rate, 8e-3, floor)) for rate, floor in product((1e-2, 2e-2), FLOORS)
     ],
     "muloco": [
-        _rare(32, 0.7, 0.8, **_muon(1e-2, 4e-3)),
-        _rare(32, 0.7, 0.6, **_muon(2e-2, 4e-3)),
-        _rare(32, 0.7, 0.6, **_muon(2e-2, 8e-3)),
-        _rare(17, 0.7, 0.6, HUFFMAN, **_muon(2e-2, 8e-3)),
+        _rare(MUON_BATCH, 32, 0.7, 0.8, **_muon(1e-2, 4e-3)),
+        _rare(MUON_BATCH, 32, 0.7, 0.6, **_muon(2e-2, 4e-3)),
+        _rare(MUON_BATCH, 32, 0.7, 0.6, **_muon(2e-2, 8e-3)),
+        _rare(MUON_BATCH, 17, 0.7, 0.6, HUFFMAN, **_muon(2e-2, 8e-3)),
     ],
-    "alone_muon": [_plain(BATCH, **_muon(rate, 4e-3)) for rate in (1e-2, 2e-2)],
+    "alone_muon": [_plain(MUON_BATCH, **_muon(rate, 4e-3)) for rate in (1e-2, 2e-2)],
 }
 """What may be tried: learning rates, the part of them at which the cosine ends, MuLoCo's codes and outer momentum."""
 CHOSEN = {"synchronous": 0, "diloco": 1, "alone": 2, "synchronous_muon": 2, "muloco": 3, "alone_muon": 0}
 """Places in the grids."""
+
+
+class Kind(NamedTuple):
+    """Names of the runs that are compared, and how much less than synchronous training `rare` has to send."""
+
+    synchronous: str
+    rare: str
+    alone: str
+    least: int
+
+
+KINDS = {
+    "quality": Kind("synchronous", "diloco", "alone", 100),
+    "quality_muon": Kind("synchronous_muon", "muloco", "alone_muon", 240),
+}
+"""By the rows that show them."""
 
 
 class Outcome(NamedTuple):
@@ -154,33 +172,39 @@ class Outcome(NamedTuple):
         return WORKERS * STEPS * 2 * 4 * self.parameters / self.bytes
 
 
-def quality() -> dict[str, dict[str, Any]]:
-    """Losses over those of synchronous training, means over seeds."""
+def quality(row: str) -> dict[str, dict[str, Any]]:
+    """Losses of a kind, over those of its synchronous training: means over seeds."""
+    kind = KINDS[row]
+    found: dict[str, list[Outcome]] = {name: [] for name in (kind.synchronous, kind.rare, kind.alone)}
     with tempfile.TemporaryDirectory() as scratch, connected("bench"):
         dataset = _dataset(Path(scratch))
-        found = {
-            name: [_run(f"{name}-{seed}", GRIDS[name][place], seed, Path(scratch), dataset) for seed in SEEDS]
-            for name, place in CHOSEN.items()
-        }
-    rows: dict[str, dict[str, Any]] = {}
-    sides = (("", "diloco", "alone", 100), ("_muon", "muloco", "alone_muon", 240))
-    for kind, rare, alone, least in sides:
-        base = found[f"synchronous{kind}"]
-        conditions = {"seeds": len(SEEDS), "workers": WORKERS, "steps": STEPS, "parameters": base[0].parameters}
-        rows[f"quality{kind}"] = {
-            "value": _ratio(found[rare], base),
+        for seed, name in product(SEEDS, found):
+            one = _run(f"{name}-{seed}", GRIDS[name][CHOSEN[name]], seed, Path(scratch), dataset)
+            print(f"{name}, seed {seed}: {one.choosing:.4f}, {one.reported:.4f}", file=sys.stderr, flush=True)
+            found[name].append(one)
+    base, rare, alone = found.values()
+    batch = GRIDS[kind.rare][CHOSEN[kind.rare]].batch
+    conditions = {"seeds": len(SEEDS), "workers": WORKERS, "steps": STEPS, "batch": batch}
+    conditions["parameters"] = base[0].parameters
+    return {
+        row: {
+            "value": _ratio(rare, base),
             "target": "<= 1.02",
-            "spread": _spread(found[rare], base),
-            "traffic": f"1/{found[rare][0].traffic:.0f}",
-            "traffic_target": f"1/{least}",
-            **_losses(rare, found[rare]),
+            "spread": _spread(rare, base),
+            "traffic": f"1/{rare[0].traffic:.0f}",
+            "traffic_target": f"1/{kind.least}",
+            **_losses(kind.rare, rare),
             **_losses("synchronous", base),
             **conditions,
-        }
-        spread = _spread(found[alone], base)
-        row = {"value": _ratio(found[alone], base), "target": "-", "spread": spread, **_losses("alone", found[alone])}
-        rows[f"quality{kind}_alone"] = row | conditions
-    return rows
+        },
+        f"{row}_alone": {
+            "value": _ratio(alone, base),
+            "target": "-",
+            "spread": _spread(alone, base),
+            **_losses("alone", alone),
+            **conditions,
+        },
+    }
 
 
 def tune() -> None:

@@ -52,9 +52,11 @@ def test_plots_are_drawn_of_the_rows_that_are_there(tmp_path: Path) -> None:
         "quality": {"value": 1.01, "traffic": "1/101"},
         "sync_25M_2": {"value": 1.9},
         "sync_gloo_25M_2": {"value": 0.9},
+        "asynchrony": {"value": 0.3},
+        "asynchrony_loss": {"value": 0.9},
         "time_to_loss": {"loss": 2.2, "mbit_s": 50.0, "ours_curve": [[1, 5], [9, 2]], "ddp_curve": [[1, 5], [20, 2]]},
     }
     files = draw(rows, tmp_path)
-    assert [file.name for file in files] == ["quality.svg", "exchange.svg", "time_to_loss.svg"]
+    assert [file.name for file in files] == ["quality.svg", "exchange.svg", "time_to_loss.svg", "asynchrony.svg"]
     assert all(b"<svg" in file.read_bytes() for file in files)
     assert draw({"planner": {"value": 1.0}}, tmp_path / "none") == []
