@@ -37,9 +37,7 @@ from hypha_ray.scheduler.cluster import connected
 from hypha_ray.scheduler.launch import finish, records
 from hypha_ray.store.directory import RunDirectory
 
-WORKERS, SEQ_LEN, STEPS = 4, 64, 4800
-BATCH, MUON_BATCH = 8, 16
-"""Samples of a worker in a step. Muon's steps grow shorter as its gradients get noisy, and a worker's are noisier."""
+WORKERS, BATCH, SEQ_LEN, STEPS = 4, 8, 64, 4800
 SEEDS, TUNING_SEED = (1, 2, 3), 0
 WARMUP = 0.2
 """Part of the steps in which the learning rate rises."""
@@ -103,14 +101,14 @@ def _plain(batch: int, **inner: Any) -> Side:
     return Side(1, batch, 40, {"inner_optimizer": inner, "outer_optimizer": {"name": "average"}})
 
 
-def _rare(batch: int, steps: int, eta: float, mu: float, codecs: tuple[str, str] = FOUR_BITS, **inner: Any) -> Side:
+def _rare(steps: int, eta: float, mu: float, codecs: tuple[str, str] = FOUR_BITS, **inner: Any) -> Side:
     """Codes both ways, with error feedback."""
     tables = {
         "inner_optimizer": {"k_aware": True, **inner},
         "outer_optimizer": {"learning_rate": eta, "momentum": mu},
         "sync": dict(zip(("codec", "downward_codec"), codecs, strict=True)),
     }
-    return Side(WORKERS, batch, steps, tables)
+    return Side(WORKERS, BATCH, steps, tables)
 
 
 def _adamw(rate: float, floor: float = 0.0) -> dict[str, Any]:
@@ -124,18 +122,18 @@ def _muon(rate: float, adamw: float, floor: float = 0.0) -> dict[str, Any]:
 FLOORS = (0.0, 0.1)
 GRIDS: dict[str, list[Side]] = {
     "synchronous": [_plain(WORKERS * BATCH, **_adamw(*one)) for one in product((16e-3, 24e-3), FLOORS)],
-    "diloco": [_rare(BATCH, 13, 0.7, 0.8, **_adamw(*one)) for one in product((4e-3, 6e-3), FLOORS)],
+    "diloco": [_rare(13, 0.7, 0.8, **_adamw(*one)) for one in product((4e-3, 6e-3), FLOORS)],
     "alone": [_plain(BATCH, **_adamw(*one)) for one in product((4e-3, 8e-3), FLOORS)],
     "synchronous_muon": [
-        _plain(WORKERS * MUON_BATCH, **_muon(rate, 8e-3, floor)) for rate, floor in product((1e-2, 2e-2), FLOORS)
+        _plain(WORKERS * BATCH, **_muon(rate, 8e-3, floor)) for rate, floor in product((1e-2, 2e-2), FLOORS)
     ],
     "muloco": [
-        _rare(MUON_BATCH, 32, 0.7, 0.8, **_muon(1e-2, 4e-3)),
-        _rare(MUON_BATCH, 32, 0.7, 0.6, **_muon(2e-2, 4e-3)),
-        _rare(MUON_BATCH, 32, 0.7, 0.6, **_muon(2e-2, 8e-3)),
-        _rare(MUON_BATCH, 17, 0.7, 0.6, HUFFMAN, **_muon(2e-2, 8e-3)),
+        _rare(32, 0.7, 0.8, **_muon(1e-2, 4e-3)),
+        _rare(32, 0.7, 0.6, **_muon(2e-2, 4e-3)),
+        _rare(32, 0.7, 0.6, **_muon(2e-2, 8e-3)),
+        _rare(17, 0.7, 0.6, HUFFMAN, **_muon(2e-2, 8e-3)),
     ],
-    "alone_muon": [_plain(MUON_BATCH, **_muon(rate, 4e-3)) for rate in (1e-2, 2e-2)],
+    "alone_muon": [_plain(BATCH, **_muon(rate, 4e-3)) for rate in (1e-2, 2e-2)],
 }
 """What may be tried: learning rates, the part of them at which the cosine ends, MuLoCo's codes and outer momentum."""
 CHOSEN = {"synchronous": 0, "diloco": 1, "alone": 2, "synchronous_muon": 2, "muloco": 3, "alone_muon": 0}
@@ -183,9 +181,7 @@ def quality(row: str) -> dict[str, dict[str, Any]]:
             print(f"{name}, seed {seed}: {one.choosing:.4f}, {one.reported:.4f}", file=sys.stderr, flush=True)
             found[name].append(one)
     base, rare, alone = found.values()
-    batch = GRIDS[kind.rare][CHOSEN[kind.rare]].batch
-    conditions = {"seeds": len(SEEDS), "workers": WORKERS, "steps": STEPS, "batch": batch}
-    conditions["parameters"] = base[0].parameters
+    conditions = {"seeds": len(SEEDS), "workers": WORKERS, "steps": STEPS, "parameters": base[0].parameters}
     return {
         row: {
             "value": _ratio(rare, base),
