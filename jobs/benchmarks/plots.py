@@ -102,15 +102,14 @@ def _time_to_loss(axes: Axes, rows: Rows) -> bool:
 def _asynchrony(axes: Axes, rows: Rows) -> bool:
     """Loss over that of a barrier, against time over its time: lower left is better."""
     names = {
-        "asynchrony": "asynchronous, delayed Nesterov",
-        "asynchrony_naive": "asynchronous, plain",
-        "asynchrony_planned": "barrier, batches planned",
+        "asynchrony": ("asynchronous, delayed Nesterov", BLUE, "o"),
+        "asynchrony_naive": ("asynchronous, plain", ORANGE, "s"),
+        "asynchrony_planned": ("barrier, batches planned", GREY, "D"),
     }
     found = [row for row in names if row in rows]
-    for row, color, marker in zip(names, (BLUE, ORANGE, GREY), "osD", strict=True):
-        if row in found:
-            loss = rows[f"{row}_loss"]["value"]
-            axes.plot(rows[row]["value"], loss, marker, color=color, markersize=8, label=names[row])
+    for row in found:
+        (label, color, marker), loss = names[row], rows[f"{row}_loss"]["value"]
+        axes.plot(rows[row]["value"], loss, marker, color=color, markersize=8, label=label)
     axes.plot(1, 1, "x", color=RED, markersize=8, label="barrier, equal batches")
     axes.set_xlim(0, 1.1)
     axes.set_xlabel("time over that of a barrier")
