@@ -88,12 +88,16 @@ class Listener:
             if self._tls is not None:
                 stream = self._tls.wrap_socket(stream, server_side=True, do_handshake_on_connect=False)
             with self._known(stream):
-                self._greet(stream)
+                channel = self._greeted(stream)
         except OSError as error:  # TLS, mostly.
             log.info("a connection to the bridge was refused: %s", error)
             stream.close()
+            return
+        if channel is not None:
+            self._admit(channel)
 
-    def _greet(self, stream: socket.socket) -> None:
+    def _greeted(self, stream: socket.socket) -> Channel | None:
+        """The connection of a trainer that has proved who it is; None if it could not."""
         stream.settimeout(GREETING_S)
         if isinstance(stream, ssl.SSLSocket):
             stream.do_handshake()
@@ -102,8 +106,16 @@ class Listener:
             channel.greet(silence_s=self._silence_s)
         except HyphaError as error:
             log.info("a connection to the bridge was refused: %s", error)
-            return
-        self._admitted.put(channel)
+            return None
+        return channel
+
+    def _admit(self, channel: Channel) -> None:
+        """Let a trainer wait in the queue. It is no stranger any more, whom the next one or the end would drive away."""
+        with self._changing:
+            if self._closed:
+                channel.close()
+            else:
+                self._admitted.put(channel)
 
     @contextlib.contextmanager
     def _known(self, stream: socket.socket) -> Iterator[None]:

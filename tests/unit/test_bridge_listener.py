@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import socket
 import ssl
 import stat
@@ -160,6 +161,23 @@ def test_closing_hangs_up_on_strangers_and_on_whoever_waits(listening: Listening
     with pytest.raises(BridgeError, match=r"FRM008"):
         waiting.hear()
     assert time.monotonic() - began < 1.0
+
+
+class Slow(queue.SimpleQueue[Channel]):
+    """Whoever waits is faster than the thread that has put something."""
+
+    def put(self, item: Channel, block: bool = True, timeout: float | None = None) -> None:
+        super().put(item)
+        time.sleep(0.2)
+
+
+def test_trainer_that_was_admitted_is_no_stranger_who_is_hung_up_on(listening: Listening) -> None:
+    listener = listening()
+    listener._admitted = Slow()
+    driver, trainer = join(listener)
+    listener.close()
+    driver.say("done")
+    assert trainer.hear()[0] == "done"
 
 
 def test_oldest_strangers_have_to_go_for_new_ones(listening: Listening) -> None:
