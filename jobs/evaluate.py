@@ -17,6 +17,7 @@ import tyro
 
 from hypha_ray.config.cli import run
 from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.garbage import uncollected
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,15 @@ def main() -> None:
     if not infos:
         splits = ", ".join(sorted({info.split for info in manifest.slices}))
         raise DataError("DATA051", f"dataset {manifest.name!r} has no such split", arguments.split, splits)
-    import torch
+    with uncollected():
+        import torch
 
-    from hypha_ray.model.build import describe
-    from hypha_ray.model.evaluation import batches_of, evaluate, figures
-    from hypha_ray.model.saved import open_saved
+        from hypha_ray.model.build import describe
+        from hypha_ray.model.evaluation import batches_of, evaluate, figures
+        from hypha_ray.model.saved import open_saved
 
-    start, device = time.monotonic(), torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    network, task = open_saved(arguments.model, arguments.type)
+        start, device = time.monotonic(), torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        network, task = open_saved(arguments.model, arguments.type)
     facts = describe(network, task)
     manifest.require(facts.vocab_size, facts.num_labels)
     slices = (read_slice(arguments.dataset, info, manifest) for info in infos)

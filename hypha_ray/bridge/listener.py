@@ -110,7 +110,7 @@ class Listener:
         return channel
 
     def _admit(self, channel: Channel) -> None:
-        """Let a trainer wait in the queue. It is no stranger any more, whom the next one or the end would drive away."""
+        """Let a trainer wait in the queue. It is no stranger any more, whom the next one or the end drives away."""
         with self._changing:
             if self._closed:
                 channel.close()

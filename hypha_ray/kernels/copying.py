@@ -4,16 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hypha_ray.kernels.loading import compiled, load_ahead
-
-LEAST = 1 << 18
-"""Elements from which on it is worth it: what is smaller stays in the caches, and may be wanted there."""
-
-
-def get_ready(largest: int) -> None:
-    """Prepare to copy arrays of up to so many elements."""
-    if largest >= LEAST:
-        load_ahead("copy")
+from hypha_ray.kernels.loading import compiled, is_worth_it
 
 
 def copy(source: torch.Tensor, out: torch.Tensor) -> None:
@@ -28,7 +19,9 @@ def copy(source: torch.Tensor, out: torch.Tensor) -> None:
 
     """
     plain = (one.dtype == torch.float32 and one.is_cpu and one.is_contiguous() for one in (source, out))
-    if out.numel() >= LEAST and source.shape == out.shape and all(plain) and (numba := compiled("copy")) is not None:
+    if source.shape == out.shape and all(plain) and is_worth_it("copy", out.numel()):
+        numba = compiled("copy")
+        assert numba is not None
         numba.copy(source.data_ptr(), out.data_ptr(), out.numel())
     else:
         out.copy_(source)

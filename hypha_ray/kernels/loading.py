@@ -7,6 +7,14 @@ from importlib import import_module
 from threading import Thread
 from types import ModuleType
 
+LEAST = {"copy": 1 << 18, "outer": 1 << 20}
+"""Elements from which on it is worth it. What is smaller to copy stays in the caches, and may be wanted there."""
+
+
+def is_worth_it(name: str, elements: int) -> bool:
+    """Whether arrays of so many elements are large enough for a module, and it can be had."""
+    return elements >= LEAST[name] and compiled(name) is not None
+
 
 @cache
 def compiled(name: str) -> ModuleType | None:
@@ -17,6 +25,7 @@ def compiled(name: str) -> ModuleType | None:
         return None
 
 
-def load_ahead(name: str) -> None:
-    """Load such a module beside whatever else goes on: where it is compiled first, that takes seconds."""
-    Thread(target=compiled, args=(name,), name=f"loads {name}", daemon=True).start()
+def load_ahead(name: str, elements: int) -> None:
+    """Load such a module for arrays of so many elements, beside whatever else goes on: compiling takes seconds."""
+    if elements >= LEAST[name]:
+        Thread(target=compiled, args=(name,), name=f"loads {name}", daemon=True).start()

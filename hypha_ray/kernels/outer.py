@@ -42,11 +42,6 @@ class Averaged(NamedTuple):
     new_velocity: torch.Tensor | None
 
 
-def available() -> bool:
-    """Whether this can be done here."""
-    return compiled("outer") is not None
-
-
 def nesterov(eta: float, mu: float, block: Averaged) -> list[float]:
     """Take Nesterov's step v ← μv + Δ̄; θ ← θ + η(μv + Δ̄), where Δ̄ is the mean of the workers' weights without θ.
 

@@ -16,6 +16,7 @@ from hypha_ray.config.load import Loaded, require_complete, resolved_toml
 from hypha_ray.data.catalogue import load, locate
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.errors import DataError
+from hypha_ray.garbage import uncollected
 from hypha_ray.market.allocator import cluster_nodes
 from hypha_ray.market.requirements import workers_to_start
 from hypha_ray.optim.schedules import check_schedule, inner_steps
@@ -114,10 +115,11 @@ def check_job(job: Job) -> None:
 
 def check_fit(job: Job, manifest: Manifest) -> None:
     """Refuse a model that the dataset doesn't fit before anything starts; one that goes on has been checked already."""
-    from hypha_ray.model.build import facts  # Seconds go by until torch is loaded.
-    from hypha_ray.model.hub import fetch
+    with uncollected():
+        from hypha_ray.model.build import facts  # Seconds go by until torch is loaded.
+        from hypha_ray.model.hub import fetch
 
-    known = facts(job.model)
+        known = facts(job.model)
     if job.model.repository and Path(job.model.repository).expanduser().is_dir():
         fetch(job.model.repository, None, None, weights=True)  # A hub's weights are left for the nodes to fetch.
     manifest.require(known.vocab_size, known.num_labels)
@@ -164,10 +166,11 @@ def watch(stream: Iterator[dict[str, Any]], console: Console, notes: Iterable[st
 
 def finish(job: Job, directory: RunDirectory, dataset: Path) -> None:
     """Save the trained model as transformers does, and draw the plots."""
-    from hypha_ray.model.export import export  # What comes last is loaded last: a run that goes on, goes on at once.
-    from hypha_ray.model.preprocess import load_preprocessor
-    from hypha_ray.store.snapshots import load_snapshot
-    from hypha_ray.telemetry.plots import draw
+    with uncollected():  # What comes last is loaded last: a run that goes on, goes on at once.
+        from hypha_ray.model.export import export
+        from hypha_ray.model.preprocess import load_preprocessor
+        from hypha_ray.store.snapshots import load_snapshot
+        from hypha_ray.telemetry.plots import draw
 
     preprocessor = load_preprocessor(job.preprocessor, dataset, job.model)
     snapshot = load_snapshot(directory.path, committed(directory) - 1)

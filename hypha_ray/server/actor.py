@@ -16,6 +16,7 @@ import ray
 from hypha_ray.config.schema import Job, OuterOptimizer
 from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.fragments import turn
+from hypha_ray.garbage import uncollected
 from hypha_ray.phases import Phase
 from hypha_ray.types import Flat, Layout, Verdict
 
@@ -39,10 +40,8 @@ class ParameterServer:
     """
 
     def __init__(self, job: Job) -> None:
-        import torch
-
-        from hypha_ray.kernels import load_ahead
-        from hypha_ray.server.onepass import is_common
+        with uncollected():
+            import torch
 
         arm(job.testing.failpoints, job.testing.failpoint_log)
         self._job, self._sync = job, job.sync.strategy == "sync"
@@ -56,8 +55,6 @@ class ParameterServer:
         reserved = max(1, int(ray.get_runtime_context().get_assigned_resources().get("CPU", 0)))
         torch.set_num_threads(reserved if self._sync else 1)
         self._threads = 1 if self._sync else max(reserved, min(THREADS, os.cpu_count() or 1))
-        if is_common(job.outer_optimizer, job.sync):
-            load_ahead("outer")
 
     def initial(self) -> tuple[Layout | Flat, ...]:
         """Build the job's model; returns its layout and the initial weights of each fragment, as separate results.
@@ -68,12 +65,16 @@ class ParameterServer:
             HyphaError: the model can't be built, or not be cut into so many fragments.
 
         """
-        from hypha_ray.model.build import build_model
-        from hypha_ray.model.layout import gather, layout_of
+        with uncollected():
+            from hypha_ray.model.build import build_model
+            from hypha_ray.model.layout import gather, layout_of
+            from hypha_ray.server.onepass import get_ready
 
-        model = build_model(self._job.model, self._job.run.seed)
+            model = build_model(self._job.model, self._job.run.seed)
         layout = layout_of(model, self._job.sync.fragments, self._job.sync.partition)
-        return layout, *(gather(model, layout, fragment) for fragment in range(layout.fragments))
+        flats = [gather(model, layout, fragment) for fragment in range(layout.fragments)]
+        get_ready(self._job, flats)
+        return layout, *flats
 
     def momentum(self, layout: Layout, fragment: int) -> Flat:
         """Momentum before the first round; of an optimizer's state there is none."""
@@ -185,6 +186,9 @@ class ParameterServer:
         What the reduction needs is loaded meanwhile.
         """
         import hypha_ray.server.reducer  # noqa: F401
+        from hypha_ray.server.onepass import get_ready
+
+        get_ready(self._job, [payload])
 
     @ray.method(concurrency_group="pulse")
     def ping(self) -> int:

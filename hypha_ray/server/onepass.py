@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
+from hypha_ray.config import Job
 from hypha_ray.config.schema import OuterOptimizer, Sync
-from hypha_ray.kernels import Averaged, available, nesterov, portions
+from hypha_ray.kernels import Averaged, is_worth_it, load_ahead, nesterov, portions
 from hypha_ray.server.merge import Values, Work, shares
 from hypha_ray.server.outer import Group
+from hypha_ray.types import Flat
 
 
 def is_common(outer: OuterOptimizer, sync: Sync) -> bool:
     """Whether that is what a job's outer steps are."""
     fp32 = sync.codec == "fp32" and sync.strategy != "sync"
     return fp32 and (outer.name, sync.merge) == ("nesterov", "mean")
+
+
+def get_ready(job: Job, flats: Iterable[Flat]) -> None:
+    """Load meanwhile what steps of a job with such arrays take."""
+    if is_common(job.outer_optimizer, job.sync):
+        load_ahead("outer", max((array.size for flat in flats for array in flat.values()), default=0))
 
 
 def in_one_pass(
@@ -33,13 +41,13 @@ def in_one_pass(
         state: new momentum is wanted.
 
     Returns:
-        The work; None: these values are not such weights, or nothing can be compiled here.
+        The work; None: these values are not such weights, or too few, or nothing can be compiled here.
 
     """
     as_they_are = not (values.relative or values.deltas) and all(scale == 1 for scale in values.scales)
     replaces = eta == 1 and mu == 0
     fits = values.theta.dtype == torch.float32 and len(group.state) == 1
-    if not as_they_are or replaces or not fits or not available():
+    if not as_they_are or replaces or not fits or not is_worth_it("outer", values.theta.numel()):
         return None
     table, (old,), (new,) = portions(shares(weights)), group.state, group.new_state
 

@@ -18,6 +18,7 @@ import ray
 from hypha_ray.config import Job
 from hypha_ray.failpoints import arm
 from hypha_ray.fragments import Piece
+from hypha_ray.garbage import uncollected
 from hypha_ray.types import Flat, Layout, Plan, Source
 from hypha_ray.worker.desk import Desk
 from hypha_ray.worker.feeder import Arrays, Feeder
@@ -48,12 +49,13 @@ class TrainWorker:
 
     @staticmethod
     def _loop(job: Job, source: Source, feeder: Feeder, desk: Desk, emit: Emit) -> Loop:
-        import torch  # Whoever only starts this actor needs none of it.
+        with uncollected():
+            import torch  # Whoever only starts this actor needs none of it.
 
-        torch.set_num_threads(max(1, int(job.resources.worker.cpu)))
-        from hypha_ray.worker.loop import InnerLoop
+            torch.set_num_threads(max(1, int(job.resources.worker.cpu)))
+            from hypha_ray.worker.loop import InnerLoop
 
-        return InnerLoop(job, source, feeder, desk, emit)
+            return InnerLoop(job, source, feeder, desk, emit)
 
     @ray.method(num_returns="streaming")
     def run(self, to: Source) -> Iterator[Item]:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from hypha_ray.groups import is_trained
-from hypha_ray.kernels import get_ready
+from hypha_ray.kernels import load_ahead
 from hypha_ray.model.flat import Groups
 from hypha_ray.model.layout import gather, scatter
 from hypha_ray.types import Flat, Layout
@@ -28,7 +28,7 @@ class Live:
 
     def __init__(self, model: torch.nn.Module, layout: Layout, mixing: float, keeps: bool) -> None:
         self._model, self._layout, self._mixing, self._keeps = model, layout, mixing, keeps
-        get_ready(max((entry.size for entry in layout.entries), default=0))
+        load_ahead("copy", max((entry.size for entry in layout.entries), default=0))
         self.theta: dict[int, Flat] = {}
         """Newest global weights by fragment, as they came."""
         self._guesses: dict[int, Flat] = {}

@@ -1,8 +1,20 @@
-"""Options of the simulated runs in test_simulation.py."""
+"""Options of the simulated runs in test_simulation.py, and what tests of the server share."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+
+from hypha_ray.kernels.loading import LEAST
+
+
+@pytest.fixture(scope="class")
+def compiled_steps() -> Iterator[None]:
+    """Outer steps are what numba compiles however small the arrays are, wherever they can be."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(LEAST, "outer", 1)
+        yield
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

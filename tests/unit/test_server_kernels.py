@@ -11,19 +11,21 @@ import torch
 
 from hypha_ray.config.schema import OuterOptimizer
 from hypha_ray.kernels import Averaged, nesterov, portions
-from hypha_ray.server import onepass
+from hypha_ray.kernels.loading import LEAST
 from hypha_ray.server.gates import Received
 from hypha_ray.server.merge import fold, shares
 from hypha_ray.server.reducer import reduce
 from hypha_ray.server.rules import Rules
 from hypha_ray.types import Entry, Layout
 
+pytestmark = pytest.mark.usefixtures("compiled_steps")
+
 SIZES = (1, 15, 4096, 3 * 4096 + 17)
 GROUP = "parameters/float32"
 
 
 def plainly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onepass, "available", lambda: False)
+    monkeypatch.setitem(LEAST, "outer", 1 << 60)
 
 
 def values(size: int, seed: int) -> torch.Tensor:

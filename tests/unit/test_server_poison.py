@@ -19,6 +19,8 @@ from hypha_ray.server.reducer import initial_momentum, reduce
 from hypha_ray.server.rules import Rules
 from hypha_ray.types import Flat, Rejection, Verdict
 
+pytestmark = pytest.mark.usefixtures("compiled_steps")
+
 WORKERS, BAD = 8, 5
 LAYOUT = layout_of({WEIGHTS: 1000, STATISTICS: 3})
 SYNCS = {

@@ -21,6 +21,8 @@ from hypha_ray.server.reducer import blank, initial_momentum, reduce
 from hypha_ray.server.rules import Rules
 from hypha_ray.types import Contribution, Entry, Flat, Layout, Rejection
 
+pytestmark = pytest.mark.usefixtures("compiled_steps")
+
 GROUP, MEAN, COUNT = "parameters/float32", "buffers/float32", "buffers/int64"
 DILOCO, PLAIN = OuterOptimizer(), OuterOptimizer(learning_rate=1.0, momentum=0.0)
 
