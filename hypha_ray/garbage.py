@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,13 +13,15 @@ def uncollected() -> Iterator[None]:
     """Load libraries without searching for garbage among what they make, nor ever afterwards.
 
     torch and transformers make a million objects, which stay. To go through them again and again takes an eighth of
-    the time of loading them, and as much at the end of the process (`gc.freeze`). May be within another one.
+    the time of loading them, and as much at the end of the process (`gc.freeze`). Models, which come and go, are to be
+    made outside: their garbage would stay as well. May be within another one.
     """
-    was_on = gc.isenabled()
+    was_on, modules = gc.isenabled(), len(sys.modules)
     gc.disable()
     try:
         yield
     finally:
         if was_on:
-            gc.freeze()
+            if len(sys.modules) > modules:
+                gc.freeze()
             gc.enable()

@@ -58,8 +58,8 @@ def main() -> None:
         from hypha_ray.model.evaluation import batches_of, evaluate, figures
         from hypha_ray.model.saved import open_saved
 
-        start, device = time.monotonic(), torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        network, task = open_saved(arguments.model, arguments.type)
+    start, device = time.monotonic(), torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    network, task = open_saved(arguments.model, arguments.type)
     facts = describe(network, task)
     manifest.require(facts.vocab_size, facts.num_labels)
     slices = (read_slice(arguments.dataset, info, manifest) for info in infos)

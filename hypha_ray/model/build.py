@@ -10,7 +10,7 @@ import dataclasses
 import difflib
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ import transformers
 
 from hypha_ray.config.schema import Model
 from hypha_ray.errors import AuthenticationError, CapacityError, CheckpointError, ConfigError, HyphaError
+from hypha_ray.garbage import uncollected
 from hypha_ray.model.hub import REMOTE_CODE_VARIABLE, code_allowed, fetch
 from hypha_ray.model.tasks import TASKS, Masking, Task, find_task
 
@@ -63,6 +64,7 @@ def build_model(model: Model, seed: int) -> PreTrainedModel:
     """
     task = find_task(model.type)
     folder, config = _configuration(model, task, weights=True)
+    _load_class(task, config)
     auto = _auto_class(task)
     with _seeded(seed):
         if folder is None:
@@ -87,6 +89,7 @@ def facts(model: Model) -> Facts:
     """
     task = find_task(model.type)
     _, config = _configuration(model, task, weights=False)
+    _load_class(task, config)
     with torch.device("meta"), _errors_as(ConfigError, "MODEL004", "the model can't be built from its configuration"):
         return describe(
             _auto_class(task).from_config(config, trust_remote_code=code_allowed(model.trust_remote_code)), task
@@ -222,6 +225,12 @@ def _auto_class(task: Task) -> Any:
             fix="install a newer transformers",
         )
     return auto
+
+
+def _load_class(task: Task, config: PretrainedConfig) -> None:
+    """Load the module that has the model's class, which takes longer than to build a small model."""
+    with suppress(Exception), uncollected():  # What is wrong with it is told when the model is built.
+        _auto_class(task)._model_mapping.get(type(config), None)
 
 
 def _check_class(task: Task, config: PretrainedConfig, where: str, trusted: bool) -> None:

@@ -119,7 +119,7 @@ def check_fit(job: Job, manifest: Manifest) -> None:
         from hypha_ray.model.build import facts  # Seconds go by until torch is loaded.
         from hypha_ray.model.hub import fetch
 
-        known = facts(job.model)
+    known = facts(job.model)
     if job.model.repository and Path(job.model.repository).expanduser().is_dir():
         fetch(job.model.repository, None, None, weights=True)  # A hub's weights are left for the nodes to fetch.
     manifest.require(known.vocab_size, known.num_labels)

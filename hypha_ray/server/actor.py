@@ -70,7 +70,7 @@ class ParameterServer:
             from hypha_ray.model.layout import gather, layout_of
             from hypha_ray.server.onepass import get_ready
 
-            model = build_model(self._job.model, self._job.run.seed)
+        model = build_model(self._job.model, self._job.run.seed)
         layout = layout_of(model, self._job.sync.fragments, self._job.sync.partition)
         flats = [gather(model, layout, fragment) for fragment in range(layout.fragments)]
         get_ready(self._job, flats)

@@ -55,7 +55,7 @@ class TrainWorker:
             torch.set_num_threads(max(1, int(job.resources.worker.cpu)))
             from hypha_ray.worker.loop import InnerLoop
 
-            return InnerLoop(job, source, feeder, desk, emit)
+        return InnerLoop(job, source, feeder, desk, emit)
 
     @ray.method(num_returns="streaming")
     def run(self, to: Source) -> Iterator[Item]:
