@@ -44,6 +44,8 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
     from benchmarks.bridge import bridge
     from benchmarks.codecs import codecs
     from benchmarks.exchange import EXCHANGES, SIZES, exchange
+    from benchmarks.options import ROWS as OPTIONS
+    from benchmarks.options import options
     from benchmarks.overlap import overlap
     from benchmarks.planner import plan_time, planner
     from benchmarks.quality import KINDS, quality
@@ -63,6 +65,7 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
         ("time_to_loss",): time_to_loss,
         ("overlap_none", "overlap"): overlap,
         ASYNCHRONY: asynchrony,
+        OPTIONS: options,
         **{(row, f"{row}_alone"): partial(quality, row) for row in KINDS},
         tuple(f"codec_{name}" for name in NAMES[1:]): codecs,
     }

@@ -63,16 +63,17 @@ _MODEL = {
 
 @dataclass(frozen=True)
 class Side:
-    """How a run trains: `steps` of each worker in a round, and tables of its job file."""
+    """How a run trains: `steps` of each worker in a round and in all, and tables of its job file."""
 
     workers: int
     batch: int
     steps: int
     tables: dict[str, dict[str, Any]]
+    total: int = STEPS
 
     def job(self, name: str, seed: int, dataset: Path) -> Job:
         """The job of a run."""
-        rounds = -(-STEPS // self.steps)
+        rounds = -(-self.total // self.steps)
         tables: dict[str, dict[str, Any]] = {
             "run": {"name": name, "seed": seed},
             "model": {"config": _MODEL},
@@ -82,6 +83,7 @@ class Side:
                 "samples_between_updates": self.workers * self.steps * self.batch,
                 "max_batch_size": self.batch,
                 "evaluate_every": 0,
+                **self.tables.get("rounds", {}),
             },
             "inner_optimizer": {
                 "schedule": "cosine-with-warmup",
@@ -91,7 +93,7 @@ class Side:
             "outer_optimizer": self.tables["outer_optimizer"],
             "sync": {"dynamic_local_steps": False, **self.tables.get("sync", {})},
             "resources": {"num_workers": self.workers, "min_workers": self.workers, "worker": {"cpu": 0.5}},
-            "checkpoint": {"every_rounds": rounds, "keep": 1},
+            "checkpoint": {"every_rounds": 1000, "keep": 1},
             "telemetry": {"sinks": ["jsonl"]},
         }
         return Job.model_validate(tables)
@@ -101,7 +103,7 @@ def _plain(batch: int, **inner: Any) -> Side:
     return Side(1, batch, 40, {"inner_optimizer": inner, "outer_optimizer": {"name": "average"}})
 
 
-def _rare(steps: int, eta: float, mu: float, codecs: tuple[str, str] = FOUR_BITS, **inner: Any) -> Side:
+def diloco(steps: int, eta: float, mu: float, codecs: tuple[str, str] = FOUR_BITS, **inner: Any) -> Side:
     """Codes both ways, with error feedback."""
     tables = {
         "inner_optimizer": {"k_aware": True, **inner},
@@ -122,16 +124,16 @@ def _muon(rate: float, adamw: float, floor: float = 0.0) -> dict[str, Any]:
 FLOORS = (0.0, 0.1)
 GRIDS: dict[str, list[Side]] = {
     "synchronous": [_plain(WORKERS * BATCH, **_adamw(*one)) for one in product((16e-3, 24e-3), FLOORS)],
-    "diloco": [_rare(13, 0.7, 0.8, **_adamw(*one)) for one in product((4e-3, 6e-3), FLOORS)],
+    "diloco": [diloco(13, 0.7, 0.8, **_adamw(*one)) for one in product((4e-3, 6e-3), FLOORS)],
     "alone": [_plain(BATCH, **_adamw(*one)) for one in product((4e-3, 8e-3), FLOORS)],
     "synchronous_muon": [
         _plain(WORKERS * BATCH, **_muon(rate, 8e-3, floor)) for rate, floor in product((1e-2, 2e-2), FLOORS)
     ],
     "muloco": [
-        _rare(32, 0.7, 0.8, **_muon(1e-2, 4e-3)),
-        _rare(32, 0.7, 0.6, **_muon(2e-2, 4e-3)),
-        _rare(32, 0.7, 0.6, **_muon(2e-2, 8e-3)),
-        _rare(17, 0.7, 0.6, HUFFMAN, **_muon(2e-2, 8e-3)),
+        diloco(32, 0.7, 0.8, **_muon(1e-2, 4e-3)),
+        diloco(32, 0.7, 0.6, **_muon(2e-2, 4e-3)),
+        diloco(32, 0.7, 0.6, **_muon(2e-2, 8e-3)),
+        diloco(17, 0.7, 0.6, HUFFMAN, **_muon(2e-2, 8e-3)),
     ],
     "alone_muon": [_plain(BATCH, **_muon(rate, 4e-3)) for rate in (1e-2, 2e-2)],
 }
@@ -157,17 +159,23 @@ KINDS = {
 
 
 class Outcome(NamedTuple):
-    """Losses of a run on both halves of what was held out, and the bytes that all its workers have sent and got."""
+    """Losses of a run on both halves of what was held out, and the bytes that all its workers have sent and got.
+
+    Attributes:
+        steps: of each worker.
+
+    """
 
     choosing: float
     reported: float
     bytes: int
     parameters: int
+    steps: int
 
     @property
     def traffic(self) -> float:
         """Bytes of gradients up and weights down in fp32, of all workers in all steps, over those that were moved."""
-        return WORKERS * STEPS * 2 * 4 * self.parameters / self.bytes
+        return WORKERS * self.steps * 2 * 4 * self.parameters / self.bytes
 
 
 def quality(row: str) -> dict[str, dict[str, Any]]:
@@ -175,9 +183,9 @@ def quality(row: str) -> dict[str, dict[str, Any]]:
     kind = KINDS[row]
     found: dict[str, list[Outcome]] = {name: [] for name in (kind.synchronous, kind.rare, kind.alone)}
     with tempfile.TemporaryDirectory() as scratch, connected("bench"):
-        dataset = _dataset(Path(scratch))
+        dataset = corpus(Path(scratch))
         for seed, name in product(SEEDS, found):
-            one = _run(f"{name}-{seed}", GRIDS[name][CHOSEN[name]], seed, Path(scratch), dataset)
+            one = outcome(f"{name}-{seed}", GRIDS[name][CHOSEN[name]], seed, Path(scratch), dataset)
             print(f"{name}, seed {seed}: {one.choosing:.4f}, {one.reported:.4f}", file=sys.stderr, flush=True)
             found[name].append(one)
     base, rare, alone = found.values()
@@ -206,21 +214,23 @@ def quality(row: str) -> dict[str, dict[str, Any]]:
 def tune() -> None:
     """Print the loss of everything in the grids on the half that chooses."""
     with tempfile.TemporaryDirectory() as scratch, connected("bench"):
-        dataset = _dataset(Path(scratch))
+        dataset = corpus(Path(scratch))
         for name, grid in GRIDS.items():
             for place, side in enumerate(grid):
-                found = _run(f"{name}-{place}", side, TUNING_SEED, Path(scratch), dataset)
+                found = outcome(f"{name}-{place}", side, TUNING_SEED, Path(scratch), dataset)
                 print(f"{name}[{place}] {found.choosing:.4f} {side.tables}", flush=True)
 
 
-def _dataset(scratch: Path) -> Path:
+def corpus(scratch: Path) -> Path:
+    """The dataset, in a folder there."""
     folder = scratch / "corpus"
     options = Options("stdlib", folder, seq_len=SEQ_LEN, max_samples=100_000, validation_samples=HELD_OUT)
     prepare(options, lambda what, count: None)
     return folder
 
 
-def _run(name: str, side: Side, seed: int, parent: Path, dataset: Path) -> Outcome:
+def outcome(name: str, side: Side, seed: int, parent: Path, dataset: Path) -> Outcome:
+    """Run a job of this name, in a folder of `parent`."""
     job = side.job(name, seed, dataset)
     directory = RunDirectory.create(parent, name, resolved_toml(job))
     rounds = [one for one in records(job, name, directory, dataset) if one["kind"] == "round"]
@@ -228,7 +238,7 @@ def _run(name: str, side: Side, seed: int, parent: Path, dataset: Path) -> Outco
     model = AutoModelForCausalLM.from_pretrained(directory.path / "model")
     moved = sum(one["bytes_up"] + one["bytes_down"] for one in rounds)
     parameters = sum(one.numel() for one in model.parameters())
-    return Outcome(*_held_out(job, model, dataset), moved, parameters)
+    return Outcome(*_held_out(job, model, dataset), moved, parameters, side.total)
 
 
 def _held_out(job: Job, model: PreTrainedModel, dataset: Path) -> tuple[float, float]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks import options, quality
 from benchmarks.overlap import BATCH_S, WORKERS, exchange_s, utilisation
 from benchmarks.plots import draw
 from benchmarks.time_to_loss import seconds_to
@@ -45,6 +46,13 @@ def test_time_to_a_loss_lies_between_the_evaluations_around_it() -> None:
 
 def test_curve_that_rises_again_is_there_when_it_first_was() -> None:
     assert seconds_to(2.5, [(10.0, 3.0), (20.0, 2.0), (30.0, 2.8), (40.0, 1.0)]) == pytest.approx(15.0)
+
+
+@pytest.mark.parametrize("name", options.OPTIONS)
+def test_every_option_trains_on_equally_many_samples(name: str, tmp_path: Path) -> None:
+    job = options.side(name).job(name, 0, tmp_path)
+    samples = sum(job.samples(round) for round in range(job.rounds.update_rounds))
+    assert samples == quality.WORKERS * quality.BATCH * options.STEPS
 
 
 def test_plots_are_drawn_of_the_rows_that_are_there(tmp_path: Path) -> None:
