@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -93,7 +93,7 @@ class Side:
             "outer_optimizer": self.tables["outer_optimizer"],
             "sync": {"dynamic_local_steps": False, **self.tables.get("sync", {})},
             "resources": {"num_workers": self.workers, "min_workers": self.workers, "worker": {"cpu": 0.5}},
-            "checkpoint": {"every_rounds": 1000, "keep": 1},
+            "checkpoint": {"every_rounds": rounds, "keep": 1},
             "telemetry": {"sinks": ["jsonl"]},
         }
         return Job.model_validate(tables)
@@ -181,14 +181,8 @@ class Outcome(NamedTuple):
 def quality(row: str) -> dict[str, dict[str, Any]]:
     """Losses of a kind, over those of its synchronous training: means over seeds."""
     kind = KINDS[row]
-    found: dict[str, list[Outcome]] = {name: [] for name in (kind.synchronous, kind.rare, kind.alone)}
-    with tempfile.TemporaryDirectory() as scratch, connected("bench"):
-        dataset = corpus(Path(scratch))
-        for seed, name in product(SEEDS, found):
-            one = outcome(f"{name}-{seed}", GRIDS[name][CHOSEN[name]], seed, Path(scratch), dataset)
-            print(f"{name}, seed {seed}: {one.choosing:.4f}, {one.reported:.4f}", file=sys.stderr, flush=True)
-            found[name].append(one)
-    base, rare, alone = found.values()
+    sides = {name: GRIDS[name][CHOSEN[name]] for name in (kind.synchronous, kind.rare, kind.alone)}
+    base, rare, alone = outcomes(sides, SEEDS).values()
     conditions = {"seeds": len(SEEDS), "workers": WORKERS, "steps": STEPS, "parameters": base[0].parameters}
     return {
         row: {
@@ -211,26 +205,36 @@ def quality(row: str) -> dict[str, dict[str, Any]]:
     }
 
 
+def outcomes(sides: Mapping[str, Side], seeds: Sequence[int]) -> dict[str, list[Outcome]]:
+    """Run each side with each seed."""
+    found: dict[str, list[Outcome]] = {name: [] for name in sides}
+    with tempfile.TemporaryDirectory() as scratch, connected("bench"):
+        dataset = _dataset(Path(scratch))
+        for seed, name in product(seeds, sides):
+            one = _run(f"{name}-{seed}", sides[name], seed, Path(scratch), dataset)
+            print(f"{name}, seed {seed}: {one.choosing:.4f}, {one.reported:.4f}", file=sys.stderr, flush=True)
+            found[name].append(one)
+    return found
+
+
 def tune() -> None:
     """Print the loss of everything in the grids on the half that chooses."""
     with tempfile.TemporaryDirectory() as scratch, connected("bench"):
-        dataset = corpus(Path(scratch))
+        dataset = _dataset(Path(scratch))
         for name, grid in GRIDS.items():
             for place, side in enumerate(grid):
-                found = outcome(f"{name}-{place}", side, TUNING_SEED, Path(scratch), dataset)
+                found = _run(f"{name}-{place}", side, TUNING_SEED, Path(scratch), dataset)
                 print(f"{name}[{place}] {found.choosing:.4f} {side.tables}", flush=True)
 
 
-def corpus(scratch: Path) -> Path:
-    """The dataset, in a folder there."""
+def _dataset(scratch: Path) -> Path:
     folder = scratch / "corpus"
     options = Options("stdlib", folder, seq_len=SEQ_LEN, max_samples=100_000, validation_samples=HELD_OUT)
     prepare(options, lambda what, count: None)
     return folder
 
 
-def outcome(name: str, side: Side, seed: int, parent: Path, dataset: Path) -> Outcome:
-    """Run a job of this name, in a folder of `parent`."""
+def _run(name: str, side: Side, seed: int, parent: Path, dataset: Path) -> Outcome:
     job = side.job(name, seed, dataset)
     directory = RunDirectory.create(parent, name, resolved_toml(job))
     rounds = [one for one in records(job, name, directory, dataset) if one["kind"] == "round"]
