@@ -41,7 +41,7 @@ WORKERS, BATCH, SEQ_LEN, STEPS = 4, 8, 64, 4800
 SEEDS, TUNING_SEED = (1, 2, 3), 0
 WARMUP = 0.2
 """Part of the steps in which the learning rate rises."""
-HELD_OUT = 2048
+HELD_OUT = 16_384
 FOUR_BITS, HUFFMAN = ("int4", "int4"), ("huffman2", "huffman3")
 """Codecs, up and down. What is lost upward is averaged over the workers, so it may be more."""
 _MODEL = {
