@@ -133,12 +133,12 @@ GRIDS: dict[str, list[Side]] = {
         diloco(32, 0.7, 0.8, **_muon(1e-2, 4e-3)),
         diloco(32, 0.7, 0.6, **_muon(2e-2, 4e-3)),
         diloco(32, 0.7, 0.6, **_muon(2e-2, 8e-3)),
-        diloco(17, 0.7, 0.6, HUFFMAN, **_muon(2e-2, 8e-3)),
+        *(diloco(17, 0.7, 0.6, HUFFMAN, **_muon(rate, 8e-3)) for rate in (2e-2, 1e-2)),
     ],
     "alone_muon": [_plain(BATCH, **_muon(rate, 4e-3)) for rate in (1e-2, 2e-2)],
 }
 """What may be tried: learning rates, the part of them at which the cosine ends, MuLoCo's codes and outer momentum."""
-CHOSEN = {"synchronous": 0, "diloco": 1, "alone": 2, "synchronous_muon": 2, "muloco": 3, "alone_muon": 0}
+CHOSEN = {"synchronous": 0, "diloco": 1, "alone": 2, "synchronous_muon": 0, "muloco": 3, "alone_muon": 0}
 """Places in the grids."""
 
 
@@ -252,8 +252,9 @@ def _held_out(job: Job, model: PreTrainedModel, dataset: Path) -> tuple[float, f
     held = {name: np.concatenate([one[name] for one in slices]) for name in slices[0]}
     samples, task = len(held["input_ids"]), task_of(job.model, model)
     losses = []
-    for half in (range(0, samples // 2, BATCH), range(samples // 2, samples, BATCH)):
-        batches = [{n: torch.from_numpy(array[start : start + BATCH]) for n, array in held.items()} for start in half]
+    for half in (slice(samples // 2), slice(samples // 2, None)):
+        parts = {name: torch.from_numpy(array[half]).split(8 * BATCH) for name, array in held.items()}
+        batches = [dict(zip(parts, batch, strict=True)) for batch in zip(*parts.values(), strict=True)]
         sums = evaluate(model, task, batches, "cpu")
         losses.append(sums.loss_sum / sums.count)
     return losses[0], losses[1]
