@@ -244,6 +244,7 @@ def test_run_goes_on_from_its_mirror_in_a_new_home(
     whole(run, ROUNDS)
 
 
+@pytest.mark.timeout(600)  # Three jobs, and the time for which a driver waits for its Ray to come back.
 def test_run_goes_on_in_another_ray_after_its_driver_was_killed_and_after_its_ray_was(
     run_job: RunJob, small_job: Path, corpus: Path
 ) -> None:
