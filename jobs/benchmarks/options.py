@@ -50,5 +50,5 @@ def _row(name: str, losses: dict[str, list[float]], traffic: float) -> dict[str,
         "steps": STEPS,
         "steps_between_exchanges": ROUND,
         "traffic": f"1/{traffic:.0f}",
-        **{key: value for table in OPTIONS[name].values() for key, value in table.items()},
+        **{key: value for table in OPTIONS[name].values() for key, value in table.items() if key != "update_rounds"},
     }
