@@ -38,6 +38,17 @@ def exchanged(job: Job, round: int) -> tuple[int, ...]:
     return (every[round % len(every)],)
 
 
+def due(job: Job, round: int) -> int:
+    """Number of the weights that a worker has to have in a round before it hands over; round n begins number n.
+
+    With several exchanges under way they are older than the round. Warm-up and last round begin with the newest.
+    """
+    warmup, behind = job.rounds.warmup_rounds, job.sync.in_flight - 1
+    if round <= warmup or round >= job.rounds.update_rounds - 1:
+        return round
+    return max(warmup, round - behind)
+
+
 def turn(job: Job, round: int, fragment: int) -> int:
     """Outer steps that a fragment has made before a round; plain averages of the warm-up don't count."""
     warmup, fragments = job.rounds.warmup_rounds, job.sync.fragments

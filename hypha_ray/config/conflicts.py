@@ -39,6 +39,9 @@ def conflicts(job: Job) -> Iterator[Conflict]:
     if job.inner_optimizer.k_aware and job.inner_optimizer.name not in ("adamw", "muon"):
         name = f'inner_optimizer.name = "{job.inner_optimizer.name}"'
         yield Conflict("inner_optimizer.k_aware", name, "choose adamw or muon")
+    if job.sync.in_flight > (job.sync.fragments if job.sync.staggered else 1):
+        other = f"sync.fragments = {job.sync.fragments}" if job.sync.stagger else "sync.stagger = false"
+        yield Conflict("sync.in_flight", other, "have as many fragments take turns: each is under way once at most")
     if job.sync.overlaps:
         yield from _of_overlap(job, replay)
     if job.sync.strategy == "async":

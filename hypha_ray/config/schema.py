@@ -137,6 +137,9 @@ class Sync(Table):
     )
     stagger: bool = Field(True, description="a round exchanges one fragment, in turn; false: all of them")
     delay_steps: int = Field(0, ge=0, description="inner steps that a worker goes on with before it merges the result")
+    in_flight: Count = Field(
+        1, description="exchanges under way at once: a result is merged so many rounds later, after delay_steps"
+    )
     mixing: Annotated[float, Field(ge=0, le=1)] = Field(
         0.0, description="part of its own weights that a worker keeps when it merges the result"
     )

@@ -144,9 +144,12 @@ class Scheduler:
 
     async def _next(self, deadline: float) -> c.Input:
         try:
-            return await asyncio.wait_for(self._inbox.get(), max(0.0, deadline - time.monotonic()))
+            heard = await asyncio.wait_for(self._inbox.get(), max(0.0, deadline - time.monotonic()))
         except TimeoutError:
             return c.Tick()
+        if isinstance(heard, c.Reduced):
+            self._weights.advance()
+        return heard
 
     def _perform(self, command: c.Command) -> list[dict[str, Any]]:
         """Carry a command out; returns what the driver should see of it."""

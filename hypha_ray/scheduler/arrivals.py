@@ -47,7 +47,7 @@ class Arrivals(Course):
     @property
     def busy(self) -> set[int]:
         """Workers that have something to do."""
-        return set(self._training) | set(() if self._evaluation is None else self._evaluation.pending)
+        return set(self._training) | self._records.busy(0)
 
     def hears(self, member: Member, event: Event) -> bool:
         """Whether a worker speaks of the turn that it has."""
@@ -67,9 +67,9 @@ class Arrivals(Course):
         if final:
             self._call_off()
         members = self._idle()
-        if self._evaluation is None:
+        if self._records.evaluation is None:
             shares = self._turns.shares(number, members)
-            self._evaluation = Evaluation(number - 1, dict(shares)) if shares else None
+            self._records.evaluation = Evaluation(number - 1, dict(shares)) if shares else None
         if final:
             for member in members:
                 self._out.put(*self._turns.last(self._inflow.step, member, self._share(member)))
@@ -78,8 +78,8 @@ class Arrivals(Course):
 
     def join(self, member: Member, now: float) -> None:
         """Let a worker in: it takes a lost share of the evaluation over where it gets the weights for that."""
-        if self._evaluation is not None and self._inflow.committed:
-            self._evaluation.hand_out(member.source.worker)
+        if self._records.evaluation is not None and self._inflow.committed:
+            self._records.evaluation.hand_out(member.source.worker)
         if self.final:
             self._out.put(*self._turns.last(self._inflow.step, member, self._share(member)))
         self._go_on(now)
@@ -89,8 +89,7 @@ class Arrivals(Course):
         worker = member.source.worker
         self._training.pop(worker, None)
         self._handed_over_at.pop(worker, None)
-        if self._evaluation is not None:
-            self._evaluation.lose(worker)
+        self._records.forget(worker)
         if worker not in self._inflow.workers:
             self._turns.ledger.release(worker)
         self._go_on(now)
@@ -225,7 +224,7 @@ class Arrivals(Course):
     def _end(self, current: Period, update_norm: float, now: float) -> None:
         """Have a period written down; the next one begins at once, if there are workers enough."""
         self._settle(now)
-        self._write_down(now)
+        self._records.write_down(now)
         members = self._roster.members
         verdict = current.end(update_norm, len(members), now)
         for one in verdict.accepted:
@@ -233,7 +232,8 @@ class Arrivals(Course):
         current.batch_s = known_batch_s(members)
         self._inflow.commit(current.number)
         self._persist(current, verdict, current.spans, now, **self._inflow.state())
-        self._closing, self.next = current, current.number + 1
+        self._records.landing.append(current)
+        self.next = current.number + 1
 
     def _call_off(self) -> None:
         """The last commit is made: what is still trained, or has arrived since, is of no use."""
@@ -241,23 +241,23 @@ class Arrivals(Course):
             self._turns.ledger.release(worker)
         self._training.clear()
         self._inflow.arrived.clear()
-        self._evaluation = None
+        self._records.evaluation = None
 
     def _settle(self, now: float) -> None:
         """Write the records that are complete; end the run after the last evaluation."""
-        evaluation = self._evaluation
+        evaluation = self._records.evaluation
         if evaluation is not None and evaluation.lost and not self.final and not self._inflow.committed:
-            self._evaluation = None  # Nobody who comes will have its weights.
-        self._write_evaluation(now)
-        if self._evaluation is None and self.next is None:
-            self._write_down(now)
+            self._records.evaluation = None  # Nobody who comes will have its weights.
+        self._records.settle_evaluation(now)
+        if self._records.evaluation is None and self.next is None:
+            self._records.write_down(now)
             if self.final:
                 self._out.finish(None)
 
     def close_books(self, now: float) -> None:
         """Wait no longer for an evaluation."""
-        self._evaluation = None
-        self._write_down(now)
+        self._records.evaluation = None
+        self._records.write_down(now)
 
     # ── figures ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -274,9 +274,9 @@ class Arrivals(Course):
 
     def _share(self, member: Member) -> tuple[Span, ...]:
         """What a worker evaluates, if it is to get the weights for that now."""
-        if self._evaluation is None or self.commit_before(self._inflow.step) != self._evaluation.number:
+        if self._records.evaluation is None or self.commit_before(self._inflow.step) != self._records.evaluation.number:
             return ()
-        return self._evaluation.pending.get(member.source.worker, ())
+        return self._records.evaluation.pending.get(member.source.worker, ())
 
     def _trained(self) -> int:
         """Samples of the run that were trained on: merged, on their way, and reported."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hypha_ray.config import Job
+from hypha_ray.fragments import due
 from hypha_ray.scheduler.commands import Assign, Command, Feed, Merge, Restore
 from hypha_ray.scheduler.epoch import samples_of
 from hypha_ray.scheduler.fleet import Member, Standing, batch_seconds, paces_at_start, standings
@@ -44,18 +45,31 @@ class Assigner:
         self._assigned: set[int] = set()
         """Workers that were given samples since the last commit."""
         self.ledger = Ledger.restore([info for info in slices if info.split == "train"], job.run.seed, past.used)
+        self._first = past.next_round
+        """Number of the weights that the run goes on with."""
         self._evaluated = past.next_round if past.evaluated else None
-        """Number of a round whose evaluation is there already."""
+        """Number of weights whose evaluation is there already."""
+        self._behind = job.sync.in_flight - 1
 
-    def open(self, number: int, members: Sequence[Member], now: float) -> tuple[Round, list[Command]]:
-        """Plan a round; the one after the last only evaluates."""
-        final = number == self._job.rounds.update_rounds
-        shares = self._evaluation_shares(members) if self._evaluates(number) else {}
+    def due(self, number: int) -> int:
+        """Number of the weights that workers must have in a round; of its own, unless several exchanges are under way.
+
+        They, too, are evaluated in it, if that is due for them or for others that no round has been waiting for.
+        """
+        return max(self._first, due(self._job, number))
+
+    def open(self, number: int, members: Sequence[Member], newest: int, now: float) -> tuple[Round, list[Command]]:
+        """Plan a round, with weights up to a number there; the one after the last only evaluates."""
+        final, weights = number == self._job.rounds.update_rounds, self.due(number)
+        since = self.due(number - 1) + 1 if number > self._first else weights
+        evaluated = any(self._evaluates(due) for due in range(since, weights + 1))
+        # Who has been sent newer ones as a whole may take those.
+        shares = self._evaluation_shares([one for one in members if (one.whole or 0) <= weights]) if evaluated else {}
         equal = self._equal_in(number)
         paces = paces_at_start(members, bool(shares), equal)
         allocation = plan_batches(paces, 0 if final else self._job.samples(number))
         known = number > 0 and not final and not equal
-        opened = Round(number, now, allocation.finish_s if known else None, final, shares)
+        opened = Round(number, now, allocation.finish_s if known else None, final, shares, weights)
         commands: list[Command] = []
         for member in members:
             worker = member.source.worker
@@ -66,12 +80,12 @@ class Assigner:
             member.ahead = self._ahead(member, number, samples_of(spans))
             commands += self._feed(member, [span.slice for span in (*share, *spans, *member.ahead)])
             plan = Plan(number, 0, spans, member.batch_size, share, final=final, ahead=member.ahead)
-            commands += self._begin(member, plan)
+            commands += self._begin(member, plan, newest)
             if spans:
                 opened.expected.add(worker)
         return opened, commands
 
-    def join(self, current: Round, member: Member, share: tuple[Span, ...]) -> list[Command]:
+    def join(self, current: Round, member: Member, share: tuple[Span, ...], newest: int) -> list[Command]:
         """Let a worker into a round that goes on; to train on it gets what `correct` finds for it.
 
         In replay mode it takes its predecessor's place.
@@ -81,17 +95,27 @@ class Assigner:
         blank = Plan(current.number, 0, (), member.batch_size, final=current.final)
         plan = replace(blank if orphan is None else orphan, version=0, evaluate=share)
         feeds = self._feed(member, [span.slice for span in (*share, *plan.spans)])
-        return [*feeds, *self._begin(member, plan)]
+        return [*feeds, *self._begin(member, plan, newest)]
 
-    def _begin(self, member: Member, plan: Plan) -> list[Command]:
+    def bring(self, member: Member, newest: int) -> list[Command]:
+        """Send a worker the newest weights, if that isn't done.
+
+        All of them go to whoever has no others, isn't to keep its own, or has slept for longer than exchanges take.
+        """
+        if member.sent == newest:
+            return []
+        whole = member.sent != newest - 1 or member.has is None or member.has < newest - 1 - self._behind
+        member.sent, member.whole = newest, newest if whole else member.whole
+        return [Merge(member.source.worker, newest, whole)]
+
+    def _begin(self, member: Member, plan: Plan, newest: int) -> list[Command]:
         """Tell a worker what it does in a round, and send what it needs for that."""
         worker, restores = member.source.worker, member.restores and bool(plan.spans)
         member.start(replace(plan, keep=frozenset(member.held), restores=restores))
         assert member.plan is not None
         restore: list[Command] = [Restore(worker)] if restores else []
         member.fresh = member.fresh and not plan.spans
-        whole = member.has != plan.round - 1
-        return [Assign(worker, member.plan), *restore, Merge(worker, plan.round, whole)]
+        return [Assign(worker, member.plan), *restore, *self.bring(member, newest)]
 
     def correct(self, current: Round, members: Sequence[Member], now: float) -> tuple[float, list[Command]]:
         """Plan the rest of the round anew, for those who haven't handed over: (seconds saved, new plans).
@@ -133,10 +157,9 @@ class Assigner:
                 commands += self._feed(member, [index])
         return commands
 
-    def commit(self, spans: Mapping[int, Sequence[Span]], members: Sequence[Member]) -> None:
-        """Mark samples as used, and take all others back, but for what these members have begun the next round with."""
+    def commit(self, spans: Mapping[int, Sequence[Span]], ahead: Mapping[int, Sequence[Span]]) -> None:
+        """Mark samples as used, and take all others back, but for what workers have of later rounds."""
         self.ledger.commit(spans)
-        ahead = {member.source.worker: member.ahead for member in members if member.ahead}
         for worker in self._assigned:
             self.ledger.release(worker, ahead.get(worker, ()))
         self._assigned = set(ahead)

@@ -9,10 +9,11 @@ from hypha_ray.scheduler.assigner import Assigner
 from hypha_ray.scheduler.fleet import Member, known_batch_s
 from hypha_ray.scheduler.outbox import Outbox
 from hypha_ray.scheduler.past import Past
+from hypha_ray.scheduler.records import Records
 from hypha_ray.scheduler.roster import Roster
 from hypha_ray.scheduler.rounds import Evaluation, Round, diverged, step_record
 from hypha_ray.scheduler.tally import Tally
-from hypha_ray.types import Delta, Evaluated, Event, Merged, Report, Source, Verdict
+from hypha_ray.types import Delta, Evaluated, Event, Merged, Report, Source, Span, Verdict
 
 
 class Course:
@@ -31,11 +32,11 @@ class Course:
         self._job, self._roster, self._assigner, self._out = job, roster, assigner, out
         self._replay = job.run.mode == "replay"
         self.next: int | None = past.next_round  # The round that is to begin; None while one goes on.
+        self.newest = past.next_round
+        """Number of the newest weights, those after the last commit; round n begins number n."""
         self.current: Round | None = None
-        self._closing: Round | None = None
-        """The round before, until every worker has merged its result."""
-        self._evaluation: Evaluation | None = None
         self._tally = Tally(past.state.get("totals", {}))
+        self._records = Records(job, self._tally, assigner.ledger, out)
         self._inner = set(past.inner)
         """Workers whose successors have an inner state to take over."""
         self.sent_bytes: tuple[int, tuple[int, ...]] = 0, ()
@@ -61,16 +62,15 @@ class Course:
     @property
     def unevaluated(self) -> bool:
         """Whether a part of the evaluation waits for a worker that has yet to come."""
-        return self._evaluation is not None and bool(self._evaluation.lost)
+        return self._records.evaluation is not None and bool(self._records.evaluation.lost)
 
     @property
     def busy(self) -> set[int]:
-        """Workers that have something to do: to merge, to evaluate, or to train and hand over."""
+        """Workers that have something to do: to merge what is due, to evaluate, or to train and hand over."""
         if self.current is None or self.next is not None:
             return set()
         late = set() if self.current.closed else self.current.expected - set(self.current.deltas)
-        merging = set() if self._closing is None else self._closing.merging
-        return late | merging | set(() if self._evaluation is None else self._evaluation.pending)
+        return late | self._records.busy(self.current.weights)
 
     def hears(self, member: Member, event: Event) -> bool:
         """Whether a worker speaks of the round that it and everybody else is in."""
@@ -88,12 +88,12 @@ class Course:
         members, before = self._roster.free, self.current
         for member in members:
             self._inherit(member)
-        self.current, commands = self._assigner.open(number, members, now)
+        self.current, commands = self._assigner.open(number, members, self.newest, now)
         if before is not None and before.overlapped:
             self.current.started_at = before.ready_at
         self.current.overlapped = any(member.ahead for member in members)
         if self.current.evaluating:
-            self._evaluation = Evaluation(number - 1, dict(self.current.shares))
+            self._records.evaluation = Evaluation(self.current.weights - 1, dict(self.current.shares))
         batches = {member.source.worker: member.plan.batches for member in members if member.plan is not None}
         self._out.note("plan", now, round=number, batches=batches, predicted_s=self.current.predicted_s)
         self._out.put(*commands)
@@ -105,8 +105,10 @@ class Course:
         if self.current is None or self.current.closed:
             return
         self._inherit(member)
-        share = () if self._evaluation is None else self._evaluation.hand_out(member.source.worker)
-        self._out.put(*self._assigner.join(self.current, member, share))
+        share: tuple[Span, ...] = ()
+        if (evaluation := self._records.evaluation) is not None and evaluation.number == self.newest - 1:
+            share = evaluation.hand_out(member.source.worker)
+        self._out.put(*self._assigner.join(self.current, member, share, self.newest))
         self.correct(now)
 
     def _inherit(self, member: Member) -> None:
@@ -116,10 +118,7 @@ class Course:
     def forget(self, member: Member, now: float) -> None:
         """Wait no longer for a lost worker, and let the others, or its successor, take its share over."""
         worker, current = member.source.worker, self.current
-        if self._closing is not None:
-            self._closing.merging.discard(worker)
-        if self._evaluation is not None:
-            self._evaluation.lose(worker)
+        self._records.forget(worker)
         if current is not None and not current.closed and worker not in current.deltas:
             if self._replay and member.plan is not None:
                 current.orphans[worker] = member.plan
@@ -161,8 +160,8 @@ class Course:
                 self._merged(member, event, now)
             case Evaluated():
                 member.progress.heard_at = now
-                if self._evaluation is not None:
-                    self._evaluation.take(event)
+                if self._records.evaluation is not None:
+                    self._records.evaluation.take(event)
                 self._done_if_final(member)
                 self._settle(now)
 
@@ -197,10 +196,13 @@ class Course:
         """Reduce what is there; meanwhile send ahead what the next round will probably need."""
         assert self.current is not None
         self.current.closed, self.grace_until = True, None
-        deltas, uniform = sorted(self.current.deltas.items()), self._job.sync.weighting == "uniform"
-        samples = tuple(1 if uniform else delta.samples for _, delta in deltas)
-        self._out.put(c.Reduce(self.current.number, tuple(delta.source for _, delta in deltas), samples))
+        self._send_to_server(self.current)
         self._out.put(*self._assigner.feed_ahead(self.current.number + 1, self._roster.free))
+
+    def _send_to_server(self, done: Round) -> None:
+        deltas, uniform = sorted(done.deltas.items()), self._job.sync.weighting == "uniform"
+        samples = tuple(1 if uniform else delta.samples for _, delta in deltas)
+        self._out.put(c.Reduce(done.number, tuple(delta.source for _, delta in deltas), samples))
 
     # ── from the deltas to the next round ─────────────────────────────────────────────────────────────────────────
 
@@ -209,31 +211,43 @@ class Course:
         current = self.current
         if current is None or not current.closed or verdict.round != current.number or current.verdict is not None:
             return []
-        self.close_books(now)
-        current.verdict, current.last_merged_at = verdict, now
-        for rejection in verdict.rejected:
-            self._out.note("reject", now, round=current.number, worker=rejection.worker, reason=rejection.reason)
-        if not verdict.accepted:
-            self._out.finish(diverged(current.number, verdict.rejected[0].reason))
+        self._records.give_up(current.weights, now)
+        excluded = self._decide(current, verdict, now)
+        if self._out.over:
             return []
-        excluded = self._strike(verdict, now)
-        self._commit(current, verdict, now)
-        members, accepted = self._roster.members, {one.worker for one in verdict.accepted}
-        for member in members if self._job.sync.overlaps else ():
-            if not member.idle and member.source.worker not in accepted:
-                member.has = None  # Its own weights have seen samples that are given out again: it drops them.
-        current.merging, self._closing = {member.source.worker for member in self._roster.free}, current
-        for member in members:
+        for member in self._roster.members:
             member.rest_if_idle()
-        current.batch_s = known_batch_s(members)
         self.next = current.number + 1
         return excluded
+
+    def _decide(self, done: Round, verdict: Verdict, now: float) -> list[Source]:
+        """Commit a round, if any of its deltas is good; returns the workers that are excluded for theirs."""
+        done.verdict, done.last_merged_at = verdict, now
+        for rejection in verdict.rejected:
+            self._out.note("reject", now, round=done.number, worker=rejection.worker, reason=rejection.reason)
+        if not verdict.accepted:
+            self._out.finish(diverged(done.number, verdict.rejected[0].reason))
+            return []
+        excluded = self._strike(verdict, now)
+        self._commit(done, verdict, now)
+        members, accepted = self._roster.members, {one.worker for one in verdict.accepted}
+        for member in members if self._job.sync.overlaps else ():
+            if member.source.worker in done.expected - accepted:
+                member.has = None  # Its own weights have seen samples that are given out again: it drops them.
+        done.merging = {member.source.worker for member in self._roster.free}
+        done.batch_s, self.newest = known_batch_s(members), done.number + 1
+        self._records.landing.append(done)
+        return excluded
+
+    def _ahead(self) -> dict[int, tuple[Span, ...]]:
+        """What workers have begun the next round with, when one is committed."""
+        return {member.source.worker: member.ahead for member in self._roster.free if member.ahead}
 
     def _commit(self, current: Round, verdict: Verdict, now: float) -> None:
         """Count the samples of accepted deltas as used, and have it all written down."""
         deltas = {one.worker: current.deltas[one.worker] for one in verdict.accepted}
         used = {worker: delta.spans for worker, delta in sorted(deltas.items())}
-        self._assigner.commit(used, self._roster.free)
+        self._assigner.commit(used, self._ahead())
         for worker, delta in deltas.items():
             self._roster.contributed(worker)
             self._tally.count(delta)
@@ -254,47 +268,33 @@ class Course:
         return [source for worker in excluded if (source := self._roster.slots[worker].source) is not None]
 
     def _merged(self, member: Member, event: Merged, now: float) -> None:
-        if self._closing is not None:
-            whole, parts = self.sent_bytes
-            if member.has == event.round - 1:
-                whole = self._closing.coded_bytes or sum(parts[n] for n in exchanged(self._job, self._closing.number))
-            self._closing.merged(member.source.worker, member.merged_at, now, whole, event.waited_s)
+        for one in self._records.landing:
+            if one.number < event.round:
+                one.merged(member.source.worker, member.merged_at, now, self._size(one, member, event), event.waited_s)
         member.merged_at, member.has = now, event.round
         if member.plan is not None and not member.plan.evaluate:
             member.progress.heard_at = now
             self._done_if_final(member)
         self._settle(now)
 
+    def _size(self, done: Round, member: Member, event: Merged) -> int:
+        """Bytes of what a worker has merged as a round's result."""
+        every, parts = self.sent_bytes
+        if member.whole == event.round:
+            return every if done.number == event.round - 1 else 0
+        return done.coded_bytes or sum(parts[n] for n in exchanged(self._job, done.number))
+
     def _done_if_final(self, member: Member) -> None:
-        if member.plan is not None and member.plan.final:
+        if member.plan is not None and member.plan.final and member.has == member.plan.round:
             self._roster.done(member.source.worker)
 
     def _settle(self, now: float) -> None:
         """Write the records that are complete; end the run after those of the last round."""
-        self._write_evaluation(now)
-        if self._closing is not None and not self._closing.merging and self._evaluation is None:
-            self._write_down(now)
-        if self.final and self._closing is None and self._evaluation is None:
+        self._records.settle(now)
+        if self.final and self._records.written:
             self._out.finish(None)
 
-    def _write_evaluation(self, now: float) -> None:
-        """Write the record of the evaluation, if it is complete."""
-        if self._evaluation is not None and self._evaluation.complete:
-            record = self._evaluation.record()
-            if record is not None:
-                self._out.put(c.Record({**record, "elapsed_s": self._tally.elapsed_s(now)}))
-            self._evaluation = None
-
-    def _write_down(self, now: float) -> None:
-        """Write the record of the round before, unless that is done."""
-        if self._closing is not None:
-            rounds, epoch = self._job.rounds.update_rounds, self._assigner.ledger.epoch
-            self._out.put(c.Record(self._closing.record(rounds, self._tally.elapsed_s(now), epoch)))
-            self._closing = None
-
     def close_books(self, now: float) -> None:
-        """Wait no longer for whoever slept through a whole round; of a part of an evaluation there is no record."""
-        if self._closing is not None:
-            self._closing.merging.clear()
-        self._evaluation = None
+        """Wait no longer for anybody to merge or to evaluate."""
+        self._records.give_up(self.newest + 1, now)
         self._settle(now)

@@ -8,6 +8,7 @@ from hypha_ray.config import Job
 from hypha_ray.scheduler.arrivals import Arrivals
 from hypha_ray.scheduler.assigner import Assigner, Sizes
 from hypha_ray.scheduler.course import Course
+from hypha_ray.scheduler.flights import Flights
 from hypha_ray.scheduler.outbox import Outbox
 from hypha_ray.scheduler.past import Past
 from hypha_ray.scheduler.roster import Roster
@@ -16,7 +17,9 @@ from hypha_ray.types import SliceInfo
 
 
 def course_of(job: Job, slices: Sequence[SliceInfo], sizes: Sizes, past: Past, roster: Roster, out: Outbox) -> Course:
-    """Rounds with a barrier at their end, or deltas that are merged as they come."""
+    """Rounds with a barrier at their end, several of them under way, or deltas that are merged as they come."""
     if job.sync.strategy == "async":
         return Arrivals(job, past, roster, Turns(job, slices, sizes, past), out)
+    if job.sync.in_flight > 1:
+        return Flights(job, past, roster, Assigner(job, slices, sizes, past), out)
     return Course(job, past, roster, Assigner(job, slices, sizes, past), out)

@@ -49,7 +49,11 @@ class Member:
     """Slices that were sent, with their samples, oldest first."""
     merged_at: float | None = None
     has: int | None = None
-    """The round whose weights it has merged last."""
+    """Number of the weights that it has merged last; None: none, or it has to drop its own."""
+    sent: int | None = None
+    """Number of those that it was sent last."""
+    whole: int | None = None
+    """Number of those that were the last to be sent whole."""
     layout: str = ""
     """Fingerprint of the model that it has built."""
     fresh: bool = True

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypha_ray.errors import ConfigError
+from hypha_ray.errors import ClusterError, ConfigError
 from hypha_ray.types import Delta, Evaluated, Plan, Report, Span, Verdict
 
 
@@ -22,6 +22,8 @@ class Round:
     """It only evaluates."""
     shares: dict[int, tuple[Span, ...]] = field(default_factory=dict)
     """What each worker evaluates of the validation split before it trains."""
+    weights: int = 0
+    """Number of the weights that are due in it, and evaluated."""
     overlapped: bool = False
     """Workers train on while its result is on its way."""
     closed: bool = False
@@ -182,6 +184,13 @@ def diverged(number: int, reason: str) -> ConfigError:
     """Why a run ends in which nobody's delta was of any use."""
     what = f"training diverged: every delta of round {number} was rejected, the first for {reason}"
     return ConfigError("TRN001", what, fix="lower inner_optimizer.learning_rate, or set inner_optimizer.clip_norm")
+
+
+def disowned(number: int) -> ClusterError:
+    """Why a run ends in which a round in flight has lost all of its deltas."""
+    what = f"every delta of round {number} began with other weights than were committed"
+    fix = "look at the machines' memory, then submit again: the run goes on from its last commit"
+    return ClusterError("NET010", what, fix=fix)
 
 
 def step_record(report: Report, round_samples: int, round_target: int) -> dict[str, Any]:

@@ -60,12 +60,13 @@ class Turns(Assigner):
         rounds = self._job.rounds.update_rounds
         progress = min(at, rounds), min(at + self._length(member, fleet, spans), rounds)
         feeds = self._feed(member, [span.slice for span in (*share, *spans)])
-        return [*feeds, *self._begin(member, Plan(step, 0, spans, member.batch_size, share, progress=progress))]
+        plan = Plan(step, 0, spans, member.batch_size, share, progress=progress)
+        return [*feeds, *self._begin(member, plan, step)]
 
     def last(self, step: int, member: Member, share: tuple[Span, ...]) -> list[Command]:
         """Tell a worker that there is nothing more to train; it evaluates its share, and ends."""
         feeds = self._feed(member, [span.slice for span in share])
-        return [*feeds, *self._begin(member, Plan(step, 0, (), member.batch_size, share, final=True))]
+        return [*feeds, *self._begin(member, Plan(step, 0, (), member.batch_size, share, final=True), step)]
 
     def resize(self, member: Member, fleet: Sequence[Member], began_at: float, now: float) -> list[Command]:
         """Let a worker that has just reported end its turn when it should, by what is known now."""

@@ -31,6 +31,8 @@ class Weights:
         """By fragment; a server gives it after θ, which workers wait for."""
         self._differences: dict[int, Any] = {}
         """Of θ to what it was before its last step, by fragment, if the job has new weights sent like that."""
+        self._made: dict[int, tuple[Any, asyncio.Future[Any], Any]] = {}
+        """θ, momentum and difference of a step of which the brain hasn't heard yet, by fragment."""
         self.inner: dict[int, Any] = {}
         """Inner states after the last committed round, by worker; in replay mode."""
         self._saving, self._described = asyncio.Lock(), asyncio.Event()
@@ -131,11 +133,16 @@ class Weights:
                 break
         if verdicts[0].accepted:
             for fragment, call, step in zip(fragments, calls, steps, strict=True):
-                self._theta[fragment] = step[0]
-                self._momentum[fragment] = asyncio.ensure_future(self._after(fragment, call, phase))
-                if self._job.sync.downward_codec != "fp32":
-                    self._differences[fragment] = step[1]
+                self._made[fragment] = step[0], asyncio.ensure_future(self._after(fragment, call, phase)), step[1]
         return _joined(verdicts, tuple(rejected[worker] for worker in sorted(rejected)))
+
+    def advance(self) -> None:
+        """Take what the last reduction has made for the newest weights: from now on that is what is sent and saved."""
+        for fragment, (theta, momentum, difference) in self._made.items():
+            self._theta[fragment], self._momentum[fragment] = theta, momentum
+            if self._job.sync.downward_codec != "fp32":
+                self._differences[fragment] = difference
+        self._made.clear()
 
     async def _call(self, place: int, fragment: int, round_number: int, kept: list[Any]) -> tuple[Any, ...]:
         """What a server is given for a step, beginning with a name of its own."""

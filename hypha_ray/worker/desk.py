@@ -35,12 +35,12 @@ class Desk(Waits):
         self._layout: Layout | None = None
         self._restored = False
         self.round = -1
-        """The round that the inner loop is in."""
+        """Number of the weights that the inner loop has taken last."""
 
     def assign(self, plan: Plan) -> bool:
         """Put a plan down, unless a newer one is there; returns whether it is the newest."""
         with self._changed:
-            if self._plan is not None and (plan.round, plan.version) <= (self._plan.round, self._plan.version):
+            if self._plan is not None and _order(plan) <= _order(self._plan):
                 return False
             self._plan = plan
             self._changed.notify_all()
@@ -81,16 +81,26 @@ class Desk(Waits):
             return self._plan
 
     def correction(self, idle: Plan) -> Plan | None:
-        """The newer version of a plan that gives nothing to do; None once a later round's weights are there. Waits."""
+        """The newer version of a plan that gives nothing to do; None once a later round's is there. Waits."""
         with self._changed:
-            self._wait(lambda: bool(self._complete()) or self._corrects(idle))
-            return None if self._complete() else self._plan
+            self._wait(lambda: self._plan is not None and _order(self._plan) > _order(idle))
+            assert self._plan is not None
+            return self._plan if self._plan.round == idle.round else None
 
-    def weights(self) -> Arrived:
-        """The weights of the newest round of which all pieces are there; waits for one that wasn't merged yet."""
+    def weights(self, due: int | None = None) -> Arrived:
+        """The weights that are to be taken next, of those of which all pieces are there; waits for such.
+
+        Whoever hasn't the weights before takes whole ones; so it does where others are older than these.
+
+        Args:
+            due: number up to which they are wanted, newer ones only where there are no others; None: the newest.
+
+        """
         with self._changed:
-            self._wait(lambda: bool(self._complete()))
-            self.round = max(self._complete())
+            self._wait(lambda: self._following(due) is not None)
+            number = self._following(due)
+            assert number is not None
+            self.round = number
             pieces = self._weights[self.round]
             self._weights = {number: later for number, later in self._weights.items() if number > self.round}
         flats = {fragment: self._held.take(piece, flat) for fragment, (piece, flat) in pieces.items()}
@@ -103,10 +113,17 @@ class Desk(Waits):
             state, self._state, self._restored = self._state, None, True
             return state
 
-    def _corrects(self, plan: Plan) -> bool:
-        newest = self._plan
-        return newest is not None and newest.round == plan.round and newest.version > plan.version
+    def _following(self, due: int | None) -> int | None:
+        """Number of the weights that are to be taken next, if they are there."""
+        pieces = {number: [piece for piece, _ in those.values()] for number, those in self._weights.items()}
+        complete = {number: those for number, those in pieces.items() if len(those) == those[0].of}
+        whole = [number for number, those in complete.items() if those[0].whole]
+        wanted = [number for number in whole if due is None or number <= due]
+        if not wanted and self.round + 1 in complete:
+            return self.round + 1
+        return max(wanted or whole, default=None)
 
-    def _complete(self) -> list[int]:
-        found = self._weights.items()
-        return [number for number, pieces in found if all(len(pieces) == piece.of for piece, _ in pieces.values())]
+
+def _order(plan: Plan) -> tuple[int, int]:
+    """By which the newer one of two plans is known."""
+    return plan.round, plan.version

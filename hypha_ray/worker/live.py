@@ -42,13 +42,14 @@ class Live:
         Mixed, the live weights become θ + α(w − θ); where a guess stood in for θ, θ + α(w − guess).
         """
         mixing = self._mixing if mixes and not arrived.whole else 0.0
+        if arrived.whole:
+            self._guesses.clear()
         for fragment, flat in arrived.fragments.items():
-            guess = self._guesses.get(fragment)
+            guess = self._guesses.pop(fragment, None)
             if guess is None or not mixing:
                 scatter(self._model, self._layout, fragment, flat, mixing)
             else:
                 scatter(self._model, self._layout, fragment, self._moved(fragment, flat, guess, mixing))
-        self._guesses.clear()
         self._own = (self._own and len(arrived.fragments) < self._layout.fragments) or mixing > 0
         if self._keeps:
             self.theta |= arrived.fragments

@@ -9,7 +9,7 @@ from dataclasses import replace
 from hypha_ray.codec import encoded, encoders, payload_bytes, sends_differences
 from hypha_ray.config import Job
 from hypha_ray.failpoints import failpoint
-from hypha_ray.fragments import exchanged
+from hypha_ray.fragments import due, exchanged
 from hypha_ray.model.layout import layout_of
 from hypha_ray.optim.schedules import position
 from hypha_ray.store.tensorfile import digest, named
@@ -58,7 +58,9 @@ class InnerLoop:
         self._live = Live(self._model, self._layout, job.sync.mixing, keeps)
         self._foresight = Foresight(job) if job.sync.eager else None
         self._begun: Meter | None = None
-        """Of a round that was begun before its weights were there."""
+        """Of a round that was begun before its plan and its weights were there."""
+        self._next = 0
+        """The earliest round that may be trained."""
         slowdown, times = job.testing.slowdown, job.testing.batch_times_s
         self._slowdown = slowdown[source.worker] if source.worker < len(slowdown) else 1.0
         self._least_s = times[source.worker] if source.worker < len(times) else job.testing.batch_s or 0.0
@@ -76,10 +78,9 @@ class InnerLoop:
 
     def _round(self) -> bool:
         """Go through one round, idle or not; False after the final plan."""
-        number = self._merge()
-        plan: Plan | None = self._desk.plan(number)
-        evaluated = False
-        while plan is not None and plan.round == number:
+        begun, evaluated = self._go_to_next(), False
+        plan: Plan | None = begun
+        while plan is not None and plan.round == begun.round:
             if plan.evaluate and not evaluated:
                 self._evaluate(plan)
                 evaluated = True
@@ -91,10 +92,19 @@ class InnerLoop:
             plan = self._desk.correction(plan)
         return True
 
-    def _merge(self) -> int:
-        """Copy the next round's weights into the live parameters; returns the round."""
+    def _go_to_next(self) -> Plan:
+        """Wait for the next round's plan, and merge the weights that are due in it."""
         asked = time.monotonic()
-        arrived = self._desk.weights()
+        plan = self._desk.plan(self._next)
+        self._next = plan.round + 1
+        while self._desk.round < (number := due(self._job, plan.round)):
+            self._merge(number, asked)
+            asked = time.monotonic()
+        return plan
+
+    def _merge(self, number: int, asked: float) -> None:
+        """Copy newer weights into the live parameters, on the way to those of that number; waited for since `asked`."""
+        arrived = self._desk.weights(number)
         began = time.monotonic()
         self._learn(arrived)
         self._live.merge(arrived, mixes=arrived.round > self._job.rounds.warmup_rounds)
@@ -103,7 +113,6 @@ class InnerLoop:
         sha256 = None if self._proved else digest(named(self._layout, theta))
         self._emit(Merged(self._source, arrived.round, merge_s, sha256, began - asked if self._proved else None))
         self._proved = True
-        return arrived.round
 
     def _learn(self, arrived: Arrived) -> None:
         """See what became of the fragments whose new weights were guessed."""

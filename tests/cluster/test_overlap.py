@@ -66,12 +66,23 @@ def test_bytes_of_codes_of_any_length_are_those_that_were_sent(corpus: Path, tmp
     assert losses[-1] < losses[0]
 
 
-def test_worker_killed_while_it_has_weights_of_its_own_costs_no_sample(corpus: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "sync",
+    [
+        {"fragments": 2, "delay_steps": 3, "mixing": 0.5, "eager": True},
+        {"fragments": 3, "delay_steps": 3, "mixing": 0.5, "in_flight": 3, "downward_codec": "int8"},
+    ],
+    ids=["one in flight", "three in flight"],
+)
+def test_worker_killed_while_it_has_weights_of_its_own_costs_no_sample(
+    sync: dict[str, Any], corpus: Path, tmp_path: Path
+) -> None:
     specs = ["worker.step:1=kill@21,40", "worker.after_delta:0=kill@3", "server.before_reduce=kill@5"]
-    sync = {"fragments": 2, "delay_steps": 3, "mixing": 0.5, "eager": True}
     rounds = {**TABLES["rounds"], "update_rounds": 12}  # However late a killed worker is back, it has 40 steps to make.
     tables = {**TABLES, "rounds": rounds, "sync": sync, "testing": {"batch_s": 0.15}}
-    run = survive("overlap-kills", corpus, tmp_path, [*specs, "scheduler.before_persist=kill@8"], 5, **tables)
+    run = survive(
+        f"overlap-kills-{sync['fragments']}", corpus, tmp_path, [*specs, "scheduler.before_persist=kill@8"], 5, **tables
+    )
     assert sorted(event["worker"] for event in events(run, "loss")) == [0, 1, 1]
     assert {event["attempt"] for event in events(run, "attempt")} == {1, 2}
     samples = [sum(delta["samples"] for delta in commit["deltas"]) for commit in run.commits()]

@@ -1,10 +1,11 @@
-"""Options of the simulated runs in test_simulation.py, and what tests of the server share."""
+"""Options of the simulated runs in test_simulation.py, and what tests of server and workers share."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from hypha_ray.kernels.loading import LEAST
 
@@ -15,6 +16,15 @@ def compiled_steps() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(LEAST, "outer", 1)
         yield
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Sums are made in the same order in all threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

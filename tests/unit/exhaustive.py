@@ -32,8 +32,9 @@ def _core_key(core: Any) -> Any:
     ledger, proofs = course._assigner.ledger, core._proofs
     slots = [_slot_key(slot) for slot in roster.slots.values()]
     books = (ledger.state(), sorted((number, spans) for number, spans in ledger._held.items() if spans))
-    rounds = [_round_key(one) for one in (course.current, course._closing)]
-    evaluation = course._evaluation and (sorted(course._evaluation.pending.items()), sorted(course._evaluation.lost))
+    rounds = [_round_key(one) for one in (course.current, *course._records.landing)]
+    evaluation = course._records.evaluation
+    evaluation = evaluation and (sorted(evaluation.pending.items()), sorted(evaluation.lost))
     trust = (core._layout_sha256, sorted(proofs._known), sorted(proofs._claims.values()), sorted(course._inner))
     return slots, books, rounds, evaluation, course.next, trust, len(core._first), sorted(core._timers)
 

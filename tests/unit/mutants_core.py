@@ -11,7 +11,7 @@ from types import ModuleType
 from hypha_ray.scheduler.core import Core
 
 ROOMS = ("market.leases", "scheduler.fleet", "scheduler.rounds", "scheduler.roster", "scheduler.proofs")
-BRAIN = ("assigner", "course", "periods", "turns", "inflow", "arrivals", "courses", "core")
+BRAIN = ("records", "assigner", "course", "flights", "periods", "turns", "inflow", "arrivals", "courses", "core")
 PATHS = tuple(f"hypha_ray.{room}" for room in (*ROOMS, *(f"scheduler.{part}" for part in BRAIN)))
 
 MUTANTS: dict[str, tuple[str, str, str]] = {
@@ -29,8 +29,8 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "a worker that makes no progress is kept": ("roster", "> self._job.worker.stall_s:", "> 1e9:"),
     "who merges or evaluates may do so for ever": (
         "course",
-        "return late | merging | set(",
-        "return late | set() and set(",
+        "return late | self._records.busy(self.current.weights)",
+        "return late",
     ),
     "the scheduler's own absence counts": ("core", "self._roster.defer(late_s)", "pass"),
     "leases aren't deferred": ("leases", "expiry_s=lease.expiry_s + seconds", "expiry_s=lease.expiry_s"),
@@ -84,7 +84,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "discard(worker)\n                self.correct(now)\n",
         "discard(worker)\n",
     ),
-    "a joiner isn't given work": ("course", "member, share))\n        self.correct(now)", "member, share))"),
+    "a joiner isn't given work": ("course", "share, self.newest))\n        self.correct(now)", "share, self.newest))"),
     "a joiner isn't let in": ("core", "self._course.join(member, now)", "pass"),
     "what is left over isn't released": (
         "assigner",
@@ -97,7 +97,11 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "samples = tuple(1 if uniform else delta.samples for",
         "samples = tuple(1 for",
     ),
-    "weights are sent as differences to whoever": ("assigner", "whole = member.has != plan.round - 1", "whole = False"),
+    "weights are sent as differences to whoever": (
+        "assigner",
+        "whole = member.sent != newest - 1 or member.has is None or member.has < newest - 1 - self._behind",
+        "whole = False",
+    ),
     "the verdict is taken twice": ("course", "or current.verdict is not None:", ":"),
     "rejected samples count as used": (
         "course",
@@ -110,8 +114,8 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "self._out.put(c.Persist(",
         'state["workers"] = {}\n        self._out.put(c.Persist(',
     ),
-    "the result is waited for from the lost": ("course", "self._closing.merging.discard(worker)", "pass"),
-    "a lost share is forgotten": ("course", "self._evaluation.lose(worker)", "pass"),
+    "the result is waited for from the lost": ("records", "one.merging.discard(worker)", "pass"),
+    "a lost share is forgotten": ("records", "self.evaluation.lose(worker)", "pass"),
     "a lost share isn't handed out": ("rounds", "self.pending[worker] = self.lost.pop()", "return ()"),
     "nobody limits the wait for an evaluation": (
         "core",
@@ -127,6 +131,38 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "roster",
         "slot.member.batch_time, slot.member.overhead = before.batch_time, before.overhead",
         "slot.member.batch_time, slot.member.held = before.batch_time, before.held",
+    ),
+    # ── several exchanges under way
+    "two rounds are reduced at a time": ("flights", "if done is self._flying[0]:", "if True:"),
+    "the next round in flight isn't reduced": (
+        "flights",
+        "        if self._flying:\n            self._send_to_server(self._flying[0])\n",
+        "",
+    ),
+    "rounds begin without the weights that are due": (
+        "flights",
+        "current.closed and self._assigner.due(current.number + 1) <= self.newest",
+        "current.closed",
+    ),
+    "what is in flight is given out again": (
+        "flights",
+        "kept = self.current, {worker: self._delivered_by(worker) for worker in self._roster.slots}",
+        "kept = self.current, dict.fromkeys(self._roster.slots, ())",
+    ),
+    "a plan's samples are given out again": (
+        "flights",
+        "                kept[worker] += member.assigned\n",
+        "                pass\n",
+    ),
+    "a lost worker's deltas in flight are given out again": (
+        "flights",
+        "self._assigner.ledger.release(worker, self._delivered_by(worker))",
+        "self._assigner.ledger.release(worker)",
+    ),
+    "a verdict is taken out of turn": (
+        "flights",
+        "if not self._flying or verdict.round != self._flying[0].number:",
+        "if not self._flying:",
     ),
     # ── replay
     "an orphan plan is forgotten": ("course", "current.orphans[worker] = member.plan", "pass"),
@@ -181,7 +217,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "a round is a delta short": ("periods", "len(self.taken) >= self.size", "len(self.taken) >= self.size - 1"),
     "what a lost worker should evaluate is waited for": (
         "arrivals",
-        "            self._evaluation = None  # Nobody who comes will have its weights.",
+        "            self._records.evaluation = None  # Nobody who comes will have its weights.",
         "            pass",
     ),
     "stale deltas are merged": ("inflow", "if age > self._patience", "if False"),
@@ -189,8 +225,8 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "a verdict on other deltas is taken": ("inflow", "verdict.round == self.step", "True"),
     "a joiner is to evaluate weights that it doesn't get": (
         "arrivals",
-        "self._evaluation is not None and self._inflow.committed:",
-        "self._evaluation is not None:",
+        "self._records.evaluation is not None and self._inflow.committed:",
+        "self._records.evaluation is not None:",
     ),
     "steps begin anew": ("inflow", 'int(past.state.get("step", 0))', "0"),
     "merged deltas aren't counted": ("inflow", "self.merged += len(taken)", "self.merged += bool(taken)"),

@@ -14,6 +14,7 @@ from itertools import count
 from simulated_worker import SimulatedWorker
 from simulation_books import Books
 from simulation_books_async import AsyncBooks
+from simulation_books_flights import FlightBooks
 from weather import Weather
 
 from hypha_ray.scheduler import commands as c
@@ -52,7 +53,8 @@ class World:
         self.random = random.Random(seed)
         self.weather = Weather(self.random, storm)
         self.job, self._core_class = self.weather.job, core
-        books = AsyncBooks if self.job.sync.strategy == "async" else Books
+        several = FlightBooks if self.job.sync.in_flight > 1 else Books
+        books = AsyncBooks if self.job.sync.strategy == "async" else several
         self.books = books(self.job, self.weather.slices)
         self.now, self.steps = 0.0, 0
         self._order, self._queue = count(), list[tuple[float, int, Callable[[], None]]]()
@@ -207,7 +209,9 @@ class World:
             case c.Reduce():
                 verdict = c.Reduced(self._verdict(command))
                 for _ in range(self._copies()):
-                    self.later(self.random.uniform(0.01, 1.0), self._of(self._attempt, verdict))
+                    self.later(
+                        self.random.uniform(0.01, self.weather.longest_reduce_s), self._of(self._attempt, verdict)
+                    )
             case c.Persist():
                 commit = Commit(command.round, None, f"theta-{command.round}", "", (), (), {}, 0, {}, ())
                 problem = "the disk is full" if self.weather.happens("problem", self.random, 0.2) else None

@@ -115,6 +115,8 @@ class Books:
                 self._reduce(command)
             case c.Persist():
                 self._persist(command)
+            case c.Record(fields=fields) if fields["kind"] == "eval":
+                assert self.weights(fields["val_loss"]) == f"theta-{fields['round']}", "other weights are evaluated"
             case c.Record(fields=fields) if fields["kind"] == "round":
                 assert fields["round"] in range(self.began, len(self.log)), "a record of a round without a commit"
                 assert not self.recorded or fields["round"] > self.recorded[-1], "a round is recorded twice"
@@ -154,9 +156,9 @@ class Books:
             self.false.discard(source)  # What it claimed can't be held against anybody any more.
         else:
             assert source in self.false, "a worker with the right weights is dismissed"
-            taken = self.taken.get((len(self.log), worker))
-            if taken is not None and taken[0] == source and not self._reducing:
-                del self.taken[len(self.log), worker]
+            for (round, number), (taken, _) in list(self.taken.items()):
+                if number == worker and taken == source and round >= len(self.log) + self._reducing:
+                    del self.taken[round, number]
 
     def _order(self, command: c.Feed | c.Assign | c.Merge | c.Restore | c.Retire) -> None:
         assert command.worker in self.at_work, f"{command} to nobody"
@@ -264,9 +266,9 @@ class Books:
         sizes, total = Counter(epoch for epoch, _, _ in self.used), sum(self._sizes.values())
         return next(epoch for epoch in range(len(sizes) + 1) if sizes[epoch] < total)
 
-    def weights(self, round: int) -> str:
+    def weights(self, round: float) -> str:
         """Hash of the weights with which a worker's round begins."""
-        return f"theta-{round - 1}"
+        return f"theta-{round - 1:g}"
 
     # ── after each step ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -317,6 +319,8 @@ class Books:
                 assert all(self.breakdowns[number] >= 5 for number in able), "not every worker breaks down"
             case "TRN001":
                 assert self._diverges
+            case "NET010":
+                assert self.false and self.job.sync.in_flight > 1
             case _:
                 raise AssertionError(f"the run ends by {error!r}")
 

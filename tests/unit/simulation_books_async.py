@@ -46,8 +46,8 @@ class AsyncBooks(Books):
     def size(self) -> int:
         return self.job.sync.period or self.job.resources.num_workers
 
-    def weights(self, round: int) -> str:
-        commit = self.steps_of_commits.get(round)
+    def weights(self, round: float) -> str:
+        commit = self.steps_of_commits.get(int(round)) if int(round) == round else None
         return "theta-between" if commit is None else f"theta-{commit}"
 
     # ── what the core hears ───────────────────────────────────────────────────────────────────────────────────────

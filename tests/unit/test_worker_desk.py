@@ -99,8 +99,34 @@ def test_desk_hands_out_weights_once_all_fragments_are_there_and_never_twice() -
 
 def test_desk_hands_out_a_part_of_the_weights_where_that_is_all_that_comes() -> None:
     desk = Desk()
+    desk.merge(Piece(0, 0), flat(0))
+    desk.weights()
     desk.merge(Piece(1, 2, of=1, whole=False), flat(1, 2))
     npt.assert_equal(desk.weights(), (1, False, {2: flat(1, 2)}))
+
+
+def test_parts_of_several_rounds_are_handed_out_one_after_the_other_whatever_the_order() -> None:
+    desk = Desk()
+    desk.merge(Piece(0, 0), flat(0))
+    desk.weights()
+    desk.merge(Piece(2, 1, whole=False), flat(2, 1))
+    thread, results = reader_of(lambda: [desk.weights(2) for _ in range(2)])
+    assert thread.is_alive() and results == []
+    desk.merge(Piece(1, 0, whole=False), flat(1, 0))
+    thread.join(timeout=10)
+    npt.assert_equal(results, [[(1, False, {0: flat(1, 0)}), (2, False, {1: flat(2, 1)})]])
+
+
+@pytest.mark.parametrize(("due", "taken"), [(1, [1]), (3, [2, 5]), (4, [2, 5]), (5, [5]), (None, [5])])
+def test_whole_weights_replace_all_before_them_and_newer_ones_are_taken_only_for_want_of_others(
+    due: int | None, taken: list[int]
+) -> None:
+    desk = Desk()
+    desk.merge(Piece(0, 0), flat(0))
+    desk.weights()
+    for number, whole in ((1, False), (2, True), (5, True)):
+        desk.merge(Piece(number, 0, whole=whole), flat(number))
+    assert [desk.weights(due).round for _ in taken] == taken
 
 
 def test_idle_worker_waits_for_a_newer_plan_of_its_round() -> None:
@@ -112,14 +138,14 @@ def test_idle_worker_waits_for_a_newer_plan_of_its_round() -> None:
     assert results == [plan(1, 2)]
 
 
-def test_idle_worker_whose_round_is_over_waits_for_weights_and_not_for_plans() -> None:
+def test_idle_worker_whose_round_is_over_waits_for_the_next_plan_and_not_for_weights() -> None:
     desk = Desk()
     desk.assign(plan(1, 0))
     thread, results = reader_of(lambda: desk.correction(plan(1, 0)))
-    desk.assign(plan(2, 0))
-    desk.merge(Piece(2, 1, of=2), flat(2, 1))
+    desk.merge(Piece(2, 0), flat(2))
+    thread.join(timeout=0.2)
     assert results == []
-    desk.merge(Piece(2, 0, of=2), flat(2, 0))
+    desk.assign(plan(2, 0))
     thread.join(timeout=10)
     assert results == [None]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from worker_bench import Bench, plan_of
 
 from hypha_ray.fragments import Piece
-from hypha_ray.types import Delta, Evaluated, Flat, Left, Merged, Ready, Report, Span
+from hypha_ray.types import Delta, Evaluated, Left, Merged, Plan, Ready, Report, Span
 from hypha_ray.worker.desk import Desk
 
 REPLAY = {"run": {"mode": "replay"}}
@@ -102,10 +102,10 @@ def test_idle_worker_goes_on_with_the_next_round_if_that_comes_first() -> None:
 class LastDesk(Desk):
     """A desk that calls its reader away as soon as it asks for a second round."""
 
-    def weights(self) -> tuple[int, dict[int, Flat]]:
-        if self.round >= 0:
+    def plan(self, round_number: int) -> Plan:
+        if round_number > 0:
             self.close()
-        return super().weights()
+        return super().plan(round_number)
 
 
 def test_worker_with_its_delta_handed_over_trains_no_more_in_that_round() -> None:

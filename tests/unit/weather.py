@@ -32,6 +32,7 @@ class Weather:
         self.held = rng.choice([6, 40])
         self.storm_s, self.gap_s = rng.uniform(10.0, 50.0), rng.choice([1.0, 3.0, 8.0])
         kinds = [*FAULTS, *CONDITIONS]
+        self.longest_reduce_s = 1.0 if self.job.sync.in_flight == 1 else 15.0
         self._kinds = set(rng.sample(kinds, rng.randint(0, len(kinds)))) if storm else set[str]()
         if {"reorder", "drop"} <= self._kinds:  # Only of words in their order the last ones can be lost.
             self._kinds.remove(rng.choice(["reorder", "drop"]))
@@ -199,7 +200,7 @@ def _job(rng: random.Random) -> Job:
             "period": rng.choice([None, None, 1, 3, 6]),
             "arrival_grace_s": rng.choice([None, 0.0, 0.5, 3.0]),
             "max_staleness": rng.choice([None, None, 0, 2]),
-            **(_overlap(rng) if strategy == "diloco" and not replay else {}),
+            **(_overlap(rng, seed) if strategy == "diloco" and not replay else {}),
         },
         "resources": {
             "num_workers": workers,
@@ -212,8 +213,9 @@ def _job(rng: random.Random) -> Job:
     return Job.model_validate(tables)
 
 
-def _overlap(rng: random.Random) -> dict[str, Any]:
-    return {"fragments": rng.randint(1, 3), "delay_steps": rng.choice([0, 0, 1, 3]), "stagger": rng.random() < 0.8}
+def _overlap(rng: random.Random, seed: int) -> dict[str, Any]:
+    sync = {"fragments": rng.randint(1, 3), "delay_steps": rng.choice([0, 0, 1, 3]), "stagger": rng.random() < 0.8}
+    return {**sync, "in_flight": min(sync["fragments"], 1 + seed % 4) if sync["stagger"] else 1}
 
 
 def _slices(rng: random.Random) -> list[SliceInfo]:

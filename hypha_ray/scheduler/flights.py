@@ -1,0 +1,121 @@
+"""The course of a run with several exchanges under way: rounds go on being trained while results of earlier ones come.
+
+    training n ──deltas in──► in flight: n-1, n ──verdict, in order──► landing: n-1 ──merged by all──► written down
+         ▲                          │
+         └── round n+1, as soon as the weights that are due in it are there
+
+Deltas are reduced one round after the other, so that commits are in order; meanwhile deltas of later rounds travel up,
+and results of earlier ones down. Whoever joins begins with the newest weights, and is sent all results after these.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from hypha_ray.config import Job
+from hypha_ray.scheduler.assigner import Assigner
+from hypha_ray.scheduler.course import Course
+from hypha_ray.scheduler.fleet import Member
+from hypha_ray.scheduler.outbox import Outbox
+from hypha_ray.scheduler.past import Past
+from hypha_ray.scheduler.roster import Roster
+from hypha_ray.scheduler.rounds import Round, disowned
+from hypha_ray.types import Event, Merged, Source, Span, Verdict
+
+
+class Flights(Course):
+    """Where the run is; for the arguments, see `Course`."""
+
+    def __init__(self, job: Job, past: Past, roster: Roster, assigner: Assigner, out: Outbox) -> None:
+        super().__init__(job, past, roster, assigner, out)
+        self._flying: deque[Round] = deque()
+        """Rounds whose deltas are in, oldest first; that one is being reduced."""
+
+    # ── what the core asks ────────────────────────────────────────────────────────────────────────────────────────
+
+    def hears(self, member: Member, event: Event) -> bool:
+        """Whether a worker speaks of the present round, or of weights that it may not have had before."""
+        if isinstance(event, Merged):
+            return (-1 if member.has is None else member.has) < event.round <= self.newest
+        return super().hears(member, event)
+
+    def begin(self, now: float) -> None:
+        """Plan the next round, and tell every worker."""
+        super().begin(now)
+        assert self.current is not None
+        self.current.overlapped |= self._assigner.due(self.current.number + 1) <= self.current.number
+
+    def forget(self, member: Member, now: float) -> None:
+        """Wait no longer for a lost worker. What it has handed over stays, and others take over what it hasn't."""
+        worker, current = member.source.worker, self.current
+        self._records.forget(worker)
+        self._assigner.ledger.release(worker, self._delivered_by(worker))
+        if current is not None and not current.closed and worker not in current.deltas:
+            current.expected.discard(worker)
+            self.correct(now)
+            self._close_if_complete()
+        self._settle(now)
+
+    def disown(self, source: Source) -> None:
+        """Leave out what a worker has handed over that isn't being reduced: it began with wrong weights."""
+        super().disown(source)
+        for one in list(self._flying)[1:]:
+            delta = one.deltas.get(source.worker)
+            if delta is not None and delta.source == source:
+                del one.deltas[source.worker], one.delivered_at[source.worker]
+                if not one.deltas:
+                    self._out.finish(disowned(one.number))
+
+    # ── from the deltas to the weights ────────────────────────────────────────────────────────────────────────────
+
+    def close(self) -> None:
+        """Have reduced what is there, in its turn; the next round may begin before that, if no result of it is due."""
+        assert self.current is not None
+        self._flying.append(self.current)
+        for member in self._roster.members:
+            member.rest_if_idle()
+        super().close()
+        self._go_on()
+
+    def _send_to_server(self, done: Round) -> None:
+        """Have a round's deltas reduced, unless those of another one are."""
+        if done is self._flying[0]:
+            super()._send_to_server(done)
+
+    def _go_on(self) -> None:
+        """Let the next round begin, if the weights are there that are due in it."""
+        current = self.current
+        if current is not None and current.closed and self._assigner.due(current.number + 1) <= self.newest:
+            self.next = current.number + 1
+
+    def reduced(self, verdict: Verdict, now: float) -> list[Source]:
+        """Commit the oldest round in flight, and send its result to all; returns the workers that are excluded."""
+        if not self._flying or verdict.round != self._flying[0].number:
+            return []
+        done = self._flying.popleft()
+        self._records.give_up(done.weights, now)
+        excluded = self._decide(done, verdict, now)
+        if self._out.over:
+            return []
+        for member in self._roster.free:
+            if member.plan is not None:
+                self._out.put(*self._assigner.bring(member, self.newest))
+        if self._flying:
+            self._send_to_server(self._flying[0])
+        self._go_on()
+        return excluded
+
+    def _ahead(self) -> dict[int, tuple[Span, ...]]:
+        """What workers have of rounds after the one that is committed: handed over, in their plans, or begun with."""
+        current, kept = self.current, {worker: self._delivered_by(worker) for worker in self._roster.slots}
+        for member in self._roster.members:
+            worker = member.source.worker
+            if current is not None and not current.closed and worker in current.expected - current.deltas.keys():
+                kept[worker] += member.assigned
+            kept[worker] += member.ahead
+        return {worker: spans for worker, spans in kept.items() if spans}
+
+    def _delivered_by(self, worker: int) -> tuple[Span, ...]:
+        """Samples behind a worker's deltas that are in and not committed."""
+        taken = [*self._flying, *([self.current] if self.current is not None and not self.current.closed else [])]
+        return tuple(span for one in taken if worker in one.deltas for span in one.deltas[worker].spans)

@@ -1,0 +1,81 @@
+"""What is still to be learned of rounds that are over, and of evaluations, until it is written down."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from hypha_ray.config import Job
+from hypha_ray.scheduler import commands as c
+from hypha_ray.scheduler.outbox import Outbox
+from hypha_ray.scheduler.rounds import Evaluation, Round
+from hypha_ray.scheduler.slices import Ledger
+from hypha_ray.scheduler.tally import Tally
+
+
+class Records:
+    """Committed rounds whose results some workers have yet to merge, and the evaluation that goes on.
+
+    Args:
+        job: the job file.
+        tally: of the run.
+        ledger: of the run.
+        out: takes the records.
+
+    """
+
+    def __init__(self, job: Job, tally: Tally, ledger: Ledger, out: Outbox) -> None:
+        self._rounds, self._tally, self._ledger, self._out = job.rounds.update_rounds, tally, ledger, out
+        self.landing: deque[Round] = deque()
+        """Oldest first."""
+        self.evaluation: Evaluation | None = None
+
+    @property
+    def written(self) -> bool:
+        """Whether nothing is open."""
+        return not self.landing and self.evaluation is None
+
+    def busy(self, due: int) -> set[int]:
+        """Workers that have to evaluate, or to merge results up to the weights of that number."""
+        found = set(() if self.evaluation is None else self.evaluation.pending)
+        return found.union(*(one.merging for one in self.landing if one.number < due))
+
+    def forget(self, worker: int) -> None:
+        """Wait no longer for a lost worker; somebody else will evaluate its share."""
+        for one in self.landing:
+            one.merging.discard(worker)
+        if self.evaluation is not None:
+            self.evaluation.lose(worker)
+
+    def give_up(self, due: int, now: float) -> None:
+        """Wait no longer for those who haven't merged, or evaluated, weights before that number; write that down.
+
+        Of a part of an evaluation there is no record.
+        """
+        for one in self.landing:
+            if one.number < due:
+                one.merging.clear()
+        if self.evaluation is not None and self.evaluation.number < due:
+            self.evaluation = None
+        self.settle(now)
+
+    def settle(self, now: float) -> None:
+        """Write what is complete, a round after the evaluation of its weights."""
+        self.settle_evaluation(now)
+        while self.landing and not self.landing[0].merging:
+            if self.evaluation is not None and self.landing[0].number <= self.evaluation.number:
+                break
+            self.write_down(now)
+
+    def settle_evaluation(self, now: float) -> None:
+        """Write the record of the evaluation, if it is complete."""
+        if self.evaluation is not None and self.evaluation.complete:
+            record = self.evaluation.record()
+            if record is not None:
+                self._out.put(c.Record({**record, "elapsed_s": self._tally.elapsed_s(now)}))
+            self.evaluation = None
+
+    def write_down(self, now: float) -> None:
+        """Write the record of the oldest round, if there is one."""
+        if self.landing:
+            done = self.landing.popleft()
+            self._out.put(c.Record(done.record(self._rounds, self._tally.elapsed_s(now), self._ledger.epoch)))

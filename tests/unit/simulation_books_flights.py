@@ -1,0 +1,26 @@
+"""What must hold in simulated runs with several exchanges under way, beside what holds in all, see simulation_books."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simulation_books import Books
+
+from hypha_ray.fragments import due
+from hypha_ray.types import Plan, Source
+
+
+class FlightBooks(Books):
+    """Rounds are planned before the ones before them are committed."""
+
+    def _due(self, source: Source, plan: Plan) -> int:
+        wanted = max(self.began, due(self.job, plan.round))
+        assert wanted <= len(self.log) <= plan.round, "a round is begun before the weights are there that are due in it"
+        assert plan.round - len(self.log) < self.job.sync.in_flight, "more exchanges are under way than may be"
+        return plan.round
+
+    def _check_round(self, course: Any, leased: set[int]) -> None:
+        flying = {number for one in course._flying for number in one.deltas}
+        super()._check_round(course, leased | flying)
+        for one in course._flying:
+            assert one.deltas and one.number >= len(self.log), "nothing is in flight"
