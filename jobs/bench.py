@@ -63,7 +63,7 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
         ("bridge_relay",): relay,
         tuple(f"{row}_{millions}M_{count}" for millions, count in SIZES for row in EXCHANGES): exchange,
         ("time_to_loss",): time_to_loss,
-        ("overlap_none", "overlap"): overlap,
+        ("overlap_none", "overlap", "overlap_one_in_flight", "overlap_three_in_flight"): overlap,
         ASYNCHRONY: asynchrony,
         OPTIONS: options,
         **{(row, f"{row}_alone"): partial(quality, row) for row in KINDS},

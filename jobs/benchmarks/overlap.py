@@ -1,4 +1,4 @@
-"""How much of their time workers train while an exchange takes as long as half of that, over a throttled link.
+"""How much of their time workers train where an exchange takes half as long as that, or longer, over a throttled link.
 
 Workers' batches last a fixed time, for the most part asleep: nobody waits for a core, what is lost is lost to the link.
 """
@@ -26,11 +26,15 @@ WARM_UP_ROUNDS = 2
 """Of these rounds those that don't count: in the first one the planner knows no batch times."""
 OVERLAP = {"fragments": 4, "delay_steps": 14, "mixing": 0.5}
 """A quarter of the weights is under way for up to 14 of a round's batches; in all, as many bytes as without."""
-ROWS: tuple[tuple[str, str, dict[str, Any]], ...] = (
-    ("overlap_none", "<= 0.67", {}),
-    ("overlap", ">= 0.95", OVERLAP),
+LONG = {"fragments": 4, "delay_steps": 5, "mixing": 0.5}
+"""The same where an exchange takes longer than a round."""
+ROWS: tuple[tuple[str, str, float, dict[str, Any]], ...] = (
+    ("overlap_none", "<= 0.67", 0.5, {}),
+    ("overlap", ">= 0.95", 0.5, OVERLAP),
+    ("overlap_one_in_flight", "-", 1.5, {**LONG, "in_flight": 1}),
+    ("overlap_three_in_flight", ">= 0.95", 1.5, {**LONG, "in_flight": 3}),
 )
-"""Name, target, and keys of the job's sync: with a barrier, and with results that nobody waits for."""
+"""Name, target, time of an exchange over that of a round's batches, and keys of the job's sync."""
 TIMEOUT_S = 300.0
 MODEL = {"hidden_size": 256, "intermediate_size": 512, "max_position_embeddings": 32}
 """1.4 million parameters: 5.6 MB in fp32."""
@@ -42,7 +46,7 @@ def overlap() -> dict[str, dict[str, Any]]:
         print(f"overlap: skipped, {reason}", file=sys.stderr)
         return {}
     with linked(LINK, WORKERS, seq_len=32) as (cluster, dataset):
-        return {row: _measured(cluster, row, dataset, target, sync) for row, target, sync in ROWS}
+        return {row: _measured(cluster, row, dataset, target, part, sync) for row, target, part, sync in ROWS}
 
 
 def exchange_s(size: int) -> float:
@@ -59,11 +63,13 @@ def utilisation(rounds: list[dict[str, Any]], batch_s: float) -> float:
     return float(batches * batch_s / (WORKERS * (rounds[-1]["elapsed_s"] - rounds[0]["elapsed_s"])))
 
 
-def _measured(cluster: Cluster, name: str, dataset: Path, target: str, sync: dict[str, Any]) -> dict[str, Any]:
+def _measured(
+    cluster: Cluster, name: str, dataset: Path, target: str, part: float, sync: dict[str, Any]
+) -> dict[str, Any]:
     """Run a job with these keys; the value of its row, and the conditions."""
     flags, fragments = [*_flags(dataset), *_keys("sync", sync)], sync.get("fragments", 1)
     size = layout_of(build_model(load(flags).job.model, 0)).bytes()
-    batches = round(2 * exchange_s(size) / BATCH_S / fragments)
+    batches = round(exchange_s(size) / part / BATCH_S / fragments)
     flags += _keys("rounds", {"update_rounds": ROUNDS * fragments, "samples_between_updates": WORKERS * batches})
     before = cluster.sites[0].bytes()
     records = cluster.job(name, flags, TIMEOUT_S)
@@ -77,7 +83,7 @@ def _measured(cluster: Cluster, name: str, dataset: Path, target: str, sync: dic
         "round_trip_ms": round(4e3 * LINK.delay_s),
         "workers": WORKERS,
         "parameter_bytes": size,
-        **{"fragments": 1, "delay_steps": 0, "mixing": 0.0, **sync},
+        **{"fragments": 1, "delay_steps": 0, "mixing": 0.0, "in_flight": 1, **sync},
         "batch_s": BATCH_S,
         "measured_batch_s": round(mean(s for one in rounds[1:] for s in one["batch_s"].values()), 4),
         "batches": batches,

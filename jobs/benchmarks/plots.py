@@ -122,15 +122,20 @@ def _asynchrony(axes: Axes, rows: Rows) -> bool:
 
 def _overlap(axes: Axes, rows: Rows) -> bool:
     """Part of the time in which workers train."""
-    names = {"overlap_none": "wait for the exchange", "overlap": "fragments in turn, going on meanwhile"}
-    found = [row for row in reversed(names) if row in rows]
+    names = {
+        "overlap_none": "wait for the exchange",
+        "overlap": "fragments in turn, going on meanwhile",
+        "overlap_one_in_flight": "the same, exchanges of 1.5 rounds",
+        "overlap_three_in_flight": "up to three of these at a time",
+    }
+    found, ours = [row for row in reversed(names) if row in rows], ("overlap", "overlap_three_in_flight")
     for place, row in enumerate(found):
-        axes.barh(place, rows[row]["value"], color=BLUE if row == "overlap" else GREY, height=0.6)
+        axes.barh(place, rows[row]["value"], color=BLUE if row in ours else GREY, height=0.6)
         axes.annotate(f" {rows[row]['value']:.3f}", (rows[row]["value"], place), va="center")
     axes.set_yticks(range(len(found)), [names[row] for row in found])
     axes.set_xlim(0, 1.15)
     axes.set_xlabel("part of the time in which workers train")
-    axes.set_title("On a link on which the exchange takes half a round")
+    axes.set_title("On a link on which an exchange takes half a round, or one and a half")
     axes.grid(axis="y", visible=False)
     return bool(found)
 
@@ -139,6 +144,6 @@ _PLOTS: dict[str, tuple[Callable[[Axes, Rows], bool], tuple[float, float]]] = {
     "quality": (_quality, (7.5, 2.6)),
     "exchange": (_exchange, (7.5, 3.4)),
     "time_to_loss": (_time_to_loss, (7.5, 3.2)),
-    "overlap": (_overlap, (7.5, 1.9)),
+    "overlap": (_overlap, (7.5, 2.6)),
     "asynchrony": (_asynchrony, (7.5, 2.8)),
 }
