@@ -62,7 +62,7 @@ class Records:
         """Write what is complete, a round after the evaluation of its weights."""
         self.settle_evaluation(now)
         while self.landing and not self.landing[0].merging:
-            if self.evaluation is not None and self.landing[0].number <= self.evaluation.number:
+            if self.evaluation is not None and self.evaluation.number == self.landing[0].number:
                 break
             self.write_down(now)
 

@@ -108,10 +108,12 @@ class Console:
 
     def round(self, record: Record) -> None:
         """Show a complete round, a record with ``kind="round"``."""
-        known = {name: value for name, value in self._evaluation.items() if name == "val_loss"}
+        evaluated = self._evaluation.get("round", record["round"])
+        known = {"val_loss": self._evaluation.get("val_loss")} if evaluated == record["round"] else {}
         row = {"rounds": self._total, **known, **record}
         self._show(lambda view: view.row(row))
-        self._evaluation = {}
+        if evaluated <= record["round"]:
+            self._evaluation = {}
         eta_s = record.get("eta_s")
         self._end_s = None if eta_s is None else self._clock() + eta_s
         if self._round <= record["round"]:  # else the next one's progress came first

@@ -24,7 +24,7 @@ class Watched(World):
 
     def __init__(self, seed: int) -> None:
         self.merges: list[c.Merge] = []
-        self.evaluated: list[int] = []
+        self.written: list[tuple[str, int]] = []
         self.in_flight: set[int] = set()
         super().__init__(seed, storm=False)
 
@@ -32,8 +32,8 @@ class Watched(World):
         match command:
             case c.Merge():
                 self.merges.append(command)
-            case c.Record(fields=fields) if fields["kind"] == "eval":
-                self.evaluated.append(fields["round"])
+            case c.Record(fields=fields) if fields["kind"] in ("eval", "round"):
+                self.written.append((fields["kind"], fields["round"]))
         self.in_flight.add(len(self.core._course._flying))  # type: ignore[attr-defined]
         super()._do(command)
 
@@ -64,4 +64,6 @@ def test_all_rounds_are_recorded_and_weights_evaluated_that_are_due_in_one(world
     for world in worlds:
         assert world.books.recorded == list(range(ROUNDS))
         validated = any(one.split == "validation" for one in world.weather.slices)
-        assert world.evaluated == ([0, 1, 2, 3, 6, 7] if validated else [])
+        assert [number for kind, number in world.written if kind == "eval"] == ([0, 1, 2, 3, 6, 7] if validated else [])
+        before = {number: world.written[: world.written.index(("round", number))] for number in range(ROUNDS)}
+        assert all(("eval", number) in before[number] for kind, number in world.written if kind == "eval")

@@ -76,6 +76,13 @@ def test_console_evaluation_stands_in_the_line_of_its_round_only() -> None:
     assert [line.split()[3] for line in lines[1:]] == ["4.5000", "-"]
 
 
+def test_console_evaluation_of_a_later_round_waits_for_its_line() -> None:
+    lines = shown(
+        3, {"kind": "eval", "round": 1, "val_loss": 4.5, "perplexity": 90.0}, a_round(0), a_round(1), a_round(2)
+    )
+    assert ["4.5000" in line for line in lines[1:]] == [False, True, False]
+
+
 def test_console_progress_without_terminal_prints_nothing() -> None:
     stream = io.StringIO()
     console = Console(3, stream)
