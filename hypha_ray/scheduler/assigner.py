@@ -52,17 +52,17 @@ class Assigner:
         self._behind = job.sync.in_flight - 1
 
     def due(self, number: int) -> int:
-        """Number of the weights that workers must have in a round; of its own, unless several exchanges are under way.
-
-        They, too, are evaluated in it, if that is due for them or for others that no round has been waiting for.
-        """
+        """Number of the weights that workers must have in a round; its own, unless several exchanges are under way."""
         return max(self._first, due(self._job, number))
 
     def open(self, number: int, members: Sequence[Member], newest: int, now: float) -> tuple[Round, list[Command]]:
-        """Plan a round, with weights up to a number there; the one after the last only evaluates."""
+        """Plan a round, with weights up to a number there; the one after the last only evaluates.
+
+        What is evaluated are the weights that are due in it, also on behalf of those that no round has waited for.
+        """
         final, weights = number == self._job.rounds.update_rounds, self.due(number)
         since = self.due(number - 1) + 1 if number > self._first else weights
-        evaluated = any(self._evaluates(due) for due in range(since, weights + 1))
+        evaluated = any(map(self._evaluates, range(since, weights + 1)))
         # Who has been sent newer ones as a whole may take those.
         shares = self._evaluation_shares([one for one in members if (one.whole or 0) <= weights]) if evaluated else {}
         equal = self._equal_in(number)

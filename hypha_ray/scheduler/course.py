@@ -134,11 +134,10 @@ class Course:
     def disown(self, source: Source) -> None:
         """Leave out what a worker has handed over in this round: it began with wrong weights."""
         current = self.current
-        delta = current.deltas.get(source.worker) if current is not None and not current.closed else None
-        if current is not None and delta is not None and delta.source == source:
-            del current.deltas[source.worker], current.delivered_at[source.worker]
-            if len(current.deltas) < (self._job.sync.quorum or 1):
-                self.grace_until = None
+        if current is None or current.closed or not current.disown(source):
+            return
+        if len(current.deltas) < (self._job.sync.quorum or 1):
+            self.grace_until = None
 
     def defer(self, seconds: float) -> None:
         """The scheduler itself was stopped for a while: the grace time is so much longer."""

@@ -60,11 +60,8 @@ class Flights(Course):
         """Leave out what a worker has handed over that isn't being reduced: it began with wrong weights."""
         super().disown(source)
         for one in list(self._flying)[1:]:
-            delta = one.deltas.get(source.worker)
-            if delta is not None and delta.source == source:
-                del one.deltas[source.worker], one.delivered_at[source.worker]
-                if not one.deltas:
-                    self._out.finish(disowned(one.number))
+            if one.disown(source) and not one.deltas:
+                self._out.finish(disowned(one.number))
 
     # ── from the deltas to the weights ────────────────────────────────────────────────────────────────────────────
 

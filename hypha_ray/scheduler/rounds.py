@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hypha_ray.errors import ClusterError, ConfigError
-from hypha_ray.types import Delta, Evaluated, Plan, Report, Span, Verdict
+from hypha_ray.types import Delta, Evaluated, Plan, Report, Source, Span, Verdict
 
 
 @dataclass(slots=True)
@@ -66,6 +66,14 @@ class Round:
     def ready_at(self) -> float:
         """When the last delta came in."""
         return max(self.delivered_at.values())
+
+    def disown(self, source: Source) -> bool:
+        """Leave out what a worker has handed over; False if that is nothing."""
+        delta = self.deltas.get(source.worker)
+        if delta is None or delta.source != source:
+            return False
+        del self.deltas[source.worker], self.delivered_at[source.worker]
+        return True
 
     def merged(self, worker: int, since: float | None, now: float, sent_bytes: int, waited_s: float | None) -> None:
         """Note that a worker has the result: it worked from `since` on, and waited since its delta, or as it says."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 from hypha_ray.kernels.loading import LEAST
 
@@ -21,6 +20,8 @@ def compiled_steps() -> Iterator[None]:
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Sums are made in the same order in all threads."""
+    import torch  # Most tests here do without.
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -38,10 +38,11 @@ class Watched(World):
         super()._do(command)
 
 
-@pytest.fixture
-def worlds(monkeypatch: pytest.MonkeyPatch) -> list[Watched]:
-    monkeypatch.setattr(weather, "_job", lambda rng: JOB)
-    found = [Watched(seed) for seed in range(12)]
+@pytest.fixture(scope="module")
+def worlds() -> list[Watched]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weather, "_job", lambda rng: JOB)
+        found = [Watched(seed) for seed in range(12)]
     for world in found:
         world.run()
     return found
