@@ -7,6 +7,8 @@ from importlib import import_module
 from threading import Thread
 from types import ModuleType
 
+LANES = 16
+"""Float32 values that are loaded, worked on and stored at a time: 64 bytes, a line of the caches."""
 LEAST = {"copy": 1 << 18, "outer": 1 << 20}
 """Elements from which on it is worth it. What is smaller to copy stays in the caches, and may be wanted there."""
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
-from hypha_ray.kernels.loading import compiled
+from hypha_ray.kernels.loading import LANES, compiled
 
 SMALL = 1e-24
 """A sum of squares from which on fp32 loses nothing that counts."""
-_NOTHING = np.empty(0, np.float32)
 _Table = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 
 
@@ -41,6 +41,12 @@ class Averaged(NamedTuple):
     """Where new θ goes; None: it isn't wanted."""
     new_velocity: torch.Tensor | None
 
+    def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Averaged:
+        """Return the same with all tensors changed."""
+        values, results = [change(value) for value in self.values], (self.new, self.new_velocity)
+        changed = (None if result is None else change(result) for result in results)
+        return Averaged(values, self.portions, change(self.theta), change(self.velocity), *changed)
+
 
 def nesterov(eta: float, mu: float, block: Averaged) -> list[float]:
     """Take Nesterov's step v ← μv + Δ̄; θ ← θ + η(μv + Δ̄), where Δ̄ is the mean of the workers' weights without θ.
@@ -49,13 +55,28 @@ def nesterov(eta: float, mu: float, block: Averaged) -> list[float]:
         Squared L2 norms: of each worker's weights without θ, and of θ's change.
 
     """
-    numba = compiled("outer")
-    assert numba is not None
-    addresses = np.array([value.data_ptr() for value in block.values], np.uint64)
-    squares = np.zeros(len(addresses) + 1)
-    new, new_velocity = (_NOTHING if one is None else one.numpy() for one in (block.new, block.new_velocity))
-    theta, velocity = block.theta.numpy(), block.velocity.numpy()
-    rates = np.array([eta, mu], np.float32)
-    numba.nesterov(addresses, block.portions, theta, velocity, rates, new, new_velocity, squares)
+    left = len(block.theta) % LANES
+    whole = len(block.theta) - left
+    squares = np.zeros(len(block.values) + 1)
+    _take_step(eta, mu, block.each(lambda tensor: tensor[:whole]), squares)
+    if left:
+        padded = block.each(lambda tensor: pad(tensor[whole:], (0, LANES - left)))
+        _take_step(eta, mu, padded, squares)
+        for out, result in ((block.new, padded.new), (block.new_velocity, padded.new_velocity)):
+            if out is not None and result is not None:
+                out[whole:] = result[:left]
     found: list[float] = squares.tolist()
     return found
+
+
+def _take_step(eta: float, mu: float, block: Averaged, squares: np.ndarray[tuple[int], np.dtype[np.float64]]) -> None:
+    """Take the step with a multiple of `LANES` values, and add squared norms."""
+    numba = compiled("outer")
+    assert numba is not None
+    state, outs = (block.theta, block.velocity), (block.new, block.new_velocity)
+    values, old, new = (_addresses(tensors) for tensors in (block.values, state, outs))
+    numba.nesterov(values, block.portions, old, np.array([eta, mu], np.float32), new, len(block.theta), squares)
+
+
+def _addresses(tensors: Sequence[torch.Tensor | None]) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    return np.array([0 if tensor is None else tensor.data_ptr() for tensor in tensors], np.uint64)

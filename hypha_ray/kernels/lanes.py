@@ -1,0 +1,135 @@
+"""Values of a processor's vector registers as a type that numba compiles: `LANES` float32 at a time.
+
+``+``, ``-`` and ``*`` are lane by lane and rounded each. Nothing is reordered, so results are those of a loop over
+single values, which LLVM doesn't always make such instructions of.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.datamodel import models
+from numba.extending import intrinsic, overload, register_model
+
+from hypha_ray.kernels.loading import LANES
+
+
+class _Lanes(types.Type):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__("Lanes")
+
+
+_LANES = _Lanes()
+_VECTOR = ir.VectorType(ir.FloatType(), LANES)
+
+
+@register_model(_Lanes)
+class _Model(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, _VECTOR)
+
+
+def _operation(symbol: Callable[[Any, Any], Any], name: str) -> None:
+    @intrinsic
+    def compute(_: Any, a: Any, b: Any) -> Any:
+        return _LANES(_LANES, _LANES), lambda _, builder, __, values: getattr(builder, name)(*values)
+
+    def computed(a: Any, b: Any) -> Any:
+        return compute(a, b)
+
+    @overload(symbol)
+    def operation(a: Any, b: Any) -> Any:
+        return computed if a == b == _LANES else None
+
+
+for _symbol, _name in ((operator.add, "fadd"), (operator.sub, "fsub"), (operator.mul, "fmul")):
+    _operation(_symbol, _name)
+
+
+@intrinsic
+def fma(_: Any, a: Any, b: Any, c: Any) -> Any:
+    """Return a·b + c, rounded once."""
+
+    def generate(_: Any, builder: Any, __: Any, values: Any) -> Any:
+        kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
+        return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{LANES}f32"), values)
+
+    return _LANES(_LANES, _LANES, _LANES), generate
+
+
+@intrinsic
+def splat(_: Any, value: Any) -> Any:
+    """Return a value in all lanes."""
+
+    def generate(_: Any, builder: Any, __: Any, values: Any) -> Any:
+        first = builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), values[0], ir.Constant(ir.IntType(32), 0))
+        return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES))
+
+    return _LANES(types.f4), generate
+
+
+@intrinsic
+def total(_: Any, lanes: Any) -> Any:
+    """Return the sum over all lanes, from the first to the last."""
+
+    def generate(_: Any, builder: Any, __: Any, values: Any) -> Any:
+        lanes = [builder.extract_element(values[0], ir.Constant(ir.IntType(32), i)) for i in range(LANES)]
+        return reduce(builder.fadd, lanes)
+
+    return types.f4(_LANES), generate
+
+
+@intrinsic
+def load(_: Any, address: Any) -> Any:
+    """Return what lies at an address, a multiple of 4."""
+    return _LANES(types.uint64), lambda _, builder, __, values: builder.load(_at(builder, values[0]), align=4)
+
+
+@intrinsic
+def store(_: Any, address: Any, value: Any) -> Any:
+    """Write to an address, a multiple of 4."""
+
+    def generate(context: Any, builder: Any, _: Any, values: Any) -> Any:
+        builder.store(values[1], _at(builder, values[0]), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, _LANES), generate
+
+
+@intrinsic
+def stream(_: Any, address: Any, value: Any) -> Any:
+    """Write to an address, a multiple of 64, what the processor shan't keep in its caches (non-temporally)."""
+
+    def generate(context: Any, builder: Any, _: Any, values: Any) -> Any:
+        stored = builder.store(values[1], _at(builder, values[0]), align=64)
+        stored.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, _LANES), generate
+
+
+@intrinsic
+def fence(_: Any) -> Any:
+    """Nothing after this is seen before what is stored above."""
+
+    def generate(context: Any, builder: Any, _: Any, __: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic
+def pointer(_: Any, address: Any) -> Any:
+    """Return an address as what `carray` takes."""
+    return types.voidptr(types.uint64), lambda _, builder, __, values: builder.inttoptr(values[0], cgutils.voidptr_t)
+
+
+def _at(builder: Any, address: Any) -> Any:
+    return builder.inttoptr(address, _VECTOR.as_pointer())
