@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 THREADS = 4
 """Of a server that has reserved fewer CPUs: workers wait while it computes, so theirs are idle."""
+COPYING = 2
+"""How many times as long as a step it may take to store θ and to copy it, where all is on one machine."""
 
 
 class ParameterServer:
@@ -101,7 +103,7 @@ class ParameterServer:
         self._last, began = None, time.monotonic()
         theta, state, difference, verdict = self._step(*what, phase=phase, wanted="theta")
         ended = time.monotonic()
-        self._busy_until = ended + (ended - began)
+        self._busy_until = ended + COPYING * (ended - began)
         if state is not None:
             self._last = step, state
         failpoint("server.after_reduce")
@@ -111,7 +113,7 @@ class ParameterServer:
     def momentum_after(self, step: str, *what: Any, phase: Phase | None = None) -> tuple[Flat, None]:
         """New momentum of the latest step, which `reduce` took; who doesn't have that takes the step again.
 
-        But not at once: workers copy θ now, which takes them less time than the step took, and their memory is as busy.
+        But not at once: θ is being stored and copied now, and memory is what all of that waits for.
 
         Args:
             step: its name.
