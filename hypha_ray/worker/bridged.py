@@ -122,8 +122,8 @@ class BridgedLoop:
             self._results.assigned(plan)
             self._handout.assign(plan, rates(self._job, plan), self._job.sync.strategy == "sync")
             if plan.final:
-                if plan.evaluate:
-                    self._await("evaluation", lambda message: message.round == number)
+                for last in ("merged", "evaluation") if plan.evaluate else ("merged",):
+                    self._await(last, lambda message: message.round == number)
                 return False
             plan = self._desk.correction(plan)
         return True

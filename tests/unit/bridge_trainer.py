@@ -86,6 +86,7 @@ def main() -> None:
         trainer.ready("cpu", 4)
         for work in trainer.rounds():
             weights = work.parameters()
+            time.sleep(0.5 if WAY == "late" else 0.0)
             work.merged()
             if work.evaluates:
                 work.evaluated(sum(float(batch["x"].sum()) for batch in work.evaluation()), 1)

@@ -19,6 +19,7 @@ from hypha_ray.config import Job
 from hypha_ray.fragments import Piece
 from hypha_ray.store.tensorfile import digest, named
 from hypha_ray.types import Delta, Entry, Evaluated, Flat, Layout, Left, Merged, Plan, Ready, Report, Source, Span
+from hypha_ray.worker import outside
 from hypha_ray.worker.bridged import BridgedLoop
 from hypha_ray.worker.desk import Desk
 from hypha_ray.worker.feeder import Feeder, order
@@ -147,6 +148,12 @@ def test_trainer_that_hangs_is_given_up_after_the_lease() -> None:
     with pytest.raises(TrainerGone, match=r"FRM003.*said nothing for 0.5 s"):
         bench.run(plan_of(Span(0, 0, 0, 32)))
     assert time.monotonic() - began[-1] < 2.0
+
+
+def test_trainer_may_take_its_time_to_take_the_last_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outside, "END_S", 0.05)
+    bench = Bench("late").run(plan_of(final=True))
+    assert [one.round for one in bench.of(Merged)] == [0]
 
 
 def test_trainer_that_has_to_leave_hands_over_what_it_has() -> None:
