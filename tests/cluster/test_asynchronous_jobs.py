@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import pytest
 from faults import events, survive
+
+from jobs import Outcome
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -18,6 +21,13 @@ UNEQUAL: dict[str, Any] = {
     "rounds": {"update_rounds": 10, "samples_between_updates": 96, "max_batch_size": 4, "evaluate_every": 4},
     "testing": {"batch_times_s": [0.1, 0.3]},
 }
+
+
+def learned(run: Outcome) -> None:
+    """So few rounds with so much momentum overshoot: θ is better than a guess, and what is trained from it falls."""
+    first, *_, last = (record["loss"] for record in run.of_kind("round"))
+    assert last < first - 1
+    assert all(record["val_loss"] < math.log(256) - 1 for record in run.of_kind("eval"))
 
 
 def test_killed_worker_comes_back_and_every_sample_is_in_one_commit(corpus: Path, tmp_path: Path) -> None:
@@ -31,7 +41,7 @@ def test_killed_worker_comes_back_and_every_sample_is_in_one_commit(corpus: Path
     assert [record["staleness_max"] for record in records] == found and max(found) > 0
     evaluations = run.of_kind("eval")
     assert [record["round"] for record in evaluations] == [3, 7, 9]
-    assert evaluations[-1]["val_loss"] < evaluations[0]["val_loss"]
+    learned(run)
 
 
 def test_external_trainer_and_codec_with_feedback_take_part(corpus: Path, tmp_path: Path) -> None:
@@ -41,8 +51,7 @@ def test_external_trainer_and_codec_with_feedback_take_part(corpus: Path, tmp_pa
     run = survive("async-outside", corpus, tmp_path, [], 0, **tables)
     assert {arrival["worker"] for arrival in events(run, "arrival")} == {0, 1}
     assert not events(run, "reject") and not events(run, "loss")
-    evaluations = run.of_kind("eval")
-    assert evaluations[-1]["val_loss"] < evaluations[0]["val_loss"]
+    learned(run)
 
 
 def test_scheduler_that_dies_costs_what_came_since_the_last_commit(corpus: Path, tmp_path: Path) -> None:
