@@ -37,7 +37,7 @@ class RunJob(Protocol):
     def processes(self) -> list[int]: ...
 
 
-def slow(job: Path, corpus: Path, name: str, times: int = 50) -> Words:
+def slow(job: Path, corpus: Path, name: str, times: int = 25) -> Words:
     """Rounds of some seconds, so that there is a middle to kill something in."""
     sizes = ("--rounds.update_rounds", str(ROUNDS), "--testing.slowdown", f"{times},{times}")
     return ("@", job, "--dataset.path", corpus, "--run.name", name, *sizes)
