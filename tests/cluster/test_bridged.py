@@ -59,9 +59,10 @@ def gone(command: str) -> bool:
 
 
 def mixed(name: str, corpus: Path, **rounds: int) -> Job:
-    """Worker 0 is ours, worker 1 isn't."""
+    """Worker 0 is ours, worker 1 isn't; on a busy machine that takes long to start, and is silent while it loads."""
     sizes = {"update_rounds": 4, "samples_between_updates": 128, "max_batch_size": 4, **rounds}
-    return job_of(name, corpus, rounds=sizes, bridge={"commands": [TORCH]}, worker={"lease_s": 3.0}, sync=EQUAL)
+    patient: dict[str, dict[str, Any]] = {"worker": {"lease_s": 20.0}, "testing": {"batch_s": 0.03}}
+    return job_of(name, corpus, rounds=sizes, bridge={"commands": [TORCH]}, sync=EQUAL, **patient)
 
 
 def whole(outcome: Outcome, rounds: int) -> None:
@@ -87,9 +88,9 @@ def test_external_trainer_killed_in_mid_round_is_a_lost_worker(corpus: Path, tmp
             hit.extend(pids(TORCH))
             os.kill(hit[0], signal.SIGKILL)
 
-    job = mixed("struck", corpus, update_rounds=18, samples_between_updates=480)
+    job = mixed("struck", corpus, update_rounds=12, samples_between_updates=480)
     outcome = run_job(job, tmp_path, corpus, seen=strike)
-    whole(outcome, 18)
+    whole(outcome, 12)
     assert len(hit) == 1 and gone(TORCH)
     (loss,) = events(outcome, "loss")
     assert loss["worker"] == 1 and "the trainer is gone" in loss["reason"]
