@@ -125,10 +125,10 @@ FLOORS = (0.0, 0.1)
 GRIDS: dict[str, list[Side]] = {
     "synchronous": [_plain(WORKERS * BATCH, **_adamw(rate)) for rate in (8e-3, 16e-3, 24e-3)],
     "diloco": [diloco(13, 0.7, 0.8, **_adamw(*one)) for one in product((4e-3, 6e-3), FLOORS)],
-    "alone": [_plain(BATCH, **_adamw(*one)) for one in product((4e-3, 8e-3), FLOORS)],
+    "alone": [_plain(BATCH, **_adamw(rate)) for rate in (4e-3, 8e-3, 16e-3)],
     "synchronous_muon": [
         *(_plain(WORKERS * BATCH, **_muon(rate, 8e-3)) for rate in (5e-3, 1e-2, 2e-2)),
-        _plain(WORKERS * BATCH, **_muon(1e-2, 5e-3)),
+        *(_plain(WORKERS * BATCH, **_muon(1e-2, adamw)) for adamw in (5e-3, 12e-3, 18e-3)),
         _plain(WORKERS * BATCH, **_muon(2e-2, 8e-3, 0.1)),
     ],
     "muloco": [
@@ -136,10 +136,13 @@ GRIDS: dict[str, list[Side]] = {
         diloco(17, 0.7, 0.6, HUFFMAN, **_muon(1e-2, 8e-3)),
         diloco(17, 0.9, 0.5, HUFFMAN, **_muon(2e-2, 5e-3)),
     ],
-    "alone_muon": [_plain(BATCH, **_muon(rate, 4e-3)) for rate in (1e-2, 2e-2)],
+    "alone_muon": [
+        *(_plain(BATCH, **_muon(1e-2, adamw)) for adamw in (4e-3, 8e-3, 12e-3)),
+        _plain(BATCH, **_muon(5e-3, 4e-3)),
+    ],
 }
 """What may be tried: learning rates, the part of them at which the cosine ends, MuLoCo's outer step."""
-CHOSEN = {"synchronous": 1, "diloco": 2, "alone": 2, "synchronous_muon": 1, "muloco": 1, "alone_muon": 0}
+CHOSEN = {"synchronous": 1, "diloco": 2, "alone": 1, "synchronous_muon": 4, "muloco": 1, "alone_muon": 1}
 """Places in the grids."""
 
 
