@@ -73,9 +73,10 @@ class Assigner:
         commands: list[Command] = []
         for member in members:
             worker = member.source.worker
-            samples = allocation.batches[worker] * member.batch_size
-            member.begun = -(-samples_of(member.ahead) // member.batch_size)
-            spans = member.ahead + self._assign(member, samples - samples_of(member.ahead))
+            ahead = samples_of(member.ahead)
+            samples = max(allocation.batches[worker] * member.batch_size, ahead + member.batch_size if ahead else 0)
+            member.begun = -(-ahead // member.batch_size)
+            spans = member.ahead + self._assign(member, samples - ahead)
             share = shares.get(worker, ())
             member.ahead = self._ahead(member, number, samples_of(spans))
             commands += self._feed(member, [span.slice for span in (*share, *spans, *member.ahead)])
@@ -139,8 +140,8 @@ class Assigner:
         commands: list[Command] = []
         for member, standing in zip(members, fleet, strict=True):
             batches = standing.done + allocation.batches[member.source.worker]
-            # Whoever has work is at its first batch at least, and hands that over.
-            commands += self._replan(member, max(batches, member.begun, 0 if member.idle else 1), now)
+            # Whoever has work is at its first batch after the merge at least, and hands that over.
+            commands += self._replan(member, max(batches, 0 if member.idle else member.begun + 1), now)
             if not member.idle:
                 current.expected.add(member.source.worker)
         return saved_s, commands
@@ -165,10 +166,14 @@ class Assigner:
         self._assigned = set(ahead)
 
     def _ahead(self, member: Member, number: int, samples: int) -> tuple[Span, ...]:
-        """Samples for the steps that a worker makes after a round of so many before it has the round's result."""
+        """Samples for the steps that a worker makes after a round of so many before it has the round's result.
+
+        They are fewer than the next round has: what comes after the merge is what its delta is made of.
+        """
         if not self._job.rounds.warmup_rounds <= number + 1 < self._job.rounds.update_rounds:
             return ()
-        return self._assign(member, min(self._job.sync.delay_steps * member.batch_size, samples))
+        batches = min(self._job.sync.delay_steps, max(0, samples - 1) // member.batch_size)
+        return self._assign(member, batches * member.batch_size)
 
     def _equal_in(self, number: int) -> bool:
         """Do all workers get equally much in a round?"""
