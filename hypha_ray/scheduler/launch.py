@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -20,6 +19,7 @@ from hypha_ray.garbage import uncollected
 from hypha_ray.market.allocator import cluster_nodes
 from hypha_ray.market.requirements import workers_to_start
 from hypha_ray.optim.schedules import check_schedule, inner_steps
+from hypha_ray.scheduler.advice import advice
 from hypha_ray.scheduler.attempts import records
 from hypha_ray.scheduler.claim import committed, is_done, settle
 from hypha_ray.scheduler.cluster import connected
@@ -30,9 +30,6 @@ from hypha_ray.telemetry.console import Console
 from hypha_ray.worker.door import check as check_door
 
 __all__ = ["finish", "launch", "records"]
-
-SETTLING = 5.0
-"""Rounds that outer momentum takes to settle, in times of 1 / (1 − μ): by then 99 % of its final sum are there."""
 
 log = logging.getLogger(__name__)
 
@@ -81,24 +78,12 @@ def named(job: Job, kind: str) -> Job:
 def dry_run(job: Job) -> None:
     """Print the resolved job file and hold it against the cluster."""
     print(resolved_toml(job))
+    for note in advice(job):
+        print(f"note: {note}", file=sys.stderr)
     with connected("dry-run"):
         nodes = cluster_nodes()
         workers = workers_to_start(job, nodes)
         print(f"resources: {workers} of {job.resources.num_workers} workers fit; nodes: {len(nodes)}")
-
-
-def advice(job: Job) -> Iterator[str]:
-    """What may be done, but will hardly do what is wanted."""
-    if job.sync.strategy == "sync" and job.sync.codec == "topk" and "adam" in job.inner_optimizer.name:
-        what = f"{job.inner_optimizer.name} on topk gradients learns less than one worker alone"
-        yield f"{what}: its second moment meets values that come rarely and large; choose another codec, or sgd"
-    momentum, rounds = job.outer_optimizer.momentum, job.rounds.update_rounds - job.rounds.warmup_rounds
-    if job.sync.strategy == "sync" or job.outer_optimizer.name != "nesterov" or not momentum:
-        return
-    if (needed := round(SETTLING / (1 - momentum))) > rounds:
-        better = max(0.0, math.floor(100 * (1 - SETTLING / rounds)) / 100) if rounds > 0 else 0.0
-        what = f"outer_optimizer.momentum {momentum:g} takes about {needed} rounds to settle, and there are {rounds}"
-        yield f"{what}: {better:g} would do, or more and shorter rounds"
 
 
 def check_job(job: Job) -> None:

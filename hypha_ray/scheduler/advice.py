@@ -1,0 +1,51 @@
+"""What may be done, but will hardly do what is wanted; the driver says so before it begins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from hypha_ray.config import Job
+from hypha_ray.fragments import turn
+
+SETTLING = 5.0
+"""Steps that outer momentum takes to settle, in times of 1 / (1 − μ): by then 99 % of its final sum are there."""
+
+
+def advice(job: Job) -> Iterator[str]:
+    """What may be said of a job."""
+    yield from _of_sparse_gradients(job)
+    yield from _of_momentum(job)
+    yield from _of_delay(job)
+
+
+def _of_sparse_gradients(job: Job) -> Iterator[str]:
+    if job.sync.strategy == "sync" and job.sync.codec == "topk" and "adam" in job.inner_optimizer.name:
+        what = f"{job.inner_optimizer.name} on topk gradients learns less than one worker alone"
+        yield f"{what}: its second moment meets values that come rarely and large; choose another codec, or sgd"
+
+
+def _of_momentum(job: Job) -> Iterator[str]:
+    """Momentum steps once in a round of a fragment's, or asynchronously with every delta."""
+    sync, momentum, rounds = job.sync, job.outer_optimizer.momentum, job.rounds.update_rounds
+    steps, whose = min(turn(job, rounds, fragment) for fragment in range(sync.fragments)), "there are"
+    if sync.staggered:
+        whose = f"each of {sync.fragments} fragments has"
+    if sync.strategy == "async" and not sync.delayed_nesterov:
+        steps *= sync.period or job.resources.num_workers
+    if sync.strategy == "sync" or job.outer_optimizer.name != "nesterov" or not momentum or not steps:
+        return
+    if (needed := round(SETTLING / (1 - momentum))) > steps:
+        better = max(0.0, math.floor(100 * (1 - SETTLING / steps)) / 100)
+        what = f"outer_optimizer.momentum {momentum:g} takes about {needed} rounds to settle, and {whose} {steps}"
+        yield f"{what}: {better:g} would do, or more and shorter rounds"
+
+
+def _of_delay(job: Job) -> Iterator[str]:
+    """A worker that keeps nothing of its own learns from one result until the next exchange, and not before."""
+    sync = job.sync
+    batches = math.ceil(job.samples(job.rounds.warmup_rounds) / (job.resources.num_workers * job.rounds.max_batch_size))
+    every, late = batches * (sync.fragments if sync.staggered else 1), batches * (sync.in_flight - 1) + sync.delay_steps
+    if not sync.mixing and 2 * late > every:
+        what = f"results come {late} batches late, and are exchanged every {every} or so of a worker"
+        yield f"{what}: all that it learns of a fragment meanwhile is dropped; set sync.mixing, or make rounds longer"
