@@ -34,7 +34,7 @@ def connected(namespace: str) -> Iterator[None]:
     answers = _knock(address)
     try:
         ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="warning", **options)
-    except (ConnectionError, RuntimeError, ValueError, RayAuthenticationError) as error:
+    except Exception as error:  # Of a node that doesn't come up in time Ray says it with a plain one.
         raise _no_cluster(address, error, answers) from None
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Ray has just set its own.
     try:
@@ -114,6 +114,9 @@ def _no_cluster(address: str, error: Exception, answers: bool) -> HyphaError:
 
 
 def _unreachable(address: str, error: Exception) -> ClusterError:
+    if address == "local":
+        fix = "try again when this machine has less to do"
+        return ClusterError("NET002", "Ray did not start on this machine", got=first_line(error), fix=fix)
     fix = "start one, or unset RAY_ADDRESS"
     return ClusterError("NET002", f"no Ray cluster at {address!r}", got=first_line(error), fix=fix)
 
