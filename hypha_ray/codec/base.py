@@ -55,10 +55,10 @@ class Quality:
 
     def take(self, target: torch.Tensor, decoded: torch.Tensor, difference: torch.Tensor) -> None:
         """Count a block."""
-        self.target += float(target.dot(target))
-        self.decoded += float(decoded.dot(decoded))
-        self.product += float(target.dot(decoded))
-        self.difference += float(difference.dot(difference))
+        self.target += _dot(target, target)
+        self.decoded += _dot(decoded, decoded)
+        self.product += _dot(target, decoded)
+        self.difference += _dot(difference, difference)
 
     def __add__(self, other: Quality) -> Quality:
         sums = (self.target + other.target, self.decoded + other.decoded)
@@ -73,6 +73,14 @@ class Quality:
     def cosine(self) -> float:
         """Cosine of the angle between both; 1 if there is nothing to be lost."""
         return self.product / math.sqrt(self.target * self.decoded) if self.target and self.decoded else 1.0
+
+
+def _dot(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Product of two vectors, taken anew where overflow or underflow may have spoilt it in fp32."""
+    from hypha_ray.kernels import SMALL  # With it comes torch, which not everybody here needs.
+
+    quick = float(one.dot(other))
+    return quick if SMALL < abs(quick) < math.inf else float(one.double().dot(other.double()))
 
 
 class Encoder(Protocol):

@@ -186,3 +186,14 @@ def test_both_ends_have_the_same_weights_to_the_bit_and_nothing_is_lost_for_good
         assert all(worker[group].tobytes() == new[group].tobytes() for group in new)
         wanted, theta, left_out = wanted + step, new, left
     assert np.abs(theta[GROUP] + left_out[GROUP] - wanted).max() < 1e-5
+
+
+def test_values_whose_squares_overflow_are_told_of_and_made_up_for(name: str) -> None:
+    """All that is finite: fp16 can say less than that."""
+    huge = values(3, 1000, 1e4 if name == "fp16" else 1e25)
+    sender = encoder(name, 1.0)
+    payload, quality = sender.encode({GROUP: huge}, None)
+    found = decoded(name, payload, 1000)
+    error = np.linalg.norm(found.astype(np.float64) - huge) / np.linalg.norm(huge.astype(np.float64))
+    assert quality.error == pytest.approx(error, rel=1e-3) and 0 < quality.error < ERRORS[name]
+    assert np.abs(found + sender.residual[GROUP] - huge).max() <= 1e-6 * np.abs(huge).max()
