@@ -121,7 +121,9 @@ class OuterOptimizer(Table):
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.99), strict=False, description="decay of adam's averages")
     epsilon: Positive = Field(1e-8, description="adam's epsilon")
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="learning rate over the rounds")
-    final_learning_rate: NotNegative = Field(0.1, description="learning rate of the last round, unless it is constant")
+    final_learning_rate: NotNegative | None = Field(
+        None, description="η of the last round, unless it is constant; default: a seventh of learning_rate"
+    )
 
 
 class Sync(Table):
@@ -135,7 +137,7 @@ class Sync(Table):
     partition: Literal["contiguous", "strided"] = Field(
         "contiguous", description="what a fragment has: a run of tensors, or layers ℓ with the same ℓ mod fragments"
     )
-    stagger: bool = Field(True, description="a round exchanges one fragment, in turn; false: all of them")
+    stagger: bool = Field(True, description="diloco: a round exchanges one fragment, in turn; false: all of them")
     delay_steps: int = Field(0, ge=0, description="inner steps that a worker goes on with before it merges the result")
     in_flight: Count = Field(
         1, description="exchanges under way at once: a result is merged so many rounds later, after delay_steps"

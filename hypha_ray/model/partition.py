@@ -59,4 +59,5 @@ def strided(sizes: Mapping[str, int], fragments: int) -> dict[str, int]:
 
 def _check(fragments: int, most: int, of: str) -> None:
     if not 1 <= fragments <= most:
-        raise ConfigError("MODEL009", "sync.fragments doesn't fit the model", str(fragments), f"1 to {most}, {of}")
+        allowed, fix = f"1 to {most}, {of}", f"set sync.fragments to {most} or less"
+        raise ConfigError("MODEL009", "sync.fragments doesn't fit the model", str(fragments), allowed, fix)

@@ -97,7 +97,8 @@ def outer_rate(outer: OuterOptimizer, round: int, rounds: int) -> float:
             bend = part
         case "cosine":
             bend = (1 - math.cos(math.pi * part)) / 2
-    return outer.learning_rate + bend * (outer.final_learning_rate - outer.learning_rate)
+    final = outer.learning_rate / 7 if outer.final_learning_rate is None else outer.final_learning_rate
+    return outer.learning_rate + bend * (final - outer.learning_rate)
 
 
 def check_schedule(config: InnerOptimizer, total_steps: int | None = None) -> None:

@@ -100,6 +100,7 @@ IN_FILES = [
     ("[sync]\nstrategy = 'async'\nmerge = 'median'", "CFG011", "job.toml:3: sync.merge and sync.strategy"),
     ("[sync]\nstrategy = 'async'\ndelay_steps = 1", "CFG011", "sync.delay_steps and job.toml:2: sync.strategy"),
     ("[sync]\nstrategy = 'async'\n[outer_optimizer]\nname = 'adam'", "CFG011", "job.toml:4: outer_optimizer.name and"),
+    ("[sync]\nstrategy = 'async'\neager = true", "CFG011", "job.toml:3: sync.eager and sync.strategy"),
     ("[sync]\nmax_staleness = -1", "CFG003", "allowed integer ≥ 0"),
     ("[sync]\nmixing = 1.5", "CFG003", "job.toml:2: sync.mixing is out of range"),
     ("[sync]\ndelay_steps = -1", "CFG003", "allowed integer ≥ 0"),

@@ -75,6 +75,13 @@ def test_rate_goes_from_the_first_to_the_last_round(schedule: str, expected: lis
     assert outer_rate(outer, 9, 5) == outer_rate(outer, 4, 5) and outer_rate(outer, 0, 1) == 0.8
 
 
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_rate_falls_whatever_it_begins_with(schedule: str) -> None:
+    outer = OuterOptimizer(name="adam", learning_rate=7e-3, schedule=schedule)
+    rates = [outer_rate(outer, number, 5) for number in range(5)]
+    assert rates == sorted(rates, reverse=True) and rates[-1] == pytest.approx(1e-3)
+
+
 def test_scheduled_rate_is_what_the_step_is_made_with() -> None:
     outer = OuterOptimizer(learning_rate=1.0, momentum=0.0, final_learning_rate=0.0, schedule="linear")
     thetas, _ = train(outer, 3)
