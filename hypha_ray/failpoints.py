@@ -19,6 +19,7 @@ import json
 import os
 import re
 import signal
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -31,6 +32,7 @@ POINTS = {
     "worker.before_delta": "the round's last step is done, nothing handed over",
     "worker.mid_delta": "the delta is announced, its payload isn't there yet",
     "worker.after_delta": "everything of the round is handed over",
+    "worker.before_done": "the final plan is done, and an external trainer hasn't heard so",
     "worker.payload": "the payload is about to be handed over; the site damages it",
     "server.before_reduce": "the deltas are there, nothing is computed",
     "server.after_reduce": "the step is computed, and not yet returned",
@@ -57,6 +59,8 @@ POINTS = {
 
 HOLD_S = 30
 """Seconds that ``hold`` keeps the interpreter's lock."""
+PAUSE_S = 1
+"""Seconds that ``pause`` takes."""
 
 
 _Actions: TypeAlias = dict[int | None, str]
@@ -69,8 +73,8 @@ _log: list[Path] = []
 def arm(specs: Sequence[str], log: str | None) -> None:
     """Arm points in this process, and disarm all others; see the module's text for the form of a spec.
 
-    Actions: ``kill`` (SIGKILL), ``stop`` (SIGSTOP), ``hold`` (the interpreter's lock, for 30 s), ``exit``, ``error``,
-    ``nospace`` (a full disk). Any other word is handed to the place, which acts it out itself.
+    Actions: ``kill`` (SIGKILL), ``stop`` (SIGSTOP), ``hold`` (the interpreter's lock, for 30 s), ``pause`` (1 s),
+    ``exit``, ``error``, ``nospace`` (a full disk). Any other word is handed to the place, which acts it out itself.
 
     Raises:
         ConfigError: a spec can't be read, there is no such point, or there is no log to count in.
@@ -141,6 +145,10 @@ def _hold() -> None:
     ctypes.PyDLL(None).sleep(HOLD_S)
 
 
+def _pause() -> None:
+    time.sleep(PAUSE_S)
+
+
 def _exit() -> None:
     os._exit(1)
 
@@ -157,6 +165,7 @@ _ACTIONS: dict[str, Callable[[], None]] = {
     "kill": _kill,
     "stop": _stop,
     "hold": _hold,
+    "pause": _pause,
     "exit": _exit,
     "error": _error,
     "nospace": _nospace,

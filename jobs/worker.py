@@ -44,11 +44,11 @@ class Worker:
 def main() -> None:
     """Join, train, and join again if the connection is lost."""
     arguments = tyro.cli(Worker, description=__doc__)
+    from hypha_ray.worker.remote import train  # Before anybody waits: while torch is loaded this process is silent.
+
     while True:
         with _joined(arguments) as trainer:
             print(f"joined run {trainer.job['run']} as worker {trainer.job['worker']}", flush=True)
-            from hypha_ray.worker.remote import train  # Seconds go by until torch is loaded.
-
             try:
                 train(trainer, arguments.device)
             except BridgeError as error:

@@ -83,7 +83,7 @@ class Scheduler:
                 if core.over:
                     break
                 commands = core.handle(await self._next(core.deadline), time.monotonic())
-            await asyncio.gather(*self._commits)
+            await asyncio.gather(*self._commits, self._foreman.part())
             yield {"kind": "summary", **await self._finish()}
         except QuarantinedError:  # The next scheduler takes the workers over.
             await self._finish()

@@ -21,6 +21,8 @@ from hypha_ray.types import Delta, Source
 
 AGAIN_S = 0.2
 """Wait before an order that was lost is given again."""
+PARTING_S = 5.0
+"""Longest wait for workers that have done their final plans to end by themselves."""
 
 
 class Foreman:
@@ -48,6 +50,10 @@ class Foreman:
         self._crew, self._weights, self._larder, self._reporter = crew, weights, larder, reporter
         self._inbox, self._spawn = inbox, spawn
         self._hiring: dict[Source, asyncio.Task[None]] = {}
+        self._listening: dict[int, asyncio.Task[None]] = {}
+        """To the newest stream of each worker."""
+        self._parting: set[asyncio.Task[None]] = set()
+        """Of these, to workers with a final plan."""
         self._payloads: dict[tuple[Source, int], list[Any]] = {}
         """Refs of deltas, by fragment, and of the inner state if there is one; never read here."""
 
@@ -71,6 +77,8 @@ class Foreman:
             case c.Feed(slice=index):
                 self._spawn(self._feed(worker, index))
             case c.Assign(plan=plan):
+                if plan.final:
+                    self._parting.add(self._listening[command.worker])
                 self._say(worker, lambda one: one.assign.remote(to, plan))
             case c.Merge(round=number, whole=whole):
                 for call in self._weights.orders(to, number, whole):
@@ -81,6 +89,11 @@ class Foreman:
                 self._say(worker, lambda one: one.restore.remote(to, state))
             case c.Retire(reason=reason):
                 self._say(worker, lambda one: one.leave.remote(reason))
+
+    async def part(self) -> None:
+        """Wait for workers that have done everything: external trainers have yet to be told so."""
+        if self._parting:
+            await asyncio.wait(self._parting, timeout=PARTING_S)
 
     def payloads(self, command: c.Reduce) -> list[list[Any]]:
         """What is to be reduced; that, and what is of no use any more, is forgotten."""
@@ -103,7 +116,7 @@ class Foreman:
         self._reporter.note("lease", worker=source.worker, incarnation=source.incarnation, kept=kept)
         if self._crew.bridges(source.worker):
             self._spawn(self._describe(source))
-        self._spawn(self._listen(source, stream))
+        self._listening[source.worker] = self._spawn(self._listen(source, stream))
 
     async def _describe(self, source: Source) -> None:
         """Tell a worker that doesn't build the model where its tensors lie, once that is known."""

@@ -19,13 +19,14 @@ from hypha_ray.bridge.paths import WorkDirectory
 from hypha_ray.codec import encoders, sends_differences
 from hypha_ray.config import Job
 from hypha_ray.errors import BridgeError, HyphaError
+from hypha_ray.failpoints import failpoint
 from hypha_ray.optim.schedules import rates
 from hypha_ray.store.tensorfile import digest, named
 from hypha_ray.types import Left, Plan, Ready, Source
 from hypha_ray.worker.desk import Desk
 from hypha_ray.worker.feeder import Feeder
 from hypha_ray.worker.handout import Handout
-from hypha_ray.worker.outside import JOB_FILE, Outside, TrainerGone
+from hypha_ray.worker.outside import END_S, JOB_FILE, Outside, TrainerGone
 from hypha_ray.worker.results import Results
 from hypha_ray.worker.stint import Emit
 from hypha_ray.worker.waits import Closed, Retired
@@ -83,6 +84,7 @@ class BridgedLoop:
             try:
                 self._work_or_leave()
                 outside.end()
+                listening.join(END_S)  # Whoever hangs up first may drop what the other side hasn't read yet.
             finally:
                 self._channel.close()
                 listening.join()
@@ -105,6 +107,7 @@ class BridgedLoop:
         self._emit(Ready(self._source, -1, layout.sha256(), ready.device, ready.parameters))
         while self._round():
             pass
+        failpoint("worker.before_done", self._source.worker)
         self._channel.say("done")
 
     def _round(self) -> bool:

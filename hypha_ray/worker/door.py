@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 from pathlib import Path
 
 from hypha_ray.bridge.addresses import UNIX, server_tls, split
+from hypha_ray.bridge.listener import Listener
 from hypha_ray.bridge.tokens import make_token, read_token
 from hypha_ray.config import Job
-from hypha_ray.errors import ConfigError
+from hypha_ray.errors import ConfigError, HyphaError
 
 FOLDER = "bridge"
 """Of the run directory: token and address of each worker whose trainer dials in."""
@@ -21,6 +23,26 @@ def address(job: Job, worker: int) -> str:
     before = sum(job.awaits(number) for number in range(first, worker))
     shown = f"[{host}]" if ":" in host else host
     return f"{shown}:{port + before if port else 0}"
+
+
+def listening(job: Job, worker: int) -> Listener:
+    """Await a worker's trainer, and write down where: a free port stays the same, for a trainer that dials again.
+
+    Raises:
+        ConfigError: SEC001 or SEC005 nobody may dial in like that.
+        ClusterError: NET001 the address can't be had.
+
+    """
+    token, path = kept_token(job, worker), _folder(job) / f"worker-{worker}.address"
+    wanted, found = address(job, worker), None
+    host, _, port = wanted.rpartition(":")
+    if port == "0" and path.exists():
+        before = path.read_text(encoding="utf-8").strip().rpartition(":")[2]
+        with contextlib.suppress(HyphaError):  # Somebody else has it by now.
+            found = Listener(f"{host}:{before}", token, job.worker.lease_s, tls(job))
+    found = found or Listener(wanted, token, job.worker.lease_s, tls(job))
+    path.write_text(found.address + "\n", encoding="utf-8")
+    return found
 
 
 def tls(job: Job) -> ssl.SSLContext | None:
@@ -43,11 +65,6 @@ def kept_token(job: Job, worker: int) -> bytes:
     """The token of a worker's trainer, which is made once in a run."""
     path = _folder(job) / f"worker-{worker}.token"
     return read_token(path) if path.exists() else make_token(path)
-
-
-def announce(job: Job, worker: int, listening: str) -> None:
-    """Write down where a worker's trainer is awaited."""
-    (_folder(job) / f"worker-{worker}.address").write_text(listening + "\n", encoding="utf-8")
 
 
 def check(job: Job) -> None:

@@ -22,7 +22,7 @@ from hypha_ray.bridge.listener import Listener
 from hypha_ray.bridge.tokens import make_token
 from hypha_ray.config import Job
 from hypha_ray.errors import ConfigError
-from hypha_ray.worker.door import address, announce, kept_token, tls
+from hypha_ray.worker.door import listening
 
 JOB_FILE, TOKEN_FILE, SOCKET_FILE = "job.json", "token", "socket"
 PREFIX = "hypha-bridge-"
@@ -59,9 +59,7 @@ class Outside:
                 (self.directory / folder).mkdir()
             (self.directory / JOB_FILE).write_text(json.dumps(definition(job, worker), indent=2), encoding="utf-8")
             if job.awaits(worker):
-                token = kept_token(job, worker)
-                self._listener = Listener(address(job, worker), token, job.worker.lease_s, tls(job))
-                announce(job, worker, self._listener.address)
+                self._listener = listening(job, worker)
             else:
                 token = make_token(self.directory / TOKEN_FILE)
                 self._listener = Listener(f"{UNIX}{self.directory / SOCKET_FILE}", token, job.worker.lease_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shlex
 import shutil
 import signal
 import socket
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import trustme
 from faults import events
 from plain import final_weights, furthest, joined_batches, train_plainly
@@ -27,6 +29,7 @@ from hypha_ray.config.load import load
 from hypha_ray.data.options import Options
 from hypha_ray.data.prepare import prepare
 from hypha_ray.errors import ConfigError
+from hypha_ray.failpoints import hits
 from jobs import Outcome, job_of, run_job
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -63,6 +66,29 @@ def mixed(name: str, corpus: Path, **rounds: int) -> Job:
     sizes = {"update_rounds": 4, "samples_between_updates": 128, "max_batch_size": 4, **rounds}
     patient: dict[str, dict[str, Any]] = {"worker": {"lease_s": 20.0}, "testing": {"batch_s": 0.03}}
     return job_of(name, corpus, rounds=sizes, bridge={"commands": [TORCH]}, sync=EQUAL, **patient)
+
+
+def awaiting(name: str, corpus: Path, directory: Path, **tables: dict[str, Any]) -> Job:
+    """Worker 1 dials in, and nothing is done without it."""
+    ours = {"run": {"dir": str(directory)}, "bridge": {"commands": [""]}, "resources": {"min_workers": 2}}
+    return job_of(name, corpus, worker={"lease_s": 20.0}, **ours, **tables)
+
+
+@contextmanager
+def dialled(place: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    """A trainer from elsewhere, which takes the place of worker 1 as soon as its address is written down."""
+    command = f"""
+        until [ -s {place}/worker-1.address ]; do sleep 0.1; done
+        exec {sys.executable} {ROOT}/jobs/worker.py --connect $(cat {place}/worker-1.address) \
+            --token-file {place}/worker-1.token --device cpu {shlex.join(flags)}
+    """
+    process = subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    with process:
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def whole(outcome: Outcome, rounds: int) -> None:
@@ -133,6 +159,44 @@ def test_program_that_is_not_there_ends_the_job_and_is_named(corpus: Path, tmp_p
         run_job(job, tmp_path, corpus)
 
 
+def test_trainer_hears_that_the_training_is_completed_however_late_its_driver_says_so(
+    corpus: Path, tmp_path: Path
+) -> None:
+    rounds, hits_log = {"update_rounds": 2, "samples_between_updates": 64, "max_batch_size": 4}, tmp_path / "hits.jsonl"
+    testing = {"failpoints": ["worker.before_done:1=pause@1"], "failpoint_log": str(hits_log)}
+    job = awaiting("late", corpus, tmp_path, rounds=rounds, testing=testing)
+    place = tmp_path / "late" / "bridge"
+    with dialled(place) as process:
+        outcome = run_job(job, tmp_path, corpus)
+        output, _ = process.communicate(timeout=30)
+    whole(outcome, 2)
+    assert hits(hits_log, "worker.before_done") == 1
+    assert output.splitlines() == ["joined run late as worker 1", "the training is completed"]
+    assert process.returncode == 0 and not events(outcome, "loss")
+
+
+def test_trainer_that_was_dropped_dials_in_again_at_the_same_place(corpus: Path, tmp_path: Path) -> None:
+    cut: list[int] = []
+
+    def strike(record: dict[str, Any]) -> None:
+        if record["kind"] == "step" and record["worker"] == 1 and not cut:
+            actor = ray.get_actor("worker-1", namespace="dropped")
+            cut.append(ray.get(actor.pid.remote()))
+            os.kill(cut[0], signal.SIGKILL)
+
+    rounds = {"update_rounds": 6, "samples_between_updates": 128, "max_batch_size": 4}
+    job = awaiting("dropped", corpus, tmp_path, rounds=rounds, sync=EQUAL, testing={"batch_s": 0.03})
+    place = tmp_path / "dropped" / "bridge"
+    with dialled(place) as process:
+        outcome = run_job(job, tmp_path, corpus, seen=strike)
+        output, _ = process.communicate(timeout=30)
+    whole(outcome, 6)
+    assert len(cut) == 1 and len(events(outcome, "loss")) == 1
+    assert output.splitlines() == [*["joined run dropped as worker 1"] * 2, "the training is completed"]
+    assert process.returncode == 0
+    assert [delta["worker"] for delta in outcome.commits()[-1]["deltas"]] == [0, 1]
+
+
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, authority = tmp_path_factory.mktemp("certificates"), trustme.CA()
@@ -173,15 +237,8 @@ def test_worker_from_elsewhere_dials_in_by_tls_amid_noise(corpus: Path, tmp_path
     run, worker = {"dir": str(tmp_path)}, {"lease_s": 3.0}
     job = job_of("dialled", corpus, rounds=rounds, bridge=bridge, run=run, worker=worker, sync=EQUAL)
     place = tmp_path / "dialled" / "bridge"
-    command = f"""
-        until [ -s {place}/worker-1.address ]; do sleep 0.1; done
-        exec {sys.executable} {ROOT}/jobs/worker.py --connect $(cat {place}/worker-1.address) \
-            --token-file {place}/worker-1.token --authority {certificates}/authority.pem --device cpu
-    """
-    with (
-        strangers(place / "worker-1.address") as sent,
-        subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, text=True) as process,
-    ):
+    authority = ["--authority", str(certificates / "authority.pem")]
+    with strangers(place / "worker-1.address") as sent, dialled(place, *authority) as process:
         outcome = run_job(job, tmp_path, corpus)
         output, _ = process.communicate(timeout=30)
     whole(outcome, 12)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import stat
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from hypha_ray.config import Job
 from hypha_ray.errors import ConfigError
 from hypha_ray.market.requirements import needs, worker_need
-from hypha_ray.worker.door import address, announce, check, kept_token, tls
+from hypha_ray.worker.door import address, check, kept_token, listening, tls
 
 
 def job(tmp_path: Path, *commands: str, **bridge: Any) -> Job:
@@ -38,10 +39,26 @@ def test_place_that_waits_needs_nothing_of_the_cluster(tmp_path: Path) -> None:
 def test_token_of_a_place_stays_the_same_and_is_its_owners_alone(tmp_path: Path) -> None:
     one = job(tmp_path, "")
     assert kept_token(one, 3) == kept_token(one, 3)
-    announce(one, 3, "127.0.0.1:6000")
-    assert (tmp_path / "run/bridge/worker-3.address").read_text() == "127.0.0.1:6000\n"
     assert stat.S_IMODE((tmp_path / "run/bridge").stat().st_mode) == 0o700
     assert stat.S_IMODE((tmp_path / "run/bridge/worker-3.token").stat().st_mode) == 0o600
+
+
+def test_free_port_of_a_place_stays_the_same_until_somebody_else_has_it(tmp_path: Path) -> None:
+    one, file = job(tmp_path, ""), tmp_path / "run/bridge/worker-3.address"
+    first = listening(one, 3)
+    trainer = socket.create_connection(("127.0.0.1", int(first.address.rpartition(":")[2])))
+    first.close()
+    again = listening(one, 3)
+    assert again.address == first.address == file.read_text().strip()
+    other = listening(one, 3)
+    assert other.address != first.address and other.address == file.read_text().strip()
+    trainer.close()
+    again.close()
+    other.close()
+    file.write_text("nothing\n")
+    last = listening(one, 3)
+    assert last.address == file.read_text().strip()
+    last.close()
 
 
 @pytest.mark.parametrize(
