@@ -19,6 +19,7 @@ import tomli_w
 from hypha_ray.config.checks import build, require_complete, worker_needs
 from hypha_ray.config.document import read
 from hypha_ray.config.help import help_text
+from hypha_ray.config.idle import idle
 from hypha_ray.config.keys import dotted, keys, shown
 from hypha_ray.config.names import GUIDE_NAMES, IGNORED, inside
 from hypha_ray.config.schema import Job
@@ -70,7 +71,7 @@ def load(arguments: Sequence[str], find_run: FindRun | None = None) -> Loaded:
     job = build([setting for setting in settings if setting.path not in IGNORED])
     if command.resume and job.run.name is None:
         raise ConfigError("CFG015", "--resume names no run", fix="give it a name or directory, or set run.name")
-    return Loaded(job, command.dry_run, bool(command.resume), command.files, tuple(_notes(settings)))
+    return Loaded(job, command.dry_run, bool(command.resume), command.files, (*_notes(settings), *_idle(settings, job)))
 
 
 def parse(arguments: Sequence[str], doc: str | None, find_run: FindRun) -> Loaded:
@@ -136,3 +137,9 @@ def _notes(settings: Sequence[Setting]) -> Iterator[str]:
             yield f"CFG101: {setting.where}: {key.name} is a secret in a file: {advice}"
         elif key and key.path != name and name not in GUIDE_NAMES and document:
             yield f"{setting.where}: {dotted(name)} is read as {key.name}"
+
+
+def _idle(settings: Sequence[Setting], job: Job) -> Iterator[str]:
+    last = {setting.path: setting for setting in settings}
+    for path, beside in idle(job).items():
+        yield f"CFG103: {last[path].place} has no effect beside {beside}"

@@ -1,0 +1,77 @@
+"""Keys without effect beside what others are set to: harmless, but hardly what was meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import reduce
+
+from hypha_ray.config.keys import KeyPath, keys, shown
+from hypha_ray.config.schema import Job
+
+
+def idle(job: Job) -> dict[KeyPath, str]:
+    """The keys that have another value than their default and no effect, each with ``key = value`` of why."""
+    found = {tuple(name.split(".")): beside for beside, names in _idle(job) for name in names.split()}
+    return {path: _shown(job, beside) for path, beside in found.items() if _value(job, path) != keys()[path].default}
+
+
+def _idle(job: Job) -> Iterator[tuple[str, str]]:
+    """Pairs of a key, and names of those that have no effect beside its value."""
+    yield from _of_sync(job)
+    yield from _of_optimizers(job)
+    if not any(map(job.awaits, range(job.resources.num_workers))):
+        yield "bridge.commands", "bridge.listen bridge.certificate bridge.key"
+    if "aim" not in job.telemetry.sinks:
+        yield "telemetry.sinks", "telemetry.aim_repository"
+    if job.model.repository is None:
+        yield "model.repository", "model.revision"
+    if job.preprocessor.repository is None:
+        yield "preprocessor.repository", "preprocessor.revision"
+
+
+def _of_sync(job: Job) -> Iterator[tuple[str, str]]:
+    sync = job.sync
+    if sync.strategy != "async":
+        yield "sync.strategy", "sync.delayed_nesterov sync.period sync.arrival_grace_s sync.max_staleness"
+    if sync.strategy != "diloco":
+        yield "sync.strategy", "sync.stagger"
+    if sync.fragments == 1:
+        yield "sync.fragments", "sync.stagger sync.partition"
+    if sync.quorum is None:
+        yield "sync.quorum", "sync.grace_s"
+    if sync.merge != "trimmed_mean":
+        yield "sync.merge", "sync.trim"
+    if sync.merge != "mean":
+        yield "sync.merge", "sync.weighting"
+
+
+def _of_optimizers(job: Job) -> Iterator[tuple[str, str]]:
+    inner, outer = job.inner_optimizer, job.outer_optimizer
+    if inner.name != "muon":
+        yield "inner_optimizer.name", "inner_optimizer.muon_learning_rate"
+    if inner.name in ("adamw", "muon"):
+        yield "inner_optimizer.name", "inner_optimizer.momentum"
+    if inner.name == "sgd":
+        yield "inner_optimizer.name", "inner_optimizer.betas inner_optimizer.epsilon"
+    if inner.schedule == "constant":
+        yield "inner_optimizer.schedule", "inner_optimizer.min_lr_rate inner_optimizer.total_steps"
+    if outer.name != "adam":
+        yield "outer_optimizer.name", "outer_optimizer.betas outer_optimizer.epsilon"
+    if outer.name != "nesterov":
+        yield "outer_optimizer.name", "outer_optimizer.momentum"
+    if outer.schedule == "constant":
+        yield "outer_optimizer.schedule", "outer_optimizer.final_learning_rate"
+    if outer.name == "average":
+        names = ("learning_rate", "schedule", "final_learning_rate")
+        yield "outer_optimizer.name", " ".join(f"outer_optimizer.{name}" for name in names)
+    if job.sync.strategy == "sync":
+        yield "sync.strategy", " ".join(".".join(path) for path in keys() if path[0] == "outer_optimizer")
+
+
+def _value(job: Job, path: KeyPath) -> object:
+    return reduce(getattr, path, job)
+
+
+def _shown(job: Job, name: str) -> str:
+    value = _value(job, tuple(name.split(".")))
+    return f"no {name}" if value is None else f"{name} = {shown(value)}"
