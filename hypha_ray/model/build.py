@@ -81,7 +81,12 @@ def build_model(model: Model, seed: int) -> PreTrainedModel:
 
 
 def facts(model: Model) -> Facts:
-    """Describe a model by its configuration alone; no weights are read, fetched or allocated.
+    """Describe a model by its configuration alone, as `skeleton` does."""
+    return describe(skeleton(model), find_task(model.type))
+
+
+def skeleton(model: Model) -> PreTrainedModel:
+    """Build a model on torch's meta device; no weights are read, fetched or allocated.
 
     Raises:
         HyphaError: as `build_model`, except for what only the weights can show.
@@ -91,9 +96,7 @@ def facts(model: Model) -> Facts:
     _, config = _configuration(model, task, weights=False)
     _load_class(task, config)
     with torch.device("meta"), _errors_as(ConfigError, "MODEL004", "the model can't be built from its configuration"):
-        return describe(
-            _auto_class(task).from_config(config, trust_remote_code=code_allowed(model.trust_remote_code)), task
-        )
+        return _auto_class(task).from_config(config, trust_remote_code=code_allowed(model.trust_remote_code))
 
 
 def describe(model: PreTrainedModel, task: Task) -> Facts:

@@ -57,6 +57,7 @@ def launch(loaded: Loaded, kind: str) -> None:
         check_job(job)
         if new:
             check_fit(job, manifest)
+            check_fragments(job)
         if new or not is_done(job, directory):
             with connected(str(job.run.name)):
                 if new:
@@ -76,8 +77,11 @@ def named(job: Job, kind: str) -> Job:
 
 
 def dry_run(job: Job) -> None:
-    """Print the resolved job file and hold it against the cluster."""
+    """Print the resolved job file, and hold it against itself, its model if it has one, and the cluster."""
     print(resolved_toml(job))
+    check_job(job)
+    if job.model.repository or job.model.config is not None:
+        check_fragments(job)
     for note in advice(job):
         print(f"note: {note}", file=sys.stderr)
     with connected("dry-run"):
@@ -119,6 +123,16 @@ def check_fit(job: Job, manifest: Manifest) -> None:
         what = f"the images of dataset {manifest.name!r} don't fit the model"
         fix = "set num_channels in model.config, or prepare the images for this model"
         raise DataError("DATA025", what, f"{channels} channels", f"{known.channels}", fix)
+
+
+def check_fragments(job: Job) -> None:
+    """Refuse more fragments than the model can be cut into, before anything starts."""
+    if job.sync.fragments == 1:
+        return
+    with uncollected():
+        from hypha_ray.model.build import skeleton
+        from hypha_ray.model.layout import layout_of
+    layout_of(skeleton(job.model), job.sync.fragments, job.sync.partition)
 
 
 def watch(stream: Iterator[dict[str, Any]], console: Console, notes: Iterable[str] = ()) -> None:

@@ -111,6 +111,24 @@ def test_name_of_a_run_by_another_job_is_refused_before_a_cluster_is_looked_for(
     assert before.read_text() == "[run]\n"
 
 
+@pytest.mark.parametrize("flags", [(), ("--dry-run",)])
+@pytest.mark.parametrize(
+    ("key", "value", "code", "words"),
+    [
+        ("--sync.fragments", "1000", "MODEL009", "got 1000, allowed 1 to "),
+        ("--inner_optimizer.warmup_steps", "5", "OPT001", "'constant' has no warm-up"),
+    ],
+)
+def test_setting_that_only_the_model_or_the_schedule_forbids_is_refused_before_a_cluster_is_looked_for(
+    run_job: RunJob, small_job: Path, corpus: Path, key: str, value: str, code: str, words: str, flags: tuple[str, ...]
+) -> None:
+    arguments = ("@", small_job, "--dataset.path", corpus, key, value, *flags)
+    done = run_job(*arguments, env={"RAY_ADDRESS": "127.0.0.1:1"})
+    error = error_of(done)
+    assert done.returncode == 2 and error.startswith(f"error[{code}]: ") and words in error
+    assert not run_job.home.exists()
+
+
 # ── data ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 

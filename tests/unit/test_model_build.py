@@ -10,7 +10,8 @@ from huggingface_hub import constants
 
 from hypha_ray.config.schema import Model
 from hypha_ray.errors import AuthenticationError, CapacityError, CheckpointError, ConfigError, HyphaError
-from hypha_ray.model.build import build_model, facts, infer_task, task_of
+from hypha_ray.model.build import build_model, facts, infer_task, skeleton, task_of
+from hypha_ray.model.layout import layout_of
 from hypha_ray.model.tasks import Masking
 
 GPT2 = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 16, "vocab_size": 32}
@@ -257,6 +258,12 @@ def test_facts_agree_with_the_built_model(saved: Path) -> None:
         assert (known.task, known.architecture) == ("causal-lm", "GPT2LMHeadModel")
         assert (known.vocab_size, known.positions) == (32, 16)
         assert (known.num_labels, known.image_size, known.channels) == (None, None, None)
+
+
+def test_skeleton_is_laid_out_like_the_built_model(saved: Path) -> None:
+    for model in (Model(config=GPT2), Model(repository=str(saved))):
+        for cut in ((1, "contiguous"), (3, "contiguous"), (1, "strided")):
+            assert layout_of(skeleton(model), *cut) == layout_of(build_model(model, seed=0), *cut)
 
 
 def test_facts_image_classifier_has_labels_and_image_size() -> None:
