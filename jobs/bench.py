@@ -1,9 +1,9 @@
 """The benchmark table: every row is a figure, or a ratio measured side by side in one run.
 
-python jobs/bench.py
-python jobs/bench.py --only planner inner_overhead --json bench.json
+    python jobs/bench.py
+    python jobs/bench.py --only planner inner_overhead --json bench.json
 
-With no row named, all are measured.
+With no row named, all are measured, which takes hours; a name that is no row's lists them.
 """
 
 from __future__ import annotations
