@@ -1,33 +1,27 @@
-"""Models from a repository or from a configuration, and what a preflight check wants to know about them.
+"""Models built from what a job file says of them, and what a preflight check wants to know about them.
 
-Nothing is guessed: an unknown key of `[model.config]`, a task that the model can't do, pickled weights and code that
-nobody allowed are errors, each with its own code.
+Nothing is guessed: weights that are pickled or don't fit the task are errors, each with its own code.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import transformers
 
 from hypha_ray.config.schema import Model
-from hypha_ray.errors import AuthenticationError, CapacityError, CheckpointError, ConfigError, HyphaError
+from hypha_ray.errors import CheckpointError, ConfigError
 from hypha_ray.garbage import uncollected
-from hypha_ray.model.hub import REMOTE_CODE_VARIABLE, code_allowed, fetch
+from hypha_ray.model.configuration import auto_class, configuration_of, errors_as, saved_settings
+from hypha_ray.model.hub import code_allowed
 from hypha_ray.model.tasks import TASKS, Masking, Task, find_task
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
-
-_ALWAYS_KNOWN = frozenset({"auto_map", "mask_token_id"})
-"""Keys that any `[model.config]` may have though its class doesn't name them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,14 +57,14 @@ def build_model(model: Model, seed: int) -> PreTrainedModel:
 
     """
     task = find_task(model.type)
-    folder, config = _configuration(model, task, weights=True)
+    folder, config = configuration_of(model, task, weights=True)
     _load_class(task, config)
-    auto = _auto_class(task)
+    auto = auto_class(task)
     with _seeded(seed):
         if folder is None:
-            with _errors_as(ConfigError, "MODEL004", "no model can be built from model.config"):
+            with errors_as(ConfigError, "MODEL004", "no model can be built from model.config"):
                 return auto.from_config(config, trust_remote_code=False).train()
-        with _errors_as(CheckpointError, "MODEL006", f"weights of {model.repository} can't be loaded"):
+        with errors_as(CheckpointError, "MODEL006", f"weights of {model.repository} can't be loaded"):
             return auto.from_pretrained(
                 folder,
                 config=config,
@@ -93,10 +87,10 @@ def skeleton(model: Model) -> PreTrainedModel:
 
     """
     task = find_task(model.type)
-    _, config = _configuration(model, task, weights=False)
+    _, config = configuration_of(model, task, weights=False)
     _load_class(task, config)
-    with torch.device("meta"), _errors_as(ConfigError, "MODEL004", "the model can't be built from its configuration"):
-        return _auto_class(task).from_config(config, trust_remote_code=code_allowed(model.trust_remote_code))
+    with torch.device("meta"), errors_as(ConfigError, "MODEL004", "the model can't be built from its configuration"):
+        return auto_class(task).from_config(config, trust_remote_code=code_allowed(model.trust_remote_code))
 
 
 def describe(model: PreTrainedModel, task: Task) -> Facts:
@@ -136,10 +130,10 @@ def infer_task(folder: Path) -> Task:
         ConfigError: the architecture belongs to no task.
 
     """
-    settings = _settings(folder)
+    settings = saved_settings(folder)
     architecture = next(iter(settings.get("architectures") or ()), None)
     for task in TASKS.values():
-        names = _auto_class(task)._model_mapping._model_mapping.get(settings.get("model_type"), ())
+        names = auto_class(task)._model_mapping._model_mapping.get(settings.get("model_type"), ())
         if architecture in ([names] if isinstance(names, str) else names):
             return task
     raise ConfigError(
@@ -147,129 +141,10 @@ def infer_task(folder: Path) -> Task:
     )
 
 
-def _configuration(model: Model, task: Task, *, weights: bool) -> tuple[Path | None, PretrainedConfig]:
-    """Return the configuration, and the folder that it lies in unless it is the job file's."""
-    if bool(model.repository) == (model.config is not None):
-        raise ConfigError(
-            "MODEL002",
-            "a model comes from model.repository or from [model.config]",
-            "both" if model.repository else "neither",
-            "one of them",
-        )
-    if model.config is not None:
-        config = _new_configuration(model.config)
-        _check_class(task, config, "[model.config]", trusted=False)
-        return None, config
-    repository, trusted = str(model.repository), code_allowed(model.trust_remote_code)
-    token = model.token.get_secret_value() if model.token else None
-    folder = fetch(repository, model.revision, token, weights=weights, code=trusted)
-    config = _saved_configuration(folder, repository, trusted)
-    _check_class(task, config, repository, trusted)
-    return folder, config
-
-
-def _new_configuration(settings: dict[str, Any]) -> PretrainedConfig:
-    """Make a configuration from the job file's table."""
-    model_type, rest = settings.get("model_type"), {k: v for k, v in settings.items() if k != "model_type"}
-    if not isinstance(model_type, str) or model_type not in transformers.CONFIG_MAPPING:
-        raise _unknown_model_type("model.config.model_type", model_type)
-    with _errors_as(ConfigError, "MODEL004", f"[model.config] is no {model_type} configuration"):
-        config = transformers.AutoConfig.for_model(model_type, **rest)
-        known = _known_keys(config)
-    unknown = [key for key in rest if key not in known and key in vars(config)]
-    if unknown:
-        near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0)[0]
-        raise ConfigError(
-            "MODEL004", f"unknown key model.config.{unknown[0]} of a {model_type} model", fix=f"did you mean {near!r}?"
-        )
-    return config
-
-
-def _known_keys(config: PretrainedConfig) -> set[str]:
-    """Keys that mean something to this kind of configuration; others, transformers would keep and ignore."""
-    fields = {field.name for field in dataclasses.fields(config)}
-    try:
-        attributes = set(vars(type(config)()))
-    except Exception:  # a few kinds can't be made of defaults; then anything goes
-        attributes = set(vars(config))
-    return fields | attributes | set(config.attribute_map) | _ALWAYS_KNOWN
-
-
-def _saved_configuration(folder: Path, repository: str, trusted: bool) -> PretrainedConfig:
-    """Read the configuration of a repository."""
-    settings = _settings(folder)
-    if settings.get("model_type") not in transformers.CONFIG_MAPPING and not trusted:
-        if "auto_map" in settings:
-            raise _untrusted(repository)
-        raise _unknown_model_type(f"model_type in {folder / 'config.json'}", settings.get("model_type"))
-    with _errors_as(CheckpointError, "MODEL005", f"configuration of {repository} can't be used"):
-        return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
-
-
-def _settings(folder: Path) -> dict[str, Any]:
-    """Read `config.json` as it stands."""
-    file = folder / "config.json"
-    try:
-        settings = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError("MODEL005", f"{file} can't be read", str(error), "a folder with a saved model") from None
-    if not isinstance(settings, dict):
-        raise CheckpointError("MODEL005", f"{file} is no model configuration", type(settings).__name__, "an object")
-    return settings
-
-
-def _auto_class(task: Task) -> Any:
-    auto = getattr(transformers, task.auto_class, None)
-    if auto is None:
-        raise ConfigError(
-            "MODEL001",
-            f"this transformers has no class for {task.name} models",
-            transformers.__version__,
-            fix="install a newer transformers",
-        )
-    return auto
-
-
 def _load_class(task: Task, config: PretrainedConfig) -> None:
     """Load the module that has the model's class, which takes longer than to build a small model."""
     with suppress(Exception), uncollected():  # What is wrong with it is told when the model is built.
-        _auto_class(task)._model_mapping.get(type(config), None)
-
-
-def _check_class(task: Task, config: PretrainedConfig, where: str, trusted: bool) -> None:
-    """Make sure that the task's Auto class has a model for this configuration."""
-    if type(config) in _auto_class(task)._model_mapping:
-        return
-    if task.auto_class in (getattr(config, "auto_map", None) or {}) and where != "[model.config]":
-        if trusted:
-            return
-        raise _untrusted(where)
-    fitting = sorted({t.name for t in TASKS.values() if type(config) in _auto_class(t)._model_mapping})
-    raise ConfigError(
-        "HUB004",
-        f"model.type doesn't fit the {config.model_type} model of {where}",
-        task.name,
-        ", ".join(fitting) or "none",
-    )
-
-
-def _unknown_model_type(where: str, model_type: object) -> ConfigError:
-    near = difflib.get_close_matches(str(model_type), transformers.CONFIG_MAPPING, n=1, cutoff=0)[0]
-    return ConfigError(
-        "MODEL003",
-        f"{where} is not a model of transformers {transformers.__version__}",
-        repr(model_type),
-        "such as gpt2, llama, vit, resnet",
-        f"did you mean {near!r}?" if model_type else "name one",
-    )
-
-
-def _untrusted(repository: str) -> AuthenticationError:
-    return AuthenticationError(
-        "SEC004",
-        f"model repository {repository} wants to run its own Python code (auto_map in config.json)",
-        fix=f"choose another, or trust it: model.trust_remote_code = true, and {REMOTE_CODE_VARIABLE}=1 on the nodes",
-    )
+        auto_class(task)._model_mapping.get(type(config), None)
 
 
 @contextmanager
@@ -278,26 +153,3 @@ def _seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
-
-
-@contextmanager
-def _errors_as(kind: type[HyphaError], code: str, what: str) -> Iterator[None]:
-    """Turn whatever a library raises about a user's model into one of our errors.
-
-    Model classes check their values by any means from assertions to KeyErrors, so nothing narrower would do.
-    """
-    try:
-        yield
-    except HyphaError:
-        raise
-    except ImportError as error:
-        raise ConfigError("MODEL008", f"{what}: a package is missing", _line(error), fix="install it") from error
-    except Exception as error:
-        if isinstance(error, MemoryError) or "allocate memory" in str(error):
-            raise CapacityError("MODEL014", f"{what}: too little memory", _line(error)) from error
-        raise kind(code, what, _line(error)) from error
-
-
-def _line(error: Exception) -> str:
-    """Return an exception as one short line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
