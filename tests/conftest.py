@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hypha_ray.scheduler.ray_token import make_token
+
 os.environ.update(
     RAY_AUTH_MODE="token",
     RAY_USAGE_STATS_ENABLED="0",
@@ -21,6 +23,12 @@ os.environ.update(
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all-seeds", action="store_true", help="crash at every point in every round, with three seeds")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make Ray's token before there are several processes that test."""
+    if not hasattr(config, "workerinput"):
+        make_token()
 
 
 @pytest.fixture(scope="session")

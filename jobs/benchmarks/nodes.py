@@ -23,6 +23,7 @@ from typing import Any
 from benchmarks.links import DEVICE, Link, Network, Site
 from hypha_ray.data.options import Options
 from hypha_ray.data.prepare import prepare
+from hypha_ray.scheduler.ray_token import make_token
 
 JOBS = Path(__file__).parents[1]
 """Folder of the job scripts."""
@@ -108,8 +109,7 @@ def linked(link: Link, workers: int, seq_len: int) -> Iterator[tuple[Cluster, Pa
 @contextmanager
 def nodes(network: Network) -> Iterator[Cluster]:
     """A Ray node at every site, while the context lasts."""
-    token = [*_RAY, "get-auth-token", "--generate"]
-    subprocess.run(token, capture_output=True, check=True)
+    make_token()
     folder = Path(tempfile.mkdtemp(prefix="ray"))  # Short: Ray puts sockets there.
     cluster = Cluster(tuple(network.sites), folder)
     with ExitStack() as held:

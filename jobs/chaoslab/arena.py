@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -20,6 +18,8 @@ import ray
 from chaoslab.processes import descendants
 from ray._private.state import actors
 from ray.cluster_utils import Cluster
+
+from hypha_ray.scheduler.ray_token import make_token
 
 STORE_BYTES = 100_000_000
 """Object store of each node."""
@@ -52,8 +52,7 @@ class Arena:
         """When nodes that are to replace others will be started."""
 
     def __enter__(self) -> Arena:
-        token = [sys.executable, "-m", "ray.scripts.scripts", "get-auth-token", "--generate"]
-        subprocess.run(token, capture_output=True, check=True)
+        make_token()
         # Ray notes there which cluster is the present one; that of a user who has one stays as it is.
         Path(os.environ.setdefault("RAY_TMPDIR", self._folder), "ray").mkdir(parents=True, exist_ok=True)
         head = {"num_cpus": 0, "include_dashboard": False, **self._shared}

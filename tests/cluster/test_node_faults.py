@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -28,8 +26,6 @@ SHARED: dict[str, Any] = {"object_store_memory": 100_000_000}
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     """A head without CPUs and two nodes with one each, none of which is needed for longer than a test."""
-    token = [sys.executable, "-m", "ray.scripts.scripts", "get-auth-token", "--generate"]
-    subprocess.run(token, capture_output=True, check=True)
     folder = tempfile.mkdtemp(prefix="ray")
     head = {"num_cpus": 0, "include_dashboard": False, "temp_dir": folder, **SHARED}
     cluster = Cluster(initialize_head=True, head_node_args=head)

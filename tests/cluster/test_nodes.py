@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,8 +20,6 @@ MEMORY_BYTES = 100_000_000
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[list[str]]:
     """Ids of a head without CPUs, which the driver is on, and of three nodes with one CPU each."""
-    token = [sys.executable, "-m", "ray.scripts.scripts", "get-auth-token", "--generate"]
-    subprocess.run(token, capture_output=True, check=True)
     folder = tempfile.mkdtemp(prefix="ray")
     shared = {"object_store_memory": MEMORY_BYTES, "temp_dir": folder}
     head = {"num_cpus": 0, "include_dashboard": False, **shared}

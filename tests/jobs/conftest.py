@@ -116,7 +116,6 @@ def head() -> Iterator[str]:
     """The address of a running cluster: one node with four logical CPUs and no GPU."""
     folder = Path(tempfile.mkdtemp(prefix="ray"))
     ray = [sys.executable, "-m", "ray.scripts.scripts"]
-    subprocess.run([*ray, "get-auth-token", "--generate"], capture_output=True, check=True)
     command = [*ray, "start", "--head", "--block", "--temp-dir", str(folder), "--port=0", "--include-dashboard=false"]
     command += ["--num-cpus=4", "--num-gpus=0", "--object-store-memory=300000000"]
     command += [f"--{name}={free_port()}" for name in ("ray-client-server-port", "dashboard-agent-listen-port")]
