@@ -47,6 +47,7 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
     from benchmarks.options import ROWS as OPTIONS
     from benchmarks.options import options
     from benchmarks.overlap import overlap
+    from benchmarks.peak import peak
     from benchmarks.planner import plan_time, planner
     from benchmarks.quality import KINDS, quality
     from benchmarks.relay import relay
@@ -64,6 +65,7 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
         tuple(f"{row}_{millions}M_{count}" for millions, count in SIZES for row in EXCHANGES): exchange,
         ("time_to_loss",): time_to_loss,
         ("overlap_none", "overlap", "overlap_one_in_flight", "overlap_three_in_flight"): overlap,
+        ("peak_bytes",): peak,
         ASYNCHRONY: asynchrony,
         OPTIONS: options,
         **{(row, f"{row}_alone"): partial(quality, row) for row in KINDS},

@@ -67,10 +67,10 @@ def _measured(
     cluster: Cluster, name: str, dataset: Path, target: str, part: float, sync: dict[str, Any]
 ) -> dict[str, Any]:
     """Run a job with these keys; the value of its row, and the conditions."""
-    flags, fragments = [*_flags(dataset), *_keys("sync", sync)], sync.get("fragments", 1)
+    flags, fragments = [*job_flags(dataset), *keys("sync", sync)], sync.get("fragments", 1)
     size = layout_of(build_model(load(flags).job.model, 0)).bytes()
     batches = round(exchange_s(size) / part / BATCH_S / fragments)
-    flags += _keys("rounds", {"update_rounds": ROUNDS * fragments, "samples_between_updates": WORKERS * batches})
+    flags += keys("rounds", {"update_rounds": ROUNDS * fragments, "samples_between_updates": WORKERS * batches})
     before = cluster.sites[0].bytes()
     records = cluster.job(name, flags, TIMEOUT_S)
     sent, received = (after - first for after, first in zip(cluster.sites[0].bytes(), before, strict=True))
@@ -95,14 +95,15 @@ def _measured(
     }
 
 
-def _flags(dataset: Path) -> list[str]:
-    """Of both jobs."""
+def job_flags(dataset: Path) -> list[str]:
+    """Of all jobs."""
     machines = {"num_workers": WORKERS, "min_workers": WORKERS}
     tables = {"model.config": MODEL, "rounds": {"max_batch_size": 1, "evaluate_every": 0}, "resources": machines}
-    keys = [part for table, values in tables.items() for part in _keys(table, values)]
+    common = [part for table, values in tables.items() for part in keys(table, values)]
     pace = ["--testing.batch_s", str(BATCH_S), "--dataset.path", str(dataset)]
-    return ["@", str(JOBS / "configs" / "tiny.toml"), *keys, *SERVER_ON_HEAD, *pace]
+    return ["@", str(JOBS / "configs" / "tiny.toml"), *common, *SERVER_ON_HEAD, *pace]
 
 
-def _keys(table: str, values: dict[str, Any]) -> list[str]:
+def keys(table: str, values: dict[str, Any]) -> list[str]:
+    """A table of a job file as flags."""
     return [part for key, value in values.items() for part in (f"--{table}.{key}", str(value))]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from benchmarks import options, quality
 from benchmarks.overlap import BATCH_S, WORKERS, exchange_s, utilisation
+from benchmarks.peak import most
 from benchmarks.plots import draw
 from benchmarks.time_to_loss import seconds_to
 
@@ -34,6 +35,16 @@ def test_worker_without_batches_is_a_worker_that_waits() -> None:
 
 def test_exchange_is_as_long_as_the_heads_link_needs_for_all_bytes_both_ways() -> None:
     assert exchange_s(6_250_000) == pytest.approx(2 * WORKERS)  # A second each, at 50 Mbit/s.
+
+
+def test_peak_is_the_most_in_a_second_between_two_times() -> None:
+    moved = [0] * 100  # Bytes in each tenth of a second.
+    moved[20:24], moved[50:58], moved[90:] = [50] * 4, [10] * 8, [1000] * 10
+    counted = [(n / 10, sum(moved[:n])) for n in range(len(moved) + 1)]
+    assert most(counted, 0.0, 9.0) == 200
+    assert most(counted, 3.0, 9.0) == 80
+    assert most(counted, 0.0, 10.1) == 10_000
+    assert most(counted, 2.0, 2.5) == 0  # No window is so short.
 
 
 def test_time_to_a_loss_lies_between_the_evaluations_around_it() -> None:
