@@ -61,8 +61,9 @@ class Running:
         """Until a worker has told of batches of a round, a second or so after it began with them."""
 
         def reported() -> bool:
-            lines = (self._directory / "metrics.jsonl").read_text().splitlines()
-            records = [json.loads(line) for line in lines if line.endswith("}")]
+            file = self._directory / "metrics.jsonl"
+            *lines, _ = file.read_text().split("\n") if file.exists() else [""]  # The last one may not be whole yet.
+            records = [json.loads(line) for line in lines]
             return any((one["kind"], one.get("worker"), one["round"]) == ("step", worker, round) for one in records)
 
         self._until(reported)
