@@ -96,6 +96,13 @@ class Cluster:
         return {**_ENVIRONMENT, "RAY_TMPDIR": str(folder), "RAY_ADDRESS": self.address}
 
 
+def flags(tables: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Tables of a job file as flags."""
+    return [
+        part for table, row in tables.items() for key, value in row.items() for part in (f"--{table}.{key}", str(value))
+    ]
+
+
 @contextmanager
 def linked(link: Link, workers: int, seq_len: int) -> Iterator[tuple[Cluster, Path]]:
     """A head and so many nodes, each behind such a link; with them a dataset of samples of `seq_len` bytes."""

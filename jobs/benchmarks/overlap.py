@@ -11,7 +11,7 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.links import Link, missing
-from benchmarks.nodes import JOBS, SERVER_ON_HEAD, Cluster, linked
+from benchmarks.nodes import JOBS, SERVER_ON_HEAD, Cluster, flags, linked
 from hypha_ray.config.load import load
 from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import layout_of
@@ -67,12 +67,12 @@ def _measured(
     cluster: Cluster, name: str, dataset: Path, target: str, part: float, sync: dict[str, Any]
 ) -> dict[str, Any]:
     """Run a job with these keys; the value of its row, and the conditions."""
-    flags, fragments = [*job_flags(dataset), *keys("sync", sync)], sync.get("fragments", 1)
-    size = layout_of(build_model(load(flags).job.model, 0)).bytes()
+    fragments = sync.get("fragments", 1)
+    size = layout_of(build_model(load(job_flags(dataset)).job.model, 0)).bytes()
     batches = round(exchange_s(size) / part / BATCH_S / fragments)
-    flags += keys("rounds", {"update_rounds": ROUNDS * fragments, "samples_between_updates": WORKERS * batches})
+    length = {"update_rounds": ROUNDS * fragments, "samples_between_updates": WORKERS * batches}
     before = cluster.sites[0].bytes()
-    records = cluster.job(name, flags, TIMEOUT_S)
+    records = cluster.job(name, [*job_flags(dataset), *flags({"sync": sync, "rounds": length})], TIMEOUT_S)
     sent, received = (after - first for after, first in zip(cluster.sites[0].bytes(), before, strict=True))
     # The last one is left out, too: there all fragments are exchanged at once.
     rounds = [one for one in records if one["kind"] == "round"][WARM_UP_ROUNDS * fragments - 1 : -1]
@@ -99,11 +99,5 @@ def job_flags(dataset: Path) -> list[str]:
     """Of all jobs."""
     machines = {"num_workers": WORKERS, "min_workers": WORKERS}
     tables = {"model.config": MODEL, "rounds": {"max_batch_size": 1, "evaluate_every": 0}, "resources": machines}
-    common = [part for table, values in tables.items() for part in keys(table, values)]
     pace = ["--testing.batch_s", str(BATCH_S), "--dataset.path", str(dataset)]
-    return ["@", str(JOBS / "configs" / "tiny.toml"), *common, *SERVER_ON_HEAD, *pace]
-
-
-def keys(table: str, values: dict[str, Any]) -> list[str]:
-    """A table of a job file as flags."""
-    return [part for key, value in values.items() for part in (f"--{table}.{key}", str(value))]
+    return ["@", str(JOBS / "configs" / "tiny.toml"), *flags(tables), *SERVER_ON_HEAD, *pace]

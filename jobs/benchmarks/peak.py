@@ -5,7 +5,6 @@ The link is wide enough for both, so what is measured is what training asks for,
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from bisect import bisect_left
@@ -17,8 +16,9 @@ from threading import Event, Thread
 from typing import Any
 
 from benchmarks.links import Link, Site, missing
-from benchmarks.nodes import Cluster, linked
-from benchmarks.overlap import WORKERS, job_flags, keys
+from benchmarks.nodes import Cluster, flags, linked
+from benchmarks.overlap import WORKERS, job_flags
+from hypha_ray.telemetry.files import EVENTS, read_jsonl
 
 LINK = Link(mbit_s=1000)
 FRAGMENTS = 4
@@ -60,11 +60,10 @@ def most(counted: Counted, began: float, ended: float) -> int:
 def _peak(cluster: Cluster, dataset: Path, fragments: int) -> int:
     """Most bytes in a second, from the first commit to the one before the last: then all fragments go at once."""
     name, rounds = f"peak-{fragments}", {"update_rounds": ROUNDS, "samples_between_updates": WORKERS * BATCHES}
-    flags = [*job_flags(dataset), *keys("rounds", rounds), "--sync.fragments", str(fragments)]
+    own = flags({"rounds": rounds, "sync": {"fragments": fragments}})
     with _counting(cluster.sites[0]) as counted:
-        cluster.job(name, flags, TIMEOUT_S)
-    lines = (cluster.folder / "runs" / name / "events.jsonl").read_text(encoding="utf-8").splitlines()
-    commits = [event for event in map(json.loads, lines) if event["kind"] == "commit"]
+        cluster.job(name, [*job_flags(dataset), *own], TIMEOUT_S)
+    commits = read_jsonl(cluster.folder / "runs" / name / EVENTS, ["commit"])
     times = {event["round"]: datetime.fromisoformat(event["wall_time"]).timestamp() for event in commits}
     return most(counted, times[0], times[ROUNDS - 2])
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import sys
 from importlib import import_module
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from benchmarks.links import Link, missing
-from benchmarks.nodes import JOBS, SERVER_ON_HEAD, Cluster, linked
+from benchmarks.nodes import JOBS, SERVER_ON_HEAD, Cluster, flags, linked
 from hypha_ray.config.load import load, resolved_toml
 from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import layout_of
@@ -96,8 +96,7 @@ def _flags(dataset: Path) -> list[str]:
     optimizer = {"schedule": "constant", "warmup_steps": 0, "learning_rate": 2e-3}
     machines = {"num_workers": WORKERS, "min_workers": WORKERS}
     tables: dict[str, dict[str, Any]] = {"rounds": rounds, "inner_optimizer": optimizer, "resources": machines}
-    keys = [(f"--{table}.{key}", str(value)) for table, row in tables.items() for key, value in row.items()]
-    return ["@", str(JOBS / "configs" / "tiny.toml"), *chain(*keys), "--dataset.path", str(dataset)]
+    return ["@", str(JOBS / "configs" / "tiny.toml"), *flags(tables), "--dataset.path", str(dataset)]
 
 
 def _sent(cluster: Cluster) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 import threading
@@ -18,6 +17,7 @@ from ray._private.worker import global_worker
 from ray.cluster_utils import Cluster
 from ray.util import list_named_actors
 
+from hypha_ray.config import Job
 from jobs import MODEL, Outcome, job_of, run_job
 
 DEADLINE_S = 90
@@ -50,23 +50,20 @@ class Running:
     def __init__(self, name: str, corpus: Path, folder: Path) -> None:
         rounds = {"update_rounds": 5, "samples_between_updates": SAMPLES, "max_batch_size": 4, "evaluate_every": 0}
         job = job_of(name, corpus, rounds=rounds, testing={"batch_s": 0.2}, worker={"lease_s": 4.0})
-        self._directory, self._results = folder / name, []
-        self._thread = threading.Thread(target=lambda: self._results.append(run_job(job, folder, corpus)))
+        self._commits, self._seen, self._results = folder / name / "commits", [], []
+        self._thread = threading.Thread(target=lambda: self._run(job, corpus, folder))
         self._thread.start()
 
+    def _run(self, job: Job, corpus: Path, folder: Path) -> None:
+        self._results.append(run_job(job, folder, corpus, seen=self._seen.append))
+
     def until_commits(self, count: int) -> None:
-        self._until(lambda: len(list((self._directory / "commits").glob("round_*.json"))) >= count)
+        self._until(lambda: len(list(self._commits.glob("round_*.json"))) >= count)
 
     def until_report(self, worker: int, round: int) -> None:
         """Until a worker has told of batches of a round, a second or so after it began with them."""
-
-        def reported() -> bool:
-            file = self._directory / "metrics.jsonl"
-            *lines, _ = file.read_text().split("\n") if file.exists() else [""]  # The last one may not be whole yet.
-            records = [json.loads(line) for line in lines]
-            return any((one["kind"], one.get("worker"), one["round"]) == ("step", worker, round) for one in records)
-
-        self._until(reported)
+        told = "step", worker, round
+        self._until(lambda: any((one["kind"], one.get("worker"), one.get("round")) == told for one in self._seen))
 
     def _until(self, true: Callable[[], bool]) -> None:
         deadline = time.monotonic() + DEADLINE_S
