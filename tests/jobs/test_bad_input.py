@@ -132,8 +132,13 @@ def test_setting_that_only_the_model_or_the_schedule_forbids_is_refused_before_a
 # ── data ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_missing_dataset_is_refused_with_the_nearest_name(run_job: RunJob, small_job: Path, corpus: Path) -> None:
-    error = refused(run_job("@", small_job, "--dataset.path", f"{corpus}x"), run_job.home, 3)
+@pytest.mark.parametrize("flags", [(), ("--dry-run",)])
+def test_missing_dataset_is_refused_with_the_nearest_name(
+    run_job: RunJob, small_job: Path, corpus: Path, flags: tuple[str, ...]
+) -> None:
+    done = run_job("@", small_job, "--dataset.path", f"{corpus}x", *flags)
+    error = error_of(done)
+    assert done.returncode == 3 and not run_job.home.exists()
     assert error == f"error[DATA001]: there is no dataset at {corpus}x. Fix: did you mean 'corpus'?"
 
 

@@ -1,0 +1,68 @@
+"""All that is refused before anything starts: one list of checks, which a dry run and a start go through alike.
+
+    settings ──► dataset ──► skeleton of the model ──► model and dataset ──► weights ──► (Ray) ──► cluster
+
+The cheap ones come first. What needs a model looks at its skeleton, which has shapes and no memory.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypha_ray.config import Job
+from hypha_ray.data.manifest import Manifest
+from hypha_ray.garbage import uncollected
+from hypha_ray.optim.schedules import check_schedule, inner_steps
+from hypha_ray.telemetry.aim import local as local_aim
+from hypha_ray.worker.door import check as check_door
+
+
+def check_job(job: Job) -> None:
+    """Refuse an optimizer, a schedule, a sink or an address that can't be had.
+
+    Raises:
+        HyphaError: what is wrong with the job file.
+
+    """
+    if "aim" in job.telemetry.sinks:
+        local_aim(job.telemetry.aim_repository or "")
+    check_schedule(job.inner_optimizer, inner_steps(job))
+    check_door(job)
+    if job.inner_optimizer.name not in ("adamw", "muon", "sgd"):
+        from hypha_ray.optim.optimizers import optimizer_class
+
+        optimizer_class(job.inner_optimizer.name)
+
+
+def check_model(job: Job, dataset: Path, manifest: Manifest) -> None:
+    """Refuse a model that can't be built as the job wants it, or that dataset or weights don't fit.
+
+    A run that goes on has been checked when it began.
+
+    Raises:
+        HyphaError: what is wrong with the model, its weights, or the dataset for it.
+
+    """
+    with uncollected():  # Seconds go by until torch is loaded.
+        from hypha_ray.model.build import describe, skeleton
+        from hypha_ray.model.hub import fetch
+        from hypha_ray.model.tasks import find_task
+        from hypha_ray.scheduler.fitting import CHECKS, Case
+
+    network = skeleton(job.model)
+    task = find_task(job.model.type, job.model.input_names)
+    case = Case(job, dataset, manifest, network, task, describe(network, task))
+    if job.model.repository and Path(job.model.repository).expanduser().is_dir():
+        fetch(job.model.repository, None, None, weights=True)  # A hub's weights are left for the nodes to fetch.
+    for check in CHECKS:
+        check(case)
+
+
+def check_fragments(job: Job) -> None:
+    """Refuse more fragments than the model can be cut into; for a part of a job file, which names no dataset."""
+    if job.sync.fragments == 1:
+        return
+    with uncollected():
+        from hypha_ray.model.build import skeleton
+        from hypha_ray.model.layout import layout_of
+    layout_of(skeleton(job.model), job.sync.fragments, job.sync.partition)
