@@ -16,6 +16,27 @@ import numpy.typing as npt
 Flat = dict[str, npt.NDArray[np.generic]]
 """A fragment's tensors as they travel: group name to one contiguous 1-D array."""
 
+Arrays = dict[str, npt.NDArray[np.generic]]
+"""A slice or a batch: tensor name to array, the first dimension counts samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Samples of slices, and the place that each of them comes from.
+
+    `keys` is int64 [N, 3]: epoch, slice, and the sample's index in the slice's file. Validation is in epoch 0.
+    """
+
+    arrays: Arrays
+    keys: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def part(self, chosen: slice | npt.NDArray[np.bool_]) -> Samples:
+        """Return some of the samples."""
+        return Samples({name: array[chosen] for name, array in self.arrays.items()}, self.keys[chosen])
+
 
 @dataclass(frozen=True, slots=True)
 class SliceInfo:
@@ -188,12 +209,14 @@ class Evaluated(Event):
 class Report(Event):
     """Progress since the last report of this round.
 
-    `loss_sum` is over samples; `seconds` the time of `timed_batches`, a round's first one excepted.
+    `tokens` leaves padding out, and is None for data without tokens. `scored` counts the positions that losses are
+    means over, `loss_sum` is over these. `seconds` is the time of `timed_batches`, a round's first one excepted.
     """
 
     batches: int
     samples: int
-    tokens: int
+    tokens: int | None
+    scored: int
     loss_sum: float
     seconds: float
     timed_batches: int
@@ -207,14 +230,16 @@ class Delta(Event):
     """A round's result; the next `fragments` items of the stream are its payloads, one a fragment, in order.
 
     With `inner_state` one more item follows: the optimizer's state after the round, from which a successor goes on.
-    `train_s` is from first batch to last; `quality` the payloads' relative error, and cosine to what they encode.
+    `tokens` and `scored` are those of `Report`; `loss` is the mean over `scored`. `train_s` is from first batch to
+    last; `quality` the payloads' relative error, and cosine to what they encode.
     """
 
     spans: tuple[Span, ...]
     samples: int
-    tokens: int
+    tokens: int | None
+    scored: int
     batches: int
-    loss: float
+    loss: float | None
     fragments: int
     payload_bytes: int
     train_s: float

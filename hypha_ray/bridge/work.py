@@ -32,11 +32,11 @@ class Round:
         self._line, self._directory = line, directory
         self._message, self._report_every_s = message, report_every_s
         self.number: int = message.round
-        self._samples = self._batches = self._tokens = 0
+        self._samples = self._batches = self._tokens = self._scored = 0
         self._loss_sum = 0.0
         self._batch: Arrays = {}
         self._files: dict[str, Arrays] = {}
-        self._reported = (0, 0.0, 0, 0, time.monotonic())
+        self._reported = (0, 0.0, 0, 0, 0, time.monotonic())
         self._waited_s = 0.0
 
     def parameters(self) -> Arrays:
@@ -93,26 +93,27 @@ class Round:
     def batches(self) -> Iterator[Arrays]:
         """Batches to train on, as long as there are any."""
         if not self._batches:
-            self._reported = (*self._reported[:4], time.monotonic())
+            self._reported = (*self._reported[:5], time.monotonic())
         while (batch := self._next_batch()) is not None:
             self._batch = batch
             yield batch
 
-    def step(self, loss: float, tokens: int | None = None, **metrics: float) -> None:
+    def step(self, loss: float, tokens: int | None = None, scored: int | None = None, **metrics: float) -> None:
         """Count a step on the batch that came last.
 
         Args:
-            loss: mean over its samples.
-            tokens: of the batch; default: those of ``input_ids``, or else the samples.
+            loss: mean over its scored positions.
+            tokens: of the batch; default: those of ``input_ids``, without padding; 0 for data without tokens.
+            scored: positions that the loss is a mean over; default: the samples.
             metrics: what else there is to say, such as ``gradient_norm``.
 
         """
         size = len(next(iter(self._batch.values())))
-        if tokens is None:
-            tokens = self._batch["input_ids"].size if "input_ids" in self._batch else size
-        self._batches, self._samples, self._tokens = self._batches + 1, self._samples + size, self._tokens + tokens
-        self._loss_sum += loss * size
-        if self._batches == 1 or time.monotonic() - self._reported[4] >= self._report_every_s:
+        scored = size if scored is None else scored
+        self._batches, self._samples, self._scored = self._batches + 1, self._samples + size, self._scored + scored
+        self._tokens += _tokens(self._batch) if tokens is None else tokens
+        self._loss_sum += loss * scored
+        if self._batches == 1 or time.monotonic() - self._reported[5] >= self._report_every_s:
             self._report(metrics)
 
     def hand_over(self, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -138,7 +139,7 @@ class Round:
             samples=self._samples,
             tokens=self._tokens,
             batches=self._batches,
-            loss=self._loss_sum / self._samples,
+            loss=self._loss_sum / max(1, self._scored),
         )
         self._line.say("update", message)
 
@@ -185,18 +186,26 @@ class Round:
 
     def _report(self, metrics: Mapping[str, float]) -> None:
         """Send what has come since the last report."""
-        samples, loss_sum, batches, tokens, at = self._reported
+        samples, loss_sum, batches, tokens, scored, at = self._reported
         now = time.monotonic()
         items = {
-            "loss": (self._loss_sum - loss_sum) / (self._samples - samples),
+            "loss": (self._loss_sum - loss_sum) / max(1, self._scored - scored),
             "batches": self._batches - batches,
-            "tokens": self._tokens - tokens,
+            "scored": self._scored - scored,
+            **({"tokens": self._tokens - tokens} if self._tokens else {}),
             "seconds": now - at,
             "data_wait_s": self._waited_s,
             "learning_rate": self.learning_rate,
             **metrics,
         }
-        self._reported = self._samples, self._loss_sum, self._batches, self._tokens, now
+        self._reported = self._samples, self._loss_sum, self._batches, self._tokens, self._scored, now
         self._waited_s = 0.0
         message = pb.MetricSet(items=items, data_processed=self._samples - samples, local_round=self.number)
         self._line.say("metrics", message)
+
+
+def _tokens(batch: Arrays) -> int:
+    """Number of tokens that aren't padding; 0 for data without tokens."""
+    if "input_ids" not in batch:
+        return 0
+    return int(batch["attention_mask"].sum()) if "attention_mask" in batch else batch["input_ids"].size

@@ -63,21 +63,28 @@ class Inner:
             for group, peak in zip(optimizer.param_groups, schedule.base_lrs, strict=True):
                 group["lr"] = float(peak) * factor
 
-    def step(self) -> torch.Tensor:
-        """Clip gradients, change the parameters, and go on in the schedule.
+    def norm(self) -> torch.Tensor:
+        """L2 norm of the gradients, a scalar on the parameters' device; not waited for."""
+        return torch.nn.utils.get_total_norm([one.grad for one in self._parameters if one.grad is not None])
 
-        Returns:
-            L2 norm of the gradients before clipping, a scalar on the parameters' device; not waited for.
+    def step(self, norm: torch.Tensor | None = None) -> None:
+        """Clip gradients by their norm, change the parameters, and go on in the schedule.
+
+        Args:
+            norm: as `norm` gives it, if it is known.
 
         """
-        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
         if self._clip_norm is not None:
+            norm = self.norm() if norm is None else norm
             torch.nn.utils.clip_grads_with_norm_(self._parameters, self._clip_norm, norm)
         for optimizer, schedule in zip(self.optimizers, self._schedules, strict=True):
             optimizer.step()
             schedule.step()
-        return norm
+
+    def reset(self) -> None:
+        """Forget all state, as before the first step; places in the schedules stay."""
+        for optimizer in self.optimizers:
+            optimizer.state.clear()
 
     def zero_grad(self) -> None:
         """Forget the gradients."""

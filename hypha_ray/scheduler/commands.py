@@ -48,11 +48,11 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Let the server make one step of these workers' deltas; `samples` are their weights."""
+    """Let the server make one step of these workers' deltas, with these weights in the mean."""
 
     round: int
     sources: tuple[Source, ...]
-    samples: tuple[int, ...]
+    weights: tuple[int, ...]
     rounds: tuple[int, ...] = ()
     """Those that the deltas are of; none named: they are all of this one."""
     since: int | None = None

@@ -11,7 +11,7 @@ from hypha_ray.scheduler.outbox import Outbox
 from hypha_ray.scheduler.past import Past
 from hypha_ray.scheduler.records import Records
 from hypha_ray.scheduler.roster import Roster
-from hypha_ray.scheduler.rounds import Evaluation, Round, diverged, step_record
+from hypha_ray.scheduler.rounds import Evaluation, Round, diverged, step_record, weight
 from hypha_ray.scheduler.tally import Tally
 from hypha_ray.types import Delta, Evaluated, Event, Merged, Report, Source, Span, Verdict
 
@@ -199,9 +199,9 @@ class Course:
         self._out.put(*self._assigner.feed_ahead(self.current.number + 1, self._roster.free))
 
     def _send_to_server(self, done: Round) -> None:
-        deltas, uniform = sorted(done.deltas.items()), self._job.sync.weighting == "uniform"
-        samples = tuple(1 if uniform else delta.samples for _, delta in deltas)
-        self._out.put(c.Reduce(done.number, tuple(delta.source for _, delta in deltas), samples))
+        deltas = [delta for _, delta in sorted(done.deltas.items())]
+        weights = tuple(weight(self._job.sync, delta) for delta in deltas)
+        self._out.put(c.Reduce(done.number, tuple(delta.source for delta in deltas), weights))
 
     # ── from the deltas to the next round ─────────────────────────────────────────────────────────────────────────
 
@@ -221,7 +221,7 @@ class Course:
 
     def _decide(self, done: Round, verdict: Verdict, now: float) -> list[Source]:
         """Commit a round, if any of its deltas is good; returns the workers that are excluded for theirs."""
-        done.verdict, done.last_merged_at = verdict, now
+        verdict = done.judged(verdict, now)
         for rejection in verdict.rejected:
             self._out.note("reject", now, round=done.number, worker=rejection.worker, reason=rejection.reason)
         if not verdict.accepted:

@@ -9,6 +9,7 @@ from hypha_ray.phases import Phase
 from hypha_ray.scheduler.commands import Reduce
 from hypha_ray.scheduler.past import Past
 from hypha_ray.scheduler.periods import Arrival, Period
+from hypha_ray.scheduler.rounds import counted, weight
 from hypha_ray.types import Contribution, Rejection, Verdict
 
 PATIENCE = 10
@@ -28,7 +29,7 @@ class Inflow:
     """
 
     def __init__(self, job: Job, size: int, past: Past) -> None:
-        self._uniform, self._target = job.sync.weighting == "uniform", job.rounds.samples_between_updates
+        self._sync, self._target = job.sync, job.rounds.samples_between_updates
         self._patience = PATIENCE * size if job.sync.max_staleness is None else job.sync.max_staleness
         self._size = size
         self.step = int(past.state.get("step", 0))
@@ -90,14 +91,15 @@ class Inflow:
         """
         self.reducing, self.arrived = dict(sorted(self.arrived.items())), {}
         deltas = [arrival.delta for arrival in self.reducing.values()]
-        weight, unit = sum(one.samples for one, _, _ in current.taken), self._size if self._uniform else self._target
+        taken = sum(weight(self._sync, arrival.delta) for _, arrival, _ in current.taken)
+        unit = self._size if self._sync.weighting == "uniform" else self._target
         return Reduce(
             self.step,
             tuple(delta.source for delta in deltas),
-            tuple(1 if self._uniform else delta.samples for delta in deltas),
+            tuple(weight(self._sync, delta) for delta in deltas),
             tuple(delta.round for delta in deltas),
             self.step if since is None else since,
-            Phase(current.number, self._size, unit, len(current.taken), weight, tuple(self._norms)),
+            Phase(current.number, self._size, unit, len(current.taken), taken, tuple(self._norms)),
         )
 
     def awaits(self, verdict: Verdict) -> bool:
@@ -107,7 +109,8 @@ class Inflow:
     def answered(self, verdict: Verdict) -> list[tuple[Contribution, Arrival, int]]:
         """Make a step; returns the accepted deltas with their staleness."""
         batch, self.reducing = self.reducing, {}
-        taken = [(one, batch[one.worker], self._staleness(batch[one.worker])) for one in verdict.accepted]
+        arrivals = [(one, batch[one.worker]) for one in verdict.accepted]
+        taken = [(counted(one, arrival.delta), arrival, self._staleness(arrival)) for one, arrival in arrivals]
         self.step += 1
         self.merged += len(taken)
         self._norms.extend(one.norm for one in verdict.accepted)

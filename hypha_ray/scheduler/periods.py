@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypha_ray.scheduler.rounds import Round
+from hypha_ray.scheduler.rounds import Round, train_speeds
 from hypha_ray.types import Contribution, Delta, Rejection, Span, Verdict
 
 
@@ -99,7 +99,7 @@ class Period(Round):
             "finish_s": time_s,
             "predicted_s": None,
             "plan_error": None,
-            "train_tokens_per_s": _speed(deltas),
+            **train_speeds(deltas),
             "workers": self.fleet,
             "batches": dict(sorted(batches.items())),
             "bytes_up": self.bytes_up,
@@ -110,13 +110,3 @@ class Period(Round):
             "staleness_max": max(staleness),
             "epoch": epoch,
         }
-
-
-def _speed(deltas: list[Delta]) -> float:
-    """Tokens a second of all workers together while they train: each one's mean speed over its deltas."""
-    seconds: Counter[int] = Counter()
-    tokens: Counter[int] = Counter()
-    for delta in deltas:
-        tokens[delta.source.worker] += delta.tokens
-        seconds[delta.source.worker] += delta.train_s  # type: ignore[assignment]
-    return sum(tokens[worker] / spent for worker, spent in seconds.items() if spent)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hypha_ray.config.schema import Sync
 from hypha_ray.errors import ClusterError, ConfigError
-from hypha_ray.types import Delta, Evaluated, Plan, Report, Source, Span, Verdict
+from hypha_ray.types import Contribution, Delta, Evaluated, Plan, Report, Source, Span, Verdict
 
 
 @dataclass(slots=True)
@@ -75,6 +76,12 @@ class Round:
         del self.deltas[source.worker], self.delivered_at[source.worker]
         return True
 
+    def judged(self, verdict: Verdict, now: float) -> Verdict:
+        """Take the server's verdict; returned with the samples behind each delta, which aren't always its weight."""
+        accepted = tuple(counted(one, self.deltas[one.worker]) for one in verdict.accepted)
+        self.verdict, self.last_merged_at = replace(verdict, accepted=accepted), now
+        return self.verdict
+
     def merged(self, worker: int, since: float | None, now: float, sent_bytes: int, waited_s: float | None) -> None:
         """Note that a worker has the result: it worked from `since` on, and waited since its delta, or as it says."""
         if worker not in self.merging:
@@ -98,7 +105,7 @@ class Round:
             "finish_s": actual_s,
             "predicted_s": self.predicted_s,
             "plan_error": None if self.predicted_s is None else abs(self.predicted_s - actual_s) / actual_s,
-            "train_tokens_per_s": sum(d.tokens / d.train_s for d in deltas.values() if d.train_s),
+            **train_speeds(deltas.values()),
             "workers": len(self.worked_s),
             "batches": {worker: delta.batches for worker, delta in deltas.items()},
             "bytes_up": sum(delta.payload_bytes for delta in self.deltas.values()),
@@ -111,17 +118,14 @@ class Round:
         self, deltas: Collection[Delta], verdict: Verdict, time_s: float, rounds: int, elapsed_s: float
     ) -> dict[str, Any]:
         """What the records of all kinds of rounds have, of deltas that were accepted."""
-        samples, tokens = sum(delta.samples for delta in deltas), sum(delta.tokens for delta in deltas)
         train_s = sum(delta.train_s for delta in deltas)
         return {
             "kind": "round",
             "round": self.number,
             "rounds": rounds,
             "time_s": time_s,
-            "loss": sum(delta.loss * delta.samples for delta in deltas) / max(1, samples),
-            "samples": samples,
-            "tokens": tokens,
-            "tokens_per_s": tokens / max(time_s, 1e-9),
+            "loss": _mean_loss(deltas),
+            **_throughput(deltas, time_s),
             "batch_s": dict(sorted(self.batch_s.items())),
             "codec_error": _mean(deltas, lambda delta: delta.quality[0]),
             "codec_cosine": _mean(deltas, lambda delta: delta.quality[1]),
@@ -184,6 +188,60 @@ class Evaluation:
         return {"kind": "eval", "round": self.number, "val_loss": loss, **quality, "count": count, "seconds": seconds}
 
 
+def weight(sync: Sync, delta: Delta) -> int:
+    """Weight of a worker's result in the mean: its samples; of a mean gradient the positions that it is a mean over."""
+    if sync.weighting == "uniform":
+        return 1
+    return delta.scored if sync.strategy == "sync" else delta.samples
+
+
+def counted(contribution: Contribution, delta: Delta) -> Contribution:
+    """The same contribution with the samples behind it, which aren't always its weight."""
+    return replace(contribution, samples=delta.samples)
+
+
+def total_tokens(counts: Iterable[int | None]) -> int | None:
+    """Sum of token counts; None if one of them is unknown, as that of data without tokens."""
+    known = list(counts)
+    found = [count for count in known if count is not None]
+    return sum(found) if found and len(found) == len(known) else None
+
+
+def train_speeds(deltas: Iterable[Delta]) -> dict[str, float]:
+    """Samples and, if there are, tokens a second of all workers together while they train.
+
+    A worker with several deltas counts with its mean speed over them.
+    """
+    by_worker: dict[int, list[Delta]] = {}
+    for delta in deltas:
+        by_worker.setdefault(delta.source.worker, []).append(delta)
+    samples, tokens = 0.0, [0.0]
+    for own in by_worker.values():
+        if seconds := sum(delta.train_s for delta in own):
+            samples += sum(delta.samples for delta in own) / seconds
+            count = total_tokens(delta.tokens for delta in own)
+            tokens.append(math.nan if count is None else count / seconds)
+    speeds = {"train_samples_per_s": samples, "train_tokens_per_s": sum(tokens)}
+    return {name: speed for name, speed in speeds.items() if not math.isnan(speed)}
+
+
+def _throughput(deltas: Collection[Delta], time_s: float) -> dict[str, Any]:
+    """Counts of a round, and each a second; rates of tokens only where there are tokens."""
+    counts = {
+        "samples": sum(delta.samples for delta in deltas),
+        "tokens": total_tokens(delta.tokens for delta in deltas),
+        "scored": sum(delta.scored for delta in deltas),
+    }
+    seconds = max(time_s, 1e-9)
+    return counts | {f"{name}_per_s": count / seconds for name, count in counts.items() if count is not None}
+
+
+def _mean_loss(deltas: Collection[Delta]) -> float | None:
+    """Mean loss over all scored positions; None if there are none."""
+    scored = sum(delta.scored for delta in deltas)
+    return sum(delta.loss * delta.scored for delta in deltas if delta.loss is not None) / scored if scored else None
+
+
 def _mean(deltas: Collection[Delta], of: Callable[[Delta], float]) -> float:
     return sum(map(of, deltas)) / max(1, len(deltas))
 
@@ -208,11 +266,12 @@ def step_record(report: Report, round_samples: int, round_target: int) -> dict[s
         "worker": report.source.worker,
         "incarnation": report.source.incarnation,
         "round": report.round,
-        "loss": report.loss_sum / max(1, report.samples),
+        "loss": report.loss_sum / report.scored if report.scored else None,
         "learning_rate": report.learning_rate,
         "gradient_norm": report.gradient_norm,
         "samples": report.samples,
         "tokens": report.tokens,
+        "scored": report.scored,
         "batch_s": report.seconds / report.timed_batches if report.timed_batches else None,
         "round_samples": round_samples,
         "round_target": round_target,

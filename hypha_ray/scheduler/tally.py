@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hypha_ray.scheduler.rounds import total_tokens
 from hypha_ray.types import Delta
 
 
@@ -17,7 +18,7 @@ class Tally:
     """
 
     def __init__(self, before: Mapping[str, Any]) -> None:
-        self._counts = {"samples_total": 0, "tokens_total": 0, **before}
+        self._counts: dict[str, Any] = {"samples_total": 0, "tokens_total": 0, **before}
         self._before_s = float(before.get("elapsed_s", 0.0))
         self._began_at: float | None = None
 
@@ -28,7 +29,7 @@ class Tally:
     def count(self, delta: Delta) -> None:
         """Add what a delta that was accepted is made of."""
         self._counts["samples_total"] += delta.samples
-        self._counts["tokens_total"] += delta.tokens
+        self._counts["tokens_total"] = total_tokens((self._counts["tokens_total"], delta.tokens))
 
     @property
     def samples(self) -> int:

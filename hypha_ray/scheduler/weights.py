@@ -110,8 +110,8 @@ class Weights:
         fragments, phase = exchanged(self._job, command.round), command.phase
         while True:
             kept = [
-                (source, samples, refs)
-                for source, samples, refs in zip(command.sources, command.samples, payloads, strict=True)
+                (source, weight, refs)
+                for source, weight, refs in zip(command.sources, command.weights, payloads, strict=True)
                 if source.worker not in rejected
             ]
             try:
@@ -146,7 +146,7 @@ class Weights:
 
     async def _call(self, place: int, fragment: int, round_number: int, kept: list[Any]) -> tuple[Any, ...]:
         """What a server is given for a step, beginning with a name of its own."""
-        meta = tuple((source.worker, source.incarnation, samples) for source, samples, _ in kept)
+        meta = tuple((source.worker, source.incarnation, weight) for source, weight, _ in kept)
         state = self._theta[fragment], await self._momentum[fragment]
         return uuid4().hex, self.layout, fragment, round_number, *state, meta, *(refs[place] for _, _, refs in kept)
 

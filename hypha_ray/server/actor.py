@@ -154,7 +154,7 @@ class ParameterServer:
             round: number of the round.
             theta: global weights of the fragment.
             momentum: outer momentum of the fragment.
-            meta: worker, incarnation and samples of each payload.
+            meta: worker, incarnation and weight of each payload.
             payloads: what the workers sent, in the same order.
             phase: what the step is, where rounds have several.
             wanted: what may not be left out; but differences to θ have to do with both.

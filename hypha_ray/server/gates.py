@@ -24,15 +24,17 @@ _ROW = 4096
 
 
 class Received(NamedTuple):
-    """A delta as it reached the server; `samples` is its weight in the mean."""
+    """A delta as it reached the server, with its weight in the mean."""
 
     worker: int
     incarnation: int
-    samples: int
+    weight: int
     payload: Flat
 
 
-def admit(received: Iterable[Received], form: Mapping[str, Form]) -> tuple[list[Received], list[Rejection]]:
+def admit(
+    received: Iterable[Received], form: Mapping[str, Form], least: int = 1
+) -> tuple[list[Received], list[Rejection]]:
     """Sort deltas by worker, and turn away those that can't be computed with.
 
     Of a worker that is there more than once the newest incarnation counts, and of that one delta.
@@ -42,8 +44,8 @@ def admit(received: Iterable[Received], form: Mapping[str, Form]) -> tuple[list[
     for delta in sorted(received, key=lambda one: (one.worker, -one.incarnation)):
         if admitted and admitted[-1].worker == delta.worker:
             reason: str | None = f"repeated: incarnation {admitted[-1].incarnation} of this worker is taken"
-        elif delta.samples < 1:
-            reason = f"{delta.samples} samples"
+        elif delta.weight < least:
+            reason = f"weight {delta.weight}"
         else:
             reason = misfit(delta.payload, form)
         if reason is None:

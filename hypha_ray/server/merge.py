@@ -36,12 +36,12 @@ L2 norm of what it changed."""
 
 
 def shares(weights: Sequence[int]) -> list[float]:
-    """Share that each of the weights has in the sum so far: 1, n₂/(n₁ + n₂), …."""
+    """Share that each of the weights has in the sum so far: 1, n₂/(n₁ + n₂), …; 1 where that is zero."""
     total = 0
     result = []
     for weight in weights:
         total += weight
-        result.append(weight / total)
+        result.append(weight / total if total else 1.0)
     return result
 
 
@@ -66,17 +66,17 @@ def fold(mean: torch.Tensor | None, value: torch.Tensor, share: float, out: torc
     return torch.lerp(mean, value, share, out=out)
 
 
-def weights_of(sync: Sync, samples: Sequence[int]) -> list[int]:
-    """What each worker's values count in the mean, for deltas of so many samples."""
-    return list(samples) if sync.weighting == "samples" else [1] * len(samples)
+def weights_of(sync: Sync, weights: Sequence[int]) -> list[int]:
+    """Weight of each worker's values in the mean, for deltas that came with these."""
+    return list(weights) if sync.weighting == "samples" else [1] * len(weights)
 
 
-def merger(sync: Sync, samples: Sequence[int]) -> Merge:
-    """What `sync.merge` asks for, for deltas of so many samples; only the mean weighs them."""
-    workers = len(samples)
+def merger(sync: Sync, weights: Sequence[int]) -> Merge:
+    """The merge that `sync.merge` asks for, of deltas with these weights; only the mean weighs them."""
+    workers = len(weights)
     match sync.merge:
         case "mean":
-            return mean(weights_of(sync, samples))
+            return mean(weights_of(sync, weights))
         case "trimmed_mean":
             return trimmed_mean(workers, max(1, int(sync.trim * workers)))
         case "median":

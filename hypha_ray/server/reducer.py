@@ -80,14 +80,15 @@ def reduce(
         New θ, momentum without the arrays that were left out, and the verdict.
 
     """
-    admitted, rejected = admit(received, rules.codec.form(rules.layout.groups(rules.fragment)))
+    least = 0 if rules.sync.strategy == "sync" else 1  # A gradient of padding alone has no part in the mean.
+    admitted, rejected = admit(received, rules.codec.form(rules.layout.groups(rules.fragment)), least)
     while admitted:
         room = out or blank(rules.layout, rules.fragment, rules.outer.name, rules.phase is not None)
         attempt = _attempt(round, theta, momentum, admitted, rules, room)
         reasons = attempt.complaints(len(admitted), rules.sync.norm_gate, rules.known_norms)
         if not any(reasons):
             accepted = tuple(
-                Contribution(delta.worker, delta.incarnation, delta.samples, attempt.norm(index))
+                Contribution(delta.worker, delta.incarnation, delta.weight, attempt.norm(index))
                 for index, delta in enumerate(admitted)
             )
             return *attempt.state, Verdict(round, accepted, _in_order(rejected), attempt.update_norm())
@@ -146,9 +147,9 @@ def _attempt(
 ) -> _Attempt:
     """Reduce all groups, as if all deltas could stay. Buffers are merged by the same rule, but never scaled."""
     payloads = [tensors(delta.payload) for delta in admitted]
-    samples = [delta.samples for delta in admitted]
-    merge = merger(rules.sync, samples)
-    part = None if rules.phase is None else part_of(rules.phase, samples)
+    weights = [delta.weight for delta in admitted]
+    merge = merger(rules.sync, weights)
+    part = None if rules.phase is None else part_of(rules.phase, weights)
     old, velocity, new, new_velocity = (tensors(flat) for flat in (theta, momentum, *out))
     scales = _scales(old, payloads, rules)
     left_out: set[str] = set()
@@ -169,7 +170,7 @@ def _attempt(
             where = _where(rules, values, group, (old, velocity, new, new_velocity))
             sums = velocity.get(SUM + group), new_velocity.get(SUM + group)
             step = _step(round, rules, part, where, sums)
-            quick = _at_once(round, rules, values, where, samples) if part is None else None
+            quick = _at_once(round, rules, values, where, weights) if part is None else None
         if quick is not None and rules.wanted == "theta":
             left_out.add(group)
         work = quick or merge_and_step(values, plain_mean if values.deltas else merge, step)
@@ -209,13 +210,11 @@ def _step(
     return delayed(eta, mu, where, part, (sums[0], sums[1]))
 
 
-def _at_once(
-    round: int, rules: Rules, values: Values, where: Group, samples: Sequence[int]
-) -> Work[list[float]] | None:
+def _at_once(round: int, rules: Rules, values: Values, where: Group, given: Sequence[int]) -> Work[list[float]] | None:
     """All that is done to a group in one pass, where that can be."""
     if not is_common(rules.outer, rules.sync):
         return None
-    weights, eta = weights_of(rules.sync, samples), outer_rate(rules.outer, round, rules.rounds)
+    weights, eta = weights_of(rules.sync, given), outer_rate(rules.outer, round, rules.rounds)
     wanted = rules.wanted != "state", rules.wanted != "theta"
     return in_one_pass(values, weights, eta, rules.outer.momentum, where, *wanted)
 

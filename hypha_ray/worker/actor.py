@@ -19,9 +19,9 @@ from hypha_ray.config import Job
 from hypha_ray.failpoints import arm
 from hypha_ray.fragments import Piece
 from hypha_ray.garbage import uncollected
-from hypha_ray.types import Flat, Layout, Plan, Source
+from hypha_ray.types import Arrays, Flat, Layout, Plan, Source
 from hypha_ray.worker.desk import Desk
-from hypha_ray.worker.feeder import Arrays, Feeder
+from hypha_ray.worker.feeder import Feeder
 from hypha_ray.worker.stint import Emit, Item, Loop, Stint
 
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from hypha_ray.types import Span, window
+from hypha_ray.types import Arrays, Samples, Span, window
 from hypha_ray.worker.waits import Waits
-
-Arrays: TypeAlias = dict[str, npt.NDArray[np.generic]]
-"""A slice or a batch: tensor name to array, the first dimension counts samples."""
 
 
 def order(seed: int, epoch: int, slice_index: int, samples: int) -> npt.NDArray[np.int64]:
@@ -44,7 +40,7 @@ class Feeder(Waits):
             self._slices = {index: arrays for index, arrays in self._slices.items() if index in indices}
             self._orders = {key: rows for key, rows in self._orders.items() if key[1] in indices}
 
-    def batch(self, spans: Sequence[Span], start: int, size: int, shuffled: bool = True) -> Arrays:
+    def batch(self, spans: Sequence[Span], start: int, size: int, shuffled: bool = True) -> Samples:
         """Samples ``start … start + size - 1`` of the spans taken together; waits for slices on their way.
 
         Shuffled spans count in their epoch's order, others in the order of the file.
@@ -52,19 +48,28 @@ class Feeder(Waits):
         parts = [self._rows(span, shuffled) for span in window(spans, start, start + size)]
         if len(parts) == 1:
             return parts[0]
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        arrays = {name: np.concatenate([part.arrays[name] for part in parts]) for name in parts[0].arrays}
+        return Samples(arrays, np.concatenate([part.keys for part in parts]))
 
-    def _rows(self, span: Span, shuffled: bool) -> Arrays:
+    def _rows(self, span: Span, shuffled: bool) -> Samples:
         arrays = self._slice(span.slice)
         if not shuffled:
-            return {name: np.array(array[span.start : span.stop]) for name, array in arrays.items()}
+            taken = {name: np.array(array[span.start : span.stop]) for name, array in arrays.items()}
+            return Samples(taken, _keys(span, np.arange(span.start, span.stop)))
         key = (span.epoch, span.slice)
         if key not in self._orders:
             self._orders[key] = order(self._seed, *key, len(next(iter(arrays.values()))))
         rows = self._orders[key][span.start : span.stop]
-        return {name: array[rows] for name, array in arrays.items()}
+        return Samples({name: array[rows] for name, array in arrays.items()}, _keys(span, rows))
 
     def _slice(self, index: int) -> Arrays:
         with self._changed:
             self._wait(lambda: index in self._slices)
             return self._slices[index]
+
+
+def _keys(span: Span, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the keys of these rows of a span's slice."""
+    keys = np.empty((len(rows), 3), np.int64)
+    keys[:, 0], keys[:, 1], keys[:, 2] = span.epoch, span.slice, rows
+    return keys

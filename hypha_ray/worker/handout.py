@@ -79,7 +79,7 @@ class Handout:
         if key not in self._slices:
             kind = "train" if shuffled else "evaluate"
             path = f"slices/{kind}_{number}_{span.epoch}_{span.slice}_{span.start}_{span.stop}.safetensors"
-            content = self._give(number, path, self._feeder.batch((span,), 0, span.samples, shuffled))
+            content = self._give(number, path, self._feeder.batch((span,), 0, span.samples, shuffled).arrays)
             self._slices[key] = pb.Slice(path=path, samples=span.samples, content=content)
         return self._slices[key]
 

@@ -13,10 +13,10 @@ from hypha_ray.fragments import due, exchanged
 from hypha_ray.model.layout import layout_of
 from hypha_ray.optim.schedules import position
 from hypha_ray.store.tensorfile import digest, named
-from hypha_ray.types import Delta, Evaluated, Flat, Left, Merged, Plan, Ready, Source, window
+from hypha_ray.types import Arrays, Delta, Evaluated, Flat, Left, Merged, Plan, Ready, Samples, Source, window
 from hypha_ray.worker.bequest import bequest, inherit
 from hypha_ray.worker.desk import Arrived, Desk
-from hypha_ray.worker.feeder import Arrays, Feeder
+from hypha_ray.worker.feeder import Feeder
 from hypha_ray.worker.foresight import Foresight
 from hypha_ray.worker.live import Live
 from hypha_ray.worker.meter import Meter
@@ -130,7 +130,7 @@ class InnerLoop:
         seconds = time.monotonic() - began
         self._emit(Evaluated(self._source, plan.round, sums.loss_sum, sums.count, sums.correct, seconds))
 
-    def _validation(self, plan: Plan) -> Iterator[Arrays]:
+    def _validation(self, plan: Plan) -> Iterator[Samples]:
         samples = sum(span.samples for span in plan.evaluate)
         for start in range(0, samples, plan.batch_size):
             size = min(plan.batch_size, samples - start)
@@ -194,9 +194,9 @@ class InnerLoop:
         # All workers go through the schedule together, by parts of the round: a fast one isn't ahead.
         self._optimizer.seek(position(self._job, plan, done / of))
         self._live.stray()
-        loss, norm = self._strategy.train(batch)
+        result = self._strategy.train(batch)
         self._drag(time.monotonic() - began)
-        meter.step(loss, norm, size, _tokens(batch), self._optimizer.learning_rate)
+        meter.step(result, size, _tokens(batch.arrays), self._optimizer.learning_rate)
         if meter.due and meter is not self._begun:
             self._emit(meter.report())
         failpoint("worker.step", self._source.worker)
@@ -222,6 +222,7 @@ class InnerLoop:
             spans=window(plan.spans, 0, meter.samples),
             samples=meter.samples,
             tokens=meter.tokens,
+            scored=meter.scored,
             batches=meter.batches,
             loss=meter.loss,
             fragments=len(payloads),
@@ -244,6 +245,8 @@ class InnerLoop:
             time.sleep(wait_s)
 
 
-def _tokens(batch: Arrays) -> int:
-    """Tokens of a language batch; samples of any other."""
-    return batch["input_ids"].size if "input_ids" in batch else len(next(iter(batch.values())))
+def _tokens(batch: Arrays) -> int | None:
+    """Number of tokens that aren't padding; None for data without tokens."""
+    if "input_ids" not in batch:
+        return None
+    return int(batch["attention_mask"].sum()) if "attention_mask" in batch else batch["input_ids"].size

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from hypha_ray.types import Report, Source
+from hypha_ray.worker.stepper import Gradient
 
 
 @dataclass(slots=True)
@@ -21,7 +22,10 @@ class Meter:
     report_every_s: float
     batches: int = 0
     samples: int = 0
-    tokens: int = 0
+    tokens: int | None = None
+    """Without padding; None for data without tokens."""
+    scored: int = 0
+    """Positions that the losses are means over."""
     data_wait_s: float = 0.0
     _losses: list[tuple[torch.Tensor, int]] = field(default_factory=list)
     _loss_sum: float = 0.0
@@ -30,7 +34,7 @@ class Meter:
     _began_s: float = field(default_factory=time.monotonic)
     _paused_s: float | None = None
     _reported_s: float = field(default_factory=time.monotonic)
-    _reported: tuple[int, int, int, float] = (0, 0, 0, 0.0)
+    _reported: tuple[int, int, int, int, float] = (0, 0, 0, 0, 0.0)
     _timed_from: int = 1
     """The first batch of a round is slower than the others (cold caches, merge) and isn't timed."""
 
@@ -45,15 +49,16 @@ class Meter:
         yield
         self.data_wait_s += time.monotonic() - began
 
-    def step(
-        self, loss: torch.Tensor, norm: torch.Tensor | None, samples: int, tokens: int, learning_rate: float
-    ) -> None:
-        """Count an inner step with its mean loss."""
+    def step(self, result: Gradient, samples: int, tokens: int | None, learning_rate: float) -> None:
+        """Count a batch and its result."""
         self.batches += 1
         self.samples += samples
-        self.tokens += tokens
-        self._losses.append((loss, samples))
-        self._norm, self._learning_rate = norm, learning_rate
+        self.tokens = self.tokens if tokens is None else (self.tokens or 0) + tokens
+        self.scored += result.scored
+        self._learning_rate = learning_rate
+        if result.scored:
+            self._losses.append((result.loss, result.scored))
+            self._norm = result.norm
         if self.batches == 1:
             self._reported_s = time.monotonic()
 
@@ -77,21 +82,22 @@ class Meter:
         return time.monotonic() - self._began_s
 
     @property
-    def loss(self) -> float:
-        """Mean loss of the round's reported samples."""
-        return self._loss_sum / max(1, self.samples)
+    def loss(self) -> float | None:
+        """Mean loss of the round's reported positions; None if nothing was scored."""
+        return self._loss_sum / self.scored if self.scored else None
 
     def report(self) -> Report:
         """What has come since the last report. Waits for the device, so that the seconds are true."""
-        loss_sum = sum(float(loss) * samples for loss, samples in self._losses)
+        loss_sum = sum(float(loss) * scored for loss, scored in self._losses)
         now = time.monotonic()
-        batches, samples, tokens, waited_s = self._reported
+        batches, samples, tokens, scored, waited_s = self._reported
         report = Report(
             source=self.source,
             round=self.round,
             batches=self.batches - batches,
             samples=self.samples - samples,
-            tokens=self.tokens - tokens,
+            tokens=None if self.tokens is None else self.tokens - tokens,
+            scored=self.scored - scored,
             loss_sum=loss_sum,
             seconds=now - self._reported_s,
             timed_batches=self.batches - max(batches, self._timed_from),
@@ -101,6 +107,6 @@ class Meter:
         )
         self._losses.clear()
         self._loss_sum += loss_sum
-        self._reported = (self.batches, self.samples, self.tokens, self.data_wait_s)
+        self._reported = (self.batches, self.samples, self.tokens or 0, self.scored, self.data_wait_s)
         self._reported_s = now
         return report

@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import numpy as np
+
 from hypha_ray.bridge.client import Trainer
 from hypha_ray.bridge.work import Round
 from hypha_ray.config import Job
 from hypha_ray.model.layout import layout_of, load
 from hypha_ray.store.tensorfile import named
+from hypha_ray.types import Arrays, Samples
 from hypha_ray.worker.stepper import Stepper
 from hypha_ray.worker.strategies import Strategy, strategy
 
@@ -41,16 +44,23 @@ def train(trainer: Trainer, device: str) -> None:
         _go_through(work, stepper, chosen, peak)
 
 
+def _samples(arrays: Arrays) -> Samples:
+    """Samples as they are trained on; a trainer from outside isn't told their places, so it counts them."""
+    keys = np.zeros((len(next(iter(arrays.values()))), 3), np.int64)
+    keys[:, 2] = np.arange(len(keys))
+    return Samples(arrays, keys)
+
+
 def _go_through(work: Round, stepper: Stepper, chosen: Strategy, peak: float) -> None:
     layout, began = layout_of(stepper.model), time.monotonic()
     load(stepper.model, layout, work.parameters())
     work.merged(time.monotonic() - began)
     if work.evaluates:
-        sums = stepper.evaluate(work.evaluation())
+        sums = stepper.evaluate(map(_samples, work.evaluation()))
         work.evaluated(sums.loss_sum, sums.count, sums.correct)
     chosen.begin()
     for batch in work.batches():
         stepper.optimizer.scale(work.learning_rate / peak)
-        loss, norm = chosen.train(batch)
-        work.step(float(loss), gradient_norm=float(norm))
+        result = chosen.train(_samples(batch))
+        work.step(float(result.loss), scored=result.scored, gradient_norm=float(result.norm))
     work.hand_over(named(layout, [chosen.result(layout, 0)]))

@@ -34,6 +34,8 @@ class Progress:
     """The longest one; a shorter one may have come after it."""
     reported: int = 0
     """Samples in reports."""
+    scored: int = 0
+    """Scored positions in reports; samples, where a trainer doesn't count them."""
     seconds: float = 0.0
     """From the first batch to the last one that was reported, as it was reported."""
     waited_s: float = 0.0
@@ -114,15 +116,17 @@ class Results:
             self._round.check(self._round.reported)
             self._round.seconds += items.get("seconds", 0.0)
             self._round.waited_s += items.get("data_wait_s", 0.0)
-        batches = max(1, int(items.get("batches", 1)))
+            self._round.scored += int(items.get("scored", samples))
+        batches, scored = max(1, int(items.get("batches", 1))), int(items.get("scored", samples))
         timed = batches - first  # The first batch of a round is slower than the others.
         return Report(
             source=self._source,
             round=message.local_round,
             batches=batches,
             samples=samples,
-            tokens=int(items.get("tokens", samples)),
-            loss_sum=items.get("loss", 0.0) * samples,
+            tokens=int(items["tokens"]) if "tokens" in items else None,
+            scored=scored,
+            loss_sum=items.get("loss", 0.0) * scored,
             seconds=items.get("seconds", 0.0) * timed / batches,
             timed_batches=timed,
             data_wait_s=items.get("data_wait_s", 0.0),
@@ -140,7 +144,8 @@ class Results:
             round=done.number,
             spans=window(done.plan.spans, 0, message.samples),
             samples=message.samples,
-            tokens=message.tokens,
+            tokens=message.tokens or None,
+            scored=done.scored,
             batches=message.batches,
             loss=message.loss,
             fragments=len(payloads),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from hypha_ray.config import Job
@@ -12,7 +14,20 @@ from hypha_ray.model.build import build_model, task_of
 from hypha_ray.model.evaluation import Sums, evaluate, loss_of
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.optim.schedules import inner_steps
-from hypha_ray.worker.feeder import Arrays
+from hypha_ray.types import Arrays, Samples
+
+
+class Gradient(NamedTuple):
+    """The result of a batch: mean loss over `scored` positions, and the L2 norm of the gradients that are there.
+
+    `bad` names the samples (int64 [n, 3], as `Samples.keys`) that were left out because loss or gradient weren't
+    finite. With `scored` 0 the batch has changed nothing.
+    """
+
+    loss: torch.Tensor
+    scored: int
+    norm: torch.Tensor
+    bad: npt.NDArray[np.int64]
 
 
 class Stepper:
@@ -25,6 +40,7 @@ class Stepper:
 
     def __init__(self, job: Job) -> None:
         self._accumulation = job.rounds.accumulation
+        self._leaves_out = job.dataset.allow_quarantine
         self.device = torch.device(_device(job.worker.device))
         self.model = build_model(job.model, job.run.seed).to(self.device).train()
         self.optimizer = build_optimizer(self.model, job.inner_optimizer, inner_steps(job), job.resources.num_workers)
@@ -32,16 +48,13 @@ class Stepper:
         self._forward = torch.compile(self.model) if job.worker.compile else self.model
         self._autocast = torch.bfloat16 if job.worker.autocast == "bf16" else None
         self._generator = torch.Generator()
+        saved = self.model.state_dict().keys()
+        self._buffers = [buffer for name, buffer in self.model.named_buffers() if name in saved]
 
     @property
     def parameters(self) -> int:
         """Number of the model's parameters."""
         return sum(parameter.numel() for parameter in self.model.parameters())
-
-    @property
-    def gradients(self) -> list[torch.Tensor]:
-        """The parameters' gradients, of those that have one."""
-        return [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
 
     def seed(self, *entropy: int) -> None:
         """Let dropout and masking depend on these numbers alone from here on."""
@@ -49,31 +62,87 @@ class Stepper:
         torch.manual_seed(seed)
         self._generator.manual_seed(seed)
 
-    def step(self, batch: Arrays) -> tuple[torch.Tensor, torch.Tensor]:
-        """One inner step: mean loss of the batch, norm of the gradient before clipping. No wait for the device."""
-        self.optimizer.zero_grad()
-        return self.backward(batch), self.optimizer.step()
+    def step(self, batch: Samples) -> Gradient:
+        """Take one inner step; the norm is that of the gradient before clipping.
 
-    def backward(self, batch: Arrays, weight: float = 1.0) -> torch.Tensor:
-        """Add the gradient of a batch's mean loss, times a weight, to the gradients that are there; returns that loss.
-
-        Micro-batches count by their scored positions, so that accumulation doesn't change what is minimised.
+        A batch without a finite gradient, or with nothing to score, leaves weights and optimizer as they were.
         """
-        parts = _split(_tensors(batch), self._accumulation)
-        micro_batches = [self._task.inputs(part, self._generator) for part in parts]
+        self.optimizer.zero_grad()
+        result = self.backward(batch)
+        if result.scored:
+            self.optimizer.step(result.norm)
+        return result
+
+    def backward(self, batch: Samples, summed: bool = False) -> Gradient:
+        """Add a batch's gradient to the gradients that are there, if it is finite.
+
+        With `dataset.allow_quarantine` samples without a finite gradient are left out, and the others count; or else
+        the whole batch is left out. Batch statistics are put back, too.
+
+        Args:
+            batch: samples of slices.
+            summed: the gradient is that of the sum over scored positions, not of the mean.
+
+        """
+        gradients, buffers = self._gradients(), [buffer.clone() for buffer in self._buffers]
+        result = self._backward(batch, summed)
+        if result.scored == 0 or self._is_finite(result):
+            return result
+        self._put_back(gradients, buffers)
+        damaged = self._damaged(batch)
+        self._put_back(gradients, buffers)
+        if self._leaves_out and not damaged.all():
+            others = self._backward(batch.part(~damaged), summed)
+            if self._is_finite(others):
+                return others._replace(bad=batch.keys[damaged])
+            self._put_back(gradients, buffers)
+        return Gradient(torch.zeros_like(result.loss), 0, torch.zeros_like(result.norm), batch.keys[damaged])
+
+    def evaluate(self, batches: Iterable[Samples]) -> Sums:
+        """The model's loss, and what it got right, over these batches."""
+        tensors = (_tensors(batch.arrays) for batch in batches)
+        return evaluate(self.model, self._task, tensors, self.device, self._autocast)
+
+    def _backward(self, batch: Samples, summed: bool) -> Gradient:
+        """Add a batch's gradient. Micro-batches count by their scored positions, so that they change nothing."""
+        parts = _split(batch, self._accumulation)
+        micro_batches = [self._task.inputs(_tensors(part.arrays), self._generator) for part in parts]
         counts = [self._task.count(inputs) for inputs in micro_batches]
-        total = torch.zeros((), device=self.device)
+        scored, total = sum(counts), torch.zeros((), device=self.device)
         for inputs, count in zip(micro_batches, counts, strict=True):
             if count:
-                loss = self._loss(inputs) * (count / sum(counts))
-                (loss * weight).backward()
+                loss = self._loss(inputs) * (count / scored)
+                (loss * scored if summed else loss).backward()
                 total += loss.detach()
-        return total
+        return Gradient(total, scored, self.optimizer.norm(), batch.keys[:0])
 
-    def evaluate(self, batches: Iterable[Arrays]) -> Sums:
-        """The model's loss, and what it got right, over these batches."""
-        tensors = (_tensors(batch) for batch in batches)
-        return evaluate(self.model, self._task, tensors, self.device, self._autocast)
+    def _is_finite(self, result: Gradient) -> bool:
+        """Tell whether loss and gradient are finite; the one wait for the device in a step."""
+        return bool(torch.isfinite(result.loss) & torch.isfinite(result.norm))
+
+    def _damaged(self, batch: Samples) -> npt.NDArray[np.bool_]:
+        """Return which samples have no finite gradient by themselves; all of them, if each one has."""
+        found = np.zeros(len(batch), np.bool_)
+        self.model.eval()
+        try:
+            for index in range(len(batch)):
+                self.optimizer.zero_grad()
+                alone = self._backward(batch.part(slice(index, index + 1)), summed=False)
+                found[index] = alone.scored > 0 and not self._is_finite(alone)
+        finally:
+            self.model.train()
+        return found if found.any() else ~found
+
+    def _gradients(self) -> list[torch.Tensor | None]:
+        """Copy the gradients that were gathered so far."""
+        return [None if one.grad is None else one.grad.clone() for one in self.model.parameters()]
+
+    def _put_back(self, gradients: list[torch.Tensor | None], buffers: list[torch.Tensor]) -> None:
+        """Undo a batch."""
+        for parameter, gradient in zip(self.model.parameters(), gradients, strict=True):
+            parameter.grad = None if gradient is None else gradient.clone()
+        for buffer, before in zip(self._buffers, buffers, strict=True):
+            buffer.copy_(before)
 
     def _loss(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         inputs = {name: tensor.to(self.device, non_blocking=True) for name, tensor in inputs.items()}
@@ -87,13 +156,12 @@ def _device(wish: str) -> str:
     return wish
 
 
-def _tensors(batch: Arrays) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(array) for name, array in batch.items()}
+def _tensors(arrays: Arrays) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def _split(tensors: dict[str, torch.Tensor], parts: int) -> Iterator[dict[str, torch.Tensor]]:
+def _split(batch: Samples, parts: int) -> Iterator[Samples]:
     """Cut a batch into that many micro-batches, or fewer if it has fewer samples."""
-    samples = len(next(iter(tensors.values())))
-    size = -(-samples // parts)
-    for start in range(0, samples, size):
-        yield {name: tensor[start : start + size] for name, tensor in tensors.items()}
+    size = -(-len(batch) // parts)
+    for start in range(0, len(batch), size):
+        yield batch.part(slice(start, start + size))

@@ -1,4 +1,4 @@
-"""What a worker does with its batches, and what it hands over after them: one class for each strategy."""
+"""The part of a worker's training in which strategies differ: one class for each."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import torch
 from hypha_ray.config import Job
 from hypha_ray.groups import is_trained
 from hypha_ray.model.layout import gather
-from hypha_ray.types import Flat, Layout
-from hypha_ray.worker.feeder import Arrays
-from hypha_ray.worker.stepper import Stepper
+from hypha_ray.types import Flat, Layout, Samples
+from hypha_ray.worker.stepper import Gradient, Stepper
 
 
 class Strategy(Protocol):
@@ -24,8 +23,8 @@ class Strategy(Protocol):
         """A round begins."""
         ...
 
-    def train(self, batch: Arrays) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take a batch in; its mean loss, and a gradient norm. No wait for the device."""
+    def train(self, batch: Samples) -> Gradient:
+        """Take a batch in."""
         ...
 
     def result(self, layout: Layout, fragment: int, out: Flat | None = None) -> Flat:
@@ -49,7 +48,7 @@ class LocalSteps:
     def begin(self) -> None:
         """Nothing of the last round is left but the optimizer's state, which stays."""
 
-    def train(self, batch: Arrays) -> tuple[torch.Tensor, torch.Tensor]:
+    def train(self, batch: Samples) -> Gradient:
         """Take one step; the norm is that of its gradient, before clipping."""
         return self._stepper.step(batch)
 
@@ -59,7 +58,10 @@ class LocalSteps:
 
 
 class MeanGradient:
-    """Synchronous training: the model stays as it is, and the result is the mean gradient over the round's samples.
+    """Synchronous training: the model stays as it is, and the result is the mean gradient over the scored positions.
+
+    So padding counts nothing, and the mean over all workers, weighted by their scored positions, is the gradient of
+    all batches joined.
 
     Args:
         stepper: model and optimizer, of which only the rates are used.
@@ -70,26 +72,25 @@ class MeanGradient:
 
     def __init__(self, stepper: Stepper) -> None:
         self._stepper = stepper
-        self._samples = 0
+        self._scored = 0
 
     def begin(self) -> None:
         """Forget the gradients of the last round."""
         self._stepper.optimizer.zero_grad()
-        self._samples = 0
+        self._scored = 0
 
-    def train(self, batch: Arrays) -> tuple[torch.Tensor, torch.Tensor]:
+    def train(self, batch: Samples) -> Gradient:
         """Add a batch's gradient; the norm is that of the mean so far."""
-        size = len(next(iter(batch.values())))
-        loss = self._stepper.backward(batch, size)
-        self._samples += size
-        return loss, torch.nn.utils.get_total_norm(self._stepper.gradients) / self._samples
+        result = self._stepper.backward(batch, summed=True)
+        self._scored += result.scored
+        return result._replace(norm=result.norm / max(1, self._scored))
 
     def result(self, layout: Layout, fragment: int, out: Flat | None = None) -> Flat:
         """The mean gradient in the place of the parameters, zeros where there is none; and the buffers."""
         flat = gather(self._stepper.model, layout, fragment, out, gradients=True)
         for group, array in flat.items():
             if is_trained(group):
-                torch.from_numpy(array).div_(max(1, self._samples))
+                torch.from_numpy(array).div_(max(1, self._scored))
         return flat
 
 

@@ -15,7 +15,7 @@ ALL_NORMS = "excessive([self.norm(index) for index in range(workers)], gate)"
 AT_ONCE = DAMAGED.replace("damaged\n", f"[one or far for one, far in zip(damaged, {ALL_NORMS})]\n")
 OWN_SCALES = "            values = _values(group, before, payloads, rules)\n"
 SCALED_TOO = "            values = _values(group, before, payloads, rules, scales)\n"
-WEIGHED = 'list(samples) if sync.weighting == "samples" else [1] * len(samples)'
+WEIGHED = 'list(weights) if sync.weighting == "samples" else [1] * len(weights)'
 MIDDLE = "mean([1] * (workers - 2 * drop))"
 ALL_FINITE = "all(map(math.isfinite, self.changes.values()))"
 DROPPED = "max(1, int(sync.trim * workers))"
@@ -25,7 +25,7 @@ MUTANTS = {
     "a worker counts twice": ("if admitted and admitted[-1].worker == delta.worker:", "if False:"),
     "the oldest incarnation counts": ("(one.worker, -one.incarnation)", "(one.worker, one.incarnation)"),
     "deltas come in order of arrival": ("key=lambda one: (one.worker, -one.incarnation)", "key=lambda one: 0"),
-    "deltas without samples count": ("elif delta.samples < 1:", "elif False:"),
+    "deltas without samples count": ("elif delta.weight < least:", "elif False:"),
     "names aren't compared": ("if payload.keys() != form.keys():", "if len(payload) != len(form):"),
     "dtypes aren't compared": ("if array.dtype != np.dtype(dtype):", "if False:"),
     "strided arrays count": (" or not array.flags.c_contiguous", ""),
@@ -47,8 +47,8 @@ MUTANTS = {
     "a clipped weight forgets θ": ("torch.add(before, delta, alpha=scale)", "delta * scale"),
     "deltas are taken for weights": ('rules.codec.yields == "deltas"', "False"),
     "norms leave groups out": (NORM, NORM.replace("is_trained(group)", "group[-1] == '2'")),
-    "samples don't weigh": (WEIGHED, "[1] * len(samples)"),
-    "uniform weights aren't": (WEIGHED, "list(samples)"),
+    "samples don't weigh": (WEIGHED, "[1] * len(weights)"),
+    "uniform weights aren't": (WEIGHED, "list(weights)"),
     "trimming ignores its part": (DROPPED, "1"),
     "trimming may drop nothing": (DROPPED, "int(sync.trim * workers)"),
     "one end is trimmed": ("[drop : workers - drop]", "[2 * drop :]"),

@@ -196,7 +196,7 @@ class Model:
     def _merged(self, rows: np.ndarray) -> np.ndarray:
         sync, n = self.round.sync, len(rows)
         if sync.merge == "mean":
-            samples = [one.received.samples if sync.weighting == "samples" else 1 for one in self.left]
+            samples = [one.received.weight if sync.weighting == "samples" else 1 for one in self.left]
             return np.asarray(np.average(rows, axis=0, weights=samples))
         drop = max(1, int(sync.trim * n))
         if sync.merge == "median" or n <= 2 * drop:

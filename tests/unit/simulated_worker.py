@@ -205,7 +205,7 @@ class SimulatedWorker:
         assert self._plan is not None
         batches = -(-samples // self._plan.batch_size)
         seconds = batches * self._world.batch_s(self.source)
-        say = Report(self.source, self.round, batches, samples, samples, 3.0, seconds, batches, 0.0, 1e-3)
+        say = Report(self.source, self.round, batches, samples, samples, samples, 3.0, seconds, batches, 0.0, 1e-3)
         self._say(say)
 
     def _deliver(self) -> None:
@@ -215,7 +215,9 @@ class SimulatedWorker:
         spans, batches = window(self._longest.spans, 0, self._done), -(-self._done // self._longest.batch_size)
         # In the simulation a delta says by its tokens which inner state it was begun with.
         tokens = -1 if self.inner is None else self.inner
-        delta = Delta(self.source, self.round, spans, self._done, tokens, batches, 3.0, 1, 8, 1.0, 0.0, self._replay)
+        delta = Delta(
+            self.source, self.round, spans, self._done, tokens, self._done, batches, 3.0, 1, 8, 1.0, 0.0, self._replay
+        )
         self.inner, self._done, self._merged = self.round, 0, False
         self._ahead, self._gone = self._plan, 0
         self._say(delta)

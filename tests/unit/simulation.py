@@ -228,7 +228,7 @@ class World:
 
     def _verdict(self, command: c.Reduce) -> Verdict:
         poisoned = self.weather.poisoned(command.sources)
-        weights = zip(command.sources, command.samples, strict=True)
+        weights = zip(command.sources, command.weights, strict=True)
         accepted = (Contribution(s.worker, s.incarnation, n, 1.0) for s, n in weights if s.worker not in poisoned)
         rejected = (Rejection(number, "non-finite values") for number in sorted(poisoned))
         return Verdict(command.round, tuple(accepted), tuple(rejected), 0.5)

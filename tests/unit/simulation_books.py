@@ -201,7 +201,7 @@ class Books:
         assert command.sources, "nothing is reduced"
         workers = [source.worker for source in command.sources]
         assert workers == sorted(set(workers)), "a worker is in a round twice, or out of order"
-        for source, samples in zip(command.sources, command.samples, strict=True):
+        for source, samples in zip(command.sources, command.weights, strict=True):
             delta = self.deltas.get((command.round, source))
             assert delta is not None, "a stale delta is in a round"
             weight = 1 if self.job.sync.weighting == "uniform" else delta.samples

@@ -98,7 +98,7 @@ class AsyncBooks(Books):
         assert workers == sorted(set(workers)), "a worker is reduced twice at a time, or out of order"
         limit = 10 * self.size if self.job.sync.max_staleness is None else self.job.sync.max_staleness
         uniform = self.job.sync.weighting == "uniform"
-        for source, samples, round in zip(command.sources, command.samples, command.rounds, strict=True):
+        for source, samples, round in zip(command.sources, command.weights, command.rounds, strict=True):
             delta = self.deltas.get((round, source))
             assert delta is not None and (source, round) not in self.done, "a delta is reduced twice, or a stale one"
             assert samples == (1 if uniform else delta.samples), "a delta doesn't weigh what its samples do"

@@ -153,7 +153,7 @@ def test_round_is_gone_through_as_assigned(both: tuple[Driver, Trainer]) -> None
     assert driver.hear("merged").seconds == 0.5
     assert driver.hear("evaluation") == pb.Evaluation(round=3, loss_sum=12.0, count=6, correct=4)
     update, metrics = driver.hear_until("update")
-    assert (update.round, update.samples, update.tokens, update.batches) == (3, 11, 11, 3)
+    assert (update.round, update.samples, update.tokens, update.batches) == (3, 11, 0, 3)
     assert update.loss == pytest.approx(5.0)
     assert sum(one.data_processed for one in metrics) == 11 and {one.local_round for one in metrics} == {3}
     assert sum(one.items["loss"] * one.data_processed for one in metrics) == pytest.approx(55.0)

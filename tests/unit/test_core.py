@@ -132,9 +132,9 @@ def test_round_without_any_accepted_delta_ends_the_run() -> None:
 
 def test_stale_and_repeated_deltas_change_nothing() -> None:
     fleet = VirtualFleet(job_of(rounds=rounds()), [0.1, 0.1], slices_of())
-    delta = Delta(Source("virtual", 0, 10_001), 7, (), 4, 4, 1, 1.0, 1, 8, 1.0, 0.0)
+    delta = Delta(Source("virtual", 0, 10_001), 7, (), 4, 4, 4, 1, 1.0, 1, 8, 1.0, 0.0)
     fleet.at(2.0, lambda: fleet.tell(delta))
-    fleet.at(2.1, lambda: fleet.tell(Delta(Source("virtual", 0, 9), 0, (), 4, 4, 1, 1.0, 1, 8, 1.0, 0.0)))
+    fleet.at(2.1, lambda: fleet.tell(Delta(Source("virtual", 0, 9), 0, (), 4, 4, 4, 1, 1.0, 1, 8, 1.0, 0.0)))
     calm = VirtualFleet(job_of(rounds=rounds()), [0.1, 0.1], slices_of()).run()
     fleet.run()
     assert sum(note["kind"] == "stale" for note in fleet.notes) == 2

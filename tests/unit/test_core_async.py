@@ -48,14 +48,14 @@ def test_each_reduction_says_how_far_its_round_has_come() -> None:
     for reduce in fleet.reduces:
         phase = reduce.phase
         assert phase == Phase(number, 3, 400, count, weight, phase.norms if phase else ())
-        count, weight = count + len(reduce.sources), weight + sum(reduce.samples)
+        count, weight = count + len(reduce.sources), weight + sum(reduce.weights)
         if count >= 3:
             number, count, weight = number + 1, 0, 0
 
 
 def test_uniform_weights_count_each_delta_as_a_part_of_the_period() -> None:
     fleet = done(fleet_of(0.1, 0.3, sync={**ASYNC, "weighting": "uniform"}))
-    assert all(reduce.phase and reduce.phase.unit == 2 and set(reduce.samples) == {1} for reduce in fleet.reduces)
+    assert all(reduce.phase and reduce.phase.unit == 2 and set(reduce.weights) == {1} for reduce in fleet.reduces)
 
 
 def test_deltas_that_come_within_the_grace_time_are_merged_together() -> None:

@@ -28,8 +28,8 @@ def test_hung_worker_loses_its_lease_and_what_it_says_later_is_dropped() -> None
     fleet = fleet_of(0.1, 0.1)
     fleet.at(2.0, lambda: fleet.hang(1))
     old = Source("virtual", 1, 10_001)
-    fleet.at(12.0, lambda: fleet.tell(Report(old, 0, 50, 200, 200, 1.0, 1.0, 50, 0.0, 1e-3)))
-    fleet.at(12.0, lambda: fleet.tell(Delta(old, 0, (), 200, 200, 50, 1.0, 1, 8, 1.0, 0.0)))
+    fleet.at(12.0, lambda: fleet.tell(Report(old, 0, 50, 200, 200, 200, 1.0, 1.0, 50, 0.0, 1e-3)))
+    fleet.at(12.0, lambda: fleet.tell(Delta(old, 0, (), 200, 200, 200, 50, 1.0, 1, 8, 1.0, 0.0)))
     done(fleet)
     dismissed = [at for at, command in fleet.commanded(c.Dismiss) if command.worker == 1]
     assert len(dismissed) == 1 and 2.0 < dismissed[0] <= 2.0 + 1.0 + 5.0 + 1.0
@@ -122,7 +122,7 @@ def test_preempted_worker_hands_over_a_part_that_counts_by_its_samples() -> None
     done(fleet)
     first = fleet.reduces[0]
     assert [source.worker for source in first.sources] == [0, 1]
-    assert 0 < first.samples[1] < 100 and sum(first.samples) == 400
+    assert 0 < first.weights[1] < 100 and sum(first.weights) == 400
     assert [note["worker"] for note in fleet.noted("leave")] == [1]
     assert all(note["reason"] == "no room" for note in fleet.noted("loss"))
 

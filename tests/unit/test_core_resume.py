@@ -129,7 +129,7 @@ def test_strikes_are_carried_over_to_the_next_scheduler() -> None:
 def test_word_of_the_attempt_before_is_stale() -> None:
     first = done(fleet_of(0.1, 0.1))
     rest = VirtualFleet(first.job, [0.1, 0.1], slices_of(20, 64), past=past_of(first.persisted[:1]))
-    rest.at(1.0, lambda: rest.tell(Delta(Source("virtual", 0, 10_001), 1, (), 4, 4, 1, 1.0, 1, 8, 1.0, 0.0)))
+    rest.at(1.0, lambda: rest.tell(Delta(Source("virtual", 0, 10_001), 1, (), 4, 4, 4, 1, 1.0, 1, 8, 1.0, 0.0)))
     done(rest)
     assert [note["incarnation"] for note in rest.noted("stale")] == [10_001]
     assert all(source.incarnation > 20_000 for reduce in rest.reduces for source in reduce.sources)

@@ -52,7 +52,7 @@ def arrive(
         phase = Phase(round, size, unit, count, weight)
         theta, momentum, verdict = reduce(step, theta, momentum, batch, replace(rules, phase=phase))
         assert len(verdict.accepted) == len(batch)
-        count, weight = count + len(batch), weight + sum(delta.samples for delta in batch)
+        count, weight = count + len(batch), weight + sum(delta.weight for delta in batch)
     return theta, momentum
 
 
@@ -60,11 +60,11 @@ def synchronous(
     theta: Flat, momentum: Flat, deltas: list[Received], outer: OuterOptimizer = OUTER
 ) -> tuple[Flat, Flat]:
     """θ and velocity after Nesterov's step on the weighted mean, in float64."""
-    total = sum(delta.samples for delta in deltas)
-    mean = sum(delta.samples / total * delta.payload[GROUP].astype(np.float64) for delta in deltas)
+    total = sum(delta.weight for delta in deltas)
+    mean = sum(delta.weight / total * delta.payload[GROUP].astype(np.float64) for delta in deltas)
     velocity = outer.momentum * momentum[GROUP].astype(np.float64) + mean
     change = outer.learning_rate * (outer.momentum * velocity + mean)
-    buffers = sum(delta.samples / total * delta.payload[MEAN].astype(np.float64) for delta in deltas)
+    buffers = sum(delta.weight / total * delta.payload[MEAN].astype(np.float64) for delta in deltas)
     return {GROUP: theta[GROUP] + change, MEAN: buffers}, {GROUP: velocity}
 
 
@@ -128,7 +128,7 @@ def test_undelayed_steps_are_those_of_momentum_with_a_part_of_each_delta() -> No
     found, state = arrive(theta, momentum, [[delta] for delta in deltas], rules, 60)
     weights, velocity = theta[GROUP].astype(np.float64), momentum[GROUP].astype(np.float64)
     for delta in deltas:
-        part = delta.samples / 60 * delta.payload[GROUP].astype(np.float64)
+        part = delta.weight / 60 * delta.payload[GROUP].astype(np.float64)
         velocity = 0.9 * velocity + part
         weights = weights + 0.7 * (0.9 * velocity + part)
     close(found, {GROUP: weights})

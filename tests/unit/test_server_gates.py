@@ -50,7 +50,7 @@ def test_admit_sorts_by_worker_and_takes_the_newest_incarnation() -> None:
 @pytest.mark.parametrize("samples", [0, -5])
 def test_admit_delta_without_samples_turns_it_away(samples: int) -> None:
     admitted, rejected = admit([Received(4, 0, samples, {GROUP: ones()})], FORM)
-    assert admitted == [] and rejected == [Rejection(4, f"{samples} samples")]
+    assert admitted == [] and rejected == [Rejection(4, f"weight {samples}")]
 
 
 @pytest.mark.parametrize(

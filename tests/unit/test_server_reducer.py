@@ -127,7 +127,7 @@ def test_reduce_any_number_of_threads_gives_the_same_bits(threads: int) -> None:
 
 def test_reduce_four_workers_is_the_weighted_mean_and_one_nesterov_step() -> None:
     theta, momentum, verdict = reduce(0, THETA, MOMENTUM, RECEIVED, RULES)
-    weights = [delta.samples for delta in RECEIVED]
+    weights = [delta.weight for delta in RECEIVED]
     mean = np.average([delta.payload[GROUP].astype(np.float64) for delta in RECEIVED], axis=0, weights=weights)
     velocity = 0.9 * MOMENTUM[GROUP].astype(np.float64) + mean - THETA[GROUP]
     expected = THETA[GROUP] + 0.7 * (0.9 * velocity + mean - THETA[GROUP])
@@ -172,7 +172,7 @@ DAMAGED = {
     "too-short": RECEIVED[1]._replace(payload={**RECEIVED[1].payload, GROUP: np.zeros(3, np.float32)}),
     "float64": RECEIVED[1]._replace(payload={**RECEIVED[1].payload, GROUP: np.zeros(SIZE)}),
     "group-missing": RECEIVED[1]._replace(payload={GROUP: RECEIVED[1].payload[GROUP]}),
-    "no-samples": RECEIVED[1]._replace(samples=0),
+    "no-samples": RECEIVED[1]._replace(weight=0),
 }
 REASONS = {
     "nan": f"non-finite values in {GROUP}",

@@ -21,7 +21,7 @@ def test_batches_of_spans_cover_each_sample_once_in_the_epochs_order() -> None:
     for index, samples in ((0, 10), (1, 6)):
         feeder.put(index, slice_of(index, samples))
     spans = (Span(2, 0, 4, 10), Span(2, 1, 0, 6))
-    rows = np.concatenate([feeder.batch(spans, start, 4)["input_ids"] for start in range(0, 12, 4)])
+    rows = np.concatenate([feeder.batch(spans, start, 4).arrays["input_ids"] for start in range(0, 12, 4)])
     expected = [slice_of(0, 10)["input_ids"][i] for i in order(7, 2, 0, 10)[4:]]
     expected += [slice_of(1, 6)["input_ids"][i] for i in order(7, 2, 1, 6)]
     assert np.array_equal(rows, np.array(expected))
@@ -31,7 +31,7 @@ def test_batch_is_a_writable_copy() -> None:
     feeder = Feeder(seed=0)
     feeder.put(0, slice_of(0, 8))
     for shuffled in (True, False):
-        batch = feeder.batch((Span(0, 0, 0, 8),), 0, 4, shuffled)["input_ids"]
+        batch = feeder.batch((Span(0, 0, 0, 8),), 0, 4, shuffled).arrays["input_ids"]
         assert batch.flags.writeable and batch.flags.owndata
 
 
@@ -44,7 +44,7 @@ def test_order_differs_between_epochs_and_slices_but_not_between_calls() -> None
 def test_waiting_for_a_slice_ends_when_it_comes() -> None:
     feeder = Feeder(seed=0)
     found: list[int] = []
-    reader = Thread(target=lambda: found.append(len(feeder.batch((Span(0, 5, 0, 4),), 0, 4)["input_ids"])))
+    reader = Thread(target=lambda: found.append(len(feeder.batch((Span(0, 5, 0, 4),), 0, 4))))
     reader.start()
     feeder.put(5, slice_of(5, 4))
     reader.join(timeout=10)

@@ -133,7 +133,7 @@ class State:
     def _reduce(self) -> None:
         assert self.reduce is not None
         reduce, self.reduce = self.reduce, None
-        pairs = zip(reduce.sources, reduce.samples, strict=True)
+        pairs = zip(reduce.sources, reduce.weights, strict=True)
         accepted = tuple(Contribution(source.worker, source.incarnation, samples, 1.0) for source, samples in pairs)
         self._tell(c.Reduced(Verdict(reduce.round, accepted, (), 0.5)))
 
@@ -240,8 +240,24 @@ class State:
     def _deliver(self, worker: Worker) -> None:
         assert worker.longest is not None
         spans, inner = window(worker.longest.spans, 0, worker.done), worker.inner
-        report = Report(worker.source, worker.round, worker.done, worker.done, worker.done, 1.0, 0.1, 1, 0.0, 1e-3)
+        report = Report(
+            worker.source, worker.round, worker.done, worker.done, worker.done, worker.done, 1.0, 0.1, 1, 0.0, 1e-3
+        )
         replay = self.job.run.mode == "replay"
-        delta = Delta(worker.source, worker.round, spans, worker.done, inner, worker.done, 1.0, 1, 8, 0.1, 0.0, replay)
+        delta = Delta(
+            worker.source,
+            worker.round,
+            spans,
+            worker.done,
+            inner,
+            worker.done,
+            worker.done,
+            1.0,
+            1,
+            8,
+            0.1,
+            0.0,
+            replay,
+        )
         worker.inner, worker.trained = worker.round, True
         worker.words += [report, delta]

@@ -250,14 +250,18 @@ class VirtualFleet:
         samples = worker.done - worker.reported
         batches = -(-samples // self.job.rounds.max_batch_size)
         seconds, worker.reported_at, worker.reported = self.now - worker.reported_at, self.now, worker.done
-        self.tell(Report(worker.source, number, batches, samples, samples, 3.0 * samples, seconds, batches, 0.0, 1e-3))
+        self.tell(
+            Report(
+                worker.source, number, batches, samples, samples, samples, 3.0 * samples, seconds, batches, 0.0, 1e-3
+            )
+        )
 
     def _deliver(self, worker: VirtualWorker, number: int) -> None:
         assert worker.plan is not None
         batches = -(-worker.done // self.job.rounds.max_batch_size)
         spans = window(self._longest(worker), 0, worker.done)
         samples, replay = worker.done, self.job.run.mode == "replay"
-        delta = Delta(worker.source, number, spans, samples, samples, batches, 3.0, 1, 1000, 1.0, 0.0, replay)
+        delta = Delta(worker.source, number, spans, samples, samples, samples, batches, 3.0, 1, 1000, 1.0, 0.0, replay)
         worker.training = -1
         self._deltas[worker.source] = delta
         self.at(0.02, lambda: self.tell(delta))
@@ -273,7 +277,7 @@ class VirtualFleet:
 
     def _reduce(self, command: c.Reduce) -> None:
         accepted, rejected = [], []
-        for source, samples in zip(command.sources, command.samples, strict=True):
+        for source, samples in zip(command.sources, command.weights, strict=True):
             reason = self.faults.reject(self._deltas[source])
             if reason:
                 rejected.append(Rejection(source.worker, reason))
