@@ -1,0 +1,51 @@
+"""The frozen records that travel between scheduler, workers, server and store.
+
+A *span* is a run of samples of one slice in one epoch; every trained sample is in exactly one span of exactly one
+committed delta. Every event from a worker carries its `Source`, so late, repeated and foreign ones are recognised.
+"""
+
+from hypha_ray.types.commits import Commit, Contribution, Rejection, Saved, Verdict
+from hypha_ray.types.data import Arrays, Samples, SliceInfo, Span, window
+from hypha_ray.types.events import (
+    Alive,
+    Delta,
+    Evaluated,
+    Event,
+    Failed,
+    Leaving,
+    Left,
+    Merged,
+    Plan,
+    Ready,
+    Report,
+    Source,
+)
+from hypha_ray.types.layout import Entry, Flat, Layout
+
+__all__ = [
+    "Alive",
+    "Arrays",
+    "Commit",
+    "Contribution",
+    "Delta",
+    "Entry",
+    "Evaluated",
+    "Event",
+    "Failed",
+    "Flat",
+    "Layout",
+    "Leaving",
+    "Left",
+    "Merged",
+    "Plan",
+    "Ready",
+    "Rejection",
+    "Report",
+    "Samples",
+    "Saved",
+    "SliceInfo",
+    "Source",
+    "Span",
+    "Verdict",
+    "window",
+]

@@ -1,0 +1,64 @@
+"""Results of a round: the server's verdict, and the record in the commit log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypha_ray.types.data import Span
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """A delta that went into a round, as the server saw it, with its L2 norm over all fragments that it has."""
+
+    worker: int
+    incarnation: int
+    samples: int
+    norm: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """A delta that did not go into a round, and why."""
+
+    worker: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the server did with a round's deltas; the L2 norm of the change of θ, and its bytes if that is sent down."""
+
+    round: int
+    accepted: tuple[Contribution, ...]
+    rejected: tuple[Rejection, ...]
+    update_norm: float
+    coded_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One outer round in the commit log, the only truth about a run.
+
+    `cursors` maps a slice to its samples used in `epoch`, the oldest epoch that isn't complete; `ahead` holds the same
+    for newer epochs that have begun. Hashes are sha256 of the snapshot files, as `sha256sum` prints them.
+    """
+
+    round: int
+    parent_sha256: str | None
+    theta_sha256: str
+    outer_sha256: str
+    deltas: tuple[Contribution, ...]
+    spans: tuple[tuple[int, tuple[Span, ...]], ...]
+    cursors: dict[int, int]
+    epoch: int
+    ahead: dict[int, dict[int, int]]
+    rejected: tuple[Rejection, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What came of writing a round down: its record, and if something could not be written yet, what and why."""
+
+    commit: Commit
+    problem: str | None = None

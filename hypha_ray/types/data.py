@@ -1,0 +1,67 @@
+"""Samples of a dataset: slices as a manifest lists them, runs of their samples, and samples at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+Arrays = dict[str, npt.NDArray[np.generic]]
+"""A slice or a batch: tensor name to array, the first dimension counts samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Samples of slices, and the place that each of them comes from.
+
+    `keys` is int64 [N, 3]: epoch, slice, and the sample's index in the slice's file. Validation is in epoch 0.
+    """
+
+    arrays: Arrays
+    keys: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def part(self, chosen: slice | npt.NDArray[np.bool_]) -> Samples:
+        """Return some of the samples."""
+        return Samples({name: array[chosen] for name, array in self.arrays.items()}, self.keys[chosen])
+
+
+@dataclass(frozen=True, slots=True)
+class SliceInfo:
+    """One file of a prepared dataset, as its manifest lists it."""
+
+    index: int
+    file: str
+    sha256: str
+    samples: int
+    split: str = "train"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Span:
+    """Samples ``start … stop - 1`` of a slice, in that epoch's order."""
+
+    epoch: int
+    slice: int
+    start: int
+    stop: int
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return self.stop - self.start
+
+
+def window(spans: Iterable[Span], start: int, stop: int) -> tuple[Span, ...]:
+    """Samples ``start … stop - 1`` of the spans taken together."""
+    parts: list[Span] = []
+    for span in spans:
+        first, last = max(start, 0), min(stop, span.samples)
+        if first < last:
+            parts.append(replace(span, start=span.start + first, stop=span.start + last))
+        start, stop = start - span.samples, stop - span.samples
+    return tuple(parts)

@@ -1,0 +1,154 @@
+"""Orders to a worker, and the events that it streams."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypha_ray.types.data import Span
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Who speaks: a worker's number, and its incarnation, which grows with every (re)start under that number."""
+
+    run: str
+    worker: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one worker does in one round: first evaluate, then train on the spans, then hand over its delta.
+
+    A later version of a round's plan has the same spans at its start. `ahead` is what the next round begins with, for
+    while this one's result is on its way. `progress`: where in the schedule its samples begin and end, in rounds.
+    """
+
+    round: int
+    version: int
+    spans: tuple[Span, ...]
+    batch_size: int
+    evaluate: tuple[Span, ...] = ()
+    keep: frozenset[int] = frozenset()
+    final: bool = False
+    """No more training: evaluate, then end."""
+    restores: bool = False
+    """Training waits for the inner state of the worker's predecessor, which is on its way."""
+    ahead: tuple[Span, ...] = ()
+    progress: tuple[float, float] | None = None
+
+    @property
+    def samples(self) -> int:
+        """Samples to train on in this round."""
+        return sum(span.samples for span in self.spans)
+
+    @property
+    def batches(self) -> int:
+        """Batches to train on in this round; the last one may be short."""
+        return -(-self.samples // self.batch_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that a worker says; `round` is the round that it is in."""
+
+    source: Source
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Alive(Event):
+    """The process runs: said about once a second where there is nothing else to say. Renews the lease."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready(Event):
+    """The model is built: weights and plans are welcome."""
+
+    layout: str
+    device: str
+    parameters: int
+
+
+@dataclass(frozen=True, slots=True)
+class Merged(Event):
+    """The round's global weights are in the live parameters.
+
+    The first one of an incarnation has their sha256, by which it proves what it has; `waited_s` was waited for them.
+    """
+
+    merge_s: float
+    theta_sha256: str | None = None
+    waited_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated(Event):
+    """Sums over the validation samples that this worker was given."""
+
+    loss_sum: float
+    count: int
+    correct: int | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report(Event):
+    """Progress since the last report of this round.
+
+    `tokens` leaves padding out, and is None for data without tokens. `scored` counts the positions that losses are
+    means over, `loss_sum` is over these. `seconds` is the time of `timed_batches`, a round's first one excepted.
+    """
+
+    batches: int
+    samples: int
+    tokens: int | None
+    scored: int
+    loss_sum: float
+    seconds: float
+    timed_batches: int
+    data_wait_s: float
+    learning_rate: float
+    gradient_norm: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delta(Event):
+    """A round's result; the next `fragments` items of the stream are its payloads, one a fragment, in order.
+
+    With `inner_state` one more item follows: the optimizer's state after the round, from which a successor goes on.
+    `tokens` and `scored` are those of `Report`; `loss` is the mean over `scored`. `train_s` is from first batch to
+    last; `quality` the payloads' relative error, and cosine to what they encode.
+    """
+
+    spans: tuple[Span, ...]
+    samples: int
+    tokens: int | None
+    scored: int
+    batches: int
+    loss: float | None
+    fragments: int
+    payload_bytes: int
+    train_s: float
+    data_wait_s: float
+    inner_state: bool = False
+    quality: tuple[float, float] = (0.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving(Event):
+    """The worker was told that its machine goes away: it hands over what it has done in this round, and ends."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Left(Event):
+    """The last word of a worker that was leaving; its delta, if it had one, came before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed(Event):
+    """The worker can't go on, and nothing that another worker could do would help."""
+
+    error: Exception

@@ -1,0 +1,57 @@
+"""Places of a model's tensors in the flat arrays that travel."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Flat = dict[str, npt.NDArray[np.generic]]
+"""A fragment's tensors as they travel: group name to one contiguous 1-D array."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where one tensor lies: elements ``offset … offset + size - 1`` of a group of a fragment.
+
+    `dtype` is the tensor's own, by its torch name without the prefix (``bfloat16``); the group's is at least float32.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    fragment: int
+    group: str
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A model's trained parameters and its buffers as flat arrays, the same on every machine.
+
+    Groups are named ``parameters/float32``, ``buffers/float32``, ``buffers/int64``: parameters take outer steps, float
+    buffers are averaged, integer buffers taken from one worker. A tied tensor stands once, under its first name.
+    """
+
+    entries: tuple[Entry, ...]
+    tied: tuple[tuple[str, str], ...] = ()
+    fragments: int = 1
+
+    def groups(self, fragment: int) -> dict[str, int]:
+        """Sizes of a fragment's groups, in elements."""
+        sizes: dict[str, int] = {}
+        for entry in (one for one in self.entries if one.fragment == fragment):
+            sizes[entry.group] = max(sizes.get(entry.group, 0), entry.offset + entry.size)
+        return sizes
+
+    def bytes(self, *fragments: int) -> int:
+        """Size of these fragments, or of all, in bytes."""
+        groups = (group for one in fragments or range(self.fragments) for group in self.groups(one).items())
+        return sum(size * np.dtype(name.split("/")[1]).itemsize for name, size in groups)
+
+    def sha256(self) -> str:
+        """Fingerprint by which two processes know that they mean the same model."""
+        return hashlib.sha256(repr((self.entries, self.tied, self.fragments)).encode()).hexdigest()
