@@ -29,6 +29,13 @@ def address(text: str) -> str:
     return text
 
 
+def target(text: str) -> str:
+    """Check an address that is connected to: it has a port, and no name or password before the host."""
+    if "@" in address(text) or not 1 <= int(text.rpartition(":")[2]) <= 65535:
+        raise ValueError("host:port, with a port from 1 to 65535")
+    return text
+
+
 Encoding: TypeAlias = Literal["fp32", "bf16", "fp16", "int8", "int4", "e3m0", "huffman3", "huffman2", "topk"]
 """Names of codecs."""
 

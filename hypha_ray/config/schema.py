@@ -16,9 +16,9 @@ from hypha_ray.config.fields import (
     NotNegative,
     Positive,
     Table,
-    address,
     identifier,
     run_name,
+    target,
 )
 from hypha_ray.config.machines import Bridge, Resources, Worker
 
@@ -208,8 +208,8 @@ class Telemetry(Table):
         ["console", "jsonl", "prometheus"], fail_fast=True, description="metrics.jsonl is always written"
     )
     aim_repository: str | None = Field(None, description="local Aim repository; default: the run directory")
-    status_bridge: Annotated[str, AfterValidator(address)] | None = Field(
-        None, description="host:port that serves the run's status; the training guide's name"
+    status_bridge: Annotated[str, AfterValidator(target)] | None = Field(
+        None, description="host:port of a connector that every number is posted to"
     )
 
 

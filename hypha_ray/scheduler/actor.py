@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ from hypha_ray.scheduler.weights import Weights
 from hypha_ray.telemetry.files import METRICS, read_jsonl, rewind
 from hypha_ray.types import Failed, Saved, Source
 
+NEWS_S = 1.0
+"""Seconds between two looks at what is to be told while the last commits are made."""
 DRAIN_CHECK_S = 2.0
 """Seconds between two looks at which nodes are about to go."""
 
@@ -80,10 +82,18 @@ class Scheduler:
                 for command in commands:
                     for record in self._perform(command):
                         yield record
+                for record in self._reporter.news(core.over):
+                    yield record
                 if core.over:
+                    _raise_what_ended(commands)
                     break
                 commands = core.handle(await self._next(core.deadline), time.monotonic())
-            await asyncio.gather(*self._commits, self._foreman.part())
+            ending = asyncio.ensure_future(asyncio.gather(*self._commits, self._foreman.part()))
+            while not ending.done():
+                await asyncio.wait({ending}, timeout=NEWS_S)
+                for record in self._reporter.news(ending.done()):
+                    yield record
+            await ending
             yield {"kind": "summary", **await self._finish()}
         except QuarantinedError:  # The next scheduler takes the workers over.
             await self._finish()
@@ -170,8 +180,6 @@ class Scheduler:
                 return [dict(fields)]
             case c.Note(fields=fields):
                 self._reporter.event(fields)
-            case c.Finish(error=error) if error is not None:
-                raise error
         return []
 
     async def _reduce(self, command: c.Reduce) -> None:
@@ -210,6 +218,13 @@ class Scheduler:
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception):
             self._inbox.put_nowait(Failed(Source(self._run, -1, 0), -1, getattr(error, "cause", None) or error))
+
+
+def _raise_what_ended(commands: Sequence[c.Command]) -> None:
+    """Raise the error that has ended the run; if there is none, it is done."""
+    for command in commands:
+        if isinstance(command, c.Finish) and command.error is not None:
+            raise command.error
 
 
 def _status(text: str) -> dict[str, Any]:

@@ -204,8 +204,8 @@ class Core:
             return False
         self._first.discard(source)
         self._proofs.forget(source)
-        kind = "loss" if blame else "leave"
-        self._out.note(kind, now, worker=source.worker, incarnation=source.incarnation, reason=reason)
+        who = {"worker": source.worker, "incarnation": source.incarnation}
+        self._out.note("loss" if blame else "leave", now, **who, reason=reason)
         self._out.put(c.Dismiss(source.worker, reason))
         if member is not None:
             self._course.forget(member, now)
@@ -239,9 +239,11 @@ class Core:
     def _builds_the_model(self, members: Iterable[Member], now: float) -> bool:
         """Exclude workers that have built another model than the server: they would train something else."""
         others = [member for member in members if member.layout != self._layout_sha256]
+        reason = "it builds another model: its libraries differ from the server's"
         for member in others:
             self._roster.exclude(member.source.worker)
-            self._lost(member.source, "it builds another model: its libraries differ from the server's", now)
+            self._out.note("exclude", now, worker=member.source.worker, reason=reason)
+            self._lost(member.source, reason, now)
         return not others
 
     def _has_right_weights(self, source: Source, round: int, theta_sha256: str, now: float) -> bool:

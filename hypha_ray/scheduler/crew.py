@@ -59,8 +59,8 @@ class Crew:
         self._left = dict.fromkeys(self._needs) | self._leases.adopt(self._needs)
         """Names under which the scheduler before may have left an actor, and the leases that it has left."""
         self._workers: dict[int, tuple[Any, Source]] = {}
-        sinks, config = job.telemetry.sinks, job.model_dump(mode="json", exclude={"model": {"token"}})
-        writer = (directory, sinks, run, config, job.telemetry.aim_repository, job.testing)
+        told, config = job.telemetry, job.model_dump(mode="json", exclude={"model": {"token"}})
+        writer = (directory, told.sinks, run, config, told.aim_repository, job.testing, told.status_bridge)
         keeper = (directory, job.checkpoint, job.rounds.update_rounds, job.testing)
         self.telemetry = self._post("telemetry", partial(self._here, Telemetry, "telemetry", *writer))
         self.store = self._post("store", partial(self._here, Store, "store", *keeper))

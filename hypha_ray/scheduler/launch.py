@@ -98,14 +98,14 @@ def dry_run(loaded: Loaded) -> None:
 
 def watch(stream: Iterator[dict[str, Any]], console: Console, notes: Iterable[str] = ()) -> None:
     """Show a run while it goes on, and before it these notes, once it has begun."""
-    summary, told = None, set()
+    summary = None
     try:
         for record in stream:
             for note in notes:
                 console.note(note)
             notes = ()
             if record["kind"] != "step":
-                log.info("%s", record)
+                log.info("%s", record.get("text", record))
             match record["kind"]:
                 case "status":
                     console.status(record["text"])
@@ -115,8 +115,7 @@ def watch(stream: Iterator[dict[str, Any]], console: Console, notes: Iterable[st
                     console.round(record)
                 case "eval":
                     console.eval(record)
-                case "problem" if record["text"] not in told:
-                    told.add(record["text"])
+                case "news":
                     console.note(record["text"])
                 case "summary":
                     summary = record

@@ -30,7 +30,6 @@ class Outbox:
     def problem(self, text: str, now: float) -> None:
         """Say something to the user that doesn't end the run."""
         self.note("problem", now, text=text)
-        self.put(c.Record({"kind": "problem", "text": text}))
 
     def finish(self, error: Exception | None) -> None:
         """End the run, once."""

@@ -11,6 +11,7 @@ from ray.exceptions import RayError
 
 from hypha_ray.errors import HyphaError
 from hypha_ray.scheduler.post import Post
+from hypha_ray.telemetry.news import News
 
 BACKLOG = 1000
 """Records that wait for a telemetry actor which is being replaced; more are dropped."""
@@ -27,6 +28,7 @@ class Reporter:
         self._open = asyncio.Event()
         self._telling: set[asyncio.Task[None]] = set()
         self._dropped = 0
+        self._news = News()
 
     def open(self) -> None:
         """Let telemetry open its files; what was told before has waited for that."""
@@ -37,12 +39,17 @@ class Reporter:
         self._tell(lambda telemetry: telemetry.write.remote([fields]))
 
     def event(self, fields: Mapping[str, Any]) -> None:
-        """A line for events.jsonl."""
+        """A line for events.jsonl; of what is news the driver hears, too."""
+        self._news.take(fields)
         self._tell(lambda telemetry: telemetry.events.remote([fields]))
 
     def note(self, kind: str, **fields: Any) -> None:
         """The same, of this moment."""
         self.event({"kind": kind, "monotonic_s": time.monotonic(), **fields})
+
+    def news(self, everything: bool = False) -> list[dict[str, Any]]:
+        """Return lines of text that the driver should show now; at the end of a run everything that waits."""
+        return [{"kind": "news", "text": text} for text in self._news.lines(time.monotonic(), everything)]
 
     def replaced(self, name: str, reason: str) -> None:
         """An actor was replaced."""
@@ -74,6 +81,7 @@ class Reporter:
         await self._open.wait()
         try:
             assert self.telemetry is not None
-            await self.telemetry.ask(call)
+            for text in await (await self.telemetry.ask(call)) or ():  # Of events there is no answer.
+                self.note("problem", text=text)
         except (HyphaError, RayError):
             self._dropped += 1

@@ -33,6 +33,7 @@ class Telemetry:
         config: the job without secrets.
         aim_repository: a local folder; default: the run directory.
         testing: failpoints to arm.
+        status_bridge: address of a connector that metrics are posted to.
 
     """
 
@@ -44,21 +45,23 @@ class Telemetry:
         config: Record,
         aim_repository: str | None = None,
         testing: Testing | None = None,
+        status_bridge: str | None = None,
     ) -> None:
         if testing is not None:
             arm(testing.failpoints, testing.failpoint_log)
         self._directory = Path(directory)
-        self._sinks = build(self._directory, run, sinks, aim_repository)
+        self._sinks = build(self._directory, run, sinks, aim_repository, status_bridge)
         self._sinks.start(config)
 
-    def write(self, records: Sequence[Record]) -> None:
-        """Take records of metrics."""
+    def write(self, records: Sequence[Record]) -> list[str]:
+        """Take records of metrics; returns problems of sinks that were not told yet."""
         failpoint("telemetry.write")
         for record in records:
             self._sinks.record(record)
+        return self._sinks.problems()
 
     def events(self, events: Sequence[Record]) -> None:
-        """Take events; they get the wall time here, because who makes them has a monotonic clock at most."""
+        """Take events; they get the wall time here, because what makes them has a monotonic clock at most."""
         wall_time = datetime.now(UTC).isoformat(timespec="milliseconds")
         for event in events:
             self._sinks.event({"wall_time": wall_time, **event})

@@ -46,12 +46,13 @@ class Sink(Protocol):
 
 
 class Tally:
-    """What a sink has lost, by cause; the first loss is logged, the others are only counted."""
+    """What a sink has lost, by cause; the first loss is a problem that is told, the others are only counted."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._lock = threading.Lock()
         self._failed = self._dropped = 0
+        self._problem: str | None = None
 
     def fail(self, reason: object) -> None:
         """Count a call or an export that failed."""
@@ -67,7 +68,14 @@ class Tally:
             self._failed += failed
             self._dropped += dropped
         if first and (failed or dropped):
-            _logger.warning("telemetry sink %s %s; training goes on, further losses are only counted", self.name, what)
+            text = f"telemetry sink {self.name} {what}; training goes on, further losses are only counted"
+            self._problem = text
+            _logger.warning("%s", text)
+
+    def problem(self) -> str | None:
+        """Return the first loss as text, once."""
+        text, self._problem = self._problem, None
+        return text
 
     def counts(self) -> dict[str, int]:
         """Return the losses so far."""
@@ -216,12 +224,22 @@ class Composite:
         for sink in self._others:
             sink.join(deadline - time.monotonic())
 
+    def problems(self) -> list[str]:
+        """Return what the user should be told of sinks since the last call."""
+        return [text for sink in self._sinks if (text := sink.tally.problem()) is not None]
+
     def losses(self) -> dict[str, dict[str, int]]:
         """Return what each sink has lost."""
         return {sink.tally.name: sink.tally.counts() for sink in self._sinks}
 
 
-def build(directory: Path, run: str, names: Sequence[str], aim_repository: str | None = None) -> Composite:
+def build(
+    directory: Path,
+    run: str,
+    names: Sequence[str],
+    aim_repository: str | None = None,
+    status_bridge: str | None = None,
+) -> Composite:
     """Make the sinks of a job; ``jsonl`` is always among them, ``console`` is the driver's.
 
     Raises:
@@ -242,4 +260,8 @@ def build(directory: Path, run: str, names: Sequence[str], aim_repository: str |
         from hypha_ray.telemetry.aim import Aim
 
         others.append(Isolated(Aim(run, aim_repository or str(directory)), Tally("aim")))
+    if status_bridge is not None:
+        from hypha_ray.telemetry.status import StatusBridge
+
+        others.append(Isolated(StatusBridge(status_bridge), Tally("status_bridge")))
     return Composite(Files(directory), others)

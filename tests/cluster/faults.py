@@ -39,3 +39,8 @@ def events(run: Outcome, kind: str) -> list[dict[str, Any]]:
     """What the run directory says happened."""
     lines = (run.directory / "events.jsonl").read_text(encoding="utf-8").splitlines()
     return [event for event in map(json.loads, lines) if event["kind"] == kind]
+
+
+def news(run: Outcome) -> list[str]:
+    """What the driver was told of the fleet, line by line."""
+    return [record["text"] for record in run.of_kind("news")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from faults import events, survive
+from faults import events, news, survive
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -19,6 +19,7 @@ def test_worker_that_fails_in_mid_round_is_replaced_and_contributes_again(corpus
     assert [loss["worker"] for loss in losses] == [1] * 4
     assert ["silent" in loss["reason"] for loss in losses] == [how in ("stop", "hold") for how in ways]
     joined = [event["incarnation"] for event in events(run, "join") if event["worker"] == 1]
+    assert news(run)[0] == "2 workers joined (0-1): cpu" and news(run)[1].startswith("worker 1 was lost: ")
     assert joined[:4] == [loss["incarnation"] for loss in losses] and joined == sorted(set(joined)) and len(joined) == 5
     trained = {delta["incarnation"] for commit in run.commits() for delta in commit["deltas"] if delta["worker"] == 1}
     assert trained - {joined[0]} and joined[4] in trained
@@ -46,18 +47,21 @@ def test_server_that_fails_over_a_round_is_replaced_and_the_round_counts_once(co
     specs = ["server.before_reduce=stop@2", "server.after_reduce=kill@3"]
     run = survive("server", corpus, tmp_path, specs, 2, rounds={"update_rounds": 5})
     assert [event["role"] for event in events(run, "revive")] == ["server-0"] * 2
+    assert any(text.startswith("server-0 was replaced: ") for text in news(run))
     assert not events(run, "loss")
 
 
 def test_shard_that_fails_in_mid_read_serves_the_slice_again(corpus: Path, tmp_path: Path) -> None:
     run = survive("shard", corpus, tmp_path, ["shard.read=stop@2", "shard.read=exit@4"], 2, rounds={"update_rounds": 8})
     assert [event["role"] for event in events(run, "revive")] == ["shard-0"] * 2
+    assert any(text.startswith("shard-0 was replaced: ") for text in news(run))
 
 
 def test_store_that_fails_in_a_commit_is_replaced_and_commits(corpus: Path, tmp_path: Path) -> None:
     specs = ["store.before_snapshot=stop@2", "store.before_record=kill@3", "store.after_record=stop@4"]
     run = survive("store", corpus, tmp_path, specs, 3, rounds={"update_rounds": 6})
     assert [event["role"] for event in events(run, "revive")] == ["store"] * 3
+    assert any(text.startswith("store was replaced: ") for text in news(run))
 
 
 def test_telemetry_that_fails_costs_no_round(corpus: Path, tmp_path: Path) -> None:
@@ -94,6 +98,7 @@ def test_three_epochs_under_kills_use_every_sample_once_in_each(corpus: Path, tm
 
 def test_full_disk_at_a_checkpoint_is_told_and_training_goes_on(corpus: Path, tmp_path: Path) -> None:
     run = survive("full", corpus, tmp_path, ["store.write=nospace@3,4"], 2, rounds={"update_rounds": 6})
-    problems = run.of_kind("problem")
-    assert problems and all("no space" in problem["text"].lower() for problem in problems)
+    problems = [problem["text"] for problem in events(run, "problem")]
+    assert problems and all("no space" in text.lower() for text in problems)
+    assert [text for text in news(run) if "space" in text.lower()] == list(dict.fromkeys(problems))
     assert len(list((run.directory / "checkpoints").glob("round_000005/model.safetensors"))) == 1

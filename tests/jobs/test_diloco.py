@@ -91,7 +91,8 @@ def test_output_is_a_table_with_a_line_for_each_round_and_ends_with_the_director
     assert advice.startswith("-- outer_optimizer.momentum 0.5 takes about 10 rounds to settle, and there are 3: ")
     assert lines[-1] == f"run: {run_shared_job.home / 'small'}" and run.is_absolute()
     assert [line[10:] for line in lines[:2]] == ["leasing machines", "starting workers and building the model"]
-    title, *rows = table = lines[2:-2]
+    assert [line for line in lines if line.startswith("-- ")] == ["-- 2 workers joined (0-1): cpu"]
+    title, *rows = table = [line for line in lines[2:-2] if not line.startswith("-- ")]
     assert title.split()[:4] == ["round", "time", "loss", "val_loss"]
     assert [row.split()[0] for row in rows] == ["1/3", "2/3", "3/3"]
     assert len({len(line) for line in table}) == 1, "columns are not aligned"

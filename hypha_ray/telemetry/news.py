@@ -1,0 +1,127 @@
+"""Events that a person should read of while a run goes on: a line each, and one line for many that come together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from hypha_ray.telemetry.files import Record
+
+WINDOW_S = 5.0
+"""Seconds between two lines of one kind; what happens meanwhile is told in the second one."""
+START_S = 10.0
+"""Longest time that joins are held back before the first round: a fleet that starts is one line."""
+LONGEST = 200
+"""Characters of a reason that are shown; events.jsonl has all of it."""
+NAMES = 8
+"""Actors, or ranges of worker numbers, that a line names."""
+
+
+class Sentence(NamedTuple):
+    """How a kind of event is told: of one, and of several."""
+
+    one: str
+    many: str
+
+
+SENTENCES = {
+    "join": Sentence("worker {} joined", "{} workers joined"),
+    "loss": Sentence("worker {} was lost", "{} workers were lost"),
+    "leaving": Sentence("worker {} is leaving", "{} workers are leaving"),
+    "leave": Sentence("worker {} left", "{} workers left"),
+    "exclude": Sentence("worker {} is excluded from here on", "{} workers are excluded from here on"),
+    "revive": Sentence("{} was replaced", "{} actors were replaced"),
+}
+"""Words for kinds of events, to which the reason is added."""
+KINDS = frozenset({*SENTENCES, "waiting", "problem"})
+"""The kinds of events that are news."""
+
+
+class News:
+    """Makes lines of text of a run's events, a few a second at most whatever happens.
+
+    The first event of a kind is told at once. More of the same kind wait for `WINDOW_S`, and are then one line; so are
+    joins before the first round. A problem is told once.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, list[Record]] = {}
+        self._not_before: dict[str, float] = {}
+        """By kind, monotonic seconds."""
+        self._excluded: set[int] = set()
+        self._problems: dict[str, bool] = {}
+        """By text, in order: whether it was told already."""
+        self._begun = False
+
+    def take(self, event: Record) -> None:
+        """Take an event in, as it is in events.jsonl; its time is `monotonic_s`."""
+        kind = event["kind"]
+        if kind == "plan" and not self._begun:
+            self._begun = True
+            self._not_before.pop("join", None)
+        elif kind == "problem":
+            self._problems.setdefault(_line(event["text"]), False)
+        elif kind in KINDS and not (kind == "loss" and event["worker"] in self._excluded):
+            if kind == "exclude":  # Its loss follows, and is no further news.
+                self._excluded.add(event["worker"])
+            if kind == "join" and not self._begun:
+                self._not_before.setdefault(kind, event["monotonic_s"] + START_S)
+            self._waiting.setdefault(kind, []).append(event)
+
+    def lines(self, now: float, everything: bool = False) -> list[str]:
+        """Tell what is due; with `everything` all that waits.
+
+        If anything is due, all that was held back before is told with it: lines are in the order of what happened.
+        """
+        problems = [text for text, told in self._problems.items() if not told]
+        self._problems |= dict.fromkeys(problems, True)
+        due = [kind for kind in self._waiting if everything or now >= self._not_before.get(kind, now)]
+        if not due:
+            return problems
+        told, self._waiting = self._waiting, {}
+        self._not_before |= dict.fromkeys(told, now + WINDOW_S)
+        return problems + [told_of(kind, events) for kind, events in told.items()]
+
+
+def told_of(kind: str, events: Sequence[Record]) -> str:
+    """Tell of events of one kind in one line."""
+    if kind == "waiting":
+        return "waiting for workers: {workers} of the {needed} that are needed are there".format_map(events[-1])
+    subjects = sorted({event["role" if kind == "revive" else "worker"] for event in events})
+    reasons = list(dict.fromkeys(filter(None, map(_reason, events))))
+    text = SENTENCES[kind].one.format(subjects[0])
+    if len(subjects) > 1:
+        names = subjects if kind == "revive" else _ranges(subjects)
+        listed = ", ".join([*names[:NAMES], "…"] if len(names) > NAMES else names)
+        text = f"{SENTENCES[kind].many.format(len(subjects))} ({listed})"
+    elif len(events) > 1:
+        text += f" {len(events)} times"
+    if not reasons:
+        return text
+    return f"{text}: {reasons[0]}" if len(reasons) == 1 else f"{text}, the first: {reasons[0]}"
+
+
+def _reason(event: Record) -> str:
+    """Why."""
+    reason = event.get("reason", "")
+    match event["kind"]:
+        case "join":
+            reason = event["device"]
+        case "leave":
+            reason = ""  # It was told when the worker was about to leave.
+        case "exclude" if not reason:
+            reason = f"{event['strikes']} of its deltas were rejected"
+    text = _line(reason)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def _line(text: object) -> str:
+    """Text on one line and without control characters: trainers and servers outside of Ray may have written it."""
+    return " ".join("".join(char if char.isprintable() else " " for char in str(text)).split())
+
+
+def _ranges(numbers: Sequence[int]) -> list[str]:
+    """Write sorted numbers briefly: 0-7, 9."""
+    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
+    return [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]

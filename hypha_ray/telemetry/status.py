@@ -1,0 +1,120 @@
+"""The status bridge: metrics go to a connector by HTTP, one number a request, as the training guide describes it.
+
+A connector gets requests like this one, and answers them with 200:
+
+POST /status HTTP/1.1
+{"worker_id": "worker-3", "round": 12, "metric_name": "loss", "value": 2.75}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import ipaddress
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from hypha_ray.telemetry.files import Record, plain
+
+TIMEOUT_S = 5.0
+"""Longest wait for a connector's answer."""
+ALL = "all"
+"""The `worker_id` of figures that are of all workers together."""
+PATH = "/status"
+_NO_METRICS = frozenset({"round", "rounds", "worker", "incarnation"})
+_OF_A_REPORT = ("loss",)
+"""What is sent of a worker's reports: there is about one a second of each worker."""
+
+
+class StatusBridge:
+    """A sink that posts every number of rounds and evaluations, and the losses that workers report.
+
+    The numbers are those of metrics.jsonl, under the same names. One connection is kept for all requests.
+
+    Args:
+        address: host:port of the connector; 0.0.0.0 and [::] mean this machine.
+
+    """
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._connection = http.client.HTTPConnection(_reachable(host.strip("[]")), int(port), timeout=TIMEOUT_S)
+        self._address = address
+
+    def start(self, config: Record) -> None:
+        """Nothing to do: the first number connects."""
+
+    def record(self, record: Record) -> None:
+        """Send the numbers of a record.
+
+        Raises:
+            ConnectionError: the connector isn't there.
+            Refused: it is there and doesn't want them.
+
+        """
+        for worker, name, value in measurements(record):
+            self._post({"worker_id": worker, "round": record["round"], "metric_name": name, "value": value})
+
+    def event(self, event: Record) -> None:
+        """Events stay in events.jsonl: the connector takes numbers."""
+
+    def summary(self, figures: Record) -> None:
+        """Figures of a whole run belong to no round."""
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def _post(self, body: dict[str, Any]) -> None:
+        kept = self._connection.sock is not None
+        try:
+            self._ask(body)
+        except (OSError, http.client.HTTPException) as error:
+            self._connection.close()
+            if not kept or isinstance(error, TimeoutError):
+                raise ConnectionError(f"no connector at {self._address}: {error or type(error).__name__}") from None
+            self._post(body)  # The connector may have closed a connection that nothing was sent on for a while.
+
+    def _ask(self, body: dict[str, Any]) -> None:
+        content = json.dumps(body, allow_nan=False).encode()
+        self._connection.request("POST", PATH, content, {"Content-Type": "application/json"})
+        answer = self._connection.getresponse()
+        answer.read(65536)
+        if not answer.isclosed():  # More than anybody reads: the next answer would be lost in it.
+            self._connection.close()
+        if not 200 <= answer.status < 300:
+            raise Refused(f"the connector at {self._address} answers {answer.status} {answer.reason}")
+
+
+class Refused(Exception):
+    """The connector is there and doesn't want what it gets."""
+
+
+def measurements(record: Record) -> Iterator[tuple[str, str, float]]:
+    """The finite numbers of a record: worker, name and value."""
+    fields = plain(record)
+    match record.get("kind"):
+        case "step":
+            worker = f"worker-{record['worker']}"
+            yield from ((worker, name, fields[name]) for name in _OF_A_REPORT if _is_number(fields.get(name)))
+        case "round" | "eval":
+            for name, value in fields.items():
+                if isinstance(value, dict):
+                    yield from ((f"worker-{key}", name, one) for key, one in value.items() if _is_number(one))
+                elif _is_number(value) and name not in _NO_METRICS:
+                    yield ALL, name, value
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _reachable(host: str) -> str:
+    """The host to connect to: an address that stands for all of a machine's own is no one's."""
+    with contextlib.suppress(ValueError):
+        address = ipaddress.ip_address(host)
+        if address.is_unspecified:
+            return "127.0.0.1" if address.version == 4 else "::1"
+    return host
