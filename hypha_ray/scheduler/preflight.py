@@ -13,7 +13,7 @@ from hypha_ray.config import Job
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.garbage import uncollected
 from hypha_ray.optim.schedules import check_schedule, inner_steps
-from hypha_ray.telemetry.aim import local as local_aim
+from hypha_ray.telemetry.aim import check as check_aim
 from hypha_ray.worker.door import check as check_door
 
 
@@ -25,7 +25,7 @@ def check_job(job: Job) -> None:
 
     """
     if "aim" in job.telemetry.sinks:
-        local_aim(job.telemetry.aim_repository or "")
+        check_aim(job.telemetry.aim_repository)
     check_schedule(job.inner_optimizer, inner_steps(job))
     check_door(job)
     if job.inner_optimizer.name not in ("adamw", "muon", "sgd"):

@@ -3,12 +3,41 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from hypha_ray.errors import AuthenticationError
+from hypha_ray.errors import AuthenticationError, ConfigError
 from hypha_ray.telemetry.files import Record, plain
+
+OLDEST = (3, 29)
+"""Version of Aim; what pip finds where it has no wheel is much older."""
+
+
+def check(repository: str | None) -> None:
+    """Refuse Aim where it isn't installed, and a repository that is no folder.
+
+    Raises:
+        ConfigError: CFG022, there is no Aim, or an old one.
+        AuthenticationError: SEC002, the repository is a URL.
+
+    """
+    try:
+        found = importlib.metadata.version("aim")
+    except importlib.metadata.PackageNotFoundError:
+        found = ""
+    if tuple(map(int, re.findall(r"\d+", found)[:2])) < OLDEST:
+        what = (
+            "telemetry.sinks has aim, which isn't installed"
+            if not found
+            else "telemetry.sinks has aim, which is too old"
+        )
+        oldest = ".".join(map(str, OLDEST))
+        fix = "leave aim out of telemetry.sinks, or use Python 3.11 or 3.12: later ones have no wheel of it"
+        raise ConfigError("CFG022", what, found and f"aim {found}", found and f"{oldest} or newer", fix)
+    local(repository or "")
 
 
 def local(repository: str) -> Path:

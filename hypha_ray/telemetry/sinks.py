@@ -239,6 +239,7 @@ def build(
     names: Sequence[str],
     aim_repository: str | None = None,
     status_bridge: str | None = None,
+    patience_s: float = PATIENCE_S,
 ) -> Composite:
     """Make the sinks of a job; ``jsonl`` is always among them, ``console`` is the driver's.
 
@@ -264,4 +265,4 @@ def build(
         from hypha_ray.telemetry.status import StatusBridge
 
         others.append(Isolated(StatusBridge(status_bridge), Tally("status_bridge")))
-    return Composite(Files(directory), others)
+    return Composite(Files(directory), others, patience_s)

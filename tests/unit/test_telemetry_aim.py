@@ -1,23 +1,32 @@
 """Aim: a real local repository, written and read back."""
 
+import sys
+import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
+from hypha_ray.config import Job
+from hypha_ray.errors import AuthenticationError, ConfigError
+from hypha_ray.scheduler.preflight import check_job
 from hypha_ray.telemetry.sinks import build
 
 # Aim 3.29 uses what SQLAlchemy 2 calls old.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
+ROOT = Path(__file__).parents[2]
 CONFIG = {"rounds": {"update_rounds": 2}, "model": {"repository": None}}
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """An Aim run of two rounds, opened for reading."""
+    pytest.importorskip("aim", reason="Python 3.13 and newer have no Aim")
     directory = tmp_path_factory.mktemp("run")
-    sinks = build(directory, "tiny", ["aim"])
+    sinks = build(directory, "tiny", ["aim"], patience_s=120.0)
     sinks.start(CONFIG)
     for number, loss in enumerate((3.5, 2.5)):
         sinks.record({"kind": "eval", "round": number, "val_loss": loss + 1})
@@ -66,3 +75,46 @@ def test_aim_run_is_named_closed_and_without_system_metrics(run: Any) -> None:
     assert run.experiment == "tiny"
     assert not run.active
     assert {metric.name for metric in run.metrics()} == {"loss", "val_loss", "batches", "sync_s"}
+
+
+def job(**telemetry: Any) -> Job:
+    return Job.model_validate({"telemetry": {"sinks": ["aim"], **telemetry}})
+
+
+@pytest.mark.skipif(find_spec("aim") is None, reason="Python 3.13 and newer have no Aim")
+def test_aim_that_is_installed_passes_the_checks_before_a_start(tmp_path: Path) -> None:
+    check_job(job(aim_repository=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("installed", "text"),
+    [
+        (None, "telemetry.sinks has aim, which isn't installed. Fix: leave aim out of telemetry.sinks, or use Python"),
+        ("2.7.4", "telemetry.sinks has aim, which is too old — got aim 2.7.4, allowed 3.29 or newer. Fix: leave"),
+        ("3.9", "which is too old — got aim 3.9, allowed 3.29 or newer"),
+    ],
+)
+def test_aim_that_is_not_there_or_too_old_is_refused_before_a_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: str | None, text: str
+) -> None:
+    if installed is not None:
+        about = tmp_path / f"aim-{installed}.dist-info" / "METADATA"
+        about.parent.mkdir()
+        about.write_text(f"Metadata-Version: 2.1\nName: aim\nVersion: {installed}\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    with pytest.raises(ConfigError) as caught:
+        check_job(job())
+    assert text in str(caught.value) and caught.value.exit_code == 2 and "\n" not in str(caught.value)
+
+
+def test_aim_server_is_refused_before_a_start() -> None:
+    with pytest.raises(AuthenticationError, match="SEC002"):
+        check_job(job(aim_repository="aim://host"))
+
+
+@pytest.mark.parametrize(("python", "wanted"), [("3.11", True), ("3.12", True), ("3.13", False), ("3.14", False)])
+def test_aim_is_installed_where_it_has_wheels(python: str, wanted: bool) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needed = map(Requirement, project["dependencies"])
+    found = {one.name for one in needed if one.marker is None or one.marker.evaluate({"python_version": python})}
+    assert ("aim" in found) == wanted and {"ray", "torch", "transformers"} <= found

@@ -92,7 +92,7 @@ class Connector(ThreadingHTTPServer):
 
 def report(directory: Path, address: str) -> tuple[dict[str, int], list[str]]:
     """Send three records to a connector; returns what was lost, and what the user is told."""
-    sinks = build(directory, "run-1", [], status_bridge=address)
+    sinks = build(directory, "run-1", [], status_bridge=address, patience_s=60.0)
     sinks.start({"run": {"seed": 1}})
     for record in (STEP, EVALUATION, ROUND):
         sinks.record(record)
