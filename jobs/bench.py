@@ -16,9 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import tyro
-
 from hypha_ray.config.cli import run
+from hypha_ray.config.options import parse_options
 from hypha_ray.errors import ConfigError
 
 Rows = dict[str, dict[str, Any]]
@@ -75,7 +74,7 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
 
 def main() -> None:
     """Measure, print, write."""
-    arguments = tyro.cli(Arguments, description=__doc__)
+    arguments = parse_options(Arguments, __doc__, sys.argv[1:])
     known = [name for names in groups() for name in names]
     if unknown := set(arguments.only) - set(known):
         raise ConfigError("CFG001", f"no row {sorted(unknown)[0]!r}", allowed=", ".join(known), fix="name one of these")

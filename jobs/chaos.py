@@ -18,15 +18,15 @@ import sys
 import tempfile
 from pathlib import Path
 
-import tyro
 from chaoslab.options import Options
 
 from hypha_ray.config.cli import run
+from hypha_ray.config.options import parse_options
 
 
 def main() -> None:
     """Parse, do it, print and write the figures."""
-    options = tyro.cli(Options, description=__doc__)
+    options = parse_options(Options, __doc__, sys.argv[1:])
     options.check()
     os.environ.update(RAY_AUTH_MODE="token", RAY_USAGE_STATS_ENABLED="0", OMP_NUM_THREADS="1")  # Read on import.
     from chaoslab.campaign import carry_out

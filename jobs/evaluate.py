@@ -9,13 +9,13 @@ The last line is for programs: `val_loss 2.4312 perplexity 11.37 tokens 65280`, 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
 from hypha_ray.config.cli import run
+from hypha_ray.config.options import parse_options
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.garbage import uncollected
 
@@ -40,7 +40,7 @@ class Evaluate:
 
 def main() -> None:
     """Parse first, import later: `--help` and a mistyped flag answer at once."""
-    arguments = tyro.cli(Evaluate, description=__doc__)
+    arguments = parse_options(Evaluate, __doc__, sys.argv[1:])
     if arguments.batch_size < 1:
         raise ConfigError("CFG003", "--batch-size is out of range", str(arguments.batch_size), "1 or more")
     from hypha_ray.data.catalogue import load

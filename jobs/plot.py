@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
 from hypha_ray.config.cli import run
+from hypha_ray.config.options import parse_options
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Plot:
 
 def main() -> None:
     """Draw, and print the path of every PNG."""
-    arguments = tyro.cli(Plot)
+    arguments = parse_options(Plot, __doc__, sys.argv[1:])
     from hypha_ray.telemetry.plots import draw
 
     for path in draw(arguments.run):

@@ -10,18 +10,19 @@ stdlib is the source text of Python's own library, digits the small images of sc
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import Counter
 
-import tyro
-
 from hypha_ray.config.cli import run
+from hypha_ray.config.options import parse_options
+from hypha_ray.data.account import Origin
 from hypha_ray.data.options import Options
 
 
 def main() -> None:
     """Parse, prepare with a progress line, and say what was made."""
-    options = tyro.cli(Options, description=__doc__, config=(tyro.conf.FlagCreatePairsOff,))
+    options = parse_options(Options, __doc__, sys.argv[1:])
     from rich.console import Console
 
     from hypha_ray.data.prepare import prepare
@@ -40,7 +41,19 @@ def main() -> None:
     if manifest.modality == "language":
         print(f"{'tokens':<10} {manifest.samples('train') * options.seq_len:>9,} to train on")
     print(f"{'size':<10} {size / 1e6:>9,.1f} MB in {time.monotonic() - begin:.1f} s")
+    if manifest.origin is not None:
+        show_origin(manifest.origin)
     print(f"dataset: {options.out.expanduser().resolve()}")
+
+
+def show_origin(origin: Origin) -> None:
+    """Say what was read, and what was left out of it."""
+    files = f" from {origin.files:,} files" if origin.files else ""
+    print(f"{'read':<10} {origin.documents:>9,} documents{files}")
+    for omission in origin.omissions:
+        print(f"{'left out':<10} {omission}")
+    for note in origin.notes:
+        print(f"{'note':<10} {note}")
 
 
 if __name__ == "__main__":

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import tyro
-
 from hypha_ray.config.cli import run
+from hypha_ray.config.options import parse_options
 from hypha_ray.errors import BridgeError
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ class Worker:
 
 def main() -> None:
     """Join, train, and join again if the connection is lost."""
-    arguments = tyro.cli(Worker, description=__doc__)
+    arguments = parse_options(Worker, __doc__, sys.argv[1:])
     from hypha_ray.worker.remote import train  # Before anybody waits: while torch is loaded this process is silent.
 
     while True:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from hypha_ray.errors import HyphaError
+from hypha_ray.config.streams import endure, unwritten
+from hypha_ray.errors import DataError, HyphaError
 
 INTERRUPTED = 130
 
@@ -20,11 +21,15 @@ def run(main: Callable[[], None]) -> None:
         SystemExit: with the error's exit code after a HyphaError, with 130 after Ctrl-C.
 
     """
+    endure()
     try:
         main()
+        if reason := unwritten():
+            fix = "make room, or send it elsewhere"
+            raise DataError("OUT001", "the job is done, but standard output can't be written", reason, fix=fix)
     except HyphaError as error:
         cause: HyphaError = getattr(error, "cause", error)
-        print(str(cause), file=sys.stderr)
+        print(" ".join(str(cause).splitlines()), file=sys.stderr)
         raise SystemExit(cause.exit_code) from None
     except KeyboardInterrupt:
         raise SystemExit(INTERRUPTED) from None

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
@@ -22,7 +23,15 @@ KeyPath: TypeAlias = tuple[str, ...]
 FREE: KeyPath = ("model", "config")
 """The one table whose keys are not ours: they belong to transformers."""
 
-_KINDS = {str: "text", int: "integer", float: "number", bool: "true | false", SecretStr: "secret", dict: "table"}
+_KINDS = {
+    str: "text",
+    int: "integer",
+    float: "number",
+    bool: "true | false",
+    SecretStr: "secret",
+    Path: "path",
+    dict: "table",
+}
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 _LONGEST = 80
 
@@ -55,7 +64,7 @@ class Key:
     @property
     def text(self) -> bool:
         """Whether a flag's value is taken as it stands."""
-        return any(kind in self.types for kind in (str, Literal, SecretStr))
+        return any(kind in self.types for kind in (str, Literal, SecretStr, Path))
 
     @property
     def many(self) -> bool:
@@ -79,7 +88,7 @@ def keys() -> dict[KeyPath, Key]:
     """Every key, in the order of the schema."""
     fields = ((path, table.model_fields.items()) for path, table in tables().items())
     named = [((*path, name), field) for path, items in fields for name, field in items]
-    return {path: _key(path, field) for path, field in named if path not in tables()}
+    return {path: key_of(path, field) for path, field in named if path not in tables()}
 
 
 def nearest(path: Sequence[str]) -> str | None:
@@ -116,7 +125,8 @@ def _tables(path: KeyPath, table: type[Table]) -> Iterator[tuple[KeyPath, type[T
             yield from _tables((*path, name), field.annotation)
 
 
-def _key(path: KeyPath, field: FieldInfo) -> Key:
+def key_of(path: KeyPath, field: FieldInfo) -> Key:
+    """A field of a table, or of the options of a job, as a key."""
     kind = _kind(field.annotation, field.metadata)
     types = tuple(_types(field.annotation))
     if NoneType in types and field.default is not None:

@@ -78,9 +78,9 @@ def from_arguments(arguments: Iterable[str]) -> CommandLine:
         elif word == "--dry-run":
             dry_run = True
         elif name == "--resume":
-            resume = _value(word, rest) or True
+            resume = value_behind(word, rest) or True
         elif name.startswith("--"):
-            flags.extend(_from_flag(name, _value(word, rest)))
+            flags.extend(_from_flag(name, value_behind(word, rest)))
         else:
             raise ConfigError("CFG015", f"unexpected argument {shown(name)}", fix="@ before a file, -- before a key")
     return CommandLine(tuple(files), tuple(flags), dry_run, resume)
@@ -112,8 +112,8 @@ def _file(word: str, rest: deque[str]) -> str:
     return file
 
 
-def _value(word: str, rest: deque[str]) -> str | None:
-    """What stands behind ``=``, or else in the next word."""
+def value_behind(word: str, rest: deque[str]) -> str | None:
+    """The value behind ``=`` in a word, else the next word; None if that is a flag or a file, or there is none."""
     _, given, text = word.partition("=")
     return text if given else _next_value(rest)
 
@@ -132,14 +132,15 @@ def _from_flag(name: str, text: str | None) -> list[Setting]:
                 "CFG015", f"{where} needs a value", allowed=key.kind if key else "a table", fix="see --help"
             )
         text = "true"
-    value = _from_text(key, text, where)
+    value = from_text(key, text, where)
     for part in reversed(raw):
         value = {part: value}
     check(value, where)
     return list(_walk(value, (), None))
 
 
-def _from_text(key: Key | None, text: str, where: str) -> Any:
+def from_text(key: Key | None, text: str, where: str) -> Any:
+    """The value that a flag's text stands for."""
     if key and key.text:
         return text
     if key and key.many and not text.startswith("[") and text != "none":
