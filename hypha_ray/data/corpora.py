@@ -6,41 +6,52 @@ Every source gives its documents in the same order each time, one after the othe
 from __future__ import annotations
 
 import difflib
-import json
-import lzma
 import re
 import sysconfig
-import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import fsspec
 import numpy as np
 
+from hypha_ray.data.account import Account, readable
+from hypha_ray.data.files import (
+    PIECE_CHARACTERS,
+    UNREADABLE,
+    kind_of,
+    lone_piece_characters,
+    opened,
+    pieces,
+    texts_among,
+    walk,
+)
 from hypha_ray.data.options import Options
 from hypha_ray.data.slices import Arrays
+from hypha_ray.data.tables import CSV, JSON, csv_rows, json_rows, parquet_rows, texts
 from hypha_ray.errors import DataError, HyphaError
 
-PIECE_CHARACTERS = 1 << 16
-"""A longer text file is cut at line ends into documents of about this length."""
-
-_COMPRESSED = {".gz", ".bz2", ".xz"}
-_JSON = {".jsonl", ".ndjson", ".json"}
 _HUB_FILES = {".parquet", ".arrow"}
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
-def documents(options: Options) -> Iterator[str]:
-    """The texts of a source; empty ones are left out.
+def documents(options: Options, account: Account | None = None) -> Iterator[str]:
+    """The texts of a source; blank ones are left out.
+
+    Args:
+        options: the source, and what of it.
+        account: told what is read and what is left out; None: nobody wants to know.
 
     Raises:
         DataError: there is no such source, or it is damaged.
         HyphaError: the hub can't be reached, or doesn't let us have it.
 
     """
-    for text in _source(options):
-        if text:
+    account = account or Account()
+    for text in _source(options, account):
+        if not text.strip():
+            account.leave_out("documents", "blank")
+        else:
+            account.documents += 1
             # JSON can spell half of a surrogate pair, which isn't text.
             yield text if text.isascii() else text.encode("utf-8", "replace").decode()
 
@@ -54,20 +65,20 @@ def digits() -> Arrays:
     return {"images": images, "labels": bunch.target.astype(np.int64)}
 
 
-def _source(options: Options) -> Iterable[str]:
+def _source(options: Options, account: Account) -> Iterable[str]:
     source = options.source
     if source == "stdlib":
-        return _standard_library()
+        return _standard_library(account)
     path = Path(source).expanduser()
     if path.is_dir():
-        return _folder(path, options)
+        return _folder(path, options, account)
     if path.exists():
-        return _file(path, options)
+        return _file(path, options, account, alone=True)
     if set(source) & set("*?["):
-        return (text for file in _matches(path) for text in _file(file, options))
-    if path.suffix in _JSON | _HUB_FILES | _COMPRESSED | {".txt"} or not _HUB_NAME.fullmatch(source):
+        return _files(_matches(path), Path(), options, account)
+    if kind_of(path) in JSON | CSV | _HUB_FILES | {".txt"} or not _HUB_NAME.fullmatch(source):
         raise DataError("DATA030", f"there is no file or folder {source}", fix=_near(path))
-    return _hub(source, options)
+    return _hub(source, options, account)
 
 
 def _matches(pattern: Path) -> list[Path]:
@@ -81,87 +92,89 @@ def _matches(pattern: Path) -> list[Path]:
     return files
 
 
-def _standard_library() -> Iterator[str]:
+def _standard_library(account: Account) -> Iterator[str]:
     """Each module of the running interpreter's library is a document; some test modules are no UTF-8 on purpose."""
     root = Path(sysconfig.get_path("stdlib"))
     files = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
-    for file in files:
-        if not {"site-packages", "dist-packages"} & set(Path(file).parts):
-            try:
-                yield (root / file).read_text(encoding="utf-8")
-            except UnicodeDecodeError:
-                continue
+    modules = [root / file for file in files if not {"site-packages", "dist-packages"} & set(Path(file).parts)]
+    for path in texts_among(modules, root, account):
+        account.files += 1
+        yield path.read_text(encoding="utf-8")
 
 
-def _folder(folder: Path, options: Options) -> Iterable[str]:
-    """A dataset in the layout of the hub, or loose files: hidden and binary ones are left out."""
-    saved = any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and not _hidden(path.relative_to(folder)))
-    if saved or any(path.suffix in _HUB_FILES for path in files):
-        return _hub(str(folder), options, saved)
-    texts = [path for path in files if path.suffix in _COMPRESSED or not _binary(path)]
-    if not texts:
-        raise DataError("DATA030", f"{folder} holds no text, JSONL or Parquet files", fix="name another --source")
-    return (text for path in texts for text in _file(path, options))
+def _folder(folder: Path, options: Options, account: Account) -> Iterable[str]:
+    """A saved dataset, Parquet files in the layout of the hub, or loose files."""
+    if any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
+        return _hub(str(folder), options, account, saved=True)
+    files = walk(folder, account)
+    if any(path.suffix in _HUB_FILES for path in files):
+        layout = _layout(folder, options)
+        if all(path.suffix in _HUB_FILES for named in layout.values() for path in named):
+            _choose(layout, files, folder, options.split, account)
+            return _hub(str(folder), options, account)
+    return _files(files, folder, options, account)
 
 
-def _file(path: Path, options: Options) -> Iterator[str]:
-    kind = path.with_suffix("").suffix if path.suffix in _COMPRESSED else path.suffix
+def _files(files: Sequence[Path], folder: Path, options: Options, account: Account) -> Iterator[str]:
+    """Loose files, each by its kind."""
+    before = account.files
+    for path in texts_among(files, folder, account):
+        yield from _file(path, options, account, alone=len(files) == 1)
+    if account.files == before:
+        raise DataError(
+            "DATA030", f"{options.source} holds no texts or tables", account.left_out, fix="name another --source"
+        )
+
+
+def _file(path: Path, options: Options, account: Account, alone: bool) -> Iterator[str]:
+    kind, column = kind_of(path), options.text_column
+    account.files += 1
     try:
         if kind == ".parquet":
-            yield from _parquet(path, options.text_column)
+            yield from texts(parquet_rows(path, column, account), column, account)
             return
-        with fsspec.open(str(path), "rt", encoding="utf-8-sig", compression="infer") as file:
-            yield from _json_lines(file, path, options.text_column) if kind in _JSON else _pieces(file)
+        with opened(path, "rt", encoding="utf-8-sig", newline="" if kind in CSV else None) as file:
+            if kind in JSON:
+                yield from texts(json_rows(file, path), column, account)
+            elif kind in CSV:
+                yield from texts(csv_rows(file, path, column, account), column, account)
+            else:
+                yield from pieces(file, lone_piece_characters(path) if alone else PIECE_CHARACTERS)
     except UnicodeDecodeError as error:
-        fix = "convert it, or name the files to read by a pattern such as 'DIR/**/*.txt'"
+        fix = "convert it, or name a folder or pattern of files: those that aren't text are left out"
         raise DataError("DATA031", f"{path} isn't UTF-8 text", error.reason, "UTF-8", fix) from None
-    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+    except UNREADABLE as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise DataError("DATA031", f"{path} can't be read", reason, fix="copy it afresh") from None
 
 
-def _pieces(file: Any) -> Iterator[str]:
-    while lines := file.readlines(PIECE_CHARACTERS):
-        yield "".join(lines)
+def _layout(folder: Path, options: Options) -> dict[str, set[Path]]:
+    """The splits that `datasets` sees in a folder, and the files of each."""
+    with _explained(str(folder)):
+        import datasets
+
+        builder = datasets.load_dataset_builder(str(folder), options.subset, revision=options.revision)
+        found = builder.config.data_files or {}
+        return {split: {Path(file).resolve() for file in named} for split, named in found.items()}
 
 
-def _json_lines(file: Iterable[str], path: Path, column: str) -> Iterator[str]:
-    for number, line in enumerate(file, 1):
-        if line.strip():
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                fix = "write one object a line, without line breaks inside"
-                raise DataError("DATA031", f"{path}, line {number}: no JSON", str(error), "an object", fix) from None
-            if not isinstance(record, dict):
-                raise DataError("DATA031", f"{path}, line {number}: no JSON object", type(record).__name__, "an object")
-            yield _text(record, column, f"{path}, line {number}")
+def _choose(layout: dict[str, set[Path]], files: Iterable[Path], folder: Path, split: str, account: Account) -> None:
+    """Put the files into the account that aren't of the split which is read."""
+    for path in files:
+        of = [name for name, named in layout.items() if path.resolve() in named]
+        if split in of:
+            account.files += 1
+        else:
+            reason = f"of split {of[0]}" if of else "beside Parquet; a pattern such as 'DIR/**/*.txt' reads them"
+            account.leave_out("files", reason, name=path.relative_to(folder).as_posix())
 
 
-def _parquet(path: Path, column: str) -> Iterator[str]:
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        with parquet.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            if column not in names:
-                raise _no_column(str(path), column, names)
-            for batch in file.iter_batches(columns=[column], batch_size=1024):
-                yield from (_text(record, column, str(path)) for record in batch.to_pylist())
-    except pyarrow.ArrowInvalid as error:
-        raise DataError("DATA031", f"{path} is no Parquet file", str(error), fix="copy it afresh") from None
-
-
-def _hub(name: str, options: Options, saved: bool = False) -> Iterator[str]:
+def _hub(name: str, options: Options, account: Account, saved: bool = False) -> Iterator[str]:
     """A Hugging Face dataset by name, or a local folder in that form; the hub's is streamed, not downloaded."""
-    import datasets
+    with _explained(name):
+        import datasets
 
-    from hypha_ray.data.hub import explain
-
-    datasets.disable_progress_bars()
-    try:
+        datasets.disable_progress_bars()
         if saved:
             loaded = datasets.load_from_disk(name)
             rows = loaded[options.split] if isinstance(loaded, datasets.DatasetDict) else loaded
@@ -169,40 +182,20 @@ def _hub(name: str, options: Options, saved: bool = False) -> Iterator[str]:
             rows = datasets.load_dataset(
                 name, options.subset, split=options.split, revision=options.revision, streaming=True
             )
-        for row in rows:
-            yield _text(row, options.text_column, f"dataset {name!r}")
+        yield from texts(((f"dataset {readable(name)!r}", row) for row in rows), options.text_column, account)
+
+
+@contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """Errors of the `datasets` library as ours."""
+    try:
+        yield
     except (HyphaError, GeneratorExit):
         raise
     except Exception as error:
+        from hypha_ray.data.hub import explain
+
         raise explain(error, name, _near(Path(name), "stdlib", "digits")) from error
-
-
-def _text(record: dict[str, Any], column: str, where: str) -> str:
-    """The text of a record; a null is an empty one."""
-    if column not in record:
-        raise _no_column(where, column, list(record))
-    text = record[column]
-    if text is not None and not isinstance(text, str):
-        raise DataError("DATA031", f"{where}: column {column!r} isn't text", type(text).__name__, "text")
-    return text or ""
-
-
-def _no_column(where: str, column: str, names: list[str]) -> DataError:
-    found = ", ".join(sorted(names)) or "no columns"
-    return DataError("DATA032", f"{where} has no column {column!r}", found, fix="name one with --text-column")
-
-
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
-
-
-def _binary(path: Path) -> bool:
-    """Git's rule: a zero byte early in the file. What can't be opened is left for the reader to complain about."""
-    try:
-        with path.open("rb") as file:
-            return b"\0" in file.read(8192)
-    except OSError:
-        return False
 
 
 def _near(path: Path, *others: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
+from hypha_ray.data.account import readable
 from hypha_ray.data.manifest import Manifest, TensorInfo
 from hypha_ray.data.slices import describe, merge, parse, read_file
 from hypha_ray.types import SliceInfo
@@ -39,7 +40,7 @@ def index(folder: Path, files: Iterable[Path]) -> Manifest:
         tensors = merge(tensors or found, found, where)
         split = "validation" if file in held_out else "train"
         slices.append(SliceInfo(number, file.name, hashlib.sha256(data).hexdigest(), samples, split))
-    name = folder.resolve().name
+    name = readable(folder.resolve().name)
     manifest = Manifest(name=name, modality=_modality(tensors), slices=tuple(slices), tensors=tensors)
     with contextlib.suppress(OSError):
         manifest.save(folder)

@@ -19,6 +19,7 @@ import numpy as np
 import pydantic_core
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from hypha_ray.data.account import Origin
 from hypha_ray.errors import DataError
 from hypha_ray.types import SliceInfo
 
@@ -73,6 +74,8 @@ class Manifest(BaseModel):
     slices: tuple[SliceInfo, ...]
     tensors: tuple[TensorInfo, ...]
     preprocessor: PreprocessorInfo | None = None
+    origin: Origin | None = None
+    """Account of what the slices were made of; None if they weren't made of texts."""
 
     def of(self, split: str) -> tuple[SliceInfo, ...]:
         """Slices of a split."""

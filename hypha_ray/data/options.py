@@ -14,7 +14,7 @@ class Options:
     """Turns a corpus into slices of packed sequences or images, with a manifest."""
 
     source: str
-    """stdlib, digits, a text, JSONL or Parquet file, a folder or pattern of them, or a Hugging Face dataset"""
+    """stdlib, digits, a file of text, CSV, JSON or Parquet, a folder or pattern of them, or a Hugging Face dataset"""
     out: Path
     """folder to make; its name is the dataset's"""
     tokenizer: str = "byte"
@@ -36,7 +36,7 @@ class Options:
     max_samples: int | None = None
     """write no more training samples than this"""
     text_column: str = "text"
-    """column of JSONL, Parquet and Hugging Face datasets that has the text"""
+    """column of tables and Hugging Face datasets that has the text; of CSV files default: the only one with text"""
     subset: str | None = None
     """configuration of a Hugging Face dataset, such as wikitext-103-raw-v1"""
     split: str = "train"

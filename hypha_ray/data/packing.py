@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -40,29 +41,108 @@ def shuffle(documents: Iterable[str], generator: np.random.Generator, size: int)
     yield from buffer
 
 
+SMALL = 0.025
+"""Documents up to this part of the window are held out before larger ones; no more than it is cut off by the limit."""
+CUT = 0.05
+"""Most that may be cut off a larger document, as a part of the window."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A validation split.
+
+    `sequences` are ``[N, seq_len]``, `digests` those of its documents, by which repetitions are known. `cut_tokens` are
+    left over behind the last sequence. `why_none` says why there is no sequence, if there is none.
+    """
+
+    sequences: Tokens
+    digests: frozenset[bytes] = frozenset()
+    documents: int = 0
+    cut_tokens: int = 0
+    why_none: str = ""
+
+
 def hold_out(
     window: list[str], encode: Callable[[list[str]], Tokens], seq_len: int, fraction: float, limit: int
-) -> tuple[Tokens, frozenset[bytes]]:
-    """Take documents off the end of `window` for validation.
+) -> Held:
+    """Take documents off `window` for validation: each with its repetitions, from the end.
 
-    They are as many as make up `fraction` of its characters or `limit` sequences, whichever comes first; enough for one
-    sequence if that is possible at all. One document is always left.
-
-    Returns:
-        Sequences ``[N, seq_len]``, and the digests of the documents, by which repetitions of them are known.
-
+    They make up `fraction` of the window or `limit` sequences, whichever comes first; enough for one sequence if that
+    is possible at all. A document that is large beside the others is taken only if there is no other way, and if the
+    limit doesn't cut much off: it would be lost to both splits. One document and one training sequence are left.
     """
-    quota = fraction * sum(map(len, window)) if limit else 0.0
+    groups, total = _groups(window), sum(len(text.encode()) for text in window)
+    none = Held(np.empty((0, seq_len), np.int32))
+    if not (fraction and limit and groups):
+        return none
+    small = sum(group.size for group in groups if group.size <= SMALL * total)
+    taken: list[_Group] = []
     parts: list[Tokens] = []
-    digests: set[bytes] = set()
-    characters = tokens = 0
-    while quota and len(window) > 1 and tokens < limit * seq_len and (characters < quota or tokens < seq_len):
-        document = window.pop()
-        parts.append(encode([document]))
-        digests.add(digest(document))
-        characters, tokens = characters + len(document), tokens + len(parts[-1])
-    sequences = next(pack(parts, seq_len, max(limit, 1)), np.empty((0, seq_len), np.int32))
-    return sequences, frozenset(digests)
+    size = tokens = 0
+    too_large = False
+    for group in sorted(groups, key=lambda group: group.rank(total, fraction)):
+        large = group.size > SMALL * total
+        quota = fraction * (total if large else small)
+        if len(taken) + 1 == len(groups) or tokens >= limit * seq_len or (size >= quota and tokens >= seq_len):
+            break
+        if large and tokens >= seq_len and size + group.size > quota:
+            continue
+        ids = encode([window[place] for place in group.places])
+        beyond = tokens + len(ids) - limit * seq_len
+        if large and beyond * group.size > CUT * total * len(ids):
+            too_large = True
+            continue
+        taken, parts = [*taken, group], [*parts, ids]
+        size, tokens = size + group.size, tokens + len(ids)
+    places = {place for group in taken for place in group.places}
+    rest = [text for place, text in enumerate(window) if place not in places]
+    if tokens < seq_len or not _enough(rest, encode, seq_len):
+        return replace(none, why_none=_why_none(len(groups), limit if too_large else None))
+    window[:] = rest
+    sequences = next(pack(parts, seq_len, limit))
+    digests = frozenset(group.digest for group in taken)
+    return Held(sequences, digests, len(places), tokens - sequences.size)
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A document with its repetitions: where in the window they are, the last one first, and the bytes of all."""
+
+    digest: bytes
+    places: tuple[int, ...]
+    size: int
+
+    def rank(self, total: int, fraction: float) -> tuple[int, int]:
+        """Order in which documents are asked: small ones and those that fit as they come, then larger and larger."""
+        if self.size <= SMALL * total:
+            return 0, -self.places[0]
+        return (1, -self.places[0]) if self.size <= fraction * total else (2, self.size)
+
+
+def _groups(window: list[str]) -> list[_Group]:
+    places: dict[bytes, list[int]] = {}
+    for place in reversed(range(len(window))):
+        places.setdefault(digest(window[place]), []).append(place)
+    return [_Group(key, tuple(at), len(at) * len(window[at[0]].encode())) for key, at in places.items()]
+
+
+def _enough(documents: Iterable[str], encode: Callable[[list[str]], Tokens], seq_len: int) -> bool:
+    """Whether documents make up a sequence; no more are encoded than that takes."""
+    tokens = 0
+    for document in documents:
+        tokens += len(encode([document]))
+        if tokens >= seq_len:
+            return True
+    return False
+
+
+def _why_none(documents: int, limit: int | None) -> str:
+    """The reason why nothing is held out; `limit` is None unless documents were too large for it."""
+    if documents == 1:
+        return "there is a single document, and none is split"
+    if limit is None:
+        return "there is too little for a sample of validation beside one of training"
+    return f"a whole document would be held out for {limit} samples of it; raise --validation-samples to allow that"
 
 
 def digest(document: str) -> bytes:

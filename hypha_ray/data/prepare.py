@@ -17,10 +17,11 @@ from typing import TypeAlias
 import numpy as np
 
 from hypha_ray.data import corpora
+from hypha_ray.data.account import Account, readable
 from hypha_ray.data.encoders import Encoder, Tokens, load_encoder
 from hypha_ray.data.manifest import Manifest, PreprocessorInfo, TensorInfo
 from hypha_ray.data.options import Options
-from hypha_ray.data.packing import batches, digest, hold_out, pack, shuffle
+from hypha_ray.data.packing import Held, batches, digest, hold_out, pack, shuffle
 from hypha_ray.data.slices import Arrays, describe, merge, write_slice
 from hypha_ray.data.staging import staged
 from hypha_ray.errors import ConfigError, DataError
@@ -48,19 +49,18 @@ def prepare(options: Options, report: Report) -> Manifest:
     """
     options.check()
     out = options.out.expanduser()
+    account = Account()
     with staged(out, options.overwrite) as folder:
         writer = _Writer(folder, options.samples_per_slice, report)
         images = options.source == "digits"
-        preprocessor = _write_digits(options, writer) if images else _write_text(options, writer, report)
-        if not any(info.split == "train" for info in writer.slices):
-            fix = "give more documents, or a smaller --seq-len"
-            raise DataError("DATA033", f"{options.source} is too small for one training sample", fix=fix)
+        preprocessor = _write_digits(options, writer) if images else _write_text(options, writer, report, account)
         manifest = Manifest(
-            name=out.resolve().name,
+            name=readable(out.resolve().name),
             modality="vision" if images else "language",
             slices=tuple(writer.slices),
             tensors=writer.tensors,
             preprocessor=preprocessor,
+            origin=None if images else account.origin(),
         )
         manifest.save(folder)
     return manifest
@@ -87,42 +87,80 @@ class _Writer:
             self._report("samples", info.samples)
 
 
-def _write_text(options: Options, writer: _Writer, report: Report) -> PreprocessorInfo:
+def _write_text(options: Options, writer: _Writer, report: Report, account: Account) -> PreprocessorInfo:
     encoder = load_encoder(options.tokenizer, options.tokenizer_revision)
     generator = np.random.default_rng(options.seed)
-    source = itertools.islice(corpora.documents(options), options.max_documents)
+    source = itertools.islice(corpora.documents(options, account), options.max_documents)
     window = next(batches(source, WINDOW_CHARACTERS), [])
     generator.shuffle(window)
     limit, fraction = options.validation_samples, options.validation_fraction
-    validation, held = hold_out(window, encoder.encode, options.seq_len, fraction, limit)
-    if fraction and limit and not len(validation):
-        fix = "give more documents, a smaller --seq-len, or --validation-fraction 0"
-        raise DataError("DATA033", f"{options.source} is too small to hold a validation sample out", fix=fix)
+    held = hold_out(window, encoder.encode, options.seq_len, fraction, limit)
+    account.leave_out("tokens", "left over of validation documents", held.cut_tokens)
     rest = shuffle(itertools.chain(window, source), generator, WINDOW_CHARACTERS)
-    training = (document for document in rest if not held or digest(document) not in held)
-    for sequences in _sequences(training, encoder, options, report):
+    tokens = _encoded(_unheld(rest, held, encoder, account), encoder, report)
+    for sequences in _sequences(tokens, options, account):
         writer.add(_language(sequences[generator.permutation(len(sequences))]), "train")
-    if len(validation):
-        writer.add(_language(validation), "validation")
+    if not writer.slices:
+        raise _too_small(options, account)
+    if len(held.sequences):
+        writer.add(_language(held.sequences), "validation")
+    elif held.why_none:
+        account.note(f"no validation samples: {held.why_none}")
     return encoder.save(writer.folder)
 
 
-def _sequences(documents: Iterable[str], encoder: Encoder, options: Options, report: Report) -> Iterator[Tokens]:
+def _unheld(documents: Iterable[str], held: Held, encoder: Encoder, account: Account) -> Iterator[str]:
+    """Documents but for repetitions of those that are held out."""
+    for document in documents:
+        if held.digests and digest(document) in held.digests:
+            account.leave_out("documents", "repetitions of validation documents")
+            account.leave_out("tokens", "of these repetitions", len(encoder.encode([document])))
+        else:
+            yield document
+
+
+def _sequences(tokens: Iterable[Tokens], options: Options, account: Account) -> Iterator[Tokens]:
     """Blocks of whole slices of training sequences, up to the number asked for."""
-    tokens = _encoded(documents, encoder, report)
     slices = max(1, BLOCK_TOKENS // (options.seq_len * options.samples_per_slice))
     left = options.max_samples
-    for block in pack(tokens, options.seq_len, slices * options.samples_per_slice):
+    counted = _Counted(tokens)
+    packed = 0
+    for block in pack(counted, options.seq_len, slices * options.samples_per_slice):
         yield block[:left]
+        packed += block.size
         left = None if left is None else left - len(block)
         if left is not None and left <= 0:
+            account.note(f"the source isn't used up: --max-samples {options.max_samples} is reached")
             return
+    account.leave_out("tokens", "at the end, less than a sample", counted.tokens - packed)
+
+
+class _Counted:
+    """Passes tokens on, and counts them."""
+
+    def __init__(self, parts: Iterable[Tokens]) -> None:
+        self.tokens = 0
+        self._parts = parts
+
+    def __iter__(self) -> Iterator[Tokens]:
+        for part in self._parts:
+            self.tokens += len(part)
+            yield part
 
 
 def _encoded(documents: Iterable[str], encoder: Encoder, report: Report) -> Iterator[Tokens]:
     for group in batches(documents, BATCH_CHARACTERS):
         yield encoder.encode(group)
         report("documents", len(group))
+
+
+def _too_small(options: Options, account: Account) -> DataError:
+    if not account.documents:
+        what, fix = f"there is no text in {options.source}", "name another --source, or another --text-column"
+        return DataError("DATA033", what, account.left_out or "an empty source", "text", fix)
+    what = f"{options.source} is too small for one training sample"
+    fix = "give more documents, or a smaller --seq-len"
+    return DataError("DATA033", what, account.left_out, f"{options.seq_len} tokens or more", fix)
 
 
 def _language(sequences: Tokens) -> Arrays:

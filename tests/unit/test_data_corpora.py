@@ -6,6 +6,7 @@ import bz2
 import gzip
 import json
 import lzma
+import os
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,9 @@ import pytest
 from huggingface_hub import constants
 from pyarrow import parquet
 
-from hypha_ray.data.corpora import PIECE_CHARACTERS, digits, documents
+from hypha_ray.data.account import Account
+from hypha_ray.data.corpora import digits, documents
+from hypha_ray.data.files import PIECE_CHARACTERS
 from hypha_ray.data.options import Options
 from hypha_ray.errors import DataError, HubError
 
@@ -204,3 +207,211 @@ def test_digits_are_images_from_zero_to_one_with_their_labels() -> None:
     assert (images.shape, images.dtype) == ((1797, 1, 8, 8), np.float32)
     assert (images.min(), images.max()) == (0.0, 1.0)
     assert (labels.dtype, sorted(set(labels.tolist()))) == (np.int64, list(range(10)))
+
+
+# ── CSV and TSV ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+ROWS_OF_CSV: list[tuple[str, str, bytes, list[str]]] = [
+    ("plain", "a.csv", b"label,text\n1,one\n0,two\n", ["one", "two"]),
+    ("upper case", "A.CSV", b"label,text\n1,one\n", ["one"]),
+    ("quoted", "a.csv", b'text,n\n"one, ""two""",1\n"a\nb\n",2\n', ['one, "two"', "a\nb\n"]),
+    ("quoted head", "a.csv", b'"text","a,b"\none,1\n', ["one"]),
+    ("byte order mark", "a.csv", b"\xef\xbb\xbftext,n\none,1\n", ["one"]),
+    ("semicolons", "a.csv", b"n;text\n1;one, two\n", ["one, two"]),
+    ("tabs", "a.tsv", b"n\ttext\n1\tone, two; three\n", ["one, two; three"]),
+    ("tabs in a CSV", "a.csv", b"n\ttext\n1\tone\n", ["one"]),
+    ("line ends of Windows", "a.csv", b"n,text\r\n1,one\r\n2,two\r\n", ["one", "two"]),
+    ("compressed", "a.csv.gz", gzip.compress(b"n,text\n1,one\n"), ["one"]),
+    ("the only text", "a.csv", b"id,score,body\n1,0.5,one\n2,,two\n", ["one", "two"]),
+    ("one column", "a.csv", b"body\none\ntwo\n", ["one", "two"]),
+    ("blank lines", "a.csv", b"n,text\n\n1,one\n\n", ["one"]),
+    ("long field", "a.csv", b"text\n" + b"a" * 300_000 + b"\n", ["a" * 300_000]),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "expected"), [case[1:] for case in ROWS_OF_CSV], ids=[case[0] for case in ROWS_OF_CSV]
+)
+def test_csv_is_read_as_a_table(tmp_path: Path, name: str, data: bytes, expected: list[str]) -> None:
+    (tmp_path / name).write_bytes(data)
+    assert read(tmp_path / name) == expected
+    assert read(tmp_path) == expected
+
+
+BAD_CSV: list[tuple[str, bytes, str]] = [
+    (
+        "two texts",
+        b"title,body,n\na,b,1\n",
+        r"DATA032.*a\.csv has no column 'text' — got body, n, title.*--text-column",
+    ),
+    ("no text", b"a,b\n1,2\n", r"DATA032.*no column 'text'"),
+    ("open quote", b'text,n\none,1\n"two,2\nthree,3\n', r"DATA031.*line \d: no CSV"),
+    ("text behind a quote", b'text,n\n"one" two,1\n', r"DATA031.*line 2: no CSV"),
+    ("twice", b"text,text\na,b\n", r"DATA032.*two columns of one name"),
+    ("latin-1", "text\né\n".encode("latin-1"), r"DATA031.*isn't UTF-8"),
+]
+
+
+@pytest.mark.parametrize(("data", "words"), [case[1:] for case in BAD_CSV], ids=[case[0] for case in BAD_CSV])
+def test_csv_that_is_not_clear_is_refused(tmp_path: Path, data: bytes, words: str) -> None:
+    (tmp_path / "a.csv").write_bytes(data)
+    with pytest.raises(DataError, match=words):
+        read(tmp_path / "a.csv")
+
+
+def test_csv_gives_the_column_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("title,body\na,b\n")
+    assert read(tmp_path / "a.csv", text_column="body") == ["b"]
+    with pytest.raises(DataError, match=r"DATA032.*'bdy'"):
+        read(tmp_path / "a.csv", text_column="bdy")
+
+
+# ── JSON ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"text": "one"}\n{"text": "two"}\n',
+        '\n[{"text": "one"}, {"text": "two"}]',
+        '[\n  {"text": "one"},\n  {"text": "two"}\n]\n',
+    ],
+)
+def test_json_file_may_be_lines_or_a_list(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.json").write_text(text)
+    (tmp_path / "b.json.gz").write_bytes(gzip.compress(text.encode()))
+    assert read(tmp_path / "a.json") == read(tmp_path / "b.json.gz") == ["one", "two"]
+
+
+def test_json_file_may_be_one_object_over_several_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{\n "text": "one"\n}\n')
+    assert read(tmp_path / "a.json") == ["one"]
+
+
+# ── what is left out ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def account_of(source: Path | str, **options: Any) -> tuple[list[str], Account]:
+    account = Account()
+    return list(documents(Options(str(source), Path("out"), **options), account)), account
+
+
+def omissions(account: Account) -> set[tuple[str, str, int, tuple[str, ...]]]:
+    return {(each.what, each.reason, each.count, each.names) for each in account.origin().omissions}
+
+
+def test_files_of_a_folder_that_are_left_out_are_named_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "notes.unknown").write_text("two")
+    (tmp_path / "image.png").write_bytes(b"\x89PNG\0\0\0")
+    (tmp_path / "old.txt").write_bytes(b"a" * (3 << 20) + "é".encode("latin-1"))
+    (tmp_path / "half.txt.gz").write_bytes(gzip.compress(b"one" * 1000)[:-9])
+    (tmp_path / "nothing.md").write_bytes(b"")
+    (tmp_path / ".hidden").write_text("three")
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "gone.txt").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "link").symlink_to(tmp_path.parent)
+    found, account = account_of(tmp_path)
+    assert found == ["one", "two"]
+    assert (account.files, account.documents) == (2, 2)
+    assert omissions(account) == {
+        ("files", "binary", 1, ("image.png",)),
+        ("files", "not UTF-8", 1, ("old.txt",)),
+        ("files", "can't be read, damaged", 1, ("half.txt.gz",)),
+        ("files", "empty", 1, ("nothing.md",)),
+        ("files", "hidden", 1, (".hidden",)),
+        ("files", "no regular files", 1, ("gone.txt",)),
+        ("folders", "hidden", 1, (".git",)),
+        ("folders", "links, which aren't followed", 1, ("link",)),
+    }
+
+
+def test_pattern_leaves_files_out_that_are_no_text_and_names_them(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "b.txt").write_bytes(b"\xff")
+    found, account = account_of(f"{tmp_path}/*.txt")
+    assert (found, omissions(account)) == (["one"], {("files", "not UTF-8", 1, (f"{tmp_path}/b.txt",))})
+
+
+def test_many_files_that_are_left_out_are_counted_and_a_few_named(tmp_path: Path) -> None:
+    for number in range(9):
+        (tmp_path / f"{number}.png").write_bytes(b"\0")
+    (tmp_path / "a.txt").write_text("one")
+    _, account = account_of(tmp_path)
+    assert [str(each) for each in account.origin().omissions] == [
+        "        9 files: binary (0.png, 1.png, 2.png, 3.png, 4.png, …)"
+    ]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet"])
+def test_rows_without_text_and_columns_beside_it_are_counted(tmp_path: Path, kind: str) -> None:
+    rows: list[dict[str, Any]] = [{"text": text, "label": 1} for text in ("one", "", None, "  ", "two")]
+    file = tmp_path / f"a.{kind}"
+    if kind == "parquet":
+        parquet.write_table(pyarrow.Table.from_pylist(rows), file)
+    elif kind == "csv":
+        file.write_text("text,label\n" + "".join(f"{row['text'] or ''},1\n" for row in rows))
+    else:
+        lines = [json.dumps(row) for row in rows]
+        file.write_text("\n".join(lines) if kind == "jsonl" else f"[{', '.join(lines)}]")
+    found, account = account_of(file)
+    assert found == ["one", "two"]
+    assert omissions(account) == {
+        ("rows", "without text", 3, ()),
+        ("columns", "not used; only the text is", 1, ("label",)),
+    }
+
+
+def test_rows_whose_text_is_something_else_are_counted(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": 7}\n{"txt": "two"}\n{"text": ["three"]}\n')
+    found, account = account_of(tmp_path / "a.jsonl")
+    assert found == ["one"]
+    assert {key[:3] for key in omissions(account)} == {
+        ("rows", "text isn't text", 2),
+        ("rows", "without text", 1),
+        ("columns", "not used; only the text is", 1),
+    }
+
+
+def test_csv_rows_that_do_not_fit_are_counted_and_named(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("n,text\n1,one\n2,two, three\n3\n")
+    found, account = account_of(tmp_path / "a.csv")
+    assert found == ["one"]
+    names = ("a.csv, line 3", "a.csv, line 4")
+    assert omissions(account) >= {("rows", "more or fewer fields than columns", 2, names)}
+
+
+def test_csv_whose_text_has_another_name_says_which(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("n,body\n1,one\n")
+    _, account = account_of(tmp_path / "a.csv")
+    assert account.origin().notes == ("the text of a.csv is its column 'body', the only one with text",)
+
+
+def test_files_beside_parquet_and_of_other_splits_are_named(tmp_path: Path) -> None:
+    parquet_file(tmp_path / "train.parquet", ["one"])
+    parquet_file(tmp_path / "more-train.parquet", ["two"])
+    parquet_file(tmp_path / "test.parquet", ["three"])
+    json_lines(tmp_path / "extra.jsonl", ["four"])
+    (tmp_path / "notes.txt").write_text("five")
+    found, account = account_of(tmp_path)
+    assert sorted(found) == ["one", "two"]
+    beside = "beside Parquet; a pattern such as 'DIR/**/*.txt' reads them"
+    assert omissions(account) >= {
+        ("files", "of split test", 1, ("test.parquet",)),
+        ("files", beside, 2, ("extra.jsonl", "notes.txt")),
+    }
+
+
+def test_folder_of_text_with_a_little_parquet_gives_all(tmp_path: Path) -> None:
+    parquet_file(tmp_path / "a.parquet", ["one"])
+    for name in ("b", "c", "d"):
+        json_lines(tmp_path / f"{name}.jsonl", [name])
+    found, account = account_of(tmp_path)
+    assert (found, account.files) == (["one", "b", "c", "d"], 4)
+
+
+def test_names_that_are_no_utf8_are_read_and_shown(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"a\xff.txt")).write_text("one")
+    (tmp_path / os.fsdecode(b"b\xff\n.png")).write_bytes(b"\0")
+    found, account = account_of(tmp_path)
+    assert (found, omissions(account)) == (["one"], {("files", "binary", 1, ("b??.png",))})

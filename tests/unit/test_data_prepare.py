@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 import resource
 import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -196,13 +200,70 @@ def test_hold_out_takes_a_fraction_up_to_a_limit(
     documents: int, fraction: float, limit: int, samples: int, left: int
 ) -> None:
     window = [f"{number:019d}" for number in range(documents)]
-    sequences, digests = hold_out(window, encoded, 10, fraction, limit)
-    assert (sequences.shape, len(window), len(digests)) == ((samples, 10), left, documents - left)
+    held = hold_out(window, encoded, 10, fraction, limit)
+    assert (held.sequences.shape, len(window), len(held.digests)) == ((samples, 10), left, documents - left)
 
 
 def test_hold_out_of_short_documents_goes_on_to_a_whole_sequence() -> None:
-    sequences, digests = hold_out([str(number) for number in range(10)], encoded, 10, 0.01, 99)
-    assert (len(sequences), len(digests)) == (1, 5)
+    held = hold_out([str(number) for number in range(10)], encoded, 10, 0.01, 99)
+    assert (len(held.sequences), len(held.digests)) == (1, 5)
+
+
+SHAPES = st.one_of(
+    st.lists(st.integers(1, 60), min_size=40, max_size=120),  # all alike
+    st.tuples(st.integers(1000, 20_000), st.lists(st.integers(1, 60), min_size=0, max_size=60)).map(
+        lambda shape: [shape[0], *shape[1]]  # one giant among dwarves
+    ),
+    st.lists(st.integers(300, 5000), min_size=1, max_size=12),  # few and large
+    st.lists(st.sampled_from([3, 30, 300, 3000]), min_size=1, max_size=30),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(SHAPES, st.sampled_from([4, 10, 32]), st.floats(0.01, 0.5), st.integers(1, 300), st.integers(0, 9))
+def test_hold_out_loses_little_whatever_the_sizes_of_documents(
+    sizes: list[int], seq_len: int, fraction: float, limit: int, seed: int
+) -> None:
+    texts = [f"{number:x}" + "." * size for number, size in enumerate(sizes)]
+    np.random.default_rng(seed).shuffle(texts)
+    window, total = list(texts), len(encoded(texts))
+    held = hold_out(window, encoded, seq_len, fraction, limit)
+    gone = [text for text in texts if text not in window]
+    assert held.sequences.size + held.cut_tokens == len(encoded(gone)) and len(held.sequences) <= limit
+    assert held.documents == len(held.digests) == len(gone)
+    assert held.cut_tokens <= 0.06 * total + seq_len  # less than one sequence is no sample
+    assert bool(held.why_none) == (not len(held.sequences))
+    trained = len(encoded(window)) // seq_len * seq_len
+    assert trained + held.sequences.size > 0.9 * total - 2 * seq_len
+
+
+def test_hold_out_takes_none_of_the_training_samples_of_one_huge_document() -> None:
+    window = ["." * 100_000, *(f"{number:049d}" for number in range(200))]
+    held = hold_out(window, encoded, 10, 0.1, 999)
+    assert (len(held.sequences), len(held.digests), len(window)) == (100, 20, 181)
+    assert "." * 100_000 in window
+
+
+def test_hold_out_takes_repetitions_together_and_loses_none() -> None:
+    window = [f"{number % 100:019d}" for number in range(1000)]
+    held = hold_out(window, encoded, 10, 0.05, 999)
+    assert (len(held.sequences), len(held.digests), held.documents, len(window)) == (100, 5, 50, 950)
+
+
+@pytest.mark.parametrize(
+    ("documents", "limit", "words"),
+    [
+        (["." * 500], 9, "a single document"),
+        (["." * 500] * 7, 9, "a single document"),
+        (["a", "b", "c"], 9, "too little"),
+        (["a" * 5000, "b" * 5000], 9, "for 9 samples.*--validation-samples"),
+    ],
+)
+def test_hold_out_of_nothing_says_why(documents: list[str], limit: int, words: str) -> None:
+    window = list(documents)
+    held = hold_out(window, encoded, 10, 0.1, limit)
+    assert (len(held.sequences), held.cut_tokens, window) == (0, 0, documents)
+    assert re.search(words, held.why_none)
 
 
 def test_prepare_twice_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -304,13 +365,93 @@ def test_digits_with_too_small_a_validation_split_are_refused(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"validation_fraction": 0.0, "seq_len": 1000}, "training sample"),
-        ({"seq_len": 1000}, "validation sample.*--validation-fraction 0"),
+        ({"validation_fraction": 0.0, "seq_len": 1000}, "training sample.*514 tokens"),
+        ({"seq_len": 1000}, "training sample.*514 tokens.*allowed 1000 tokens"),
     ],
 )
 def test_corpus_that_is_too_small_is_refused(tmp_path: Path, options: dict[str, Any], words: str) -> None:
     with pytest.raises(DataError, match=rf"DATA033.*{words}"):
         run(stories(tmp_path / "s", 2), tmp_path / "out", **options)
+
+
+def test_corpus_that_is_too_small_for_two_splits_is_trained_on_and_says_so(tmp_path: Path) -> None:
+    manifest = run(stories(tmp_path / "s", 2), tmp_path / "out", seq_len=400)
+    assert (manifest.samples("train"), manifest.samples("validation")) == (1, 0)
+    assert manifest.origin is not None
+    assert any(note.startswith("no validation samples: there is too little") for note in manifest.origin.notes)
+
+
+def left_out(manifest: Manifest) -> dict[tuple[str, str], int]:
+    assert manifest.origin is not None
+    return {(omission.what, omission.reason): omission.count for omission in manifest.origin.omissions}
+
+
+ROWS = st.lists(st.one_of(st.integers(1, 200), st.sampled_from([1000, 8000])), min_size=1, max_size=60)
+
+
+@settings(max_examples=25, deadline=None)
+@given(ROWS, st.lists(st.sampled_from(["", " ", None, 7]), max_size=3), st.integers(0, 12), st.integers(1, 40))
+def test_every_token_is_in_a_split_or_in_the_account(
+    sizes: list[int], blanks: list[Any], repeated: int, limit: int
+) -> None:
+    texts = [f"{number:x}" + "." * size for number, size in enumerate(sizes)]
+    texts += texts[:repeated]
+    with tempfile.TemporaryDirectory() as place:
+        source, out = Path(place) / "a.jsonl", Path(place) / "out"
+        source.write_text("".join(json.dumps({"text": text}) + "\n" for text in [*texts, *blanks]))
+        total = len(ByteEncoder().encode(texts))
+        if total < 32:
+            with pytest.raises(DataError, match=r"DATA033.*too small"):
+                run(source, out, validation_samples=limit)
+            return
+        manifest = run(source, out, validation_samples=limit)
+    told = left_out(manifest)
+    kept = 32 * (manifest.samples("train") + manifest.samples("validation"))
+    assert kept + sum(count for (what, _), count in told.items() if what == "tokens") == total
+    assert kept > 0.9 * total - 2 * 32
+    assert manifest.origin is not None and manifest.origin.documents == len(texts)
+    assert sum(count for (what, _), count in told.items() if what == "rows") == len(blanks)
+
+
+def test_repetitions_that_come_too_late_are_in_the_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hypha_ray.data.prepare.WINDOW_CHARACTERS", 3000)
+    lines = [json.dumps({"text": f"{number % 50:03d}" + "." * 96}) + "\n" for number in range(100)]
+    (tmp_path / "a.jsonl").write_text("".join(lines))
+    manifest = run(tmp_path / "a.jsonl", tmp_path / "out")
+    told, kept = left_out(manifest), 32 * (manifest.samples("train") + manifest.samples("validation"))
+    late = told["documents", "repetitions of validation documents"]
+    assert late > 0 and told["tokens", "of these repetitions"] == 100 * late
+    assert kept + sum(count for (what, _), count in told.items() if what == "tokens") == 100 * 100
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "there is no text.*empty"),
+        (" \n\t\n", "there is no text.*blank"),
+        ("One sentence.", "too small.*14 tokens"),
+    ],
+)
+def test_corpus_without_enough_says_the_true_reason(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "a.txt").write_text(text)
+    with pytest.raises(DataError, match=f"DATA033.*{words}"):
+        run(tmp_path / "a.txt", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_corpus_of_fewer_samples_than_asked_for_gives_a_part_of_them(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("".join(f"{number} once upon a time\n" for number in range(2000)))
+    manifest = run(tmp_path / "a.txt", tmp_path / "out", validation_samples=10**6)
+    train, validation = manifest.samples("train"), manifest.samples("validation")
+    assert 0.04 * train < validation < 0.12 * train
+
+
+def test_dataset_whose_name_is_no_utf8_is_made_and_read(tmp_path: Path) -> None:
+    out = tmp_path / os.fsdecode(b"d\xff")
+    assert run("digits", out) == load(out)
+    assert load(out).name == "d?"
+    (out / "manifest.json").unlink()
+    assert load(out).name == "d?"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,74 @@
+"""Account of a preparation: what was read, what was left out, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MOST_NAMES = 5
+"""Names that are kept of things that were left out for one reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Omission:
+    """Things that a preparation left out for one reason: files, rows, columns, documents or tokens.
+
+    `names` are the first few, where they have names.
+    """
+
+    what: str
+    reason: str
+    count: int
+    names: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        listed = ", ".join(self.names) + (", …" if len(self.names) < self.count else "")
+        what = self.what.removesuffix("s") if self.count == 1 else self.what
+        return f"{self.count:>9,} {what}: {self.reason}" + (f" ({listed})" if self.names else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a dataset's samples come from; `files` is 0 where the source has none of its own."""
+
+    files: int
+    documents: int
+    omissions: tuple[Omission, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class Account:
+    """Collects what a preparation reads and leaves out."""
+
+    def __init__(self) -> None:
+        self.files = 0
+        self.documents = 0
+        self._omissions: dict[tuple[str, str], tuple[int, tuple[str, ...]]] = {}
+        self._notes: list[str] = []
+
+    def leave_out(self, what: str, reason: str, count: int = 1, name: object = None) -> None:
+        """Note that `count` things were left out."""
+        if count:
+            before, names = self._omissions.get((what, reason), (0, ()))
+            if name is not None and len(names) < MOST_NAMES:
+                names = (*names, readable(str(name)))
+            self._omissions[what, reason] = before + count, names
+
+    def note(self, text: str) -> None:
+        """Note something else that the user has to know, once."""
+        if text not in self._notes:
+            self._notes.append(text)
+
+    @property
+    def left_out(self) -> str:
+        """What was left out, in one line; nothing if nothing was."""
+        return "; ".join(str(omission).strip() for omission in self.origin().omissions)
+
+    def origin(self) -> Origin:
+        """The whole account."""
+        found = ((*key, *counted) for key, counted in self._omissions.items())
+        return Origin(self.files, self.documents, tuple(Omission(*one) for one in found), tuple(self._notes))
+
+
+def readable(text: str) -> str:
+    """A name as text that any file can hold and any terminal shows, on one line."""
+    return "".join(character if character.isprintable() else "?" for character in text)
