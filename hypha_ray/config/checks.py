@@ -42,7 +42,7 @@ def require_complete(job: Job) -> None:
     if not job.model.repository and job.model.config is None:
         fix = "give model.repository, or [model.config] to start from random weights"
         raise ConfigError("CFG012", "the job has no model", fix=fix)
-    if job.model.config is not None and "model_type" not in job.model.config:
+    if not job.model.repository and "model_type" not in (job.model.config or {}):
         raise ConfigError("CFG012", "model.config has no model_type", fix='give one, such as model_type = "llama"')
     if not job.dataset.path and not job.dataset.name:
         fix = "give dataset.path, a folder that jobs/prepare.py made, or dataset.name"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from hypha_ray.config.names import LABELS, TOKENS
 from hypha_ray.config.schema import Job
 
 
@@ -48,9 +49,20 @@ def conflicts(job: Job) -> Iterator[Conflict]:
         yield from _of_overlap(job, replay)
     if job.sync.strategy == "async":
         yield from _of_asynchrony(job, replay)
-    if job.model.repository is not None and job.model.config is not None:
-        fix = "drop model.config to train on, or model.repository to start afresh"
-        yield Conflict("model.repository", "model.config", fix)
+    others = sorted((job.model.config or {}).keys() - LABELS - TOKENS)
+    if job.model.repository is not None and (others or job.model.config == {}):
+        fix = "drop model.config to train on, or model.repository to start afresh; labels and special tokens may stay"
+        yield Conflict("model.repository", ".".join(["model.config", *others[:1]]), fix)
+    yield from _of_labels(job)
+
+
+def _of_labels(job: Job) -> Iterator[Conflict]:
+    """Where the number of labels and their names don't agree."""
+    told = job.model.config or {}
+    for name in ("id2label", "label2id"):
+        names = told.get(name)
+        if isinstance(names, dict) and told.get("num_labels", len(names)) != len(names):
+            yield Conflict("model.config.num_labels", f"model.config.{name}", "name as many, or leave num_labels out")
 
 
 def _of_overlap(job: Job, replay: bool) -> Iterator[Conflict]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from hypha_ray.config.keys import FREE, KeyPath
 
@@ -24,6 +25,13 @@ RENAMED: dict[KeyPath, KeyPath] = GUIDE_NAMES | {
     ("resources", "worker", "memory"): ("resources", "worker", "memory_gb"),
     ("resources", "parameter_server", "memory"): ("resources", "parameter_server", "memory_gb"),
 }
+
+LABELS: Final = frozenset({"num_labels", "id2label", "label2id", "problem_type"})
+"""Keys of a model's configuration that say what it classifies into; as keys of ``[model]`` they mean the same."""
+TOKENS: Final = frozenset(
+    f"{token}_token_id" for token in ("bos", "eos", "pad", "sep", "cls", "mask", "unk", "decoder_start")
+)
+"""Keys of a model's configuration that name special tokens."""
 
 _PREPARED = "a dataset is preprocessed when it is prepared"
 _NO_STORAGE = "disk space is no resource that Ray leases"
@@ -48,4 +56,6 @@ def own(path: Sequence[str]) -> KeyPath:
     name = inside(path)
     ours = len(FREE) if name[: len(FREE)] == FREE else len(name)
     name = (*(part.replace("-", "_") for part in name[:ours]), *name[ours:])
+    if name[:1] == FREE[:1] and name[1:2] and name[1] in LABELS:
+        return (*FREE, *name[1:])
     return RENAMED.get(name, name)

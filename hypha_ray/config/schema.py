@@ -42,7 +42,9 @@ class Model(Table):
     type: str = Field("causal-lm", description="task, which chooses the Auto class; see docs/configuration.md")
     token: SecretStr | None = Field(None, description="hub token; better: the HF_TOKEN environment variable")
     config: dict[str, Any] | None = Field(
-        None, description="transformers configuration, with model_type, for random weights"
+        None,
+        description="transformers configuration, with model_type, for random weights; "
+        "beside a repository only labels of a new head, and special tokens",
     )
     trust_remote_code: bool = Field(
         False, description="run code of the repository, where the node's owner allows it too"

@@ -16,9 +16,10 @@ import torch
 from hypha_ray.config.schema import Model
 from hypha_ray.errors import CheckpointError, ConfigError
 from hypha_ray.garbage import uncollected
-from hypha_ray.model.configuration import auto_class, configuration_of, errors_as, saved_settings
+from hypha_ray.model.configuration import auto_class, configuration_of, errors_as, relabels, saved_settings
 from hypha_ray.model.hub import code_allowed
 from hypha_ray.model.tasks import TASKS, Masking, Task, find_task
+from hypha_ray.model.weights import Loaded, compare, quiet, require_fit, stored
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -41,12 +42,17 @@ class Facts:
     channels: int | None
 
 
-def build_model(model: Model, seed: int) -> PreTrainedModel:
+def build_model(model: Model, seed: int, *, whole: bool = False) -> PreTrainedModel:
     """Build the model that a job file describes, on the CPU and in training mode.
 
     A repository's weights are held in float32, whatever they were saved in: bf16 would round away most of what an outer
     step changes (mixed precision is `worker.autocast`). `[model.config]` may name another `dtype`. New weights, the
     head of a pretrained model included, depend on `seed` only; torch's global generator is left as it was.
+
+    Args:
+        model: table of the job file.
+        seed: of new weights.
+        whole: the repository must have all weights, those of the task's head too.
 
     Raises:
         ConfigError: task, repository or configuration are wrong or don't fit each other.
@@ -59,19 +65,54 @@ def build_model(model: Model, seed: int) -> PreTrainedModel:
     task = find_task(model.type)
     folder, config = configuration_of(model, task, weights=True)
     _load_class(task, config)
-    auto = auto_class(task)
     with _seeded(seed):
         if folder is None:
             with errors_as(ConfigError, "MODEL004", "no model can be built from model.config"):
-                return auto.from_config(config, trust_remote_code=False).train()
-        with errors_as(CheckpointError, "MODEL006", f"weights of {model.repository} can't be loaded"):
-            return auto.from_pretrained(
-                folder,
-                config=config,
-                dtype=torch.float32,
-                use_safetensors=True,
-                trust_remote_code=code_allowed(model.trust_remote_code),
-            ).train()
+                return auto_class(task).from_config(config, trust_remote_code=False).train()
+        return _pretrained(model, task, folder, config, whole).train()
+
+
+def _pretrained(model: Model, task: Task, folder: Path, config: PretrainedConfig, whole: bool) -> PreTrainedModel:
+    """Load a repository's weights, all that are needed and none too many."""
+    repository = str(model.repository)
+    with errors_as(CheckpointError, "MODEL006", f"weights of {repository} can't be loaded"), quiet():
+        shapes = {name: tuple(tensor.shape) for name, tensor in stored(folder, repository).items()}
+        network, info = auto_class(task).from_pretrained(
+            folder,
+            config=config,
+            dtype=torch.float32,
+            use_safetensors=True,
+            trust_remote_code=code_allowed(model.trust_remote_code),
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # They are judged below, in words that say what to do.
+        )
+    require_fit(network, Loaded.of(info), shapes, repository, whole=whole, relabelled=relabels(model))
+    return network
+
+
+def compare_weights(model: Model, *, whole: bool = False) -> list[str]:
+    """Hold a repository's weights against its model before anything is loaded, by the headers of its files.
+
+    Returns:
+        Notes for the user: of a new head, and of an old one that is dropped. None for a model from `[model.config]`,
+        and for a hub's whose files aren't here.
+
+    Raises:
+        HyphaError: as `build_model`.
+
+    """
+    task = find_task(model.type)
+    if not model.repository or not Path(model.repository).expanduser().is_dir():
+        return []
+    folder, config = configuration_of(model, task, weights=True)
+    if folder is None or getattr(config, "transformers_weights", None):
+        return []
+    tensors = stored(folder, model.repository)
+    with errors_as(CheckpointError, "MODEL006", f"weights of {model.repository} can't be loaded"):
+        network = skeleton(model)
+        loaded = compare(network, tensors)
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    return require_fit(network, loaded, shapes, model.repository, whole=whole, relabelled=relabels(model))
 
 
 def facts(model: Model) -> Facts:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,16 +18,24 @@ from typing import TYPE_CHECKING, Any
 
 import transformers
 
+from hypha_ray.config.names import LABELS, TOKENS
 from hypha_ray.config.schema import Model
 from hypha_ray.errors import AuthenticationError, CapacityError, CheckpointError, ConfigError, HyphaError
 from hypha_ray.model.hub import REMOTE_CODE_VARIABLE, code_allowed, fetch
 from hypha_ray.model.tasks import TASKS, Task
+from hypha_ray.model.weights import refuse_adapter
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-_ALWAYS_KNOWN = frozenset({"auto_map", "mask_token_id"})
-"""Keys that any `[model.config]` may have though its class doesn't name them."""
+_COMMON = (
+    frozenset(field for field in vars(transformers.GenerationConfig()) if not field.startswith("_"))
+    | {"auto_map", "is_decoder", "tokenizer_class", "task_specific_params", "finetuning_task", "transformers_version"}
+    | TOKENS
+)
+"""Keys that any `[model.config]` may have though its class doesn't name them, as a saved model's has them."""
+_READ = re.compile(r"config\.([a-z]\w+)|getattr\((?:self\.)?config, \"(\w+)\"")
+"""Where code asks a configuration for a key."""
 
 
 def configuration_of(model: Model, task: Task, *, weights: bool) -> tuple[Path | None, PretrainedConfig]:
@@ -38,23 +48,31 @@ def configuration_of(model: Model, task: Task, *, weights: bool) -> tuple[Path |
         CheckpointError: the repository's configuration is damaged.
 
     """
-    if bool(model.repository) == (model.config is not None):
+    given = model.config or {}
+    whole = not given.keys() <= LABELS | TOKENS
+    if bool(model.repository) == (whole if model.repository else model.config is not None):
         raise ConfigError(
             "MODEL002",
             "a model comes from model.repository or from [model.config]",
             "both" if model.repository else "neither",
             "one of them",
         )
-    if model.config is not None:
-        config = _new_configuration(model.config)
+    if not model.repository:
+        config = _new_configuration(given)
         _check_class(task, config, "[model.config]", trusted=False)
         return None, config
-    repository, trusted = str(model.repository), code_allowed(model.trust_remote_code)
+    repository, trusted = model.repository, code_allowed(model.trust_remote_code)
     token = model.token.get_secret_value() if model.token else None
     folder = fetch(repository, model.revision, token, weights=weights, code=trusted)
-    config = _saved_configuration(folder, repository, trusted)
+    refuse_adapter(folder, repository)
+    config = _saved_configuration(folder, repository, trusted, given)
     _check_class(task, config, repository, trusted)
     return folder, config
+
+
+def relabels(model: Model) -> bool:
+    """Tell whether the job says what the model classifies into, so that its repository's head may be for others."""
+    return not LABELS.isdisjoint(model.config or {})
 
 
 def _new_configuration(settings: dict[str, Any]) -> PretrainedConfig:
@@ -67,7 +85,7 @@ def _new_configuration(settings: dict[str, Any]) -> PretrainedConfig:
         known = _known_keys(config)
     unknown = [key for key in rest if key not in known and key in vars(config)]
     if unknown:
-        near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0)[0]
+        near = difflib.get_close_matches(unknown[0], sorted(known), n=1, cutoff=0)[0]
         raise ConfigError(
             "MODEL004", f"unknown key model.config.{unknown[0]} of a {model_type} model", fix=f"did you mean {near!r}?"
         )
@@ -81,18 +99,31 @@ def _known_keys(config: PretrainedConfig) -> set[str]:
         attributes = set(vars(type(config)()))
     except Exception:  # a few kinds can't be made of defaults; then anything goes
         attributes = set(vars(config))
-    return fields | attributes | set(config.attribute_map) | _ALWAYS_KNOWN
+    return fields | attributes | set(config.attribute_map) | _COMMON | _read_by_the_model(config)
 
 
-def _saved_configuration(folder: Path, repository: str, trusted: bool) -> PretrainedConfig:
-    """Read the configuration of a repository."""
+def _read_by_the_model(config: PretrainedConfig) -> set[str]:
+    """Keys that the code of a model asks its configuration for, such as T5's ``decoder_start_token_id``."""
+    folder = Path(str(sys.modules[type(config).__module__].__file__)).parent
+    code = "".join(file.read_text(encoding="utf-8") for file in folder.glob("modeling_*.py"))
+    return {found[1] or found[2] for found in _READ.finditer(code)}
+
+
+def _saved_configuration(folder: Path, repository: str, trusted: bool, given: dict[str, Any]) -> PretrainedConfig:
+    """Read the configuration of a repository, and lay the job's labels and special tokens over it."""
     settings = saved_settings(folder)
     if settings.get("model_type") not in transformers.CONFIG_MAPPING and not trusted:
         if "auto_map" in settings:
             raise _untrusted(repository)
         raise _unknown_model_type(f"model_type in {folder / 'config.json'}", settings.get("model_type"))
     with errors_as(CheckpointError, "MODEL005", f"configuration of {repository} can't be used"):
-        return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
+    if not given:
+        return config
+    with errors_as(
+        ConfigError, "MODEL004", f"labels or special tokens of [model.config] can't be used for {repository}"
+    ):
+        return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trusted, **given)
 
 
 def saved_settings(folder: Path) -> dict[str, Any]:

@@ -28,5 +28,5 @@ def open_saved(folder: Path, task_name: str | None = None) -> tuple[PreTrainedMo
     """
     fetch(str(folder.absolute()), None, None)
     model = Model(repository=str(folder), type=task_name or infer_task(folder).name)
-    network = build_model(model, seed=0).eval()
+    network = build_model(model, seed=0, whole=True).eval()
     return network, task_of(model, network, load_preprocessor(Preprocessor(), None, model))

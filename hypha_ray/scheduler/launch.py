@@ -35,8 +35,7 @@ def launch(loaded: Loaded, kind: str) -> None:
 
     A run that has begun goes on from its last commit; one that has all its rounds is only exported.
     """
-    for note in loaded.notes:
-        print(f"note: {note}", file=sys.stderr)
+    _tell(loaded.notes)
     if loaded.dry_run:
         dry_run(loaded)
         return
@@ -52,7 +51,7 @@ def launch(loaded: Loaded, kind: str) -> None:
             settle(job, directory, manifest, loaded.resume)
         check_job(job)
         if new:
-            check_model(job, dataset, manifest)
+            _tell(check_model(job, dataset, manifest))
         if new or not is_done(job, directory):
             with connected(str(job.run.name)):
                 if new:
@@ -82,18 +81,21 @@ def dry_run(loaded: Loaded) -> None:
         manifest = load(dataset)
         if has_model:
             require_complete(job)
-            check_model(job, dataset, manifest)
+            _tell(check_model(job, dataset, manifest))
     elif has_model:
         check_fragments(job)
-    for part, there in (("model", has_model), ("dataset", has_data)):
-        if not there:
-            print(f"note: {where}: the job has no {part}, so what depends on one isn't checked", file=sys.stderr)
-    for note in advice(job):
-        print(f"note: {note}", file=sys.stderr)
+    parts = [part for part, there in (("model", has_model), ("dataset", has_data)) if not there]
+    _tell(f"{where}: the job has no {part}, so what depends on one isn't checked" for part in parts)
+    _tell(advice(job))
     with connected("dry-run"):
         nodes = cluster_nodes()
         workers = workers_to_start(job, nodes)
         print(f"resources: {workers} of {job.resources.num_workers} workers fit; nodes: {len(nodes)}")
+
+
+def _tell(notes: Iterable[str]) -> None:
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
 
 
 def watch(stream: Iterator[dict[str, Any]], console: Console, notes: Iterable[str] = ()) -> None:

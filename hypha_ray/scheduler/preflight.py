@@ -34,28 +34,29 @@ def check_job(job: Job) -> None:
         optimizer_class(job.inner_optimizer.name)
 
 
-def check_model(job: Job, dataset: Path, manifest: Manifest) -> None:
+def check_model(job: Job, dataset: Path, manifest: Manifest) -> list[str]:
     """Refuse a model that can't be built as the job wants it, or that dataset or weights don't fit.
 
     A run that goes on has been checked when it began.
+
+    Returns:
+        Notes for the user.
 
     Raises:
         HyphaError: what is wrong with the model, its weights, or the dataset for it.
 
     """
     with uncollected():  # Seconds go by until torch is loaded.
-        from hypha_ray.model.build import describe, skeleton
-        from hypha_ray.model.hub import fetch
+        from hypha_ray.model.build import compare_weights, describe, skeleton
         from hypha_ray.model.tasks import find_task
         from hypha_ray.scheduler.fitting import CHECKS, Case
 
     network = skeleton(job.model)
     task = find_task(job.model.type, job.model.input_names)
     case = Case(job, dataset, manifest, network, task, describe(network, task))
-    if job.model.repository and Path(job.model.repository).expanduser().is_dir():
-        fetch(job.model.repository, None, None, weights=True)  # A hub's weights are left for the nodes to fetch.
     for check in CHECKS:
         check(case)
+    return compare_weights(job.model)  # Of a hub's repository, which the nodes fetch, they say it.
 
 
 def check_fragments(job: Job) -> None:

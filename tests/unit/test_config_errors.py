@@ -152,6 +152,8 @@ IN_FILES = [
     # Keys that exclude each other.
     ("[model]\nrepository = 'a/b'\nconfig = {model_type = 'llama'}", "CFG011", "job.toml:2: model.repository and job"),
     ("[model]\nrepository = 'a/b'\nconfig = {}", "CFG011", "exclude each other"),
+    ("[model]\nrepository = 'a/b'\nnum_labels = 2\nconfig = {hidden_size = 4}", "CFG011", "model.config.hidden_size"),
+    ("[model]\nnum_labels = 2\nid2label = {0 = 'a'}", "CFG011", "job.toml:2: model.config.num_labels and "),
 ]
 
 IN_FLAGS = [

@@ -335,3 +335,28 @@ def test_load_job_files_of_the_repository_load_without_notes(file: Path) -> None
     loaded = load(["@", str(file)])
     assert loaded.notes == ()
     assert loaded.job != Job()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "labels"),
+    [
+        (["--model.num_labels", "5"], {"num_labels": 5}),
+        (["--model.config.num_labels", "5"], {"num_labels": 5}),
+        (["--model.id2label", '{0 = "no", 1 = "yes"}'], {"id2label": {"0": "no", "1": "yes"}}),
+        (
+            ["--model.problem-type", "regression", "--model.num-labels", "1"],
+            {"problem_type": "regression", "num_labels": 1},
+        ),
+        (["--model.config.pad_token_id", "0"], {"pad_token_id": 0}),
+    ],
+)
+def test_labels_and_special_tokens_may_stand_beside_a_repository(arguments: list[str], labels: dict[str, Any]) -> None:
+    job = load(["--model.repository", "owner/name", *arguments]).job
+    assert (job.model.repository, job.model.config) == ("owner/name", labels)
+
+
+def test_labels_of_a_job_file_are_the_same_in_both_tables(write: Callable[[str, str], str]) -> None:
+    ours = load(["@", write("a.toml", "[model]\nnum_labels = 3\n[model.id2label]\n0 = 'a'\n1 = 'b'\n2 = 'c'\n")])
+    theirs = load(["@", write("b.toml", "[model.config]\nnum_labels = 3\nid2label = {0 = 'a', 1 = 'b', 2 = 'c'}\n")])
+    assert ours.job == theirs.job
+    assert load(["@", write("c.toml", resolved_toml(ours.job))]).job == ours.job

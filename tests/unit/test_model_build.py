@@ -24,6 +24,16 @@ BERT = {
     "vocab_size": 32,
     "max_position_embeddings": 16,
 }
+T5 = {
+    "model_type": "t5",
+    "decoder_start_token_id": 0,
+    "d_model": 8,
+    "d_kv": 4,
+    "d_ff": 8,
+    "num_heads": 2,
+    "num_layers": 1,
+    "vocab_size": 32,
+}
 VIT = {
     "model_type": "vit",
     "num_hidden_layers": 1,
@@ -318,3 +328,34 @@ def test_infer_task_unknown_architecture_raises(folder: Path) -> None:
     edit(folder, architectures=["Mystery"])
     with pytest.raises(ConfigError, match=r"MODEL001.*got Mystery"):
         infer_task(folder)
+
+
+@pytest.mark.parametrize(
+    ("settings", "task"),
+    [
+        (
+            {"model_type": "t5", "decoder_start_token_id": 0, "d_model": 8, "num_heads": 2, "num_layers": 1},
+            "seq2seq-lm",
+        ),
+        (GPT2 | {"pad_token_id": 0, "is_decoder": True, "max_length": 20, "do_sample": True}, "causal-lm"),
+        (BERT | {"decoder_start_token_id": 0, "sep_token_id": 2, "cls_token_id": 1}, "masked-lm"),
+        (BERT | {"num_labels": 3, "problem_type": "single_label_classification"}, "sequence-classification"),
+        (BERT | {"id2label": {"0": "no", "1": "yes"}, "label2id": {"no": 0, "yes": 1}}, "token-classification"),
+        (GPT2 | {"torch_dtype": "float32", "tie_word_embeddings": False, "attn_implementation": "eager"}, "causal-lm"),
+        (GPT2 | {"use_cache": False, "output_attentions": False, "tokenizer_class": "GPT2Tokenizer"}, "causal-lm"),
+    ],
+)
+def test_build_config_keys_that_transformers_reads_are_accepted(settings: dict[str, Any], task: str) -> None:
+    model = Model(config=settings, type=task)
+    config = build_model(model, seed=0).config
+    facts(model)
+    for key in settings.keys() & {"decoder_start_token_id", "pad_token_id", "num_labels", "tie_word_embeddings"}:
+        assert getattr(config, key) == settings[key]
+
+
+@pytest.mark.parametrize(
+    ("key", "near"), [("decoder_start_tokens_id", "decoder_start_token_id"), ("num_label", "num_labels")]
+)
+def test_build_config_mistyped_key_names_the_nearest(key: str, near: str) -> None:
+    with pytest.raises(ConfigError, match=rf"MODEL004.*{key}.*did you mean '{near}'"):
+        facts(Model(config={"model_type": "t5", key: 0}, type="seq2seq-lm"))

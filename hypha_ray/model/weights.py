@@ -1,0 +1,270 @@
+"""Whether a repository's weights are those of the model: all of it but a new head, and nothing left over that it needs.
+
+transformers fills what a file lacks with random numbers and drops what it doesn't know, with a warning at most. So
+names that begin with ``module.``, or a layer that is gone, would train a random model. Here both are errors, before
+anything is loaded: the headers of the files are taken through transformers' own loading on the meta device.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from hypha_ray.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+WHOLE: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"
+ADAPTER: Final = "adapter_config.json"
+
+Stored: TypeAlias = Mapping[str, tuple[int, ...]]
+"""Shapes of a repository's tensors by name."""
+
+_BUFFER = re.compile(r"(^|\.)(masked_bias|position_ids|token_type_ids|inv_freq|num_batches_tracked)$")
+"""What models computed once and saved, and compute anew today."""
+_POOLER = re.compile(r"(^|\.)pooler\.")
+"""Between trunk and head; which of both has it depends on the task."""
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What came of a loading: names of tensors, as the model has them where it has them.
+
+    `mismatched` are triples of name, shape in the file and shape in the model.
+    """
+
+    missing: frozenset[str]
+    unknown: frozenset[str]
+    mismatched: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]
+
+    @classmethod
+    def of(cls, info: Mapping[str, Any]) -> Loaded:
+        """Make one of what `from_pretrained(output_loading_info=True)` tells."""
+        wrong = sorted((name, tuple(found), tuple(wanted)) for name, found, wanted in info["mismatched_keys"])
+        return cls(frozenset(info["missing_keys"]), frozenset(info["unexpected_keys"]), tuple(wrong))
+
+
+def stored(folder: Path, repository: str) -> dict[str, torch.Tensor]:
+    """Return a folder's weights on the meta device: only the files' headers are read.
+
+    Raises:
+        CheckpointError: a file is missing or damaged, or there are only weights of an adapter.
+
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    for file in weight_files(folder, repository):
+        try:
+            with safe_open(file, "pt") as content:
+                for name in content.keys():  # noqa: SIM118  # it is no dict
+                    part = content.get_slice(name)
+                    tensors[name] = torch.empty(part.get_shape(), device="meta")
+        except (OSError, SafetensorError) as error:
+            what, got = f"weights of {repository} can't be loaded", f"{file.name}: {error}"
+            raise CheckpointError("MODEL006", what, got, fix="copy the file afresh") from None
+    return tensors
+
+
+def weight_files(folder: Path, repository: str) -> list[Path]:
+    """Return the files that transformers would read.
+
+    Raises:
+        CheckpointError: one is missing, or there are only weights of an adapter.
+
+    """
+    if (folder / WHOLE).is_file():
+        return [folder / WHOLE]
+    what, index = f"weights of {repository} can't be loaded", folder / INDEX
+    there = sorted(file.name for file in folder.glob("*.safetensors"))
+    if not index.is_file():
+        refuse_adapter(folder, repository)
+        got, fix = _some(there) or "no *.safetensors", "copy the whole folder that save_pretrained() wrote"
+        raise CheckpointError("MODEL006", what, got, f"{WHOLE}, or {INDEX} and its files", fix)
+    try:
+        wanted = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError("MODEL006", what, f"{INDEX}: {error!r}", fix="copy the file afresh") from None
+    absent = [name for name in wanted if not (folder / name).is_file()]
+    if absent or not wanted:
+        got = f"{len(absent)} of {len(wanted)} files of {INDEX} aren't there: {_some(absent)}"
+        raise CheckpointError("MODEL006", what, got, fix="copy the whole folder that save_pretrained() wrote")
+    return [folder / name for name in wanted]
+
+
+def refuse_adapter(folder: Path, repository: str) -> None:
+    """Refuse a folder that has an adapter and no model.
+
+    Raises:
+        CheckpointError: it is one.
+
+    """
+    whole = any((folder / name).is_file() for name in (WHOLE, INDEX))
+    if not whole and ((folder / ADAPTER).is_file() or (folder / "adapter_model.safetensors").is_file()):
+        raise CheckpointError(
+            "MODEL006",
+            f"{repository} holds an adapter without its model",
+            "adapter_model.safetensors",
+            WHOLE,
+            "merge it into its base model (peft: merge_and_unload()), and give the folder where that is saved",
+        )
+
+
+def compare(network: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> Loaded:
+    """Load tensors of the meta device into a model that is there too, as transformers would; the model is used up."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import convert_and_load_state_dict_in_model
+    from transformers.modeling_utils import LoadStateDictConfig
+
+    conversions = get_model_conversion_mapping(network)
+    config = LoadStateDictConfig(device_map={"": "meta"}, dtype=torch.float32, weight_mapping=conversions)
+    with quiet():
+        info, _ = convert_and_load_state_dict_in_model(network, dict(tensors), config)
+        network.tie_weights(missing_keys=info.missing_keys, recompute_mapping=False)
+        network._adjust_missing_and_unexpected_keys(info)
+    return Loaded.of(info.to_dict())
+
+
+def require_fit(
+    network: PreTrainedModel, loaded: Loaded, shapes: Stored, repository: str, *, whole: bool, relabelled: bool = False
+) -> list[str]:
+    """Make sure that a model has its weights from the repository, but for a head that is new to it.
+
+    Args:
+        network: the model; only names are looked at.
+        loaded: what came of loading it.
+        shapes: of what the repository has.
+        repository: for messages.
+        whole: the head has to be there too.
+        relabelled: the job gives the labels, so a head for others is replaced.
+
+    Returns:
+        Notes for the user: of a new head, and of an old one that is dropped.
+
+    Raises:
+        CheckpointError: anything else is missing, unknown or of another shape.
+
+    """
+    saved = getattr(network.config, "architectures", None) or ()
+    others = bool(saved) and type(network).__name__ not in saved
+    wrong = {name for name, _, _ in loaded.mismatched}
+    gone = {name for name in loaded.missing if not _BUFFER.search(name)} | wrong
+    may_be_new = (gone - wrong if others or not saved else set()) | (gone if relabelled else set())
+    head = set() if whole else {name for name in may_be_new if _of_head(network, name, gone)}
+    if not (others or relabelled):
+        head -= _halves(network, head, gone)
+    dropped = {name for name in loaded.unknown if not _is_buffer(name, shapes)}
+    needed = {name for name in dropped if _is_needed(network, name, others)}
+    if gone - head or needed:
+        raise _misfit(repository, loaded, gone - head, needed | (dropped if gone - head else set()))
+    new_head = _note(repository, "lack the head, which begins with random numbers", head)
+    return [*new_head, *_note(repository, "are more than this model has; left out", dropped)]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers' own report of a loading, a table on standard error, to itself: ours is an error or a note."""
+    logger = logging.getLogger("transformers.modeling_utils")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _halves(network: PreTrainedModel, head: set[str], gone: set[str]) -> set[str]:
+    """Return those of a head's tensors whose module is there in part: that is no new head but a damaged one."""
+    there = {_module(name) for name in network.state_dict().keys() - gone}
+    return {name for name in head if _module(name) in there}
+
+
+def _of_head(network: PreTrainedModel, name: str, gone: set[str]) -> bool:
+    """Whether a tensor isn't the trunk's."""
+    if _POOLER.search(name):
+        return True
+    prefix = network.base_model_prefix
+    if prefix and hasattr(network, prefix):
+        return not name.startswith(f"{prefix}.")
+    part = name.partition(".")[0]
+    others = (other for other in network.state_dict() if other.partition(".")[0] == part)
+    return not _is_trunk(network) and gone.issuperset(others)
+
+
+def _is_needed(network: PreTrainedModel, name: str, others: bool) -> bool:
+    """Whether a tensor that the model doesn't know belongs into its trunk, or into a module of its own head.
+
+    Args:
+        network: the model.
+        name: of the tensor.
+        others: the file's head is one of another task.
+
+    """
+    if _POOLER.search(name):
+        return False
+    prefix, first = network.base_model_prefix, name.partition(".")[0]
+    trunk = network.base_model
+    parts = {child for child, _ in trunk.named_children()}
+    if (prefix and first == prefix) or (first in parts and (trunk is not network or _is_trunk(network))):
+        return True
+    return not others and _module(name) in {module for module, _ in network.named_modules() if module}
+
+
+def _is_trunk(network: PreTrainedModel) -> bool:
+    """Whether a model has no head, such as a ``BertModel``."""
+    return type(network).__name__.endswith(("Model", "EncoderModel"))
+
+
+def _is_buffer(name: str, shapes: Stored) -> bool:
+    """Whether it is such as ``attn.bias``, a causal mask that old files have."""
+    return bool(_BUFFER.search(name)) or (name.endswith(".bias") and len(shapes.get(name, ())) > 2)
+
+
+def _module(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _misfit(repository: str, loaded: Loaded, missing: set[str], unknown: set[str]) -> CheckpointError:
+    shapes = {name: f"{name} {list(found)} for {list(wanted)}" for name, found, wanted in loaded.mismatched}
+    kinds = {
+        "missing": sorted(missing - shapes.keys()),
+        "unknown": sorted(unknown),
+        "of another shape": [text for name, text in shapes.items() if name in missing],
+    }
+    got = "; ".join(f"{len(names)} {kind} ({_some(names)})" for kind, names in kinds.items() if names)
+    return CheckpointError(
+        "MODEL006", f"weights of {repository} aren't those of its model", got, fix=_advice(missing, unknown)
+    )
+
+
+def _advice(missing: set[str], unknown: set[str]) -> str:
+    """Say what to do: names that are all prefixed alike come from a wrapper that was saved."""
+    for name in sorted(unknown):
+        for wanted in missing:
+            if name.endswith(f".{wanted}"):
+                prefix = name.removesuffix(wanted)
+                return f"take the prefix {prefix!r} off all names, or save the model inside its wrapper instead"
+    if unknown and not missing:
+        return "mend config.json, which describes a smaller model than the file has"
+    return "copy the whole folder that save_pretrained() wrote, with config.json and weights of one model"
+
+
+def _note(repository: str, what: str, names: set[str]) -> list[str]:
+    return [f"weights of {repository} {what} ({_some(sorted(names))})"] if names else []
+
+
+def _some(names: Iterable[str]) -> str:
+    """Return the first few of many."""
+    names = list(names)
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
