@@ -8,11 +8,16 @@ from functools import reduce
 from hypha_ray.config.keys import KeyPath, keys, shown
 from hypha_ray.config.schema import Job
 
+NO_MARKET = "yet: machines of a Ray cluster ask no price"
+_PRICES = ("worker_price", "parameter_server_price")
+
 
 def idle(job: Job) -> dict[KeyPath, str]:
-    """The keys that have another value than their default and no effect, each with ``key = value`` of why."""
+    """The keys that have another value than their default and no effect, each with the reason."""
     found = {tuple(name.split(".")): beside for beside, names in _idle(job) for name in names.split()}
-    return {path: _shown(job, beside) for path, beside in found.items() if _value(job, path) != keys()[path].default}
+    reasons = {path: f"beside {_shown(job, beside)}" for path, beside in found.items()}
+    reasons |= {("resources", price, name): NO_MARKET for price in _PRICES for name in ("bid", "max")}
+    return {path: reason for path, reason in reasons.items() if _value(job, path) != keys()[path].default}
 
 
 def _idle(job: Job) -> Iterator[tuple[str, str]]:
@@ -27,6 +32,10 @@ def _idle(job: Job) -> Iterator[tuple[str, str]]:
         yield "model.repository", "model.revision"
     if job.preprocessor.repository is None:
         yield "preprocessor.repository", "preprocessor.revision"
+    if job.model.repository is None and job.preprocessor.repository is None:
+        yield "model.repository", "model.token model.trust_remote_code"
+    if job.run.mode == "replay":
+        yield "run.mode", "sync.dynamic_local_steps"
 
 
 def _of_sync(job: Job) -> Iterator[tuple[str, str]]:
@@ -35,6 +44,10 @@ def _of_sync(job: Job) -> Iterator[tuple[str, str]]:
         yield "sync.strategy", "sync.delayed_nesterov sync.period sync.arrival_grace_s sync.max_staleness"
     if sync.strategy != "diloco":
         yield "sync.strategy", "sync.stagger"
+    if sync.strategy == "sync":
+        yield "sync.strategy", "sync.dynamic_local_steps"
+    if sync.codec == sync.downward_codec == "fp32":
+        yield "sync.codec", "sync.error_feedback"
     if sync.fragments == 1:
         yield "sync.fragments", "sync.stagger sync.partition"
     if sync.quorum is None:

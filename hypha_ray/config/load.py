@@ -141,5 +141,5 @@ def _notes(settings: Sequence[Setting]) -> Iterator[str]:
 
 def _idle(settings: Sequence[Setting], job: Job) -> Iterator[str]:
     last = {setting.path: setting for setting in settings}
-    for path, beside in idle(job).items():
-        yield f"CFG103: {last[path].place} has no effect beside {beside}"
+    for path, why in idle(job).items():
+        yield f"CFG103: {last[path].place} has no effect {why}"

@@ -59,7 +59,8 @@ def launch(loaded: Loaded, kind: str) -> None:
                     held.enter_context(directory.lock())
                     settle(job, directory, manifest, loaded.resume)
                 stream = records(job, str(job.run.name), directory, dataset)
-                watch(stream, Console(job.rounds.update_rounds), advice(job))
+                console = Console(job.rounds.update_rounds, rounds="console" in job.telemetry.sinks)
+                watch(stream, console, advice(job))
         finish(job, directory, dataset)
     print(f"run: {directory.path}")
 

@@ -75,6 +75,7 @@ class Console:
         stream: where to write; default: standard output.
         interactive: whether to draw a live table; default: if the stream is a terminal that can show one.
         clock: monotonic seconds.
+        rounds: whether to show rounds at all; without them only what is waited for, notes, and the summary at last.
 
     """
 
@@ -84,11 +85,12 @@ class Console:
         stream: TextIO | None = None,
         interactive: bool | None = None,
         clock: Callable[[], float] = time.monotonic,
+        rounds: bool = True,
     ) -> None:
-        self._total = total_rounds
+        self._total, self._shows_rounds = total_rounds, rounds
         self._clock = clock
         self._stream = stream or sys.stdout
-        interactive = _can_draw(self._stream) if interactive is None else interactive
+        interactive = rounds and _can_draw(self._stream) if interactive is None else interactive
         self._view: View | None = _live(self._stream, clock) if interactive else Lines(self._stream, clock)
         self._evaluation: Record = {}
         self._begin_round(0)
@@ -111,7 +113,8 @@ class Console:
         evaluated = self._evaluation.get("round", record["round"])
         known = {"val_loss": self._evaluation.get("val_loss")} if evaluated == record["round"] else {}
         row = {"rounds": self._total, **known, **record}
-        self._show(lambda view: view.row(row))
+        if self._shows_rounds:
+            self._show(lambda view: view.row(row))
         if evaluated <= record["round"]:
             self._evaluation = {}
         eta_s = record.get("eta_s")
@@ -125,7 +128,7 @@ class Console:
 
     def progress(self, record: Record) -> None:
         """Show progress inside a round, a record with ``kind="step"``: the last report of one worker."""
-        if record["round"] < self._round:
+        if record["round"] < self._round or not self._shows_rounds:
             return
         if record["round"] > self._round:
             self._begin_round(record["round"])

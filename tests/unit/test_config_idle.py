@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
 
+from hypha_ray.config.keys import keys
 from hypha_ray.config.load import CONFIG, load, resolved_toml
 
+ROOT = Path(__file__).parents[2]
 IDLE = [
     ("sync.period=3", "sync.strategy=async", "sync.strategy = 'diloco'"),
     ("sync.delayed_nesterov=false", "sync.strategy=async", "sync.strategy = 'diloco'"),
@@ -27,6 +30,8 @@ IDLE = [
     ("bridge.listen=0.0.0.0:4000", "bridge.commands=['']", "bridge.commands = []"),
     ("telemetry.aim_repository=runs", "telemetry.sinks=aim", "telemetry.sinks = ['console', 'jsonl'"),
     ("model.revision=main", "model.repository=a/b", "no model.repository"),
+    ("model.trust_remote_code=true", "preprocessor.repository=a/b", "no model.repository"),
+    ("sync.error_feedback=0.5", "sync.codec=int8", "sync.codec = 'fp32'"),
     ("preprocessor.revision=main", "preprocessor.repository=a/b", "no preprocessor.repository"),
 ]
 """A setting that does nothing by itself, one that gives it an effect, and why it has none without."""
@@ -39,6 +44,8 @@ IDLE_BESIDE = [
     ("outer_optimizer.schedule=cosine", "outer_optimizer.name=average", "outer_optimizer.name = 'average'"),
     ("outer_optimizer.momentum=0.5", "outer_optimizer.name=adam", "outer_optimizer.name = 'adam'"),
     ("outer_optimizer.learning_rate=0.5", "sync.strategy=sync", "sync.strategy = 'sync'"),
+    ("sync.dynamic_local_steps=false", "sync.strategy=sync", "sync.strategy = 'sync'"),
+    ("sync.dynamic_local_steps=false", "run.mode=replay", "run.mode = 'replay'"),
 ]
 """A setting with an effect of its own, one that takes it away, and the reason as it is shown."""
 
@@ -77,3 +84,38 @@ def test_job_file_that_a_run_keeps_has_notes_only_for_what_its_user_set(tmp_path
     for given, expected in (([], 0), (["--sync.trim", "0.2", "--outer_optimizer.schedule", "cosine"], 1)):
         (tmp_path / CONFIG).write_text(resolved_toml(load(given).job), encoding="utf-8")
         assert len(load(["--resume", str(tmp_path)], lambda *_: tmp_path).notes) == expected
+
+
+@pytest.mark.parametrize("price", ["worker_price.bid", "worker_price.max", "parameter_server_price.bid"])
+def test_prices_are_noted_as_long_as_there_is_no_market(price: str) -> None:
+    assert notes(f"resources.{price}=100") == []
+    assert notes(f"resources.{price}=20") == [
+        f"CFG103: --resources.{price} has no effect yet: machines of a Ray cluster ask no price"
+    ]
+
+
+def read_outside_of_the_configuration() -> set[str]:
+    """Keys whose last name is read as an attribute in a file that speaks of their table, too."""
+    files = [
+        file for file in (ROOT / "hypha_ray").rglob("*.py") if file.parent.name != "config" or file.name in METHODS
+    ]
+    found = set()
+    for file in files:
+        nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+        attributes = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+        names = {node.id for node in nodes if isinstance(node, ast.Name)}
+        spoken = {name.replace("_", "").lower() for name in attributes | names}
+        read = (key for key in keys().values() if key.path[-1] in attributes)
+        found |= {key.name for key in read if key.path[-2].replace("_", "") in spoken}
+    return found
+
+
+METHODS = ("schema.py", "checks.py")
+"""Modules of the configuration that compute something of a job for those that carry it out."""
+
+
+def test_every_key_is_read_where_the_job_is_carried_out_or_noted() -> None:
+    prices = {
+        f"resources.{price}.{name}" for price in ("worker_price", "parameter_server_price") for name in ("bid", "max")
+    }
+    assert {key.name for key in keys().values()} - read_outside_of_the_configuration() == prices

@@ -99,6 +99,19 @@ def test_console_status_and_events_are_lines() -> None:
     assert stream.getvalue().splitlines() == ["[   4.2s] leasing workers", "-- loss worker=3 reason=killed"]
 
 
+@pytest.mark.parametrize("interactive", [None, True])
+def test_console_without_rounds_shows_notes_and_the_summary(interactive: bool | None) -> None:
+    stream = io.StringIO()
+    with Console(3, stream, interactive=interactive, rounds=False) as console:
+        console.progress(a_step(0, 10, 10))
+        console.round(a_round(0))
+        console.note("worker 1 was lost: killed")
+        console.close({"rounds": 3})
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
+    assert [line for line in shown.split() if "/3" in line] == []
+    assert "-- worker 1 was lost: killed" in shown and "done: 3 rounds" in shown
+
+
 def test_console_stream_without_unicode_gets_question_marks() -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
