@@ -9,6 +9,7 @@
     └─ TryAgainError                75          wait, or bring more machines
        ├─ CapacityError                         the cluster lacks a resource
        ├─ ClusterError                          Ray can't be reached, or an actor is gone
+       │  └─ LostError                          do nothing: the run goes on from its last commit
        ├─ BridgeError                           the other side of a bridge is gone, or breaks the protocol
        └─ HubError                              a model or dataset hub can't be reached
 
@@ -87,6 +88,10 @@ class CapacityError(TryAgainError):
 
 class ClusterError(TryAgainError):
     """Ray can't be reached, or an actor died."""
+
+
+class LostError(ClusterError):
+    """What a run had in memory went with a node: the run goes on from its last commit."""
 
 
 class BridgeError(TryAgainError):

@@ -38,6 +38,7 @@ POINTS = {
     "server.after_reduce": "the step is computed, and not yet returned",
     "shard.read": "before a slice is read",
     "scheduler.start": "before anything is asked or started",
+    "scheduler.before_fetch": "a worker has handed over, and only its own node has the payload",
     "scheduler.before_reduce": "the deltas are in, the server isn't asked yet",
     "scheduler.after_reduce": "the verdict is in, nothing follows from it yet",
     "scheduler.before_persist": "before the store is asked to commit",

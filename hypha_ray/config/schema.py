@@ -181,7 +181,9 @@ class Sync(Table):
     clip: Positive | None = Field(
         None, description="a delta whose norm is more than so many times the median is scaled down to that"
     )
-    strikes: Count = Field(3, description="rejected deltas after which a worker is excluded from the run")
+    strikes: Count = Field(
+        3, description="deltas rejected for their content, less those accepted since, that exclude a worker"
+    )
 
     @property
     def staggered(self) -> bool:

@@ -146,10 +146,9 @@ class Leases:
         cores = {"num_cpus": amounts.get("CPU", 0.0), "num_gpus": amounts.get("GPU", 0.0)}
         return {**cores, **memory, "scheduling_strategy": place}
 
-    def node(self, lease: Lease) -> str | None:
-        """Id of the node that a lease is on; None if it is over."""
-        group = self._groups.get(lease.holder)
-        return None if group is None else placement_group_table(group[1])["bundles_to_node_id"].get(0)
+    def placed(self) -> dict[str, str]:
+        """Id of the node that each lease is on, by name: one look at Ray's table for all of them."""
+        return {name: node for name, row in _rows(self._run) if (node := row["bundles_to_node_id"].get(0))}
 
     def release(self, lease: Lease) -> None:
         """Give a lease back, which ends the actors on it; nothing happens if it is over."""

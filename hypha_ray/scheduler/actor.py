@@ -6,13 +6,15 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 
 from hypha_ray.config import Job
-from hypha_ray.errors import CapacityError, QuarantinedError
+from hypha_ray.errors import CapacityError, LostError, QuarantinedError
 from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.fragments import exchanged
 from hypha_ray.market.requirements import workers_to_start
@@ -23,6 +25,7 @@ from hypha_ray.scheduler.crew import Crew
 from hypha_ray.scheduler.foreman import Foreman
 from hypha_ray.scheduler.larder import Larder
 from hypha_ray.scheduler.past import Past
+from hypha_ray.scheduler.post import GONE
 from hypha_ray.scheduler.reporter import Reporter
 from hypha_ray.scheduler.weights import Weights
 from hypha_ray.telemetry.files import METRICS, read_jsonl, rewind
@@ -53,7 +56,7 @@ class Scheduler:
         self._inbox: asyncio.Queue[c.Input] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._commits: set[asyncio.Task[None]] = set()
-        """Of the tasks those that must be done before the run is."""
+        """Of the tasks those that must be done before the run is; and those that have failed, which is heard there."""
         self._reporter = Reporter()
         self._crew = Crew(job, run, directory, dataset, owner, self._reporter.replaced)
         self._reporter.telemetry = self._crew.telemetry
@@ -95,7 +98,7 @@ class Scheduler:
                     yield record
             await ending
             yield {"kind": "summary", **await self._finish()}
-        except QuarantinedError:  # The next scheduler takes the workers over.
+        except (QuarantinedError, LostError):  # The next scheduler takes the workers over.
             await self._finish()
             raise
         except BaseException:
@@ -147,8 +150,9 @@ class Scheduler:
     async def _watch_nodes(self) -> None:
         while True:
             await asyncio.sleep(DRAIN_CHECK_S)
-            if workers := await asyncio.to_thread(self._crew.draining):
-                self._inbox.put_nowait(c.Draining(workers, "its node is being drained"))
+            with suppress(RayError):  # The control service doesn't answer: the next look will find it.
+                if workers := await asyncio.to_thread(self._crew.draining):
+                    self._inbox.put_nowait(c.Draining(workers, "its node is being drained"))
 
     # ── events in, commands out ───────────────────────────────────────────────────────────────────────────────────
 
@@ -174,7 +178,9 @@ class Scheduler:
                 self._spawn(self._reduce(command))
             case c.Persist():
                 failpoint("scheduler.before_persist")
-                self._commits.add(self._spawn(self._persist(self._weights.persist(command))))
+                commit = self._spawn(self._persist(self._weights.persist(command)))
+                self._commits.add(commit)
+                commit.add_done_callback(self._committed)
             case c.Record(fields=fields):
                 self._reporter.record(fields)
                 return [dict(fields)]
@@ -213,11 +219,23 @@ class Scheduler:
         task.add_done_callback(self._done)
         return task
 
+    def _committed(self, commit: asyncio.Task[None]) -> None:
+        if not commit.cancelled() and commit.exception() is None:
+            self._commits.discard(commit)
+
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception):
-            self._inbox.put_nowait(Failed(Source(self._run, -1, 0), -1, getattr(error, "cause", None) or error))
+            self._inbox.put_nowait(Failed(Source(self._run, -1, 0), -1, _meant(getattr(error, "cause", None) or error)))
+
+
+def _meant(error: Exception) -> Exception:
+    """What an error stands for that nobody could help: calls are repeated, but objects can't be made again."""
+    if not isinstance(error, GONE):
+        return error
+    what, got = "an object of the run is lost with its node", str(error).partition("\n")[0]
+    return LostError("NET012", what, got=got, fix="submit again: the run goes on from its last commit")
 
 
 def _raise_what_ended(commands: Sequence[c.Command]) -> None:

@@ -200,12 +200,14 @@ class Arrivals(Course):
             current.taken.append((one, arrival, staleness))
             self._turns.settle(one.worker, arrival.delta.spans)
             self._tally.count(arrival.delta)
+            self._roster.contributed(one.worker)
             who = {"worker": one.worker, "incarnation": one.incarnation, "staleness": staleness}
             self._out.note("arrival", now, round=current.number, step=self._inflow.step, **who)
         for rejection in verdict.rejected:
             self._reject(rejection, now)
         if self._inflow.hopeless:
-            self._out.finish(diverged(current.number, verdict.rejected[0].reason))
+            blamed = [rejection for rejection in verdict.rejected if rejection.blamed]
+            self._out.finish(diverged(current.number, blamed[0].reason))
             return []
         excluded = self._strike(verdict, now)
         if current.whole:
@@ -227,8 +229,6 @@ class Arrivals(Course):
         self._records.write_down(now)
         members = self._roster.members
         verdict = current.end(update_norm, len(members), now)
-        for one in verdict.accepted:
-            self._roster.contributed(one.worker)
         current.batch_s = known_batch_s(members)
         self._inflow.commit(current.number)
         self._persist(current, verdict, current.spans, now, **self._inflow.state())

@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
 from hypha_ray.config import Job
-from hypha_ray.errors import ClusterError, HyphaError, QuarantinedError
+from hypha_ray.errors import ClusterError, HyphaError, LostError, QuarantinedError
 from hypha_ray.market.allocator import on_this_node
 from hypha_ray.scheduler.actor import Scheduler
 from hypha_ray.scheduler.claim import committed
@@ -65,15 +65,16 @@ def _attempts(
             return
         except QuarantinedError as damage:
             idle, vain, text = 0, 0, damage.what
-        except SchedulerLost as lost:
-            text = "the scheduler died; going on from the last commit"
-            log.warning("the scheduler died: %s", lost)
+        except (SchedulerLost, LostError) as lost:
+            what = lost.what if isinstance(lost, LostError) else "the scheduler died"
+            text = f"{what}; going on from the last commit"
+            log.warning("%s: %s", what, lost)
             control.wait()
             vain = 0 if committed(directory) > before else vain
             if idle >= PATIENCE or vain >= LONGEST_PATIENCE:
                 count = f"{idle} times without a step" if idle >= PATIENCE else f"{vain} times without a commit"
                 fix = "look for lack of memory in the dashboard, then run it again: it goes on from there"
-                raise ClusterError("NET003", f"the scheduler died {count}", got=str(lost), fix=fix) from None
+                raise ClusterError("NET003", f"{what} {count}", got=str(lost), fix=fix) from None
         yield {"kind": "status", "text": text}
         end_leftovers(run, but={OWNER, *outliving(job)})
 

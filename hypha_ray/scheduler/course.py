@@ -11,7 +11,7 @@ from hypha_ray.scheduler.outbox import Outbox
 from hypha_ray.scheduler.past import Past
 from hypha_ray.scheduler.records import Records
 from hypha_ray.scheduler.roster import Roster
-from hypha_ray.scheduler.rounds import Evaluation, Round, diverged, step_record, weight
+from hypha_ray.scheduler.rounds import Evaluation, Round, failure, step_record, weight
 from hypha_ray.scheduler.tally import Tally
 from hypha_ray.types import Delta, Evaluated, Event, Merged, Report, Source, Span, Verdict
 
@@ -220,12 +220,12 @@ class Course:
         return excluded
 
     def _decide(self, done: Round, verdict: Verdict, now: float) -> list[Source]:
-        """Commit a round, if any of its deltas is good; returns the workers that are excluded for theirs."""
+        """Commit a round, if it can be; returns the workers that are excluded for their deltas."""
         verdict = done.judged(verdict, now)
         for rejection in verdict.rejected:
             self._out.note("reject", now, round=done.number, worker=rejection.worker, reason=rejection.reason)
-        if not verdict.accepted:
-            self._out.finish(diverged(done.number, verdict.rejected[0].reason))
+        if (error := failure(done.number, verdict, self._replay)) is not None:
+            self._out.finish(error)
             return []
         excluded = self._strike(verdict, now)
         self._commit(done, verdict, now)
@@ -261,7 +261,8 @@ class Course:
         self._out.put(c.Persist(current.number, verdict, used, *figures))
 
     def _strike(self, verdict: Verdict, now: float) -> list[Source]:
-        excluded = [rejection.worker for rejection in verdict.rejected if self._roster.strike(rejection.worker)]
+        """Count what was rejected for what it is; returns the workers that are excluded for it."""
+        excluded = [one.worker for one in verdict.rejected if one.blamed and self._roster.strike(one.worker)]
         for worker in excluded:
             self._out.note("exclude", now, worker=worker, strikes=self._job.sync.strikes)
         return [source for worker in excluded if (source := self._roster.slots[worker].source) is not None]

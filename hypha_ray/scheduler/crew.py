@@ -18,7 +18,7 @@ from hypha_ray.errors import ClusterError
 from hypha_ray.market.allocator import Lease, Leases, draining_nodes, on_this_node
 from hypha_ray.market.requirements import Need, NodeResources, server_need, worker_need
 from hypha_ray.scheduler.post import Post, value
-from hypha_ray.store.actor import Store
+from hypha_ray.store.actor import GROUPS, Store
 from hypha_ray.telemetry.actor import Telemetry
 from hypha_ray.types import Source
 
@@ -115,10 +115,10 @@ class Crew:
         return self._leases.nodes()
 
     def draining(self) -> tuple[int, ...]:
-        """Workers on nodes that Ray is about to take away."""
+        """Workers on nodes that Ray is about to take away; safe in a thread beside all else that goes on here."""
         nodes = draining_nodes()
-        leases = {worker: self._held.get(f"worker-{worker}") for worker in self._workers} if nodes else {}
-        return tuple(w for w, lease in leases.items() if lease is not None and self._leases.node(lease) in nodes)
+        placed = self._leases.placed() if nodes else {}
+        return tuple(worker for worker in list(self._workers) if placed.get(f"worker-{worker}") in nodes)
 
     def end(self) -> None:
         """End every actor and every lease of the run."""
@@ -168,7 +168,7 @@ class Crew:
         """Options that place an actor; waits for the end of a lease of the same name."""
         need = self._needs[name]
         if not need.bundle():
-            return {"num_cpus": 0}
+            return on_this_node()  # Not wherever Ray likes: a machine of the spot market would take θ with it.
         self._give_back(name)
         deadline = time.monotonic() + NAME_S
         while True:
@@ -185,9 +185,12 @@ class Crew:
     async def _here(self, cls: type, name: str, *arguments: Any) -> Any:
         """Start an actor on this node, where the run directory and the dataset are."""
         options = self._options(name, on_this_node())
+        kind: dict[str, Any] = {"concurrency_groups": {"pulse": 1}}
+        if cls is Store:  # A call whose objects are on their way holds up no other one.
+            kind = {"concurrency_groups": GROUPS, "allow_out_of_order_execution": True}
 
         async def start() -> Any:
-            return ray.remote(concurrency_groups={"pulse": 1})(cls).options(**options).remote(*arguments)
+            return ray.remote(**kind)(cls).options(**options).remote(*arguments)
 
         return await self._named(name, start)
 

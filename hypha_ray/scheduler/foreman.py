@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
 from hypha_ray.errors import HyphaError, QuarantinedError
 from hypha_ray.failpoints import failpoint
 from hypha_ray.scheduler import commands as c
 from hypha_ray.scheduler.crew import Crew
 from hypha_ray.scheduler.larder import Larder
+from hypha_ray.scheduler.post import GONE
 from hypha_ray.scheduler.reporter import Reporter
+from hypha_ray.scheduler.streams import upcoming
 from hypha_ray.scheduler.weights import Weights
-from hypha_ray.types import Delta, Source
+from hypha_ray.types import Alive, Delta, Left, Source
 
 AGAIN_S = 0.2
 """Wait before an order that was lost is given again."""
 PARTING_S = 5.0
 """Longest wait for workers that have done their final plans to end by themselves."""
+SECURE_S = 60.0
+"""Longest wait for payloads of a worker that leaves to be on other nodes than its own, which may end with it."""
+PULSE_S = 1.0
+"""Seconds between two words for a worker that is done and waits for that."""
 
 
 class Foreman:
@@ -56,6 +63,8 @@ class Foreman:
         """Of these, to workers with a final plan."""
         self._payloads: dict[tuple[Source, int], list[Any]] = {}
         """Refs of deltas, by fragment, and of the inner state if there is one; never read here."""
+        self._securing: dict[Source, set[asyncio.Task[None]]] = {}
+        """Payloads on their way to where they are needed, by the worker that is to be kept so long."""
 
     def hire(self, source: Source) -> None:
         """Begin to look for a machine; what comes of it will be said."""
@@ -132,6 +141,8 @@ class Foreman:
                 event = await ref
                 if isinstance(event, Delta):
                     await self._take(event, stream)
+                elif isinstance(event, Left):
+                    await self._secured(source)
                 self._inbox(event)
             return  # It has done its final plan, or was asked to stop.
         except (RayActorError, StopAsyncIteration) as error:
@@ -139,21 +150,37 @@ class Foreman:
         except Exception as error:
             cause = getattr(error, "cause", error)
             reason = f"the inner loop broke: {type(cause).__name__}: {cause}"
+        finally:
+            self._securing.pop(source, None)
         self._inbox(c.Lost(source, reason))
 
     async def _take(self, delta: Delta, stream: Any) -> None:
         """Take a delta's payloads, which are there for certain once something that comes after them is."""
-        refs = [await anext(stream) for _ in range(delta.fragments + delta.inner_state)]
+        refs = []
+        for _ in range(delta.fragments + delta.inner_state):
+            await upcoming(stream)
+            refs.append(await anext(stream))
         self._inbox(await (await anext(stream)))
         self._payloads.setdefault((delta.source, delta.round), refs)
-        self._spawn(self._fetch(delta.round, refs[: delta.fragments]))
+        fetching = self._spawn(self._fetch(delta, refs))
+        tasks = self._securing.setdefault(delta.source, set())
+        tasks.add(fetching)
+        fetching.add_done_callback(tasks.discard)
 
-    async def _fetch(self, round_number: int, payloads: list[Any]) -> None:
-        with contextlib.suppress(ObjectLostError):  # The reduction finds out, and does without.
-            await self._weights.fetch(round_number, payloads)
+    async def _fetch(self, delta: Delta, payloads: list[Any]) -> None:
+        failpoint("scheduler.before_fetch", delta.source.worker)
+        with contextlib.suppress(*GONE):  # The reduction finds out, and does without.
+            await self._weights.fetch(delta.round, payloads)
+
+    async def _secured(self, source: Source) -> None:
+        """Wait until what a worker has handed over is elsewhere, too; it can't speak for itself any more."""
+        deadline = time.monotonic() + SECURE_S
+        while (tasks := self._securing.get(source)) and time.monotonic() < deadline:
+            await asyncio.wait(tasks, timeout=PULSE_S)
+            self._inbox(Alive(source, -1))
 
     async def _feed(self, worker: Any, index: int) -> None:
-        for _ in range(2):
+        for again in (True, False):
             try:
                 call = partial(_fed, index, await self._larder.slice(index))
             except QuarantinedError as error:
@@ -162,18 +189,27 @@ class Foreman:
             try:
                 await self._heard(worker, call, call(worker))
                 return
-            except ObjectLostError:
+            except GONE:
                 self._larder.forget(index)
+                if not again:
+                    raise
 
     def _say(self, worker: Any, call: Callable[[Any], Any]) -> None:
         self._spawn(self._heard(worker, call, call(worker)))
 
     async def _heard(self, worker: Any, call: Callable[[Any], Any], answer: Any) -> None:
-        """See that a worker has heard an order: it may come twice, and its death shows in its stream."""
+        """See that a worker has heard an order: it may come twice, and its death shows in its stream.
+
+        Raises:
+            RayTaskError: it lives, but what the order is about is lost.
+
+        """
         while True:
             try:
                 await answer
                 return
+            except RayTaskError:
+                raise
             except ActorUnavailableError:  # Lost on the way, or its answer was.
                 await asyncio.sleep(AGAIN_S)
                 answer = call(worker)

@@ -55,7 +55,7 @@ class Inflow:
 
     @property
     def hopeless(self) -> bool:
-        """Whether a round's worth of deltas was rejected, and none accepted."""
+        """Whether a round's worth of deltas was rejected for what they were, and none accepted."""
         return self._in_vain >= self._size
 
     @property
@@ -114,7 +114,7 @@ class Inflow:
         self.step += 1
         self.merged += len(taken)
         self._norms.extend(one.norm for one in verdict.accepted)
-        self._in_vain = 0 if taken else self._in_vain + len(verdict.rejected)
+        self._in_vain = 0 if taken else self._in_vain + sum(one.blamed for one in verdict.rejected)
         return taken
 
     def _staleness(self, arrival: Arrival) -> int:

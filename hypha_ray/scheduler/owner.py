@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 
-from hypha_ray.server.actor import ParameterServer
+from hypha_ray.server.actor import GROUPS, ParameterServer
 from hypha_ray.worker.actor import BridgedWorker, TrainWorker
 
 OWNER = "owner"
@@ -22,7 +22,7 @@ _WORKER = {"concurrency_groups": {"control": 1}, "allow_out_of_order_execution":
 _ROLES = {
     "worker": ray.remote(**_WORKER)(TrainWorker),
     "bridged": ray.remote(**_WORKER)(BridgedWorker),
-    "server": ray.remote(concurrency_groups={"pulse": 1})(ParameterServer),
+    "server": ray.remote(concurrency_groups=GROUPS, allow_out_of_order_execution=True)(ParameterServer),
 }
 
 

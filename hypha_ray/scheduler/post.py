@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ray.exceptions import ActorUnavailableError, RayActorError
+from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError, RayTaskError
 
 from hypha_ray.errors import ClusterError
 
@@ -18,6 +18,8 @@ LOST = 20
 """Times that a call may get lost, `AGAIN_S` apart, before the actor is replaced."""
 PATIENCE = 4
 """Actors in a row that may die over one call, before the fault is taken to be in the call."""
+GONE = (ObjectLostError, RayActorError)
+"""How Ray says of an object that it is lost: by the second if the stream that it came of hadn't ended."""
 
 
 class Post:
@@ -52,7 +54,9 @@ class Post:
         """The actor has answered before: its silence isn't that of one which is only just starting."""
 
     async def ask(self, call: Callable[[Any], Any]) -> Any:
-        """Make a call, and wait for it. An error of its own is raised; the actor's death isn't one.
+        """Make a call, and wait for it. An error of its own is raised, also that an argument is lost.
+
+        The actor's death isn't one: the call is made again, on its successor.
 
         Args:
             call: takes the actor, returns the ref of the result, or the refs of several, of which the last one is
@@ -72,6 +76,8 @@ class Post:
                 refs = call(actor)
                 await self._watched(actor, refs[-1] if isinstance(refs, Sequence) else refs, silence_s)
                 return refs
+            except RayTaskError:
+                raise  # The actor lives, and says this: an argument may be lost, with an actor that has died.
             except ActorUnavailableError as error:  # Lost on the way, or its answer was; or a death not yet certain.
                 reason, lost = str(error).partition("\n")[0], lost + 1
                 if lost < LOST:

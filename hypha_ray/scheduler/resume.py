@@ -50,6 +50,7 @@ def no_run(name: str, parent: Path) -> CheckpointError:
 
 def _fetch(url: str, copy: RunDirectory) -> None:
     """Copy a mirror; a new directory appears whole or not at all."""
+    from hypha_ray.store.disk import publish
     from hypha_ray.store.mirror import fetch
 
     draft = copy if copy.path.exists() else RunDirectory(copy.path.with_name(f".{copy.path.name}.part"))
@@ -61,7 +62,7 @@ def _fetch(url: str, copy: RunDirectory) -> None:
             )
         draft.count_from(_attempt_of(draft.path))
         if draft != copy:
-            draft.path.rename(copy.path)
+            publish(draft.path, copy.path)
 
 
 def _attempt_of(directory: Path) -> int:

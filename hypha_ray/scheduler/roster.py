@@ -44,6 +44,7 @@ class Slot:
     breakdowns: int = 0
     """Of these those whose process ended by itself."""
     strikes: int = 0
+    """Deltas that were rejected for what they were, less those that were accepted since."""
     excluded: bool = False
     done: bool = False
     """It has done its final plan."""
@@ -196,8 +197,9 @@ class Roster:
         return True
 
     def contributed(self, number: int) -> None:
-        """A worker's delta is in a round: whatever went wrong before is over, for all."""
+        """A worker's delta is in a round: whatever went wrong before is over, for all; and a strike is taken back."""
         self.slots[number].failures = 0
+        self.slots[number].strikes = max(0, self.slots[number].strikes - 1)
         for slot in self.slots.values():
             slot.breakdowns = 0
 

@@ -8,8 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypha_ray.config.schema import Sync
-from hypha_ray.errors import ClusterError, ConfigError
+from hypha_ray.errors import ClusterError, ConfigError, HyphaError, LostError
 from hypha_ray.types import Contribution, Delta, Evaluated, Plan, Report, Source, Span, Verdict
+
+LOST = "its payload was lost with its node"
+"""Why a delta isn't in a round that nobody has judged."""
 
 
 @dataclass(slots=True)
@@ -250,6 +253,15 @@ def diverged(number: int, reason: str) -> ConfigError:
     """Why a run ends in which nobody's delta was of any use."""
     what = f"training diverged: every delta of round {number} was rejected, the first for {reason}"
     return ConfigError("TRN001", what, fix="lower inner_optimizer.learning_rate, or set inner_optimizer.clip_norm")
+
+
+def failure(number: int, verdict: Verdict, exact: bool) -> HyphaError | None:
+    """Why a round can't be committed; None if it can. An `exact` one needs every delta that isn't a worker's fault."""
+    lost = [one for one in verdict.rejected if not one.blamed]
+    if lost and (exact or not verdict.accepted):
+        what, fix = f"round {number} has to be trained again", "submit again: the run goes on from its last commit"
+        return LostError("NET012", what, got=f"of worker {lost[0].worker}: {lost[0].reason}", fix=fix)
+    return None if verdict.accepted else diverged(number, verdict.rejected[0].reason)
 
 
 def disowned(number: int) -> ClusterError:

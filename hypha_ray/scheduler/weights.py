@@ -9,16 +9,16 @@ from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from ray.exceptions import ObjectLostError
-
 from hypha_ray.config import Job
 from hypha_ray.fragments import Piece, exchanged
 from hypha_ray.phases import Phase
 from hypha_ray.scheduler.commands import Initialised, Persist, Reduce
 from hypha_ray.scheduler.crew import Crew
+from hypha_ray.scheduler.post import GONE
+from hypha_ray.scheduler.rounds import LOST
 from hypha_ray.types import Layout, Rejection, Saved, Source, Verdict
 
-LOST = "its payload was lost with its node"
+__all__ = ["LOST", "Weights"]
 
 
 class Weights:
@@ -119,7 +119,7 @@ class Weights:
                 steps = await asyncio.gather(
                     *(self._step(f, call, phase) for f, call in zip(fragments, calls, strict=True))
                 )
-            except ObjectLostError:
+            except GONE:
                 lost = await self._lost(command.round, kept)
                 if not lost:
                     raise  # It is θ: the run has to go on from its last snapshot.
@@ -165,19 +165,25 @@ class Weights:
         for source, _, refs in kept:
             try:
                 await self.fetch(round_number, refs)
-            except ObjectLostError:
-                found[source.worker] = Rejection(source.worker, LOST)
+            except GONE:
+                found[source.worker] = Rejection(source.worker, LOST, blamed=False)
         return found
 
     async def fetch(self, round_number: int, payloads: list[Any]) -> None:
         """Bring payloads to their servers' nodes: ahead of the round's end, and safe from their own nodes' end.
 
+        Args:
+            round_number: the round that they are of.
+            payloads: one for each fragment; after them the inner state, if there is one, for the store's node.
+
         Raises:
             ObjectLostError: one went with its node before.
+            RayActorError: likewise; its worker had not ended its stream.
 
         """
-        for fragment, ref in zip(exchanged(self._job, round_number), payloads, strict=True):
-            await self._crew.servers[fragment].ask(partial(_received, ref=ref))
+        takers = [*(self._crew.servers[fragment] for fragment in exchanged(self._job, round_number)), self._crew.store]
+        for taker, ref in zip(takers, payloads, strict=False):
+            await taker.ask(partial(_received, ref=ref))
 
     def persist(self, command: Persist) -> Awaitable[Saved]:
         """Let the store write snapshot and commit record of the weights that there are now, after those before."""
@@ -199,8 +205,8 @@ def _merged(to: Source, piece: Piece, ref: Any, worker: Any) -> Any:
     return worker.merge.remote(to, piece, ref)
 
 
-def _received(server: Any, ref: Any) -> Any:
-    return server.receive.remote(ref)
+def _received(taker: Any, ref: Any) -> Any:
+    return taker.receive.remote(ref)
 
 
 async def _known(ref: Any) -> Any:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from hypha_ray.server.rules import Descent
 
 
+GROUPS = {"pulse": 1, "intake": 1}
+"""Calls that don't wait for a step: whether it lives, and whether a payload is there."""
 THREADS = 4
 """Of a server that has reserved fewer CPUs: workers wait while it computes, so theirs are idle."""
 COPYING = 2
@@ -182,6 +184,7 @@ class ParameterServer:
             return published(down, sync.error_feedback, theta, left_out, (new, state, verdict))
         return new, state if is_whole(state, rules) else None, {}, verdict
 
+    @ray.method(concurrency_group="intake")
     def receive(self, payload: Flat) -> None:
         """Take a payload in: it is on this node then, before it is needed, and safe from its own's end.
 

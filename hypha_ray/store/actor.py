@@ -18,6 +18,9 @@ from hypha_ray.store.quarantine import quarantine, quarantined
 from hypha_ray.store.restart import Restart, restart
 from hypha_ray.types import Flat, Layout, Saved
 
+GROUPS = {"pulse": 1, "intake": 1}
+"""Calls that don't wait for the disk: whether it lives, and whether a state is there."""
+
 
 class Store:
     """The `Keeper` of a run as an actor; it lives where the run directory is.
@@ -88,6 +91,10 @@ class Store:
     def quarantine(self, index: int, reason: str) -> None:
         """See `quarantine.quarantine`; `CheckpointError` as well if another process has the lock."""
         quarantine(self._held_directory(), index, reason)
+
+    @ray.method(concurrency_group="intake")
+    def receive(self, flat: Flat) -> None:
+        """Take a state in: it is on this node then, and safe from its own's end."""
 
     @ray.method(concurrency_group="pulse")
     def ping(self) -> int:

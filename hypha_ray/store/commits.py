@@ -97,6 +97,8 @@ class CommitLog:
 
     def __init__(self, directory: Path) -> None:
         self._folder, self._origin = directory / "commits", directory / "origin.json"
+        self._last: Commit | None = None
+        """The newest record, if it was written here: whoever has the store's lock needs no list of all of them."""
 
     def begin(self, theta_sha256: str) -> None:
         """Take note of the weights that round 0 begins with.
@@ -126,12 +128,14 @@ class CommitLog:
             TryAgainError: the disk is full or can't be written.
 
         """
-        newest, path = self.newest(), self.path(commit.round)
+        newest, path = self._last or self.newest(), self.path(commit.round)
         if newest == commit:
             with room_for(path, 0):
                 sync_folder(self._folder)
             return
-        self.expect(commit.round)
+        due = max(self.rounds(), default=-1) + 1 if self._last is None else self._last.round + 1
+        if commit.round != due:
+            raise broken_chain(commit.round, f"round {commit.round}", f"round {due}")
         if newest is not None and commit.parent_sha256 != newest.theta_sha256:
             raise broken_chain(commit.round, f"parent {commit.parent_sha256}", f"parent {newest.theta_sha256}")
         temporary = path.with_suffix(f".{uuid4().hex}.tmp")  # No two writers share it: their bytes would mix.
@@ -141,12 +145,7 @@ class CommitLog:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
             raise
-
-    def expect(self, round: int) -> None:
-        """Raise `CheckpointError` unless this is the number of the next round."""
-        due = max(self.rounds(), default=-1) + 1
-        if round != due:
-            raise broken_chain(round, f"round {round}", f"round {due}")
+        self._last = commit
 
     def newest(self) -> Commit | None:
         """Return the last record; None: there is none."""
@@ -171,7 +170,7 @@ class CommitLog:
 
         Newest first, so that after a crash what is left is a chain, too.
         """
-        rounds = [round for round in self.rounds() if round >= first]
+        self._last, rounds = None, [round for round in self.rounds() if round >= first]
         if not rounds:
             return
         numbers = [int(path.name) for path in self._folder.glob("rewound/*") if path.name.isdecimal()]
@@ -221,8 +220,13 @@ class CommitLog:
 
 
 def _encoded(commit: Commit) -> dict[str, Any]:
-    """Fields as JSON has them; a span is a list of epoch, slice, start and stop."""
-    return {**asdict(commit), "spans": {worker: [astuple(span) for span in spans] for worker, spans in commit.spans}}
+    """Fields as JSON has them; a span is a list of epoch, slice, start and stop. Blame goes without saying."""
+    rejected = [{"worker": one.worker, "reason": one.reason} for one in commit.rejected]
+    for one, record in zip(commit.rejected, rejected, strict=True):
+        if not one.blamed:
+            record["blamed"] = False
+    spans = {worker: [astuple(span) for span in spans] for worker, spans in commit.spans}
+    return {**asdict(commit), "spans": spans, "rejected": rejected}
 
 
 def _decoded(record: dict[str, Any]) -> Commit:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hypha_ray.config.load import CONFIG
 from hypha_ray.errors import ConfigError
-from hypha_ray.store.disk import publish, write_file
+from hypha_ray.store.disk import make_folder, publish, write_file
 from hypha_ray.store.lock import Held, Lock
 
 LOCK = "driver.lock"
@@ -70,7 +70,7 @@ class RunDirectory:
         """
         try:
             with self._writable():
-                self.path.mkdir(parents=True, exist_ok=True)
+                make_folder(self.path)
                 return Lock.acquire(self.path / LOCK)
         except Held as held:
             got = f"pid {held.pid or '?'} on {held.host or '?'} since {held.since or '?'}"
@@ -99,7 +99,7 @@ class RunDirectory:
         """
         draft = self.path / f".{name}.part"
         with self._writable():
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path)
             write_file(draft, text.encode())
             publish(draft, self.path / name)
 
@@ -113,7 +113,7 @@ class RunDirectory:
 
         """
         with self._writable():
-            (self.path / "logs").mkdir(parents=True, exist_ok=True)
+            make_folder(self.path / "logs")
             attempt = self._last_attempt() + 1
             while not self._claim(attempt):
                 attempt += 1
@@ -121,7 +121,7 @@ class RunDirectory:
 
     def count_from(self, attempt: int) -> None:
         """Let the next attempt be the one after this."""
-        self._log_file(attempt).parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self._log_file(attempt).parent)
         self._log_file(attempt).touch()
 
     def _claim(self, attempt: int) -> bool:

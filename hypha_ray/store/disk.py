@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -80,6 +80,11 @@ def publish_once(temporary: Path, path: Path) -> None:
     sync_folder(path.parent)
 
 
+def sync_file(path: Path) -> None:
+    """Wait until the disk has a file's contents, whoever has written them."""
+    sync_folder(path)  # The kernel is asked in the same way.
+
+
 def sync_folder(folder: Path) -> None:
     """Wait until the disk has a folder's list of names."""
     descriptor = os.open(folder, os.O_RDONLY)
@@ -87,6 +92,15 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, if need be, and wait until the disk has the name of each that is new."""
+    missing = [one for one in (folder, *folder.parents) if not one.is_dir()]
+    for one in reversed(missing):
+        one.mkdir(exist_ok=True)
+        with suppress(PermissionError):  # A folder may be written to and not be read, but only the latter syncs it.
+            sync_folder(one.parent)
 
 
 def sweep(folder: Path) -> None:
@@ -109,7 +123,7 @@ def room_for(path: Path, need_bytes: int) -> Iterator[None]:
 
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         if shutil.disk_usage(path.parent).free < need_bytes:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         yield

@@ -37,6 +37,8 @@ class Keeper:
         for folder in ("commits", "checkpoints"):
             sweep(directory / folder)
         self._log = CommitLog(directory)
+        self._written = len(self._log.rounds())
+        """Records that are there; counted, for a list of them takes ever longer."""
         self._newest = self._log.newest()
         self._parent = self._newest.theta_sha256 if self._newest else self._log.origin()
         self._backlog: list[Commit] = []
@@ -113,10 +115,10 @@ class Keeper:
     def _snapshot(self, round: int, parts: _Parts) -> tuple[tuple[str, str], TryAgainError | None]:
         """Write a snapshot if it is due; returns the hashes of weights and momentum, and why it couldn't be written."""
         try:
-            if self._log.rounds():
+            if self._written:
                 self._catch_up()
             if self._is_due(round):
-                state = {**parts.state, "records": len(self._log.rounds())}
+                state = {**parts.state, "records": self._written}
                 return write_snapshot(self._directory, round, parts.theta, parts.outer, parts.inner, state), None
         except TryAgainError as error:
             return parts.hashes(), error
@@ -145,12 +147,13 @@ class Keeper:
         """Write the records that wait, oldest first."""
         while self._backlog:
             self._log.append(self._backlog[0])
+            self._written = self._backlog[0].round + 1
             del self._backlog[0]
 
     def _recorded(self, commit: Commit, refusal: TryAgainError | None) -> Saved:
         """Write the newest record, and tell what came of the round."""
         try:
-            if refusal is None or self._log.rounds():  # Nothing could be made of a log without any snapshot.
+            if refusal is None or self._written:  # Nothing could be made of a log without any snapshot.
                 self._catch_up()
         except TryAgainError as error:
             refusal = refusal or error

@@ -16,7 +16,7 @@ import fsspec
 
 from hypha_ray.errors import CheckpointError, TryAgainError
 from hypha_ray.store.commits import CommitLog
-from hypha_ray.store.disk import publish, room_for
+from hypha_ray.store.disk import publish, room_for, sync_file
 from hypha_ray.store.snapshots import snapshot_path
 from hypha_ray.store.tensorfile import file_sha256
 
@@ -119,6 +119,7 @@ def _fetch(place: _Place, name: str, path: Path) -> None:
         with _reachable(name):
             place.get(name, temporary)
         if not path.exists():
+            sync_file(temporary)
             publish(temporary, path)
             return
         same = file_sha256(path) == file_sha256(temporary)

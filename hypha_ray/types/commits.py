@@ -19,10 +19,11 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A delta that did not go into a round, and why."""
+    """A delta that did not go into a round, and why; nobody is to blame for one that got lost."""
 
     worker: int
     reason: str
+    blamed: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -286,7 +286,7 @@ def test_adopted_lease_of_a_killed_creator_keeps_its_tenant_until_it_is_released
     node = ray.get(living.where.remote(), timeout=WAIT_S)
     ray.kill(landlord)
     until(lambda: dead(landlord))
-    assert leases.node(settler) == node and ray.get(living.where.remote(), timeout=WAIT_S) == node
+    assert leases.placed()[settler.holder] == node and ray.get(living.where.remote(), timeout=WAIT_S) == node
     leases.release(settler)
     until(lambda: dead(living))
     assert state("run/worker-0") == "REMOVED"

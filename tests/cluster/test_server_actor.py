@@ -18,7 +18,7 @@ from hypha_ray.errors import ConfigError
 from hypha_ray.failpoints import hits
 from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import gather, layout_of
-from hypha_ray.server.actor import ParameterServer
+from hypha_ray.server.actor import GROUPS, ParameterServer
 from hypha_ray.server.gates import Received
 from hypha_ray.server.reducer import initial_momentum, reduce
 from hypha_ray.server.rules import Rules
@@ -51,7 +51,7 @@ def job_of(fragments: int, **tables: dict[str, Any]) -> Job:
 
 def start(job: Job) -> Any:
     """A server as the scheduler starts it."""
-    return ray.remote(concurrency_groups={"pulse": 1})(ParameterServer).options(num_cpus=0).remote(job)
+    return ray.remote(concurrency_groups=GROUPS)(ParameterServer).options(num_cpus=0).remote(job)
 
 
 @pytest.fixture(scope="module")

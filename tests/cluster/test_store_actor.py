@@ -18,7 +18,7 @@ from hypha_ray.config.schema import Checkpoint
 from hypha_ray.errors import CheckpointError, HyphaError
 from hypha_ray.failpoints import hits
 from hypha_ray.scheduler.commands import Persist
-from hypha_ray.store.actor import Store
+from hypha_ray.store.actor import GROUPS, Store
 from hypha_ray.store.commits import CommitLog
 from hypha_ray.store.lock import lock_store
 from hypha_ray.store.snapshots import load_snapshot, rounds
@@ -61,7 +61,7 @@ def inner(number: int) -> Flat:
 
 
 def start(directory: Path, rounds: int, testing: schema.Testing | None = None, **checkpoint: int) -> Any:
-    cls = ray.remote(concurrency_groups={"pulse": 1})(Store)
+    cls = ray.remote(concurrency_groups=GROUPS)(Store)
     return cls.options(num_cpus=0).remote(str(directory), Checkpoint(**checkpoint), rounds, testing)
 
 

@@ -21,6 +21,7 @@ from hypha_ray.scheduler import commands as c
 from hypha_ray.scheduler.assigner import Sizes
 from hypha_ray.scheduler.core import Core
 from hypha_ray.scheduler.past import Past
+from hypha_ray.scheduler.rounds import LOST
 from hypha_ray.types import (
     Commit,
     Contribution,
@@ -230,8 +231,11 @@ class World:
         poisoned = self.weather.poisoned(command.sources)
         weights = zip(command.sources, command.weights, strict=True)
         accepted = (Contribution(s.worker, s.incarnation, n, 1.0) for s, n in weights if s.worker not in poisoned)
-        rejected = (Rejection(number, "non-finite values") for number in sorted(poisoned))
-        return Verdict(command.round, tuple(accepted), tuple(rejected), 0.5)
+        rejected = tuple(
+            Rejection(number, "non-finite values") if (number + command.round) % 2 else Rejection(number, LOST, False)
+            for number in sorted(poisoned)
+        )
+        return Verdict(command.round, tuple(accepted), rejected, 0.5)
 
     def _acknowledge(self, attempt: int, saved: Saved) -> None:
         if attempt == self._attempt:

@@ -9,7 +9,7 @@ from typing import Any
 from hypha_ray.config import Job
 from hypha_ray.scheduler import commands as c
 from hypha_ray.scheduler.core import CHECK_S
-from hypha_ray.types import Delta, Event, Merged, Plan, Ready, SliceInfo, Source, Span
+from hypha_ray.types import Delta, Event, Merged, Plan, Ready, SliceInfo, Source, Span, Verdict
 
 Sample = tuple[int, int, int]
 """Epoch, slice, number in the slice."""
@@ -37,6 +37,10 @@ class Books:
         """Last committed round in which a worker number trained: that is the inner state to go on from."""
         self.rejected: Counter[int] = Counter()
         """Rejected deltas of each number, of the rounds in the log."""
+        self.strikes: Counter[int] = Counter()
+        """Those of them that were rejected for what they were, less those that were accepted since."""
+        self.lost = False
+        """Payloads of the newest verdict were."""
         self.breakdowns: Counter[int] = Counter()
         self.newest_incarnation: dict[int, int] = {}
         self.false: set[Source] = set()
@@ -49,6 +53,8 @@ class Books:
         self.used, self.inner, self.rejected = set(), {}, Counter()
         for persist in log:
             self._enter(persist)
+        known = log[-1].state["workers"] if log else {}
+        self.strikes = Counter({int(number): int(one.get("strikes", 0)) for number, one in known.items()})
         self.at_work: dict[int, Source] = {}
         self.hired: dict[int, Source] = {}
         self.fed: dict[Source, set[int]] = {}
@@ -100,6 +106,7 @@ class Books:
                 self.committed.add(saved.commit.round)
             case c.Reduced(verdict=verdict) if self.reduce is not None and verdict.round == self.reduce.round:
                 assert {one.worker for one in verdict.accepted} <= {one.worker for one in self.reduce.sources}
+                self.lost = not all(one.blamed for one in verdict.rejected)
 
     # ── what the core commands ────────────────────────────────────────────────────────────────────────────────────
 
@@ -125,7 +132,7 @@ class Books:
 
     def _hire(self, source: Source) -> None:
         assert source.worker not in self.hired, "a number is given away twice"
-        strikes = self.rejected[source.worker]
+        strikes = self.strikes[source.worker]
         assert source.worker not in self.excluded and strikes < self.job.sync.strikes, (
             "an excluded number is given away"
         )
@@ -148,7 +155,7 @@ class Books:
                 "a worker is given up that was heard of"
             )
         if reason.startswith("excluded"):
-            assert self.rejected[worker] >= self.job.sync.strikes, "a worker is excluded too early"
+            assert self.strikes[worker] >= self.job.sync.strikes, "a worker is excluded too early"
             self.excluded.add(worker)
         if reason.startswith("it builds"):
             self.excluded.add(worker)
@@ -234,6 +241,7 @@ class Books:
                 "other samples than the delta's are counted"
             )
         self._enter(persist)
+        self._judge(persist.verdict)
         if self.calm is not None and not self.rejected:
             assert persist.spans == self.calm[persist.round], "replay has other samples than the calm run"
         self._audit(persist)
@@ -243,13 +251,18 @@ class Books:
         assert persist.state["totals"]["samples_total"] == _samples_total(self.log), "totals are wrong"
         for number in range(self.job.resources.num_workers):
             strikes = persist.state["workers"].get(str(number), {}).get("strikes", 0)
-            assert strikes == self.rejected[number], "strikes aren't written down"
+            assert strikes == self.strikes[number], "strikes aren't written down"
         assert persist.epoch == self.epoch, "the oldest epoch is wrong"
         counts = Counter((epoch, index) for epoch, index, _ in self.used if epoch == self.epoch)
         assert persist.cursors == {index: count for (_, index), count in counts.items()}, "cursors are wrong"
-        for one in persist.verdict.accepted:
+
+    def _judge(self, verdict: Verdict) -> None:
+        """What a verdict says of the workers."""
+        for one in verdict.accepted:
             self.breakdowns.clear()
             self.failures[one.worker] = 0
+            self.strikes[one.worker] = max(0, self.strikes[one.worker] - 1)
+        self.strikes.update(one.worker for one in verdict.rejected if one.blamed)
 
     def _enter(self, persist: c.Persist) -> None:
         samples = [sample for _, spans in persist.spans for sample in samples_in(spans)]
@@ -318,7 +331,9 @@ class Books:
                 able = set(core._roster.slots) - self.excluded
                 assert all(self.breakdowns[number] >= 5 for number in able), "not every worker breaks down"
             case "TRN001":
-                assert self._diverges
+                assert self._diverges and not self.lost
+            case "NET012":
+                assert self._reducing and self.lost, "nothing is lost"
             case "NET010":
                 assert self.false and self.job.sync.in_flight > 1
             case _:

@@ -68,8 +68,8 @@ class AsyncBooks(Books):
                     source = sources[one.worker]
                     self.accepted.append((one, self.deltas[rounds[source], source]))
                 self.total += len(verdict.accepted)
-                self.vain = 0 if verdict.accepted else self.vain + len(verdict.rejected)
-                self.rejected.update(one.worker for one in verdict.rejected)
+                self.vain = 0 if verdict.accepted else self.vain + sum(one.blamed for one in verdict.rejected)
+                self._judge(verdict)
                 self.step += 1
                 self.merged_at[self.step] = self.total
 
@@ -125,17 +125,10 @@ class AsyncBooks(Books):
             spans[one.worker] = spans.get(one.worker, ()) + delta.spans
         assert persist.spans == tuple(sorted(spans.items())), "other samples than the deltas' are counted"
         self.accepted = []
-        strikes, self.rejected = self.rejected, self.rejected.copy()
         self._enter(persist)
-        self.rejected = strikes
         self.steps_of_commits[self.step] = persist.round
         assert (persist.state["step"], persist.state["merged"]) == (self.step, self.total), "steps are miscounted"
         self._audit(persist)
-
-    def _enter(self, persist: c.Persist) -> None:
-        super()._enter(persist)
-        late = [one.worker for one in persist.verdict.rejected if "were merged since" in one.reason]
-        self.rejected.subtract(late)  # Who is slow isn't to blame.
 
     # ── after each step ───────────────────────────────────────────────────────────────────────────────────────────
 

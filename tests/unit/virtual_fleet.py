@@ -13,6 +13,7 @@ from hypha_ray.scheduler import commands as c
 from hypha_ray.scheduler.assigner import Sizes
 from hypha_ray.scheduler.core import Core
 from hypha_ray.scheduler.past import Past
+from hypha_ray.scheduler.rounds import LOST
 from hypha_ray.types import (
     Alive,
     Commit,
@@ -280,7 +281,7 @@ class VirtualFleet:
         for source, samples in zip(command.sources, command.weights, strict=True):
             reason = self.faults.reject(self._deltas[source])
             if reason:
-                rejected.append(Rejection(source.worker, reason))
+                rejected.append(Rejection(source.worker, reason, blamed=reason != LOST))
             else:
                 accepted.append(Contribution(source.worker, source.incarnation, samples, 1.0))
         self.tell(c.Reduced(Verdict(command.round, tuple(accepted), tuple(rejected), 0.5)))

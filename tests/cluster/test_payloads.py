@@ -1,0 +1,203 @@
+"""Where payloads are, from a worker's word to a server: on its own node, on the server's, and never the scheduler's."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+from ray.experimental import get_object_locations
+
+from hypha_ray.config import Job
+from hypha_ray.scheduler import commands as c
+from hypha_ray.scheduler.foreman import Foreman
+from hypha_ray.scheduler.owner import Owner
+from hypha_ray.scheduler.post import Post
+from hypha_ray.scheduler.weights import Weights
+from hypha_ray.types import Alive, Delta, Flat, Left, Source, Span
+
+WAIT_S = 60.0
+GROUP, ELEMENTS = "parameters/float32", 10_000_000
+ME = Source("run", 1, 10_001)
+DELTA = Delta(
+    source=ME,
+    round=1,
+    spans=(Span(0, 0, 0, 4),),
+    samples=4,
+    tokens=None,
+    scored=4,
+    batches=1,
+    loss=1.0,
+    fragments=1,
+    payload_bytes=4 * ELEMENTS,
+    train_s=1.0,
+    data_wait_s=0.0,
+)
+SHARED: dict[str, Any] = {"object_store_memory": 300_000_000}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """The scheduler's node, one for a worker and one for a server."""
+    folder = tempfile.mkdtemp(prefix="ray")
+    head = {"num_cpus": 0, "include_dashboard": False, "temp_dir": folder, **SHARED}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        for place in ("worker", "server"):
+            cluster.add_node(num_cpus=1, resources={place: 1}, wait=False, **SHARED)
+        cluster.wait_for_nodes()
+        ray.init(address=cluster.address, namespace="run", log_to_driver=False)
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@ray.remote(num_cpus=0, resources={"worker": 1})
+class Worker:
+    """What a worker says at the end of a round; a large payload takes its time to be stored."""
+
+    @ray.method(num_returns="streaming")  # type: ignore[untyped-decorator]
+    def run(self, storing_s: float, leaves: bool) -> Iterator[Any]:
+        yield DELTA
+        time.sleep(storing_s)
+        yield {GROUP: np.ones(ELEMENTS, np.float32)}
+        yield Alive(ME, -1)
+        if leaves:
+            yield Left(ME, 1)
+
+    def late(self) -> Flat:
+        time.sleep(WAIT_S)
+        return {}
+
+
+class Reporter:
+    """Is told nothing of interest."""
+
+    def note(self, kind: str, **fields: Any) -> None:
+        pass
+
+
+class Crew:
+    """One worker that is there, and a server that may not be."""
+
+    def __init__(self, stream: Any, server: Post | None = None) -> None:
+        self._stream, self.servers, self.store = stream, [server], None
+
+    def bridges(self, number: int) -> bool:
+        return False
+
+    async def hire(self, source: Source) -> tuple[Any, bool]:
+        return self._stream, False
+
+
+class Unheeding(Weights):
+    """Nobody asks for payloads yet."""
+
+    async def fetch(self, round_number: int, payloads: list[Any]) -> None:
+        pass
+
+
+def start_server(owner: Any, name: str, **testing: Any) -> Any:
+    """A server as the scheduler has it started, on a node of its own."""
+    job = Job.model_validate({"testing": testing})
+    options = {"name": name, "num_cpus": 0, "resources": {"server": 0.1}}
+    return ray.get(owner.start.remote("server", options, job), timeout=WAIT_S)
+
+
+def node_of(place: str) -> str:
+    return next(node["NodeID"] for node in ray.nodes() if place in node["Resources"])
+
+
+def places(ref: Any) -> set[str]:
+    return set(get_object_locations([ref])[ref]["node_ids"])
+
+
+def listen(crew: Crew, weights: Weights, heard: Callable[[Foreman, c.Input], None], until: type) -> Foreman:
+    """Let a foreman listen to the worker until it has heard something of that kind."""
+
+    async def run() -> Foreman:
+        tasks, over = set[asyncio.Task[None]](), asyncio.Event()
+
+        def spawn(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+            task = asyncio.get_running_loop().create_task(coroutine)
+            tasks.add(task)
+            return task
+
+        def inbox(event: c.Input) -> None:
+            heard(foreman, event)
+            if isinstance(event, until):
+                over.set()
+
+        foreman = Foreman(crew, weights, None, Reporter(), inbox, spawn)  # type: ignore[arg-type]
+        foreman.hire(ME)
+        await asyncio.wait_for(over.wait(), WAIT_S)
+        return foreman
+
+    return asyncio.run(run())
+
+
+def payload_of(foreman: Foreman) -> Any:
+    """Ref of the payload that was handed over."""
+    return foreman.payloads(c.Reduce(1, (ME,), (4,)))[0][0]
+
+
+@pytest.mark.parametrize("storing_s", [0.0, 0.2, 1.0])
+def test_scheduler_takes_a_payload_off_the_stream_and_has_no_copy_of_it(cluster: Cluster, storing_s: float) -> None:
+    worker = Worker.remote()
+    crew = Crew(worker.run.remote(storing_s, False))
+    weights = Unheeding(Job.model_validate({}), crew)  # type: ignore[arg-type]
+    foreman = listen(crew, weights, lambda foreman, event: None, Delta)
+    assert places(payload_of(foreman)) == {node_of("worker")}
+    ray.kill(worker)
+
+
+def test_server_has_a_leavers_payload_before_its_leave_is_heard(cluster: Cluster) -> None:
+    owner = ray.remote(num_cpus=0)(Owner).remote()
+    server, worker, notes = start_server(owner, "server-0"), Worker.remote(), list[str]()
+    there: list[set[str]] = []
+
+    async def start() -> Any:
+        return server
+
+    post = Post("server-0", start, ray.kill, 5.0, WAIT_S, lambda name, reason: notes.append(reason))
+    crew = Crew(worker.run.remote(0.0, True), post)
+
+    def heard(foreman: Foreman, event: c.Input) -> None:
+        if isinstance(event, Left):
+            there.append(places(payload_of(foreman)))
+
+    listen(crew, Weights(Job.model_validate({}), crew), heard, Left)  # type: ignore[arg-type]
+    assert there == [{node_of("worker"), node_of("server")}] and not notes
+    ray.kill(worker)
+    ray.kill(server)
+
+
+def test_server_that_takes_a_step_takes_payloads_in_and_says_that_it_lives(cluster: Cluster, tmp_path: Path) -> None:
+    owner = ray.remote(num_cpus=0)(Owner).remote()
+    testing = {"failpoints": ["server.before_reduce=pause@*"], "failpoint_log": str(tmp_path / "hits.jsonl")}
+    server, payload = start_server(owner, "busy", **testing), {GROUP: np.ones(4, np.float32)}
+    ray.get(server.receive.remote(payload), timeout=WAIT_S)
+    step = server.reduce.remote("step", None, 0, 0, payload, payload, ())[-1]
+    assert ray.wait([step, server.receive.remote(payload)], timeout=WAIT_S)[0] != [step]
+    assert ray.wait([step, server.ping.remote()], timeout=WAIT_S)[0] != [step]
+    ray.kill(server)
+
+
+def test_server_whose_payload_is_long_on_its_way_says_that_it_lives(cluster: Cluster) -> None:
+    owner = ray.remote(num_cpus=0)(Owner).remote()
+    server, worker = start_server(owner, "waiting"), Worker.remote()
+    receipt = server.receive.remote(worker.late.remote())
+    assert ray.get(server.ping.remote(), timeout=WAIT_S / 2)
+    assert not ray.wait([receipt], timeout=0)[0]
+    ray.kill(worker)
+    ray.kill(server)
