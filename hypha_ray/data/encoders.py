@@ -18,6 +18,8 @@ Tokens: TypeAlias = npt.NDArray[np.int32]
 
 FOLDER = "tokenizer"
 """Where the tokenizer is saved, beside the slices, for the trained model to be shipped with."""
+_SPARE = 125
+"""Tokens of ByT5 that no text has."""
 
 
 class Encoder(Protocol):
@@ -51,12 +53,42 @@ class ByteEncoder:
         return ids
 
     def save(self, folder: Path) -> PreprocessorInfo:
-        """Save it as a ByT5Tokenizer, which `AutoTokenizer` loads."""
-        from transformers import ByT5Tokenizer
+        """Save it as a tokenizer that `AutoTokenizer` loads.
 
-        tokenizer = ByT5Tokenizer()
+        ByT5's own tokenizer puts an end behind every text, and a model has nothing to say behind an end. This one has
+        the same ids and leaves a prompt open.
+        """
+        tokenizer = _byte_tokenizer()
         tokenizer.save_pretrained(folder / FOLDER)
         return PreprocessorInfo("byte", folder=FOLDER, vocab_size=len(tokenizer))
+
+
+def _byte_tokenizer() -> Any:
+    """ByT5's vocabulary for the tokenizers library: pad, end and unknown, the bytes, and 125 spare tokens."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    specials = ["<pad>", "</s>", "<unk>"]
+    vocabulary = {token: number for number, token in enumerate([*specials, *_byte_names()])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=specials[0],
+        eos_token=specials[1],
+        unk_token=specials[2],
+        additional_special_tokens=[f"<extra_id_{number}>" for number in range(_SPARE)],
+        model_input_names=["input_ids", "attention_mask"],
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _byte_names() -> list[str]:
+    """GPT-2's character for each byte: itself where it can be seen, else one behind the first 256."""
+    seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    unseen = itertools.count(0x100)
+    return [chr(byte if byte in seen else next(unseen)) for byte in range(0x100)]
 
 
 class HubEncoder:

@@ -16,10 +16,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    ByT5Tokenizer,
+    PreTrainedTokenizerFast,
+    pipeline,
+)
 
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.encoders import ByteEncoder, HubEncoder, Tokens, load_encoder
@@ -92,6 +100,50 @@ def test_byte_tokenizer_saved_beside_the_slices_decodes_them(tmp_path: Path) -> 
     assert " ".join(text_of(row[None])) in tokenizer.decode(row)
     assert manifest.preprocessor.vocab_size == len(tokenizer) == 384
     manifest.require(vocab_size=len(tokenizer))
+
+
+@pytest.fixture(scope="module")
+def saved_bytes(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("bytes")
+    ByteEncoder().save(folder)
+    return AutoTokenizer.from_pretrained(folder / "tokenizer")
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(max_size=40))
+def test_saved_byte_tokenizer_leaves_a_prompt_open(saved_bytes: Any, text: str) -> None:
+    ids = saved_bytes(text, split_special_tokens=True)["input_ids"]
+    assert [*ids, 1] == ByteEncoder().encode([text]).tolist()
+    assert saved_bytes.decode(ids) == text
+
+
+def test_saved_byte_tokenizer_has_the_tokens_of_byt5(saved_bytes: Any) -> None:
+    reference = ByT5Tokenizer()
+    names = ["<pad>", "</s>", "<unk>", *(f"<extra_id_{number}>" for number in range(125))]
+    assert saved_bytes.convert_tokens_to_ids(names) == reference.convert_tokens_to_ids(names)
+    assert (saved_bytes.pad_token_id, saved_bytes.eos_token_id, saved_bytes.unk_token_id) == (0, 1, 2)
+    assert set(saved_bytes("a")) == {"input_ids", "attention_mask"}  # whatever else is there, generate refuses
+    assert "".join(text for text in saved_bytes.batch_decode([[1, 100, 0]], skip_special_tokens=True)) == "a"
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_model_saved_with_the_byte_tokenizer_continues_a_prompt(tmp_path: Path, family: str) -> None:
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"vocab_size": 384, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"hidden_size": 16, "bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
+    network = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes)).eval()
+    network.save_pretrained(tmp_path)
+    ByteEncoder().save(tmp_path)
+    AutoTokenizer.from_pretrained(tmp_path / "tokenizer").save_pretrained(tmp_path)
+    for prompt in ("def f(", "größer"):
+        row = [byte + 3 for byte in prompt.encode()]
+        for _ in range(8):
+            row.append(int(network(torch.tensor([row])).logits[0, -1].argmax()))
+        expected = bytes(token - 3 for token in row if 3 <= token < 259).decode(errors="replace")
+        how: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
+        assert pipeline("text-generation", str(tmp_path))(prompt, **how)[0]["generated_text"] == expected
+        loaded, tokenizer = (kind.from_pretrained(tmp_path) for kind in (AutoModelForCausalLM, AutoTokenizer))
+        assert loaded.generate(**tokenizer(prompt, return_tensors="pt"), **how)[0].tolist() == row
 
 
 @pytest.fixture
