@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import socket
 import threading
@@ -113,8 +114,8 @@ class Channel:
 
         """
         assert self._directory is not None
-        size = self._directory.path.joinpath(path).stat().st_size
-        with self._closing(hearing=False), self._speaking, self._directory.open(path, size) as file:
+        with self._closing(hearing=False), self._speaking, self._directory.open(path) as file:
+            size = os.fstat(file.fileno()).st_size
             self._write("file", pb.File(path=path, size=size))
             part = memoryview(bytearray(min(MAX_PART, size)))
             while size:

@@ -13,6 +13,8 @@ from hypha_ray.errors import BridgeError
 
 MAX_METRICS = 256
 MAX_SLICES = 256
+LARGEST = 1e12
+"""Of a loss, a norm or any other figure, whatever its sign: sums and means of such figures are finite, too."""
 MAX_TEXT = 1024
 """Characters of a reason, or of what an error says."""
 _METRIC = re.compile(r"[A-Za-z0-9_./-]{1,128}")
@@ -60,6 +62,7 @@ def _job(message: Any) -> None:
 
 def _ready(message: Any) -> None:
     _text("device", message.device, 64)
+    _at_most("parameters", message.parameters)
 
 
 def _parameters(message: Any) -> None:
@@ -78,7 +81,7 @@ def _metrics(message: Any) -> None:
     for name, value in message.items.items():
         if not _METRIC.fullmatch(name):
             raise BridgeError("MSG002", "the name of a metric", repr(name[:140]), "1 to 128 of A-Z a-z 0-9 _ . / -")
-        _number(f"metric {name}", value)
+        _figure(f"metric {name}", value)
     _at_least("data_processed", message.data_processed, 0)
     _at_least("local_round", message.local_round, 0)
 
@@ -99,15 +102,15 @@ def _assignment(message: Any) -> None:
 def _evaluation(message: Any) -> None:
     _at_least("round", message.round, 0)
     _number("loss_sum", message.loss_sum)
-    if message.correct > message.count:
-        raise BridgeError("MSG003", "correct", got=str(message.correct), allowed=f"at most count, {message.count}")
+    _at_most("loss_sum / count", abs(message.loss_sum) / max(1, message.count))
+    _at_most("correct", message.correct, message.count)
 
 
 def _update(message: Any) -> None:
     _at_least("round", message.round, 0)
     _at_least("samples", message.samples, 1)
     _at_least("batches", message.batches, 1)
-    _number("loss", message.loss)
+    _figure("loss", message.loss)
     _file(message.update.model_path, message.content)
 
 
@@ -157,8 +160,19 @@ def _number(name: str, value: float) -> None:
         raise BridgeError("MSG001", name, got=str(value), allowed="a finite number")
 
 
-def _not_negative(name: str, value: float) -> None:
+def _figure(name: str, value: float) -> None:
     _number(name, value)
+    if abs(value) > LARGEST:
+        raise BridgeError("MSG003", name, got=str(value), allowed=f"{-LARGEST:g} to {LARGEST:g}")
+
+
+def _at_most(name: str, value: float, most: float = LARGEST) -> None:
+    if value > most:
+        raise BridgeError("MSG003", name, got=str(value), allowed=f"at most {most:g}")
+
+
+def _not_negative(name: str, value: float) -> None:
+    _figure(name, value)
     _at_least(name, value, 0)
 
 

@@ -1,7 +1,8 @@
 """Files of a work directory, which another process that isn't trusted writes to as well.
 
-A path from outside is opened beneath the directory, component by component, without following a link; only a regular
-file of one name and of the expected size is read; and what is used afterwards is a copy, of which the hash is taken.
+Every path is opened beneath the directory, component by component, without following a link: to be read, written and
+removed, our own files as well. Only a regular file of one name and of the expected size is read; and what is used
+afterwards is a copy, of which the hash is taken.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import contextlib
 import errno
 import hashlib
 import os
+import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
@@ -41,7 +43,7 @@ def parts(path: str) -> list[str]:
 
 
 def content_of(file: Path) -> Content:
-    """Size and sha256 of a file of our own."""
+    """Size and sha256 of a file in a folder that is ours alone."""
     with file.open("rb") as opened:
         sha256 = hashlib.file_digest(opened, "sha256").digest()
         return Content(size=opened.tell(), sha256=sha256)
@@ -78,7 +80,7 @@ class WorkDirectory:
             TryAgainError: the copy can't be written.
 
         """
-        with self.open(path, expected.size) as source, _written(to), to.open("xb") as target:
+        with self.open(path, expected.size) as source, _written(to, to.unlink), to.open("xb") as target:
             found, size = hashlib.sha256(), 0
             while chunk := source.read(min(_STEP, expected.size + 1 - size)):
                 found.update(chunk)
@@ -89,9 +91,19 @@ class WorkDirectory:
                 allowed = f"{expected.size} bytes, sha256 {expected.sha256.hex()[:12]}…"
                 raise BridgeError("PATH005", f"{path} isn't the file that was announced", got, allowed)
 
+    def content(self, path: str) -> Content:
+        """Size and sha256 of a file.
+
+        Raises:
+            BridgeError: as `open`.
+
+        """
+        with self.open(path) as file:
+            return Content(size=os.fstat(file.fileno()).st_size, sha256=hashlib.file_digest(file, "sha256").digest())
+
     @contextlib.contextmanager
-    def open(self, path: str, size: int) -> Iterator[FileIO]:
-        """A file of that size, to read from.
+    def open(self, path: str, size: int | None = None) -> Iterator[FileIO]:
+        """A file of that size, or of any, to read from.
 
         Raises:
             BridgeError: PATH001 the path isn't allowed, PATH002 it leads over a link, PATH003 it isn't a regular file
@@ -120,11 +132,42 @@ class WorkDirectory:
 
         """
         *folders, name = parts(path)
+        with self._folder(folders, path) as folder, _created(name, folder, path) as file:
+            yield file
+
+    def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> Content:
+        """Write a file of our own in place of whatever has its name; returns size and sha256 of what was written.
+
+        Raises:
+            BridgeError: PATH001, PATH002, PATH006 as `open`.
+            TryAgainError: PATH010 it can't be written.
+
+        """
+        *folders, name = parts(path)
+        found, size, draft = hashlib.sha256(), 0, f".{secrets.token_hex(8)}.part"
+        with self._folder(folders, path) as folder, _created(draft, folder, path) as file:
+            for chunk in chunks:
+                found.update(chunk)
+                size += file.write(chunk)
+            file.flush()
+            os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
+        return Content(size=size, sha256=found.digest())
+
+    def unlink(self, path: str) -> None:
+        """Remove a file; one that isn't there is none.
+
+        Raises:
+            BridgeError: PATH001, PATH002 as `open`; PATH006 its folder is missing, or it can't be removed.
+
+        """
+        *folders, name = parts(path)
         with self._folder(folders, path) as folder:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            descriptor = _opened(name, flags, folder, path)
-            with _written(self.path / path), os.fdopen(descriptor, "wb") as file:
-                yield file
+            try:
+                os.unlink(name, dir_fd=folder)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                raise BridgeError("PATH006", f"{path} can't be removed", error.strerror or str(error)) from None
 
     @contextlib.contextmanager
     def _folder(self, names: list[str], path: str) -> Iterator[int]:
@@ -158,14 +201,23 @@ def _opened(name: str, flags: int, folder: int, path: str) -> int:
         raise BridgeError("PATH006", f"{path} can't be opened", error.strerror or str(error)) from None
 
 
-def _check(facts: os.stat_result, path: str, size: int) -> None:
+@contextlib.contextmanager
+def _created(name: str, folder: int, path: str) -> Iterator[BinaryIO]:
+    """A new file in an open folder; gone again if it isn't written whole."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = _opened(name, flags, folder, path)
+    with _written(path, lambda: os.unlink(name, dir_fd=folder)), os.fdopen(descriptor, "wb") as file:
+        yield file
+
+
+def _check(facts: os.stat_result, path: str, size: int | None) -> None:
     """See that a file is a regular one, ours alone, and of that size."""
     if not stat.S_ISREG(facts.st_mode):
         raise BridgeError("PATH003", f"{path} isn't a regular file", got=_kind(facts.st_mode))
     if facts.st_nlink != 1 or facts.st_uid != os.geteuid():
         got = f"{facts.st_nlink} names, user {facts.st_uid}"
         raise BridgeError("PATH003", f"{path} isn't ours alone", got, f"one name, user {os.geteuid()}")
-    if facts.st_size != size:
+    if size is not None and facts.st_size != size:
         raise BridgeError("PATH004", f"{path} has another size", str(facts.st_size), f"{size} bytes")
 
 
@@ -182,14 +234,14 @@ def _kind(mode: int) -> str:
 
 
 @contextlib.contextmanager
-def _written(path: Path) -> Iterator[None]:
+def _written(shown: object, remove: Callable[[], None]) -> Iterator[None]:
     """Remove a new file that can't be written whole."""
     try:
         yield
-    except OSError as error:
-        path.unlink(missing_ok=True)
-        what = f"{path} can't be written"
-        raise TryAgainError("PATH010", what, error.strerror or str(error), fix="look for room on the disk") from None
-    except BaseException:
-        path.unlink(missing_ok=True)
-        raise
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            remove()
+        if not isinstance(error, OSError):
+            raise
+        what, why = f"{shown} can't be written", error.strerror or str(error)
+        raise TryAgainError("PATH010", what, why, fix="look for room on the disk") from None

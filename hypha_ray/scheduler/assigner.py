@@ -10,7 +10,7 @@ from hypha_ray.config import Job
 from hypha_ray.fragments import due
 from hypha_ray.scheduler.commands import Assign, Command, Feed, Merge, Restore
 from hypha_ray.scheduler.epoch import samples_of
-from hypha_ray.scheduler.fleet import Member, Standing, batch_seconds, paces_at_start, standings
+from hypha_ray.scheduler.fleet import Member, Standing, batch_seconds, batch_size, paces_at_start, standings
 from hypha_ray.scheduler.past import Past
 from hypha_ray.scheduler.planner import plan as plan_batches
 from hypha_ray.scheduler.rounds import Round
@@ -44,12 +44,18 @@ class Assigner:
         self._validation = tuple(Span(0, s.index, 0, s.samples) for s in slices if s.split == "validation")
         self._assigned: set[int] = set()
         """Workers that were given samples since the last commit."""
-        self.ledger = Ledger.restore([info for info in slices if info.split == "train"], job.run.seed, past.used)
+        train = [info for info in slices if info.split == "train"]
+        self.ledger = Ledger.restore(train, job.run.seed, past.used, self._most())
         self._first = past.next_round
         """Number of the weights that the run goes on with."""
         self._evaluated = past.next_round if past.evaluated else None
         """Number of weights whose evaluation is there already."""
         self._behind = job.sync.in_flight - 1
+
+    def _most(self) -> int:
+        """Samples that a worker may be given at once: those of a whole round, and what is left of a batch."""
+        rounds = 0, self._job.rounds.warmup_rounds
+        return max(self._job.samples(number) for number in rounds) + batch_size(self._job)
 
     def due(self, number: int) -> int:
         """Number of the weights that workers must have in a round; its own, unless several exchanges are under way."""

@@ -10,6 +10,7 @@ Times are monotonic seconds, passed in.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 
 from hypha_ray.config import Job
@@ -23,6 +24,8 @@ from hypha_ray.scheduler.past import Past
 from hypha_ray.scheduler.proofs import Proofs
 from hypha_ray.scheduler.roster import HOPELESS, Roster
 from hypha_ray.types import Alive, Event, Failed, Leaving, Left, Merged, Ready, SliceInfo, Source
+
+log = logging.getLogger(__name__)
 
 CHECK_S = 1.0
 """Seconds between two looks at who is silent and what is to be filled again."""
@@ -81,7 +84,11 @@ class Core:
         if self.over:
             return []
         self._forgive_own_absence(now)
-        self._take_in(event, now)
+        try:
+            self._take_in(event, now)
+        except Exception as error:
+            if not self._lose_speaker(event, error, now):
+                raise
         for follow in (self._tick, self._begin_if_staffed, self._limit_waiting):
             if not self.over:
                 follow(now)
@@ -109,6 +116,16 @@ class Core:
                 self._heard(event, now)
             case c.Tick():
                 pass
+
+    def _lose_speaker(self, event: c.Input, error: Exception, now: float) -> bool:
+        """Lose the worker whose word can't be taken in, and what is known of it; False if it was no worker's word."""
+        if not isinstance(event, Event) or isinstance(event, Failed):
+            return False
+        log.error("the word of worker %d can't be taken in: %s", event.source.worker, event, exc_info=error)
+        lost = self._lost(event.source, f"its {type(event).__name__} can't be taken in: {error}", now)
+        if lost:
+            self._roster.slots[event.source.worker].member = None
+        return lost
 
     # ── time ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

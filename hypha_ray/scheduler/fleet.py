@@ -66,6 +66,11 @@ class Member:
         """Whether it has nothing to train on in its round."""
         return self.plan is None or not self.plan.spans
 
+    @property
+    def planned(self) -> int:
+        """Batches that it is to do in its round."""
+        return 0 if self.plan is None else self.plan.batches
+
     def start(self, plan: Plan) -> None:
         """Begin a round."""
         self.plan, self.assigned, self.progress = plan, plan.spans, Progress()
@@ -165,7 +170,7 @@ def standings(
         unseen = max(0, math.floor((now - since[worker]) / seconds[worker]))
         offset_s = max(0.0, since[worker] + unseen * seconds[worker] - origin)
         pace = Pace(worker, seconds[worker], member.batch_size, offset_s)
-        found.append(Standing(member.progress.batches + unseen, pace))
+        found.append(Standing(min(member.progress.batches + unseen, member.planned), pace))
     return origin, found
 
 

@@ -29,20 +29,23 @@ class Ledger:
     Args:
         slices: the train slices.
         seed: of the order of slices, which is shuffled in every epoch.
+        most: samples that a worker may be given at once; None: any number.
 
     """
 
-    def __init__(self, slices: Sequence[SliceInfo], seed: int) -> None:
+    def __init__(self, slices: Sequence[SliceInfo], seed: int, most: int | None = None) -> None:
         self._sizes = {info.index: info.samples for info in slices}
         if not self._sizes or len(self._sizes) < len(slices) or min(self._sizes.values()) < 1:
             raise LedgerError("LED001", "there are no slices, or one is empty or listed twice")
-        self._seed, self._total = seed, sum(self._sizes.values())
+        self._seed, self._total, self._most = seed, sum(self._sizes.values()), most
         self._oldest = 0
         self._epochs: dict[int, Epoch] = {}
         self._held: dict[int, list[Span]] = {}
 
     @classmethod
-    def restore(cls, slices: Sequence[SliceInfo], seed: int, state: Mapping[str, Any]) -> Ledger:
+    def restore(
+        cls, slices: Sequence[SliceInfo], seed: int, state: Mapping[str, Any], most: int | None = None
+    ) -> Ledger:
         """The ledger with that `state`; everything that isn't used is available.
 
         The last commit's epoch, with the spans of all commits from that epoch on, is such a state too.
@@ -51,7 +54,7 @@ class Ledger:
             LedgerError: the state doesn't fit the slices.
 
         """
-        ledger = cls(slices, seed)
+        ledger = cls(slices, seed, most)
         ledger._oldest = state["epoch"]
         for (number, index), spans in by_slice(Span(*item) for item in state["used"]).items():
             if number < ledger._oldest or index not in ledger._sizes:
@@ -72,7 +75,13 @@ class Ledger:
 
         In each epoch first of slices that it has or that are on their way to it, then of untouched ones, then of what
         is left of slices that nobody holds a part of, and at last of slices that others hold a part of.
+
+        Raises:
+            LedgerError: more samples than anybody is given at once.
+
         """
+        if self._most is not None and samples > self._most:
+            raise LedgerError("LED005", f"too much for worker {worker}", f"{samples} samples", f"up to {self._most}")
         held = self._held.setdefault(worker, [])
         near = {*cached, *(span.slice for span in held)}
         spans: list[Span] = []

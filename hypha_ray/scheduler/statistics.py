@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from hypha_ray.scheduler.planner import SECONDS
+
 
 class Decayed:
     """Exponentially decayed mean and spread of durations in seconds, such as those of uploads.
@@ -12,7 +14,8 @@ class Decayed:
     * A single observation that is more than `outlier` times as large or as small as the mean counts as if it were just
       that much. A second one in succession on the same side is no accident: the past is forgotten, and the estimate
       starts over from the one of the two that is nearer to it.
-    * What is no duration (negative, infinite, NaN) is counted in `ignored` and otherwise without effect.
+    * What is no duration (negative, NaN, or longer than a planner takes) is counted in `ignored` and otherwise without
+      effect.
 
     Args:
         half_life: after so many observations, what was known before counts half.
@@ -55,7 +58,7 @@ class Decayed:
             self._weight, self._doubted = 0.0, None
 
     def _is_duration(self, seconds: float) -> bool:
-        return 0 <= seconds < math.inf
+        return 0 <= seconds <= SECONDS[1]
 
     def _restart(self, seconds: float, count: int) -> None:
         self.mean, self._variance, self._doubted = seconds, 0.0, None
@@ -80,10 +83,16 @@ class Decayed:
 
 
 class BatchTime(Decayed):
-    """A worker's seconds per batch, always more than 0. A round's first batch is warm-up and not to be observed."""
+    """A worker's seconds per batch, as a planner takes them. A round's first one is warm-up and not to be observed."""
 
     def __init__(self, half_life: float = 16.0, outlier: float = 2.0) -> None:
         super().__init__(half_life, outlier)
 
+    def fade(self, factor: float) -> None:
+        """Multiply the estimate, see `Decayed`; it stays one that can be planned with, however often that is done."""
+        super().fade(factor)
+        if self.mean is not None:
+            self.mean = max(self.mean, SECONDS[0])
+
     def _is_duration(self, seconds: float) -> bool:
-        return super()._is_duration(seconds) and seconds > 0
+        return super()._is_duration(seconds) and seconds >= SECONDS[0]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from hypha_ray.config import Job
 from hypha_ray.scheduler.assigner import Assigner, Sizes
 from hypha_ray.scheduler.commands import Command
-from hypha_ray.scheduler.fleet import Member, batch_seconds, paces_at_start
+from hypha_ray.scheduler.fleet import Member, batch_seconds, batch_size, paces_at_start
 from hypha_ray.scheduler.past import Past
 from hypha_ray.scheduler.planner import Allocation
 from hypha_ray.scheduler.planner import plan as plan_batches
@@ -37,6 +37,14 @@ class Turns(Assigner):
     def size(self) -> int:
         """Deltas that make a round."""
         return self._job.sync.period or self._job.resources.num_workers
+
+    def _most(self) -> int:
+        """The same, of as many samples as one worker would do if it did everybody's share."""
+        return self._everything(self._job.resources.num_workers) + batch_size(self._job)
+
+    def _everything(self, workers: int) -> int:
+        """Samples of one turn of each of so many workers, so that the deltas of a round have a round's samples."""
+        return -(-self._job.rounds.samples_between_updates * workers // self.size)
 
     def shares(self, number: int, members: Sequence[Member]) -> dict[int, tuple[Span, ...]]:
         """What each of these workers evaluates of the weights that a round begins with; nothing, if that isn't due."""
@@ -74,7 +82,7 @@ class Turns(Assigner):
         if self._equal or batch_s is None or member.plan is None:
             return []
         end = self._ends.get(member.source.worker, began_at + self._allotted(fleet).finish_s)
-        batches = member.progress.batches + max(1, int((end - now) / batch_s))
+        batches = self._bounded(member, member.progress.batches + max(1, int((end - now) / batch_s)))
         if abs(batches - member.plan.batches) <= max(1, RESIZE_GAIN * member.plan.batches):
             return []
         return self._replan(member, batches, now)
@@ -102,7 +110,11 @@ class Turns(Assigner):
         end = self._ends[worker] = self._next_beat(allotted.finish_s, now)
         if abs(end - now - allotted.finish_s) < 1e-6 * allotted.finish_s:
             return max(1, allotted.batches[worker])
-        return max(1, int((end - now - (member.overhead[False].mean or 0.0)) / batch_s))
+        return self._bounded(member, int((end - now - (member.overhead[False].mean or 0.0)) / batch_s))
+
+    def _bounded(self, member: Member, batches: int) -> int:
+        """So many batches, but at least one, and no more than anybody may be given."""
+        return min(max(1, batches), self._everything(self._job.resources.num_workers) // member.batch_size + 1)
 
     def _next_beat(self, length_s: float, now: float) -> float:
         """When a turn of about that length is to end: with those that have begun, unless these are half over.
@@ -118,7 +130,7 @@ class Turns(Assigner):
     def _allotted(self, fleet: Sequence[Member]) -> Allocation:
         """What all would do who began now: as many samples as belong to their number of deltas."""
         paces = paces_at_start(fleet, evaluating=False, equal=False)
-        return plan_batches(paces, -(-self._target * len(fleet) // self.size))
+        return plan_batches(paces, self._everything(len(fleet)))
 
     def _length(self, member: Member, fleet: Sequence[Member], spans: Sequence[Span]) -> float:
         """How far the whole fleet comes while a worker trains on these spans, in rounds."""

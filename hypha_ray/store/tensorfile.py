@@ -42,7 +42,7 @@ _DTYPES = {
 def digest(tensors: Mapping[str, Array]) -> str:
     """Sha256 of the file that `write` would write."""
     total = hashlib.sha256()
-    for chunk in _chunks(tensors):
+    for chunk in chunks(tensors):
         total.update(chunk)
     return total.hexdigest()
 
@@ -54,7 +54,7 @@ def write(path: Path, tensors: Mapping[str, Array]) -> str:
     """
     total = hashlib.sha256()
     with new_file(path) as file:
-        for chunk in _chunks(tensors):
+        for chunk in chunks(tensors):
             total.update(chunk)
             file.write(chunk)
     return total.hexdigest()
@@ -112,8 +112,8 @@ def flattened_outer(layout: Layout, tensors: Mapping[str, Array]) -> list[Flat]:
     return flats
 
 
-def _chunks(tensors: Mapping[str, Array]) -> Iterator[memoryview | bytes]:
-    """Return the file's bytes: length of the header, header, and the tensors one after the other."""
+def chunks(tensors: Mapping[str, Array]) -> Iterator[memoryview | bytes]:
+    """Give the file's bytes piece by piece: length of the header, header, and the tensors one after the other."""
     ranks = list(_DTYPES)
     ordered = sorted(tensors.items(), key=lambda item: ranks.index(item[1].dtype.name))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}

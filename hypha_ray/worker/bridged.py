@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any
 
 from hypha_ray.bridge import bridge_pb2 as pb
-from hypha_ray.bridge.paths import WorkDirectory
 from hypha_ray.codec import encoders, sends_differences
 from hypha_ray.config import Job
 from hypha_ray.errors import BridgeError, HyphaError
@@ -62,6 +61,8 @@ class BridgedLoop:
         """The newest message of each kind."""
         self._why: Exception | None = None
         """Why the trainer is gone."""
+        self._leaving = False
+        """The trainer was told to leave."""
 
     def run(self) -> None:
         """Relay until the final plan, or until the worker has left; raises `Closed` when it is stopped before.
@@ -74,7 +75,7 @@ class BridgedLoop:
         outside = Outside(self._job, self._source.worker)
         try:
             self._channel = outside.connect(self._desk.check)
-            directory = WorkDirectory(outside.directory)
+            directory = outside.work
             self._handout = Handout(self._channel, directory, self._feeder)
             self._results = Results(self._source, directory, encoders(self._job.sync))
             self._channel.attach(directory, self._results.admit)
@@ -88,7 +89,6 @@ class BridgedLoop:
             finally:
                 self._channel.close()
                 listening.join()
-                directory.close()
         except (Gone, BridgeError) as error:
             raise TrainerGone(f"the trainer is gone: {self._why or error}") from None
         finally:
@@ -116,14 +116,14 @@ class BridgedLoop:
         layout = self._desk.layout()
         flats = [weights[fragment] for fragment in range(layout.fragments)]
         theta = named(layout, flats)
-        if "merged" not in self._heard:
-            self._results.theta_sha256 = digest(theta)
-        self._results.begin(number, flats if sends_differences(self._job.sync) else ())
+        proof = None if self._results.proven else digest(theta)
+        self._results.begin(number, flats if sends_differences(self._job.sync) else (), proof)
         self._handout.parameters(number, theta)
         plan: Plan | None = self._desk.plan(number)
         while plan is not None and plan.round == number:
-            self._results.assigned(plan)
-            self._handout.assign(plan, rates(self._job, plan), self._job.sync.strategy == "sync")
+            assignment = self._handout.assignment(plan, rates(self._job, plan), self._job.sync.strategy == "sync")
+            self._results.assigned(plan, self._handout.contents)
+            self._channel.say("assignment", assignment)
             if plan.final:
                 for last in ("merged", "evaluation") if plan.evaluate else ("merged",):
                     self._await(last, lambda message: message.round == number)
@@ -133,6 +133,7 @@ class BridgedLoop:
 
     def _retire(self) -> None:
         """Let the trainer hand over what it has."""
+        self._leaving = True
         self._channel.say("leave", pb.Leave(reason="the machine goes away"))
         deadline = time.monotonic() + LEAVE_S
         with self._changed:
@@ -145,6 +146,8 @@ class BridgedLoop:
         try:
             while "left" not in self._heard:
                 content, message = self._channel.hear()
+                if content == "left" and not self._leaving:
+                    raise BridgeError("FRM008", "the trainer has left, though nobody told it to")
                 for item in self._results.of(content, message):
                     self._emit(item)
                 with self._changed:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
-from safetensors.numpy import save_file
 
 from hypha_ray.bridge import bridge_pb2 as pb
 from hypha_ray.bridge.channel import Channel
-from hypha_ray.bridge.paths import WorkDirectory, content_of
+from hypha_ray.bridge.paths import WorkDirectory
+from hypha_ray.store.tensorfile import chunks
 from hypha_ray.types import Plan, Span
 from hypha_ray.worker.feeder import Feeder
+from hypha_ray.worker.told import Contents, contents_of
 
 
 class Handout:
@@ -29,31 +28,33 @@ class Handout:
 
     def __init__(self, channel: Channel, directory: WorkDirectory, feeder: Feeder) -> None:
         self._channel, self._directory, self._feeder = channel, directory, feeder
-        self._files: list[tuple[int, Path]] = []
+        self._files: list[tuple[int, str]] = []
         """With the rounds that they are for."""
         self._slices: dict[tuple[Span, bool], pb.Slice] = {}
         """What was given in this round, by span and whether it is shuffled."""
+        self.contents = Contents()
+        """What a sample has at most."""
 
     def job(self, path: str) -> None:
         """Say what is to be trained, which stands in a file that is there."""
         if not self._channel.shares_files:
             self._channel.send_file(path)
-        self._channel.say("job", pb.JobDefinition(path=path, content=content_of(self._directory.path / path)))
+        self._channel.say("job", pb.JobDefinition(path=path, content=self._directory.content(path)))
 
     def parameters(self, number: int, weights: Mapping[str, npt.NDArray[Any]]) -> None:
         """Begin a round with these weights; the files of the round before the last are gone."""
-        for old, file in self._files:
+        for old, path in self._files:
             if old < number - 1:
-                file.unlink(missing_ok=True)
-        self._files = [(old, file) for old, file in self._files if old >= number - 1]
+                self._directory.unlink(path)
+        self._files = [(old, path) for old, path in self._files if old >= number - 1]
         self._slices.clear()
         path = f"parameters/round_{number:06d}.safetensors"
         content = self._give(number, path, weights)
         update = pb.WeightUpdate(model_path=path)
         self._channel.say("parameters", pb.Parameters(round=number, update=update, content=content))
 
-    def assign(self, plan: Plan, rates: tuple[float, float], gradient: bool = False) -> None:
-        """Say what there is to do, or what there is to do instead; waits for the samples.
+    def assignment(self, plan: Plan, rates: tuple[float, float], gradient: bool = False) -> pb.Assignment:
+        """Give samples out, and put in words what there is to do, or to do instead; waits for the samples.
 
         Args:
             plan: of this round.
@@ -61,7 +62,7 @@ class Handout:
             gradient: the mean gradient is wanted, not new weights.
 
         """
-        message = pb.Assignment(
+        return pb.Assignment(
             round=plan.round,
             version=plan.version,
             batch_size=plan.batch_size,
@@ -71,7 +72,6 @@ class Handout:
             learning_rate=rates[0],
             last_learning_rate=rates[1],
         )
-        self._channel.say("assignment", message)
 
     def _slice(self, number: int, span: Span, shuffled: bool) -> pb.Slice:
         """The samples of a span as a file; what was given before isn't given again."""
@@ -79,17 +79,17 @@ class Handout:
         if key not in self._slices:
             kind = "train" if shuffled else "evaluate"
             path = f"slices/{kind}_{number}_{span.epoch}_{span.slice}_{span.start}_{span.stop}.safetensors"
-            content = self._give(number, path, self._feeder.batch((span,), 0, span.samples, shuffled).arrays)
+            arrays = self._feeder.batch((span,), 0, span.samples, shuffled).arrays
+            self.contents = self.contents.joined(contents_of(arrays))
+            content = self._give(number, path, arrays)
             self._slices[key] = pb.Slice(path=path, samples=span.samples, content=content)
         return self._slices[key]
 
     def _give(self, number: int, path: str, arrays: Mapping[str, npt.NDArray[Any]]) -> pb.Content:
-        file = self._directory.path / path
-        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, file)
-        content = content_of(file)
+        content = self._directory.write(path, chunks(arrays))
         if self._channel.shares_files:
-            self._files.append((number, file))
+            self._files.append((number, path))
         else:
             self._channel.send_file(path)
-            file.unlink()
+            self._directory.unlink(path)
         return content

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -19,17 +19,25 @@ from hypha_ray.bridge.addresses import UNIX
 from hypha_ray.bridge.channel import Channel
 from hypha_ray.bridge.client import FOLDERS
 from hypha_ray.bridge.listener import Listener
+from hypha_ray.bridge.paths import WorkDirectory
 from hypha_ray.bridge.tokens import make_token
 from hypha_ray.config import Job
 from hypha_ray.errors import ConfigError
 from hypha_ray.worker.door import listening
+from hypha_ray.worker.scratch import PREFIX, Scratch, sweep
 
 JOB_FILE, TOKEN_FILE, SOCKET_FILE = "job.json", "token", "socket"
-PREFIX = "hypha-bridge-"
-"""Of work directories; the process that made one follows."""
 END_S = 2.0
 """How long a process has to end by itself once it is asked to."""
 _POLL_S = 0.1
+_HANDED_ON = re.compile(
+    r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_[A-Z]+|TZ|TMPDIR|TERM|XDG_RUNTIME_DIR|DOCKER_HOST"
+    r"|LD_LIBRARY_PATH|PYTHONPATH|VIRTUAL_ENV|CONDA_PREFIX|NODE_PATH|SSL_CERT_(FILE|DIR)"
+    r"|(OMP|MKL|OPENBLAS|NUMEXPR)_NUM_THREADS|OMP_(PLACES|PROC_BIND|WAIT_POLICY)|MKL_THREADING_LAYER"
+    r"|CUDA_(VISIBLE_DEVICES|DEVICE_ORDER|HOME|PATH|LAUNCH_BLOCKING)|NVIDIA_(VISIBLE_DEVICES|DRIVER_CAPABILITIES)"
+    r"|(HIP|ROCR)_VISIBLE_DEVICES|PYTORCH_CUDA_ALLOC_CONF|HF_HOME|HF_HUB_(CACHE|OFFLINE)|TRANSFORMERS_OFFLINE"
+)
+"""Names of variables that a trainer gets, beside those of the bridge; see docs/bridge.md."""
 
 
 class TrainerGone(Exception):
@@ -51,7 +59,9 @@ class Outside:
 
     def __init__(self, job: Job, worker: int) -> None:
         sweep()
-        self.directory = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
+        self._scratch = Scratch(PREFIX)
+        self.directory = self._scratch.path
+        self.work = WorkDirectory(self.directory)
         self._process: subprocess.Popen[bytes] | None = None
         self._listener: Listener | None = None
         try:
@@ -104,7 +114,8 @@ class Outside:
             self._process.wait()
         if self._listener is not None:
             self._listener.close()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        self.work.close()
+        self._scratch.close()
 
     def _places(self) -> dict[str, str]:
         return {
@@ -113,24 +124,6 @@ class Outside:
             "JOB": str(self.directory / JOB_FILE),
             "TOKEN_FILE": str(self.directory / TOKEN_FILE),
         }
-
-
-def sweep() -> None:
-    """Remove the work directories of workers that were killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        pid = folder.name.removeprefix(PREFIX).partition("-")[0]
-        if pid.isdigit() and not _lives(int(pid)):
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def command(job: Job, worker: int) -> list[str]:
@@ -160,6 +153,11 @@ def definition(job: Job, worker: int) -> dict[str, Any]:
     }
 
 
+def handed_on(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that a trainer gets of a worker's: any other one may hold a secret."""
+    return {name: value for name, value in environment.items() if _HANDED_ON.fullmatch(name)}
+
+
 def _started(words: list[str], places: Mapping[str, str], log: IO[bytes] | None) -> subprocess.Popen[bytes]:
     """Start a program in a process group of its own; where the system can, it ends it with this thread."""
     for name, value in places.items():
@@ -168,14 +166,13 @@ def _started(words: list[str], places: Mapping[str, str], log: IO[bytes] | None)
     if program is None:
         fix = "mend bridge.commands; the program has to be on every node that may get a worker"
         raise ConfigError("CFG009", "bridge.commands: there is no such program", got=words[0], fix=fix)
-    ours = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "HF_TOKEN"))}
     told = {f"HYPHA_BRIDGE_{name}": value for name, value in places.items() if name != "JOB"}
     guard = shutil.which("setpriv")
     guarded = [guard, "--pdeathsig", "KILL", "--"] if guard else []
     try:
         return subprocess.Popen(
             [*guarded, program, *words[1:]],
-            env=ours | told,
+            env=handed_on(os.environ) | told,
             stdin=subprocess.DEVNULL,
             stdout=log or sys.stderr,
             stderr=subprocess.STDOUT if log else sys.stderr,

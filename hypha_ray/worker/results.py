@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from hypha_ray.bridge import bridge_pb2 as pb
@@ -17,36 +14,15 @@ from hypha_ray.errors import BridgeError
 from hypha_ray.groups import dtype_of
 from hypha_ray.store.tensorfile import flattened
 from hypha_ray.types import Delta, Evaluated, Event, Flat, Layout, Merged, Plan, Report, Source, window
+from hypha_ray.worker.scratch import SPOOL, private_folder
+from hypha_ray.worker.told import UNKNOWN, Contents, Told
 
 FOLDER = "updates/"
 """Where a trainer's files are."""
 SLACK_BYTES = 1 << 20
 """Room for the header of a file, beside its tensors."""
-
-
-@dataclass(slots=True)
-class Progress:
-    """A round, as the trainer was told of it, and as it has told of it."""
-
-    number: int = -1
-    began: float = 0.0
-    plan: Plan | None = None
-    """The longest one; a shorter one may have come after it."""
-    reported: int = 0
-    """Samples in reports."""
-    scored: int = 0
-    """Scored positions in reports; samples, where a trainer doesn't count them."""
-    seconds: float = 0.0
-    """From the first batch to the last one that was reported, as it was reported."""
-    waited_s: float = 0.0
-    """Of these, for data."""
-    theta: Sequence[Flat] = ()
-
-    def check(self, samples: int) -> None:
-        """Refuse more samples than were assigned."""
-        most = 0 if self.plan is None else self.plan.samples
-        if samples > most:
-            raise BridgeError("MSG005", f"samples of round {self.number}", got=str(samples), allowed=f"up to {most}")
+MAX_FILES = 8
+"""Files of a trainer in a round: of them one is wanted, and the newest one is kept."""
 
 
 class Results:
@@ -56,76 +32,98 @@ class Results:
         source: who the worker is.
         directory: where the trainer's files are.
         encoders: what payloads are encoded by, one for each fragment.
+        now: a monotonic clock, in seconds.
 
     """
 
-    def __init__(self, source: Source, directory: WorkDirectory, encoders: Sequence[Encoder]) -> None:
-        self._source, self._directory, self._encoders = source, directory, encoders
+    def __init__(
+        self,
+        source: Source,
+        directory: WorkDirectory,
+        encoders: Sequence[Encoder],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._source, self._directory, self._encoders, self._now = source, directory, encoders, now
         self.layout: Layout | None = None
         """Where the tensors lie; nothing is taken before that is known."""
-        self.theta_sha256: str | None = None
-        """Hash of the first weights, until the trainer has them."""
-        self._round = Progress()
+        self.proven = False
+        """Whether the trainer has shown which weights it began with."""
+        self._round = Told()
+        self._files = 0
+        """That the trainer has sent in this round."""
+        self._newest: str | None = None
+        """The last of them, until it is read."""
 
-    def begin(self, number: int, theta: Sequence[Flat] = ()) -> None:
-        """A round begins; with these weights, if payloads are to be made of the difference to them."""
-        self._round = Progress(number, time.monotonic(), theta=theta)
+    def begin(self, number: int, theta: Sequence[Flat] = (), theta_sha256: str | None = None) -> None:
+        """A round begins.
 
-    def assigned(self, plan: Plan) -> None:
-        """The trainer is about to be told of a plan."""
-        self._round.plan = max(self._round.plan or plan, plan, key=lambda one: one.samples)
+        Args:
+            number: of the round.
+            theta: the weights, if payloads are to be made of the difference to them.
+            theta_sha256: hash of them, if the trainer's first merge is to prove that it has them.
+
+        """
+        self._round, self._files = Told(number, self._now, theta, theta_sha256, self._now()), 0
+
+    def assigned(self, plan: Plan, contents: Contents = UNKNOWN) -> None:
+        """The trainer is about to be told of a plan; no sample of it has more contents than these."""
+        self._round.assign(plan, contents)
 
     def admit(self, path: str, size: int) -> None:
-        """Refuse a file that is no update, or larger than the model.
+        """Refuse a file that is no update, is larger than the model, or comes after too many; the one before it goes.
 
         Raises:
             BridgeError: PATH009.
 
         """
-        if not path.startswith(FOLDER):
-            raise BridgeError("PATH009", f"{path} isn't welcome", allowed=f"a file in {FOLDER}")
-        limit = 0 if self.layout is None else int(self.layout.bytes() * 1.01) + SLACK_BYTES
-        if size > limit:
-            raise BridgeError("PATH009", f"{path} is too large", got=f"{size} bytes", allowed=f"up to {limit}")
+        self._check_file(path, size)
+        if self._files >= MAX_FILES:
+            raise BridgeError("PATH009", f"{path} is one too many", allowed=f"{MAX_FILES} files in a round")
+        self._files += 1
+        self._forget()
+        self._newest = path
 
     def of(self, content: str, message: Any) -> Iterator[Event | Flat]:
         """The events that a message stands for; a delta is followed by its payloads.
 
+        A message about an earlier round is too late, and one that comes twice says nothing new: they are passed over.
+
         Raises:
-            BridgeError: MSG005 more samples than were assigned, PATH… or DLT… the update can't be taken.
+            BridgeError: MSG005 a figure can't be, by what was assigned and by our clock; PATH… or DLT… the update
+                can't be taken.
 
         """
+        told = self._round
         match content:
-            case "merged":
-                yield Merged(self._source, message.round, message.seconds, self.theta_sha256)
-                self.theta_sha256 = None
-            case "metrics":
-                yield self._report(message)
-            case "evaluation":
-                correct = message.correct if message.HasField("correct") else None
-                seconds = time.monotonic() - self._round.began
+            case "merged" if told.current("merge", message.round) and not told.merged:
+                told.merge(message)
+                self.proven = True
+                yield Merged(self._source, message.round, message.seconds, told.theta_sha256)
+            case "metrics" if told.current("metrics", message.local_round) and message.data_processed:
+                yield self._report(message, told)
+            case "evaluation" if told.current("evaluation", message.round) and not told.evaluated:
+                told.evaluate(message)
+                correct, seconds = message.correct if message.HasField("correct") else None, self._now() - told.began
                 yield Evaluated(self._source, message.round, message.loss_sum, message.count, correct, seconds)
-            case "update" if message.round == self._round.number:
-                yield from self._delta(message, self._round)
+            case "update" if told.current("update", message.round) and not told.handed_over:
+                yield from self._delta(message, told)
+            case "update":
+                self._forget()
+                if message.update.model_path.startswith(FOLDER):
+                    self._directory.unlink(message.update.model_path)
 
-    def _report(self, message: pb.MetricSet) -> Report:
-        items, samples, first = message.items, message.data_processed, 0
-        if message.local_round == self._round.number:
-            first = int(self._round.reported == 0)
-            self._round.reported += samples
-            self._round.check(self._round.reported)
-            self._round.seconds += items.get("seconds", 0.0)
-            self._round.waited_s += items.get("data_wait_s", 0.0)
-            self._round.scored += int(items.get("scored", samples))
-        batches, scored = max(1, int(items.get("batches", 1))), int(items.get("scored", samples))
-        timed = batches - first  # The first batch of a round is slower than the others.
+    def _report(self, message: pb.MetricSet, told: Told) -> Report:
+        items, samples = message.items, message.data_processed
+        first, tokens = int(told.samples == 0), told.tokens(items.get("tokens"), samples)
+        batches, scored = told.report(samples, items)
+        timed = batches - first if "seconds" in items else 0  # The first batch of a round is slower than the others.
         return Report(
             source=self._source,
             round=message.local_round,
             batches=batches,
             samples=samples,
-            tokens=int(items["tokens"]) if "tokens" in items else None,
-            scored=scored,
+            tokens=tokens,
+            scored=scored if "loss" in items else 0,
             loss_sum=items.get("loss", 0.0) * scored,
             seconds=items.get("seconds", 0.0) * timed / batches,
             timed_batches=timed,
@@ -134,34 +132,50 @@ class Results:
             gradient_norm=items.get("gradient_norm"),
         )
 
-    def _delta(self, message: pb.Update, done: Progress) -> Iterator[Event | Flat]:
-        done.check(message.samples)
-        assert done.plan is not None and self.layout is not None
+    def _delta(self, message: pb.Update, told: Told) -> Iterator[Event | Flat]:
+        tokens = told.tokens(message.tokens or None, message.samples)
+        told.hand_over(message)
+        assert told.plan is not None and self.layout is not None
+        train_s, data_wait_s = told.train_s, told.data_wait_s
         tensors = self._read(message.update.model_path, message.content, self.layout)
-        payloads, quality = encoded(self._encoders, flattened(self.layout, tensors), done.theta)
+        payloads, quality = encoded(self._encoders, flattened(self.layout, tensors), told.theta)
         yield Delta(
             source=self._source,
-            round=done.number,
-            spans=window(done.plan.spans, 0, message.samples),
+            round=told.number,
+            spans=window(told.plan.spans, 0, message.samples),
             samples=message.samples,
-            tokens=message.tokens or None,
-            scored=done.scored,
+            tokens=tokens,
+            scored=told.scored,
             batches=message.batches,
             loss=message.loss,
             fragments=len(payloads),
             payload_bytes=sum(payload_bytes(payload) for payload in payloads),
-            train_s=done.seconds or time.monotonic() - done.began,
-            data_wait_s=done.waited_s,
+            train_s=train_s,
+            data_wait_s=data_wait_s,
             quality=(quality.error, quality.cosine),
         )
         yield from payloads
 
     def _read(self, path: str, content: pb.Content, layout: Layout) -> dict[str, Any]:
         """The tensors of an update, from a copy that nobody else changes."""
-        self.admit(path, content.size)
+        self._check_file(path, content.size)
         expected = {entry.name: (dtype_of(entry.group), entry.shape) for entry in layout.entries}
-        with tempfile.TemporaryDirectory(prefix="hypha-spool-") as folder:
-            copy = Path(folder, "update")
+        with private_folder(SPOOL) as folder:
+            copy = folder / "update"
             self._directory.copy(path, content, copy)
-            self._directory.path.joinpath(path).unlink(missing_ok=True)
+            self._directory.unlink(path)
+            self._forget()
             return read(copy, expected)
+
+    def _check_file(self, path: str, size: int) -> None:
+        if not path.startswith(FOLDER):
+            raise BridgeError("PATH009", f"{path} isn't welcome", allowed=f"a file in {FOLDER}")
+        limit = 0 if self.layout is None else int(self.layout.bytes() * 1.01) + SLACK_BYTES
+        if size > limit:
+            raise BridgeError("PATH009", f"{path} is too large", got=f"{size} bytes", allowed=f"up to {limit}")
+
+    def _forget(self) -> None:
+        """Remove the file that the trainer has sent last."""
+        path, self._newest = self._newest, None
+        if path is not None:
+            self._directory.unlink(path)

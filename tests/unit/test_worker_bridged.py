@@ -23,7 +23,8 @@ from hypha_ray.worker import outside
 from hypha_ray.worker.bridged import BridgedLoop
 from hypha_ray.worker.desk import Desk
 from hypha_ray.worker.feeder import Feeder, order
-from hypha_ray.worker.outside import PREFIX, TrainerGone, sweep
+from hypha_ray.worker.outside import TrainerGone
+from hypha_ray.worker.scratch import PREFIX, sweep
 from hypha_ray.worker.waits import Closed, Retired
 
 SOURCE = Source("test", 0, 7)

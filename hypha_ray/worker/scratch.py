@@ -1,0 +1,81 @@
+"""Folders for a while, and what is left of them by processes that were killed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+PREFIX, SPOOL = "hypha-bridge-", "hypha-spool-"
+"""What names begin with: work directories that trainers share, and copies of what they sent. A process id follows."""
+
+
+class Scratch:
+    """A folder that only its user may enter, for as long as this process lives; others see by a lock that it does.
+
+    Args:
+        kind: what its name begins with.
+
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=f"{kind}{os.getpid()}-"))
+        self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def close(self) -> None:
+        """Remove it; may come twice."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+@contextmanager
+def private_folder(kind: str) -> Iterator[Path]:
+    """A folder of that kind, gone at the end."""
+    scratch = Scratch(kind)
+    try:
+        yield scratch.path
+    finally:
+        scratch.close()
+
+
+def sweep() -> None:
+    """Remove the folders of our own processes that were killed."""
+    for kind in (PREFIX, SPOOL):
+        for folder in Path(tempfile.gettempdir()).glob(f"{kind}*"):
+            pid = folder.name.removeprefix(kind).partition("-")[0]
+            if pid.isdigit() and not _lives(int(pid)) and _deserted(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _deserted(folder: Path) -> bool:
+    """Whether a folder is ours, and nobody holds it; its process may be one of another container, unknown here."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        facts = os.fstat(descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid()
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,155 @@
+"""The figures that a trainer from outside may give: no more than it was assigned, in no more time than has passed.
+
+Scheduling is arithmetic on these figures. So each one is held against what the driver knows by itself: the plans that
+it has handed on, the samples behind them, and its own clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hypha_ray.bridge import bridge_pb2 as pb
+from hypha_ray.bridge.messages import LARGEST
+from hypha_ray.errors import BridgeError
+from hypha_ray.types import Arrays, Flat, Plan
+
+SLACK = 1.01
+"""Ratio by which the trainer's clock may be the faster one."""
+SLACK_S = 1.0
+"""Further seconds that its figures may be above ours."""
+NOT_NEGATIVE = {"seconds", "data_wait_s", "learning_rate", "gradient_norm"}
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """The most that a sample has: tokens, 0 for data without them, and positions that a loss may be a mean over."""
+
+    tokens: int = 0
+    positions: int = 1
+
+    def joined(self, other: Contents) -> Contents:
+        """The most of both."""
+        return Contents(max(self.tokens, other.tokens), max(self.positions, other.positions))
+
+
+UNKNOWN = Contents(2**31, 2**31)
+
+
+def contents_of(arrays: Arrays) -> Contents:
+    """The contents of a sample of these."""
+    sizes = {name: array.size // len(array) for name, array in arrays.items()}
+    tokens = sizes.get("input_ids", 0)
+    return Contents(tokens, max(1, tokens, *(size for name, size in sizes.items() if "labels" in name)))
+
+
+@dataclass(slots=True)
+class Told:
+    """A round, as the trainer was told of it, and as it has told of it. Times in seconds, on a monotonic clock."""
+
+    number: int = -1
+    now: Callable[[], float] = lambda: 0.0
+    theta: Sequence[Flat] = ()
+    """The weights that it begins with, if payloads are made of the difference to them."""
+    theta_sha256: str | None = None
+    """Hash of them, if the trainer's first merge is to prove that it has them."""
+    began: float = 0.0
+    plan: Plan | None = None
+    """The longest one; a shorter one may have come after it."""
+    contents: Contents = Contents()
+    """What a sample has at most."""
+    samples: int = 0
+    """In reports, as are those below. Scored positions are samples, where a trainer doesn't count them."""
+    batches: int = 0
+    scored: int = 0
+    seconds: float = 0.0
+    waited_s: float = 0.0
+    ready_at: float = 0.0
+    """When it had samples to train on, and had nothing to evaluate any more."""
+    reported_at: float | None = None
+    merged: bool = False
+    evaluated: bool = False
+    handed_over: bool = False
+
+    def current(self, what: str, number: int) -> bool:
+        """Whether a message is of this round; one of an earlier round is too late, and passed over.
+
+        Raises:
+            BridgeError: MSG005 the round hasn't begun.
+
+        """
+        _limit(f"round of the {what}", number, 0, self.number)
+        return number == self.number
+
+    def assign(self, plan: Plan, contents: Contents) -> None:
+        """Note that the trainer is about to be told of a plan."""
+        if self.plan is None or not self.plan.spans:
+            self.ready_at = self.now()
+        self.plan = max(self.plan or plan, plan, key=lambda one: one.samples)
+        self.contents = contents
+
+    def merge(self, message: pb.Merged) -> None:
+        """Note that the trainer has the weights."""
+        _limit("seconds of the merge", message.seconds, 0, self._passed_s())
+        self.merged = True
+
+    def evaluate(self, message: pb.Evaluation) -> None:
+        """Note what it has evaluated."""
+        samples = 0 if self.plan is None else sum(span.samples for span in self.plan.evaluate)
+        _limit("positions that were evaluated", message.count, 0, samples * self.contents.positions)
+        self.evaluated = True
+        if self.reported_at is None:
+            self.ready_at = self.now()
+
+    def report(self, samples: int, items: Mapping[str, float]) -> tuple[int, int]:
+        """Note progress; returns the number of batches in it, and of scored positions."""
+        batches, scored = items.get("batches", 1.0), items.get("scored", samples)
+        self._work(self.samples + samples, self.batches + int(batches))
+        _limit("batches", batches, 1, samples)
+        _limit("scored positions", scored, 0, samples * self.contents.positions)
+        for name in NOT_NEGATIVE & items.keys():
+            _limit(f"metric {name}", items[name], 0, LARGEST)
+        seconds, waited_s = self.seconds + items.get("seconds", 0.0), self.waited_s + items.get("data_wait_s", 0.0)
+        _limit("seconds of all batches", seconds, 0, self._passed_s())
+        _limit("seconds of all waits for data", waited_s, 0, self._passed_s())
+        self.samples, self.batches = self.samples + samples, self.batches + int(batches)
+        self.seconds, self.waited_s, self.reported_at = seconds, waited_s, self.now()
+        self.scored += int(scored)
+        return int(batches), int(scored)
+
+    def tokens(self, tokens: float | None, samples: int) -> int | None:
+        """Refuse more tokens than so many samples can have; returns their number, None where there are none."""
+        _limit("tokens", tokens or 0, 0, samples * max(1, self.contents.tokens))
+        return None if tokens is None or not self.contents.tokens else int(tokens)
+
+    def hand_over(self, message: pb.Update) -> None:
+        """Note that the result is there."""
+        self._work(message.samples, message.batches)
+        _limit("batches", message.batches, 1, message.samples)
+        self.scored += max(0, message.samples - self.samples)  # Of what no report was about.
+        self.handed_over = True
+
+    @property
+    def train_s(self) -> float:
+        """Time in which it has trained, as it was seen here."""
+        return max((self.reported_at or self.now()) - self.ready_at, 1e-6)
+
+    @property
+    def data_wait_s(self) -> float:
+        """Time of that in which it has waited for data, as it says."""
+        return min(self.waited_s, self.train_s)
+
+    def _work(self, samples: int, batches: int) -> None:
+        """Refuse more work than was assigned; a batch may end where a slice does."""
+        most, spans = (self.plan.samples, len(self.plan.spans)) if self.plan is not None else (0, 0)
+        _limit(f"samples of round {self.number}", samples, 0, most)
+        _limit(f"batches of round {self.number}", batches, 0, 0 if self.plan is None else self.plan.batches + spans)
+
+    def _passed_s(self) -> float:
+        return (self.now() - self.began) * SLACK + SLACK_S
+
+
+def _limit(what: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        allowed = f"{least} to {most}" if least else f"up to {most}"
+        raise BridgeError("MSG005", what, got=str(value), allowed=allowed)
