@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, Self, TextIO
 
@@ -38,14 +38,15 @@ class Lines:
         self._stream = stream
         self._clock = clock
         self._start_s = clock()
-        self._titled = False
+        self._columns: Sequence[table.Column] = ()
+        """As the first round wants them."""
 
     def row(self, record: Record) -> None:
         """Print the round, and the titles before the first one."""
-        if not self._titled:
-            self.text(table.header())
-            self._titled = True
-        self.text(table.line(record))
+        if not self._columns:
+            self._columns = table.telling([record])
+            self.text(table.header(self._columns))
+        self.text(table.line(record, self._columns))
 
     def text(self, text: str) -> None:
         """Print a line; characters that the stream's encoding lacks become question marks."""
@@ -132,7 +133,8 @@ class Console:
             return
         if record["round"] > self._round:
             self._begin_round(record["round"])
-        self._tokens += record.get("tokens") or 0
+        for name in self._reported:
+            self._reported[name] += record.get(name) or 0
         samples, target = record.get("round_samples") or 0, record.get("round_target") or 0
         part = (self._round + (min(1.0, samples / target) if target else 0.0)) / self._total
         text = self._progress(f"{table.si(samples)}/{table.si(target)} samples" if target else "")
@@ -154,13 +156,15 @@ class Console:
 
     def _begin_round(self, number: int) -> None:
         self._round = number
-        self._tokens = 0
+        self._reported = {"samples": 0, "tokens": 0}
         self._round_s = self._clock()
 
     def _progress(self, samples: str) -> str:
         seconds = self._clock() - self._round_s
         # Reports of all workers come at once; a moment after the start their sum says nothing about speed.
-        speed = f"{table.si(self._tokens / seconds)} tok/s" if self._tokens and seconds > 0.5 else ""
+        name, unit = ("tokens", "tok/s") if self._reported["tokens"] else ("samples", "samples/s")
+        count = self._reported[name]
+        speed = f"{table.si(count / seconds)} {unit}" if count and seconds > 0.5 else ""
         left_s = None if self._end_s is None else max(0.0, self._end_s - self._clock())
         parts = [
             f"round {min(self._round + 1, self._total)}/{self._total}",

@@ -178,16 +178,25 @@ def summary(
 
 
 def _work(rounds: list[Record]) -> dict[str, Any]:
-    last = rounds[-1] if rounds else {}
-    # A resumed run counts its elapsed time from the resumption; the sum over rounds is then the longer one.
-    seconds = max(last.get("elapsed_s") or 0.0, _total(rounds, "time_s"))
-    tokens = int(last.get("tokens_total") or 0)
+    # A resumed run may count its elapsed time from the resumption; the sum over rounds is then the longer one.
+    seconds = max(_since(rounds, "elapsed_s", "time_s") or 0.0, _total(rounds, "time_s"))
+    samples, tokens = (_since(rounds, f"{name}_total", name) for name in ("samples", "tokens"))
     return {
-        "samples": int(last.get("samples_total") or 0),
-        "tokens": tokens,
+        "samples": int(samples or 0),
+        "tokens": None if tokens is None else int(tokens),
         "seconds": seconds,
-        "tokens_per_s": tokens / seconds if seconds else None,
+        "samples_per_s": None if samples is None or not seconds else samples / seconds,
+        "tokens_per_s": None if tokens is None or not seconds else tokens / seconds,
     }
+
+
+def _since(rounds: list[Record], total: str, own: str) -> float | None:
+    """What these rounds have added to a total of the run; what was before the first of them is not in it."""
+    if not rounds or rounds[-1].get(total) is None:
+        return None
+    first = rounds[0]
+    before = 0.0 if not first["round"] else (first.get(total) or 0) - (first.get(own) or 0)
+    return float(rounds[-1][total] - max(0.0, before))
 
 
 def _quality(rounds: list[Record], evaluations: list[Record]) -> dict[str, Any]:

@@ -76,7 +76,7 @@ class Live:
 
     def _table(self) -> Table:
         grid = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, padding=(0, 1))
-        columns = table.fitting(self._terminal.width)
+        columns = table.fitting(self._terminal.width, among=table.telling(self._rows))
         for column in columns:
             grid.add_column(column.title, justify="right", no_wrap=True)
         for record in self._rows:

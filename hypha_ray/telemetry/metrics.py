@@ -24,9 +24,9 @@ class Metric:
 METRICS = (
     Metric("hypha_loss", "round", "loss", "1", "mean training loss of the round"),
     Metric("hypha_val_loss", "eval", "val_loss", "1", "validation loss of the global weights"),
-    Metric(
-        "hypha_tokens_per_second", "round", "tokens_per_s", "{token}/s", "tokens trained on per second, all workers"
-    ),
+    Metric("hypha_samples_per_second", "round", "samples_per_s", "{sample}/s", "samples trained on, all workers"),
+    Metric("hypha_tokens_per_second", "round", "tokens_per_s", "{token}/s", "tokens trained on, all workers"),
+    Metric("hypha_scored_per_second", "round", "scored_per_s", "{position}/s", "positions scored, all workers"),
     Metric("hypha_round", "round", "round", "1", "number of the last complete round"),
     Metric("hypha_idle_fraction", "round", "idle_fraction", "1", "part of worker time spent at the barrier"),
     Metric("hypha_bytes_up", "round", "bytes_up", "By", "bytes from workers to servers in the round"),

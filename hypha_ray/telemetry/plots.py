@@ -251,8 +251,23 @@ def _running(values: Sequence[float]) -> list[float]:
     return list(accumulate(0.0 if math.isnan(value) else value for value in values))
 
 
+def _throughput(axes: Axes, series: Series, title: str, *lines: tuple[str, str, str]) -> None:
+    """Draw fields of the rounds that are counts a second, each with its colour and label."""
+    for name, colour, label in lines:
+        values = series.column(name)
+        axes.plot(series.numbers, values, color=colour, marker=_marker(len(values)), ms=4, label=label)
+    _by_round(axes, series, title, "1/s", unit=" ")
+    _legend(axes)
+
+
 def _utilisation(series: Series) -> Figure:
-    figure, (parts, sync) = _panels("What workers waited for", rows=2, height=3)
+    has_tokens = any(record.get("tokens_per_s") is not None for record in series.rounds)
+    title = "What workers got done, and what they waited for"
+    figure, (samples, *tokens, parts, sync) = _panels(title, rows=3 + has_tokens, height=2.6)
+    _throughput(samples, series, "samples a second, all workers", ("samples_per_s", BLUE, "samples"))
+    for axes in tokens:
+        lines = ("tokens_per_s", BLUE, "tokens"), ("scored_per_s", ORANGE, "of them scored")
+        _throughput(axes, series, "tokens a second, all workers", *lines)
     marker = _marker(len(series.rounds))
     for name, colour, label in (("idle_fraction", BLUE, "at the barrier"), ("data_wait_fraction", ORANGE, "for data")):
         parts.plot(series.numbers, series.column(name, 100), color=colour, marker=marker, ms=4, label=label)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -85,34 +85,46 @@ COLUMNS = (
     Column("time", 6, 1, lambda record: duration(record.get("time_s"))),
     Column("loss", 8, 0, _fixed("loss", 4)),
     Column("val_loss", 8, 2, _fixed("val_loss", 4)),
-    Column("samples", 7, 10, lambda record: si(record.get("samples"))),
+    Column("samples", 7, 11, lambda record: si(record.get("samples"))),
+    Column("samples/s", 9, 5, lambda record: si(record.get("samples_per_s"))),
     Column("tokens", 6, 12, lambda record: si(record.get("tokens") or None)),
-    Column("tok/s", 6, 5, lambda record: si(record.get("tokens_per_s") or None)),
-    Column("workers", 7, 7, lambda record: str(record.get("workers", ABSENT))),
-    Column("batches", 15, 4, lambda record: batches(record.get("batches"), 15)),
-    Column("idle %", 6, 6, _fixed("idle_fraction", 1, 100)),
-    Column("sync s", 6, 8, _fixed("sync_s", 2)),
-    Column("MB up", 7, 9, _fixed("bytes_up", 1, 1e-6)),
+    Column("tok/s", 6, 4, lambda record: si(record.get("tokens_per_s") or None)),
+    Column("workers", 7, 8, lambda record: str(record.get("workers", ABSENT))),
+    Column("batches", 15, 6, lambda record: batches(record.get("batches"), 15)),
+    Column("idle %", 6, 7, _fixed("idle_fraction", 1, 100)),
+    Column("sync s", 6, 9, _fixed("sync_s", 2)),
+    Column("MB up", 7, 10, _fixed("bytes_up", 1, 1e-6)),
     Column("ETA", 6, 3, lambda record: duration(record.get("eta_s"))),
 )
 
 
-def fitting(width: int, gap: int = 2) -> list[Column]:
+OF_TOKENS = ("tokens", "tok/s")
+"""Titles of columns that are shown only where there are tokens."""
+
+
+def telling(records: Iterable[Record]) -> tuple[Column, ...]:
+    """Return the columns that say something of these rounds."""
+    if any(record.get("tokens") for record in records):
+        return COLUMNS
+    return tuple(column for column in COLUMNS if column.title not in OF_TOKENS)
+
+
+def fitting(width: int, gap: int = 2, among: Iterable[Column] = COLUMNS) -> list[Column]:
     """Return the columns for which a terminal has room, the least wanted ones left out."""
-    columns = list(COLUMNS)
+    columns = list(among)
     while len(columns) > 1 and sum(column.width + gap for column in columns) - gap > width:
         columns.remove(max(columns, key=lambda column: column.rank))
     return columns
 
 
-def header() -> str:
+def header(columns: Iterable[Column] = COLUMNS) -> str:
     """Return the line of titles."""
-    return "  ".join(column.title.rjust(column.width) for column in COLUMNS)
+    return "  ".join(column.title.rjust(column.width) for column in columns)
 
 
-def line(record: Record) -> str:
+def line(record: Record, columns: Iterable[Column] = COLUMNS) -> str:
     """Return a round as one line under `header`; `val_loss` may have been added to the record."""
-    return "  ".join(column.cell(record).rjust(column.width) for column in COLUMNS)
+    return "  ".join(column.cell(record).rjust(column.width) for column in columns)
 
 
 def happening(event: Record) -> str:
@@ -125,8 +137,8 @@ def closing(figures: Record) -> str:
     """Write a run's summary as one line."""
     parts = [
         f"{figures.get('rounds', 0)} rounds in {duration(figures.get('seconds'))}",
-        f"{si(figures.get('samples'))} samples",
-        f"{si(figures['tokens'])} tokens ({si(figures.get('tokens_per_s'))}/s)" if figures.get("tokens") else "",
+        _counted(figures, "samples"),
+        _counted(figures, "tokens") if figures.get("tokens") else "",
         f"loss {figures['loss']:.4f}" if figures.get("loss") is not None else "",
         _evaluation(figures),
         f"{(figures.get('bytes_up') or 0) / 1e6:.1f} MB up",
@@ -137,6 +149,11 @@ def closing(figures: Record) -> str:
         _lost(figures.get("sinks") or {}),
     ]
     return "done: " + ", ".join(filter(None, parts))
+
+
+def _counted(figures: Record, name: str) -> str:
+    speed = figures.get(f"{name}_per_s")
+    return f"{si(figures.get(name))} {name}" + ("" if speed is None else f" ({si(speed)}/s)")
 
 
 def _evaluation(figures: Record) -> str:

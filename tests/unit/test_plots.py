@@ -103,3 +103,11 @@ def test_series_worker_that_joined_late_has_no_batches_before() -> None:
     series = Series([a_round(0, workers=1), a_round(1, workers=11)], {})
     assert series.workers == [str(worker) for worker in range(11)]
     assert series.batches("10") == [0, 15]
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+def test_utilisation_has_samples_a_second_and_tokens_where_there_are_any(tmp_path: Path, tokens: bool) -> None:
+    rows = [{**a_round(number), "samples_per_s": 40.0, "scored_per_s": 40.0} for number in range(3)]
+    draw(a_run(tmp_path, *({**row, "tokens_per_s": 900.0} if tokens else row for row in rows)))
+    height, *_ = imread(tmp_path / "plots" / "utilisation.png").shape
+    assert round(height / (2.6 * 130)) == 3 + tokens

@@ -30,6 +30,7 @@ def a_round(number: int, **changes: Any) -> dict[str, Any]:
         "time_s": 12.5,
         "loss": 3.25,
         "samples": 1200,
+        "samples_per_s": 96.0,
         "tokens": 153_600,
         "tokens_per_s": 12_288.0,
         "workers": 2,
@@ -59,8 +60,16 @@ def test_console_without_terminal_prints_one_line_a_round_under_one_header() -> 
 
 def test_console_round_line_has_every_figure() -> None:
     (_, line) = shown(3, a_round(0))
-    cells = ["1/3", "12.5s", "3.2500", "-", "1.20k", "154k", "12.3k", "2", "14/12", "3.1", "0.21", "8.4", "2m05s"]
+    cells = ["1/3", "12.5s", "3.2500", "-", "1.20k", "96", "154k", "12.3k", "2", "14/12", "3.1", "0.21", "8.4", "2m05s"]
     assert line.split() == cells
+
+
+def test_console_of_data_without_tokens_has_no_columns_of_tokens() -> None:
+    images = {"tokens": None, "tokens_per_s": None}
+    title, *lines = shown(2, a_round(0, **images), a_round(1, **images))
+    assert title.split()[4:7] == ["samples", "samples/s", "workers"]
+    assert [line.split()[4:7] for line in lines] == [["1.20k", "96", "2"]] * 2
+    assert "tok" not in title
 
 
 def test_console_lines_are_aligned_whatever_is_missing() -> None:
@@ -189,6 +198,18 @@ def test_console_live_progress_adds_up_the_reports_of_a_round() -> None:
         console.note("worker-7 joined")
         assert "round 6/20  250/1.20k samples  1.25k tok/s  ETA 58.0s" in stream.getvalue()
     assert "-- worker-7 joined" in stream.getvalue()
+
+
+def test_console_live_progress_without_tokens_counts_samples() -> None:
+    stream, clock = io.StringIO(), Clock()
+    with Console(20, stream, interactive=True, clock=clock) as console:
+        console.round(a_round(4, tokens=None, tokens_per_s=None, eta_s=None))
+        clock.now_s += 2.0
+        console.progress({**a_step(5, 100, 0), "samples": 100, "tokens": None})
+        console.progress({**a_step(5, 250, 0), "samples": 150, "tokens": None})
+        console.note("now")
+        assert "round 6/20  250/1.20k samples  125 samples/s" in stream.getvalue()
+    assert "tok" not in frame(stream.getvalue())
 
 
 def test_console_live_progress_that_overtakes_a_round_is_kept() -> None:

@@ -100,6 +100,7 @@ def test_summary_of_three_rounds_adds_up() -> None:
         "samples": 300,
         "tokens": 3000,
         "seconds": 6.0,
+        "samples_per_s": 50.0,
         "tokens_per_s": 500.0,
         "loss": 2.0,
         "val_loss": 2.5,
@@ -124,6 +125,22 @@ def test_summary_of_a_round_trained_again_counts_it_once() -> None:
     again = a_round(1, loss=1.0, bytes_up=70, elapsed_s=2.0)
     figures = summary([a_round(0), a_round(1), again])
     assert (figures["rounds"], figures["loss"], figures["bytes_up"], figures["seconds"]) == (2, 1.0, 120, 4.0)
+
+
+def test_summary_of_data_without_tokens_has_none() -> None:
+    figures = summary([a_round(number, tokens_total=None) for number in range(3)])
+    assert (figures["samples"], figures["samples_per_s"]) == (300, 50.0)
+    assert (figures["tokens"], figures["tokens_per_s"]) == (None, None)
+
+
+def test_summary_without_the_first_rounds_is_of_the_others_alone() -> None:
+    """The rounds before were trained where nothing but the commit log has come from."""
+    whole = [a_round(number, samples=100, tokens=1000) for number in range(5)]
+    figures = summary(whole[2:])
+    assert figures["rounds"] == 3
+    assert (figures["samples"], figures["tokens"], figures["seconds"]) == (300, 3000, 6.0)
+    assert (figures["samples_per_s"], figures["tokens_per_s"]) == (50.0, 500.0)
+    assert (figures["bytes_up"], figures["inner_steps"]) == (150, 30)
 
 
 def test_summary_of_nothing_has_no_figures() -> None:
