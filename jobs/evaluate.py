@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hypha_ray.config.cli import run
 from hypha_ray.config.options import parse_options
-from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.errors import CheckpointError, ConfigError, DataError
 from hypha_ray.garbage import uncollected
 
 
@@ -63,11 +63,17 @@ def main() -> None:
     facts = describe(network, task)
     manifest.require(facts.vocab_size, facts.num_labels)
     slices = (read_slice(arguments.dataset, info, manifest) for info in infos)
-    sums = evaluate(network.to(device), task, batches_of(slices, arguments.batch_size), device)
+    batches = batches_of(slices, arguments.batch_size, [info.index for info in infos])
+    sums = evaluate(network.to(device), task, batches, device)
+    if not sums.count:
+        fix = "choose another --split, or prepare the dataset for this task"
+        raise DataError("DATA052", f"nothing in {manifest.name}/{arguments.split} can be scored", task.name, fix=fix)
     print(f"{facts.architecture}  {task.name}  {manifest.name}/{arguments.split}  {time.monotonic() - start:.1f} s")
-    result = figures(task, sums)
+    result = {name: value for name, value in figures(task, sums).items() if value is not None}
+    if "val_loss" not in result:
+        raise CheckpointError("MODEL018", "the model's loss isn't a finite number", f"{sums.loss_sum / sums.count}")
     line = " ".join(f"{name} {value if isinstance(value, int) else f'{value:.6g}'}" for name, value in result.items())
-    print(json.dumps(result) if arguments.json else line)
+    print(json.dumps(result, allow_nan=False) if arguments.json else line)
 
 
 if __name__ == "__main__":

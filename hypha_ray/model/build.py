@@ -17,8 +17,9 @@ from hypha_ray.config.schema import Model
 from hypha_ray.errors import CheckpointError, ConfigError
 from hypha_ray.garbage import uncollected
 from hypha_ray.model.configuration import auto_class, configuration_of, errors_as, relabels, saved_settings
+from hypha_ray.model.fitted import fitted
 from hypha_ray.model.hub import code_allowed
-from hypha_ray.model.tasks import TASKS, Masking, Task, find_task
+from hypha_ray.model.tasks import TASKS, Task, find_task
 from hypha_ray.model.weights import Loaded, compare, quiet, require_fit, stored
 
 if TYPE_CHECKING:
@@ -151,16 +152,9 @@ def describe(model: PreTrainedModel, task: Task) -> Facts:
 
 
 def task_of(model: Model, network: PreTrainedModel, tokenizer: Any | None = None) -> Task:
-    """Return the job's task, complete with what masking needs to know of the tokenizer or the model's configuration."""
+    """Return the job's task as this model does it; `tokenizer` says which token masks, or else its configuration."""
     task = find_task(model.type, model.input_names)
-    config = network.config.get_text_config()
-    mask_id = getattr(tokenizer, "mask_token_id", None)
-    special_ids = tuple(getattr(tokenizer, "all_special_ids", ()))
-    if mask_id is None:
-        mask_id = getattr(config, "mask_token_id", None)
-    if task.labels != "masked" or mask_id is None:
-        return task
-    return dataclasses.replace(task, masking=Masking(mask_id, config.vocab_size, special_ids))
+    return fitted(task, network, tokenizer, explicit=model.input_names is not None)
 
 
 def infer_task(folder: Path) -> Task:

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 
-from hypha_ray.errors import ConfigError
+from hypha_ray.figures import quality
 from hypha_ray.model.flat import Array
-from hypha_ray.model.tasks import IGNORED, Batch, Task
+from hypha_ray.model.losses import loss_of, losses
+from hypha_ray.model.masking import Keys
+from hypha_ray.model.tasks import Batch, Task
+from hypha_ray.types import Samples
 
-_MASKING_SEED = 0
+__all__ = ["Sums", "batches_of", "evaluate", "figures", "loss_of", "tensors_of"]
+
+MASKING_SEED = 0
+"""Seed of hidden tokens in evaluations: not the run's, so that whoever scores a model later hides the same ones."""
+Evaluated: TypeAlias = Samples | Batch
+"""Samples of slices, or bare tensors, whose samples are counted from 0 on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sums:
     """Sums over scored positions: tokens of a language model, samples of a classifier.
 
-    `correct` counts positions at which a classifier's highest score was right; None for other tasks.
+    `correct` counts positions at which a classifier's highest score was right; None where there are no classes.
     """
 
     loss_sum: float
@@ -31,84 +39,103 @@ class Sums:
 def evaluate(
     model: torch.nn.Module,
     task: Task,
-    batches: Iterable[Batch],
+    batches: Iterable[Evaluated],
     device: torch.device | str,
     autocast: torch.dtype | None = None,
 ) -> Sums:
     """Sum a model's loss over batches of slice tensors, in evaluation mode and without gradients.
 
-    The sums don't depend on how samples are cut into batches, nor do a masked language model's hidden tokens, which are
-    the same ones every time.
+    The sums don't depend on how samples are cut into batches or shared out. A masked language model's hidden tokens
+    depend on the slice and the sample's index in it, and are the same ones every time.
 
     Args:
         model: on `device`.
         task: makes inputs and labels, and counts them.
-        batches: slice tensors on the CPU, samples along the first axis.
+        batches: on the CPU, samples along the first axis.
         device: where to compute.
         autocast: dtype of mixed precision, or None.
 
     """
     device = torch.device(device)
-    generator = torch.Generator().manual_seed(_MASKING_SEED)
     loss_sum, count = torch.zeros((), dtype=torch.float64, device=device), 0
     correct = torch.zeros((), dtype=torch.int64, device=device)
-    training = model.training
+    classes, training = task.classifies, model.training
     model.eval()
     try:
         with torch.inference_mode(), torch.autocast(device.type, autocast, enabled=autocast is not None):
-            for batch in batches:
-                inputs = task.inputs(batch, generator)
+            for tensors, keys in _known(batches):
+                inputs = task.inputs(tensors, keys, MASKING_SEED)
                 if scored := task.count(inputs):
                     inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in inputs.items()}
-                    output = model(**inputs)
-                    loss_sum += loss_of(output).double() * scored
+                    reported, _, output = losses(task, model, inputs)
+                    loss_sum += reported.double() * scored
                     count += scored
-                    correct += _hits(output, inputs) if task.classifies else 0
+                    hits = _hits(output, inputs, task) if classes else None
+                    classes = hits is not None
+                    correct += 0 if hits is None else hits
     finally:
         model.train(training)
-    return Sums(loss_sum.item(), count, int(correct) if task.classifies else None)
+    return Sums(loss_sum.item(), count, int(correct) if classes else None)
 
 
-def batches_of(slices: Iterable[Mapping[str, Array]], size: int) -> Iterator[dict[str, torch.Tensor]]:
-    """Cut slices into batches for `evaluate`, in order; the last one of a slice may be short."""
-    for arrays in slices:
-        tensors = {name: torch.tensor(array) for name, array in arrays.items()}
-        for start in range(0, max(map(len, arrays.values()), default=0), size):
-            yield {name: tensor[start : start + size] for name, tensor in tensors.items()}
+def batches_of(
+    slices: Iterable[Mapping[str, Array]], size: int, indices: Iterable[int] | None = None
+) -> Iterator[Samples]:
+    """Cut slices into batches for `evaluate`, in order; the last one of a slice may be short.
 
-
-def figures(task: Task, sums: Sums) -> dict[str, float]:
-    """Return what sums amount to: mean loss, perplexity or accuracy where it makes sense, and the number scored."""
-    loss = sums.loss_sum / sums.count if sums.count else math.nan
-    if sums.correct is not None:
-        return {"val_loss": loss, "accuracy": sums.correct / max(sums.count, 1), "samples": sums.count}
-    if task.labels == "samples":
-        return {"val_loss": loss, "samples": sums.count}
-    return {"val_loss": loss, "perplexity": math.exp(loss) if loss < 700 else math.inf, "tokens": sums.count}
-
-
-def loss_of(output: Any) -> torch.Tensor:
-    """Return the loss of a model's output, a mean over the positions that the task counts.
-
-    Raises:
-        ConfigError: the model gives none.
+    Args:
+        slices: tensors by name, samples along the first axis.
+        size: samples of a batch.
+        indices: of the slices, which a masked language model's hidden tokens depend on; None: they are counted from 0.
 
     """
-    loss = getattr(output, "loss", None)
-    if not isinstance(loss, torch.Tensor):
-        raise ConfigError(
-            "MODEL012",
-            "the model gives no loss for these inputs",
-            type(output).__name__,
-            fix="choose a task with labels in model.type, or name the tensors it needs in model.input_names",
-        )
-    return loss.mean()
+    numbers = iter(indices) if indices is not None else None
+    for place, arrays in enumerate(slices):
+        index = place if numbers is None else next(numbers)
+        for start in range(0, max(map(len, arrays.values()), default=0), size):
+            part = {name: np.array(array[start : start + size]) for name, array in arrays.items()}
+            yield Samples(part, _keys(index, start, len(next(iter(part.values())))))
 
 
-def _hits(output: Any, inputs: Batch) -> torch.Tensor | int:
-    """Count labels that got the highest score, where there is one label for each row of scores."""
+def tensors_of(samples: Samples) -> dict[str, torch.Tensor]:
+    """Return samples as tensors that share their memory."""
+    return {name: torch.from_numpy(array) for name, array in samples.arrays.items()}
+
+
+def figures(task: Task, sums: Sums) -> dict[str, float | None]:
+    """Return what sums amount to: mean loss, perplexity or accuracy where it makes sense, and the number scored."""
+    what = "tokens" if task.perplexity or task.labels == "positions" else "samples"
+    return {**quality(sums.loss_sum, sums.count, sums.correct, task.perplexity), what: sums.count}
+
+
+def _known(batches: Iterable[Evaluated]) -> Iterator[tuple[Batch, Keys]]:
+    """Return tensors, and which samples they are."""
+    seen = 0
+    for batch in batches:
+        if isinstance(batch, Samples):
+            yield tensors_of(batch), _without_epoch(batch.keys)
+        else:
+            size = len(next(iter(batch.values())))
+            yield batch, _keys(0, seen, size)
+            seen += size
+
+
+def _keys(index: int, start: int, size: int) -> Keys:
+    """Return the keys of samples that follow each other in a slice."""
+    keys = np.zeros((size, 3), np.int64)
+    keys[:, 1], keys[:, 2] = index, np.arange(start, start + size)
+    return keys
+
+
+def _without_epoch(keys: Keys) -> Keys:
+    found: Keys = keys * np.array([0, 1, 1], np.int64)
+    return found
+
+
+def _hits(output: Any, inputs: Batch, task: Task) -> torch.Tensor | None:
+    """Count labels that got the highest score; None unless there is one label for each row of scores."""
     labels, logits = inputs.get("labels"), getattr(output, "logits", None)
     if labels is None or logits is None or labels.is_floating_point() or logits.shape[:-1] != labels.shape:
-        return 0
-    hits: torch.Tensor = ((logits.argmax(-1) == labels) & (labels != IGNORED)).sum()
+        return None
+    hits: torch.Tensor = ((logits.argmax(-1) == labels) & (labels != task.ignored)).sum()
     return hits

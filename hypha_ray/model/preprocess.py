@@ -10,6 +10,7 @@ from transformers import AutoProcessor
 from hypha_ray.config.schema import Model, Preprocessor
 from hypha_ray.errors import CheckpointError
 from hypha_ray.model.hub import code_allowed, fetch
+from hypha_ray.model.masking import Specials
 
 _FILES = ("processor_config.json", "tokenizer_config.json", "tokenizer.json", "preprocessor_config.json")
 
@@ -41,6 +42,20 @@ def load_preprocessor(preprocessor: Preprocessor, dataset: Path | None, model: M
     if model.repository and _has_one(folder := fetch(model.repository, model.revision, token, code=trusted)):
         return _load(folder, trusted)
     return None
+
+
+def load_specials(preprocessor: Preprocessor, dataset: Path | None, model: Model) -> Specials | None:
+    """Return the special tokens of what `load_preprocessor` loads; None where there is no tokenizer.
+
+    Raises:
+        HyphaError: as `load_preprocessor`.
+
+    """
+    found = load_preprocessor(preprocessor, dataset, model)
+    tokenizer: Any = getattr(found, "tokenizer", found)
+    if not hasattr(tokenizer, "all_special_ids"):
+        return None
+    return Specials(getattr(tokenizer, "mask_token_id", None), tuple(tokenizer.all_special_ids))
 
 
 def _folders(dataset: Path) -> list[Path]:

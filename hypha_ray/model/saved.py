@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from hypha_ray.config.schema import Model, Preprocessor
 from hypha_ray.model.build import build_model, infer_task, task_of
 from hypha_ray.model.hub import fetch
-from hypha_ray.model.preprocess import load_preprocessor
-from hypha_ray.model.tasks import Task
+from hypha_ray.model.preprocess import load_specials
+from hypha_ray.model.tasks import Task, find_task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -29,4 +29,5 @@ def open_saved(folder: Path, task_name: str | None = None) -> tuple[PreTrainedMo
     fetch(str(folder.absolute()), None, None)
     model = Model(repository=str(folder), type=task_name or infer_task(folder).name)
     network = build_model(model, seed=0, whole=True).eval()
-    return network, task_of(model, network, load_preprocessor(Preprocessor(), None, model))
+    masks = find_task(model.type).labels == "masked"
+    return network, task_of(model, network, load_specials(Preprocessor(), None, model) if masks else None)

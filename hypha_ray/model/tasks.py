@@ -1,6 +1,6 @@
-"""What a model is for: its transformers Auto class, what it is fed, and how its labels are made.
+"""What a model is for: its transformers Auto class, what it is fed, and how its labels are made and counted.
 
-`TASKS` is the one table. Class names are strings and torch is imported on use, so that looking a task up costs nothing.
+`TASKS` is the one table. Class names are strings and nothing here imports torch: looking a task up costs nothing.
 """
 
 from __future__ import annotations
@@ -8,35 +8,31 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
 
 from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.model.masking import Keys, Masking, hide, no_mask
 
-if TYPE_CHECKING:
-    import torch
+Batch: TypeAlias = Mapping[str, Any]
+"""Torch tensors by name, samples along the first axis."""
+Labels: TypeAlias = Literal["shifted", "masked", "positions", "samples", "pixels", "patches", "spans", "series"]
+"""Where labels come from, and what is counted as one score.
 
-Batch: TypeAlias = "Mapping[str, torch.Tensor]"
-Labels: TypeAlias = Literal["shifted", "masked", "positions", "samples"]
-"""Where labels come from and what a scored position is.
-
-*shifted*: the input itself, each token scored by what stands before it. *masked*: the input itself, scored where it was
-hidden. *positions*: the slice's labels, each one scored. *samples*: the slice's labels, one score a sample.
+*shifted*: the input itself or the slice's labels, each token scored by what stands before it. *masked*: the input
+itself, scored where it was hidden, or the slice's labels. *positions*: the slice's labels, each one scored. *samples*:
+the slice's labels, one score a sample. *pixels*: the slice's labels, one score a pixel. *patches*: the input itself,
+scored where it was hidden. *spans*: a first and a last token for each sample. *series*: future values that were
+observed.
 """
 
 IGNORED = -100
 """The label that transformers' losses leave out."""
-MASKED_FRACTION = 0.15
-"""Part of the tokens that a masked language model has to guess (BERT, arXiv 1810.04805, §3.1)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Masking:
-    """What hiding tokens needs to know of a vocabulary."""
-
-    mask_id: int
-    vocab_size: int
-    special_ids: tuple[int, ...] = ()
-    """Tokens that are never hidden, such as separators."""
+BEYOND = 1 << 30
+"""A position that lies outside of every sequence, which losses of spans leave out."""
+_NUMBERS = frozenset({"pixel_values", "pixel_values_videos", "input_values", "input_features"})
+"""Keywords for floats, whatever whole numbers a slice has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,89 +51,121 @@ class Task:
     classifies: bool = False
     """The model gives scores for classes, and an accuracy makes sense."""
     optional: frozenset[str] = frozenset({"attention_mask"})
+    perplexity: bool = False
+    """The loss is the cross entropy of tokens, and a perplexity makes sense."""
     masking: Masking | None = None
+    accepts: frozenset[str] = frozenset()
+    """Further keywords of a model that slices are looked into for."""
+    ignored: int = IGNORED
+    """The label that isn't scored."""
+    measures: bool = False
+    """Labels are measures or several truths at once, and no classes: always floats."""
 
-    def inputs(self, batch: Batch, generator: torch.Generator | None = None) -> dict[str, torch.Tensor]:
+    def inputs(self, batch: Batch, keys: Keys | None = None, seed: int = 0) -> dict[str, Any]:
         """Return the model's keyword arguments for a batch of slice tensors, labels included.
 
         Args:
             batch: slice tensors, samples along the first axis.
-            generator: chooses the tokens that a masked language model has to guess; other tasks don't use it.
+            keys: which samples these are, int64 [N, 3] of epoch, slice and index; None: they are counted from 0.
+            seed: with the keys it chooses the tokens that a masked language model has to guess.
 
         Raises:
             DataError: the batch lacks a tensor.
             ConfigError: a masked language model without a mask token.
 
         """
-        found = {keyword: self._tensor(batch, name, keyword) for name, keyword in self.tensors}
-        inputs = {keyword: tensor for keyword, tensor in found.items() if tensor is not None}
-        if "labels" in inputs:
-            inputs["labels"] = _labels(inputs["labels"])
-        elif "input_ids" not in inputs:
-            return inputs
+        inputs = {keyword: tensor for _, keyword, tensor in self.fed(batch)}
+        ids = inputs.get("input_ids")
+        if "labels" in inputs or ids is None:
+            pass
         elif self.labels == "shifted":
-            inputs["labels"] = _without_padding(inputs["input_ids"], inputs.get("attention_mask"))
+            inputs["labels"] = _without_padding(ids, batch)
         elif self.labels == "masked":
-            inputs["input_ids"], inputs["labels"] = self._mask(inputs, generator)
+            inputs["input_ids"], inputs["labels"] = self._mask(ids, batch, keys, seed)
+        if self.labels == "spans":
+            _leave_out(inputs)
         return inputs
 
+    def fed(self, batch: Batch) -> list[tuple[str, str, Any]]:
+        """Return the tensors of slices that the model is given: name in the slice, keyword of the model, and tensor.
+
+        Raises:
+            DataError: the batch lacks a tensor.
+
+        """
+        for name, keyword in self.tensors:
+            if name not in batch and keyword not in batch and keyword not in self.optional:
+                raise self._lacks(name, batch)
+        found = [(name if name in batch else keyword, keyword) for name, keyword in self.tensors]
+        known = {name for name, _ in found} | {keyword for _, keyword in found}
+        further = [(name, name) for name in batch if name in self.accepts - known and self._labelled(name, batch)]
+        pairs = [(name, keyword) for name, keyword in (*found, *further) if name in batch]
+        return [(name, keyword, self._typed(keyword, batch[name])) for name, keyword in pairs]
+
     def count(self, inputs: Batch) -> int:
-        """Return the number of label positions that the loss is a mean over."""
+        """Return the number of scores that the loss is a mean over."""
         labels = inputs.get("labels")
+        match self.labels:
+            case "spans" if "start_positions" in inputs:
+                return int((inputs["start_positions"] < BEYOND).sum())
+            case "patches" if "bool_masked_pos" in inputs:
+                return int(inputs["bool_masked_pos"].sum())
+            case "series" if "future_observed_mask" in inputs:
+                return int(inputs["future_observed_mask"].sum())
         if labels is None or labels.is_floating_point() or (self.labels == "samples" and labels.ndim != 1):
             return len(next(iter(inputs.values())))
         scored = labels[..., 1:] if self.labels == "shifted" else labels
-        return int((scored != IGNORED).sum())
+        return int((scored != self.ignored).sum())
 
-    def _tensor(self, batch: Batch, name: str, keyword: str) -> torch.Tensor | None:
-        tensor = batch[name] if name in batch else batch.get(keyword)
-        if tensor is None and keyword not in self.optional:
-            raise DataError(
-                "DATA050",
-                f"slices lack the tensor {name!r}, which a {self.name} model is fed",
-                ", ".join(sorted(batch)) or "no tensors",
-                fix="prepare the dataset for this task, or choose tensors with model.input_names",
-            )
-        return tensor
+    def _labelled(self, name: str, batch: Batch) -> bool:
+        """Whether a tensor is no label, or one of this task: a language model's are one for each token."""
+        ids = batch.get("input_ids")
+        if name != "labels" or self.labels not in ("shifted", "masked") or ids is None:
+            return True
+        return bool(batch[name].shape == ids.shape)
 
-    def _mask(self, inputs: Batch, generator: torch.Generator | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def _typed(self, keyword: str, tensor: Any) -> Any:
+        """Return a tensor in the type that models take: int64, float32 or bool; token ids may be int32."""
+        if keyword == "bool_masked_pos":
+            return tensor.bool()
+        if tensor.is_floating_point() or keyword in _NUMBERS or (keyword == "labels" and self.measures):
+            return tensor.float()
+        kind = str(tensor.dtype)
+        return tensor if kind == "torch.bool" or (keyword, kind) == ("input_ids", "torch.int32") else tensor.long()
+
+    def _lacks(self, name: str, batch: Batch) -> DataError:
+        return DataError(
+            "DATA050",
+            f"slices lack the tensor {name!r}, which a {self.name} model is fed",
+            ", ".join(sorted(batch)) or "no tensors",
+            fix="prepare the dataset for this task, or choose tensors with model.input_names",
+        )
+
+    def _mask(self, ids: Any, batch: Batch, keys: Keys | None, seed: int) -> tuple[Any, Any]:
         if self.masking is None:
-            raise ConfigError(
-                "MODEL007",
-                f"a {self.name} model needs a mask token, and neither tokenizer nor model configuration has one",
-                fix="name a tokenizer with a mask token in preprocessor.repository",
-            )
-        labels = _without_padding(inputs["input_ids"], inputs.get("attention_mask"))
-        return _mask(inputs["input_ids"], labels, self.masking, generator)
+            raise no_mask(self.name)
+        labels, tokens = _without_padding(ids, batch), ids.numpy()
+        if keys is None:
+            keys = np.stack([np.zeros(len(ids), np.int64)] * 2 + [np.arange(len(ids))], axis=1)
+        fixed = (labels == IGNORED).numpy() | np.isin(tokens, self.masking.special_ids)
+        hidden, chosen = hide(tokens, fixed, self.masking, keys, seed)
+        return ids.new_tensor(hidden), labels.masked_fill(labels.new_tensor(~chosen).bool(), IGNORED)
 
 
-def _labels(labels: torch.Tensor) -> torch.Tensor:
-    """Whole numbers as int64, which losses want; others as they are."""
-    return labels if labels.is_floating_point() else labels.long()
+def _without_padding(ids: Any, batch: Batch) -> Any:
+    """Tokens as labels, but for padding, which a slice tells of even where the model isn't given the mask."""
+    mask = batch.get("attention_mask")
+    return ids.long() if mask is None or mask.shape != ids.shape else ids.long().masked_fill(mask == 0, IGNORED)
 
 
-def _without_padding(tokens: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-    return tokens.long() if attention_mask is None else tokens.long().masked_fill(attention_mask == 0, IGNORED)
-
-
-def _mask(
-    tokens: torch.Tensor, labels: torch.Tensor, masking: Masking, generator: torch.Generator | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Hide tokens as BERT does: of those chosen 80 % become the mask, 10 % a random token, 10 % stay.
-
-    All random numbers of a sample are drawn together, so that what is hidden doesn't depend on the batch size. Every
-    sample has at least one hidden token: a mean over none would be NaN.
-    """
-    import torch
-
-    draws = torch.rand(*tokens.shape, 3, generator=generator).to(tokens.device).unbind(-1)
-    fixed = (labels == IGNORED) | torch.isin(labels, labels.new_tensor(masking.special_ids))
-    score = draws[0].masked_fill(fixed, 2.0)
-    chosen = (score <= score.amin(-1, keepdim=True).clamp(min=MASKED_FRACTION)) & ~fixed
-    random_ids = (draws[2] * masking.vocab_size).to(tokens.dtype)
-    changed = torch.where(draws[1] < 0.8, masking.mask_id, random_ids)
-    hidden = torch.where(chosen & (draws[1] < 0.9), changed, tokens)
-    return hidden, labels.masked_fill(~chosen, IGNORED)
+def _leave_out(inputs: dict[str, Any]) -> None:
+    """Leave spans out of which either end lies outside of the sequence, as an answer that was cut off does."""
+    ends = [name for name in ("start_positions", "end_positions") if name in inputs]
+    if "input_ids" in inputs and len(ends) == 2:
+        length = inputs["input_ids"].shape[-1]
+        outside = (inputs[ends[0]] >= length) | (inputs[ends[1]] >= length)
+        for name in ends:
+            inputs[name] = inputs[name].masked_fill(outside, BEYOND)
 
 
 _TEXT = (("input_ids", "input_ids"), ("attention_mask", "attention_mask"))
@@ -146,28 +174,30 @@ _VIDEO = (("videos", "pixel_values"),)
 _AUDIO = (("audio", "input_values"), ("attention_mask", "attention_mask"))
 _SPEECH = (("audio", "input_features"), ("attention_mask", "attention_mask"))
 _LABELS = (("labels", "labels"),)
+_PATCHES = (("masks", "bool_masked_pos"),)
 _SPANS = (("start_positions", "start_positions"), ("end_positions", "end_positions"))
 _SERIES = tuple(
     (name, name)
     for name in ("past_values", "past_time_features", "past_observed_mask", "future_values", "future_time_features")
 )
+_CONTEXT = frozenset({"past_time_features", "past_observed_mask", "future_time_features", "future_observed_mask"})
 
 _TABLE = (
-    Task("causal-lm", "AutoModelForCausalLM", "text", _TEXT, "shifted"),
-    Task("masked-lm", "AutoModelForMaskedLM", "text", _TEXT, "masked"),
-    Task("seq2seq-lm", "AutoModelForSeq2SeqLM", "text", _TEXT + _LABELS, "positions"),
+    Task("causal-lm", "AutoModelForCausalLM", "text", _TEXT, "shifted", perplexity=True),
+    Task("masked-lm", "AutoModelForMaskedLM", "text", _TEXT, "masked", perplexity=True),
+    Task("seq2seq-lm", "AutoModelForSeq2SeqLM", "text", _TEXT + _LABELS, "positions", perplexity=True),
     Task("sequence-classification", "AutoModelForSequenceClassification", "text", _TEXT + _LABELS, classifies=True),
     Task("token-classification", "AutoModelForTokenClassification", "text", _TEXT + _LABELS, "positions", True),
     Task("multiple-choice", "AutoModelForMultipleChoice", "text", _TEXT + _LABELS, classifies=True),
     Task("next-sentence-prediction", "AutoModelForNextSentencePrediction", "text", _TEXT + _LABELS, classifies=True),
-    Task("question-answering", "AutoModelForQuestionAnswering", "text", _TEXT + _SPANS),
-    Task("table-question-answering", "AutoModelForTableQuestionAnswering", "text", _TEXT + _LABELS, "positions"),
+    Task("question-answering", "AutoModelForQuestionAnswering", "text", _TEXT + _SPANS, "spans"),
+    Task("table-question-answering", "AutoModelForTableQuestionAnswering", "text", _TEXT + _LABELS),
     Task("text-encoding", "AutoModelForTextEncoding", "text", _TEXT),
     Task("image-classification", "AutoModelForImageClassification", "image", _IMAGE + _LABELS, classifies=True),
-    Task("masked-image-modeling", "AutoModelForMaskedImageModeling", "image", (*_IMAGE, ("masks", "bool_masked_pos"))),
+    Task("masked-image-modeling", "AutoModelForMaskedImageModeling", "image", _IMAGE + _PATCHES, "patches"),
     Task("zero-shot-image-classification", "AutoModelForZeroShotImageClassification", "image", _TEXT + _IMAGE),
-    Task("semantic-segmentation", "AutoModelForSemanticSegmentation", "image", _IMAGE + _LABELS),
-    Task("image-segmentation", "AutoModelForImageSegmentation", "image", _IMAGE + _LABELS),
+    Task("semantic-segmentation", "AutoModelForSemanticSegmentation", "image", _IMAGE + _LABELS, "pixels"),
+    Task("image-segmentation", "AutoModelForImageSegmentation", "image", _IMAGE + _LABELS, "pixels"),
     Task("instance-segmentation", "AutoModelForInstanceSegmentation", "image", _IMAGE + _LABELS),
     Task("universal-segmentation", "AutoModelForUniversalSegmentation", "image", _IMAGE + _LABELS),
     Task("object-detection", "AutoModelForObjectDetection", "image", _IMAGE + _LABELS),
@@ -184,21 +214,27 @@ _TABLE = (
     Task("text-recognition", "AutoModelForTextRecognition", "image", _IMAGE + _LABELS, "positions"),
     Task("table-recognition", "AutoModelForTableRecognition", "image", _IMAGE + _LABELS, "positions"),
     Task("video-classification", "AutoModelForVideoClassification", "video", _VIDEO + _LABELS, classifies=True),
-    Task("image-text-to-text", "AutoModelForImageTextToText", "image", _TEXT + _IMAGE, "shifted"),
-    Task("multimodal-lm", "AutoModelForMultimodalLM", "image", _TEXT + _IMAGE, "shifted"),
+    Task("image-text-to-text", "AutoModelForImageTextToText", "image", _TEXT + _IMAGE, "shifted", perplexity=True),
+    Task("multimodal-lm", "AutoModelForMultimodalLM", "image", _TEXT + _IMAGE, "shifted", perplexity=True),
     Task("visual-question-answering", "AutoModelForVisualQuestionAnswering", "image", _TEXT + _IMAGE + _LABELS),
-    Task("document-question-answering", "AutoModelForDocumentQuestionAnswering", "image", _TEXT + _IMAGE + _SPANS),
+    Task(
+        "document-question-answering",
+        "AutoModelForDocumentQuestionAnswering",
+        "image",
+        _TEXT + _IMAGE + _SPANS,
+        "spans",
+    ),
     Task("audio-classification", "AutoModelForAudioClassification", "audio", _AUDIO + _LABELS, classifies=True),
     Task("audio-frame-classification", "AutoModelForAudioFrameClassification", "audio", _AUDIO + _LABELS),
-    Task("audio-x-vector", "AutoModelForAudioXVector", "audio", _AUDIO + _LABELS, classifies=True),
+    Task("audio-x-vector", "AutoModelForAudioXVector", "audio", _AUDIO + _LABELS),
     Task("audio-tokenization", "AutoModelForAudioTokenization", "audio", _AUDIO),
     Task("ctc", "AutoModelForCTC", "audio", _AUDIO + _LABELS),
     Task("rnnt", "AutoModelForRNNT", "audio", _SPEECH + _LABELS),
     Task("tdt", "AutoModelForTDT", "audio", _SPEECH + _LABELS),
-    Task("speech-seq2seq", "AutoModelForSpeechSeq2Seq", "audio", _SPEECH + _LABELS, "positions"),
+    Task("speech-seq2seq", "AutoModelForSpeechSeq2Seq", "audio", _SPEECH + _LABELS, "positions", perplexity=True),
     Task("text-to-spectrogram", "AutoModelForTextToSpectrogram", "text", _TEXT + _LABELS),
     Task("text-to-waveform", "AutoModelForTextToWaveform", "text", _TEXT + _LABELS),
-    Task("time-series-prediction", "AutoModelForTimeSeriesPrediction", "series", _SERIES),
+    Task("time-series-prediction", "AutoModelForTimeSeriesPrediction", "series", _SERIES, "series", optional=_CONTEXT),
     Task("decision", "AutoModelForDecision", "series", (("states", "states"), ("actions", "actions"))),
     Task("pretraining", "AutoModelForPreTraining", "text", _TEXT + _LABELS, "positions"),
     Task("auto", "AutoModel", "text", _TEXT + _LABELS),

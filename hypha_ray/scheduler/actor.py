@@ -18,6 +18,7 @@ from hypha_ray.errors import CapacityError, LostError, QuarantinedError
 from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.fragments import exchanged
 from hypha_ray.market.requirements import workers_to_start
+from hypha_ray.model.masking import Specials
 from hypha_ray.scheduler import commands as c
 from hypha_ray.scheduler.assigner import Sizes
 from hypha_ray.scheduler.core import Core
@@ -47,10 +48,13 @@ class Scheduler:
         dataset: folder of the prepared dataset.
         attempt: number of this scheduler, over the whole run.
         owner: the actor that starts what outlives this scheduler.
+        specials: tokens that a masked language model's workers have to know, or None.
 
     """
 
-    def __init__(self, job: Job, run: str, directory: str, dataset: str, attempt: int, owner: Any) -> None:
+    def __init__(
+        self, job: Job, run: str, directory: str, dataset: str, attempt: int, owner: Any, specials: Specials | None
+    ) -> None:
         arm(job.testing.failpoints, job.testing.failpoint_log)
         self._job, self._run, self._directory, self._attempt = job, run, Path(directory), attempt
         self._inbox: asyncio.Queue[c.Input] = asyncio.Queue()
@@ -58,7 +62,7 @@ class Scheduler:
         self._commits: set[asyncio.Task[None]] = set()
         """Of the tasks those that must be done before the run is; and those that have failed, which is heard there."""
         self._reporter = Reporter()
-        self._crew = Crew(job, run, directory, dataset, owner, self._reporter.replaced)
+        self._crew = Crew(job, run, directory, dataset, owner, self._reporter.replaced, specials)
         self._reporter.telemetry = self._crew.telemetry
         self._weights = Weights(job, self._crew)
         self._larder = Larder(job, self._crew)

@@ -13,6 +13,8 @@ from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 from hypha_ray.config import Job
 from hypha_ray.errors import ClusterError, HyphaError, LostError, QuarantinedError
 from hypha_ray.market.allocator import on_this_node
+from hypha_ray.model.masking import Specials
+from hypha_ray.model.tasks import find_task
 from hypha_ray.scheduler.actor import Scheduler
 from hypha_ray.scheduler.claim import committed
 from hypha_ray.scheduler.cluster import ControlService
@@ -45,21 +47,31 @@ def records(job: Job, run: str, directory: RunDirectory, dataset: Path) -> Itera
     control = ControlService(ray.get_runtime_context().gcs_address)
     end_leftovers(run)
     owner = _here(Owner, OWNER, run, max_restarts=-1).remote()
+    specials = specials_of(job, dataset)
     try:
-        yield from _attempts(job, run, directory, dataset, owner, control)
+        yield from _attempts(job, run, directory, (dataset, specials, owner), control)
     finally:
         ray.kill(owner)
 
 
+def specials_of(job: Job, dataset: Path) -> Specials | None:
+    """Return the special tokens of a masked language model's tokenizer, which may lie beside the dataset, just here."""
+    if find_task(job.model.type).labels != "masked":
+        return None
+    from hypha_ray.model.preprocess import load_specials
+
+    return load_specials(job.preprocessor, dataset, job.model)
+
+
 def _attempts(
-    job: Job, run: str, directory: RunDirectory, dataset: Path, owner: Any, control: ControlService
+    job: Job, run: str, directory: RunDirectory, given: tuple[Path, Specials | None, Any], control: ControlService
 ) -> Iterator[dict[str, Any]]:
     """One scheduler after the other, which all have their workers and parameter servers started by the same owner."""
     idle = vain = 0
     while True:
         before, idle, vain = committed(directory), idle + 1, vain + 1
         try:
-            for record in _attempt(job, run, directory, dataset, owner, control):
+            for record in _attempt(job, run, directory, given, control):
                 idle = 0 if record["kind"] == "step" else idle
                 yield record
             return
@@ -80,7 +92,7 @@ def _attempts(
 
 
 def _attempt(
-    job: Job, run: str, directory: RunDirectory, dataset: Path, owner: Any, control: ControlService
+    job: Job, run: str, directory: RunDirectory, given: tuple[Path, Specials | None, Any], control: ControlService
 ) -> Iterator[dict[str, Any]]:
     """Start a scheduler on this node, and hand on what it streams.
 
@@ -89,7 +101,8 @@ def _attempt(
         HyphaError: whatever ended the run.
 
     """
-    arguments = (job, run, str(directory.path), str(dataset), directory.begin_attempt(), owner)
+    dataset, specials, owner = given
+    arguments = (job, run, str(directory.path), str(dataset), directory.begin_attempt(), owner, specials)
     scheduler = _here(Scheduler, "scheduler", run).remote(*arguments)
     try:
         yield from _stream(scheduler, job.resources.start_deadline_s, control)

@@ -17,6 +17,7 @@ from hypha_ray.data.actor import DataShard
 from hypha_ray.errors import ClusterError
 from hypha_ray.market.allocator import Lease, Leases, draining_nodes, on_this_node
 from hypha_ray.market.requirements import Need, NodeResources, server_need, worker_need
+from hypha_ray.model.masking import Specials
 from hypha_ray.scheduler.post import Post, value
 from hypha_ray.store.actor import GROUPS, Store
 from hypha_ray.telemetry.actor import Telemetry
@@ -46,13 +47,21 @@ class Crew:
         dataset: folder of the prepared dataset, on this node.
         owner: the actor that starts what outlives this scheduler.
         note: told the name and the reason when an actor is replaced.
+        specials: tokens that a masked language model's workers have to know, or None.
 
     """
 
     def __init__(
-        self, job: Job, run: str, directory: str, dataset: str, owner: Any, note: Callable[[str, str], None]
+        self,
+        job: Job,
+        run: str,
+        directory: str,
+        dataset: str,
+        owner: Any,
+        note: Callable[[str, str], None],
+        specials: Specials | None = None,
     ) -> None:
-        self._job, self._run, self._owner, self._note = job, run, owner, note
+        self._job, self._run, self._owner, self._note, self._specials = job, run, owner, note, specials
         self._leases = Leases(run)
         self._held: dict[str, Lease] = {}
         self._needs = outliving(job)
@@ -91,7 +100,7 @@ class Crew:
             awaits = self._job.awaits(source.worker)  # The trainer has to find it: here is its token and its address.
             options = on_this_node() if awaits else await self._place(name)
             role = "bridged" if self.bridges(source.worker) else "worker"
-            worker = await self._owned(role, name, options, self._job, source)
+            worker = await self._owned(role, name, options, self._job, source, self._specials)
         self._workers[source.worker] = worker, source
         return worker.run.remote(source), kept
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from hypha_ray.config import Job
+from hypha_ray.model.tasks import find_task
 from hypha_ray.scheduler import commands as c
 from hypha_ray.scheduler.outbox import Outbox
 from hypha_ray.scheduler.rounds import Evaluation, Round
@@ -25,6 +26,7 @@ class Records:
 
     def __init__(self, job: Job, tally: Tally, ledger: Ledger, out: Outbox) -> None:
         self._rounds, self._tally, self._ledger, self._out = job.rounds.update_rounds, tally, ledger, out
+        self._perplexity = find_task(job.model.type).perplexity
         self.landing: deque[Round] = deque()
         """Oldest first."""
         self.evaluation: Evaluation | None = None
@@ -69,7 +71,7 @@ class Records:
     def settle_evaluation(self, now: float) -> None:
         """Write the record of the evaluation, if it is complete."""
         if self.evaluation is not None and self.evaluation.complete:
-            record = self.evaluation.record()
+            record = self.evaluation.record(self._perplexity)
             if record is not None:
                 self._out.put(c.Record({**record, "elapsed_s": self._tally.elapsed_s(now)}))
             self.evaluation = None

@@ -9,6 +9,7 @@ from typing import Any
 
 from hypha_ray.config.schema import Sync
 from hypha_ray.errors import ClusterError, ConfigError, HyphaError, LostError
+from hypha_ray.figures import quality
 from hypha_ray.types import Contribution, Delta, Evaluated, Plan, Report, Source, Span, Verdict
 
 LOST = "its payload was lost with its node"
@@ -178,17 +179,16 @@ class Evaluation:
         self.pending[worker] = self.lost.pop()
         return self.pending[worker]
 
-    def record(self) -> dict[str, Any] | None:
+    def record(self, perplexity: bool) -> dict[str, Any] | None:
         """Loss per scored position, and perplexity or accuracy; None as long as a part is missing."""
-        count = sum(part.count for part in self.parts.values())
-        if not count or not self.complete:
+        parts = [part for _, part in sorted(self.parts.items()) if part.count]
+        if not parts or not self.complete:
             return None
-        parts = [part for _, part in sorted(self.parts.items())]
-        loss = sum(part.loss_sum for part in parts) / count
-        hits = [part.correct for part in parts if part.correct is not None]
-        quality = {"accuracy": sum(hits) / count} if hits else {"perplexity": math.exp(min(loss, 700.0))}
+        count, hits = sum(part.count for part in parts), [part.correct for part in parts if part.correct is not None]
+        correct = sum(hits) if len(hits) == len(parts) else None
+        found = quality(sum(part.loss_sum for part in parts), count, correct, perplexity)
         seconds = max(part.seconds for part in parts)
-        return {"kind": "eval", "round": self.number, "val_loss": loss, **quality, "count": count, "seconds": seconds}
+        return {"kind": "eval", "round": self.number, **found, "count": count, "seconds": seconds}
 
 
 def weight(sync: Sync, delta: Delta) -> int:

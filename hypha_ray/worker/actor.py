@@ -19,6 +19,7 @@ from hypha_ray.config import Job
 from hypha_ray.failpoints import arm
 from hypha_ray.fragments import Piece
 from hypha_ray.garbage import uncollected
+from hypha_ray.model.masking import Specials
 from hypha_ray.types import Arrays, Flat, Layout, Plan, Source
 from hypha_ray.worker.desk import Desk
 from hypha_ray.worker.feeder import Feeder
@@ -35,27 +36,27 @@ class TrainWorker:
     Args:
         job: the job file.
         source: who the worker is.
+        specials: tokens that a masked language model has to know; None: the worker looks for them itself.
 
     """
 
-    def __init__(self, job: Job, source: Source) -> None:
+    def __init__(self, job: Job, source: Source, specials: Specials | None = None) -> None:
         arm(job.testing.failpoints, job.testing.failpoint_log)
-        self._job = job
+        self._job, self._specials = job, specials
         self._stint = Stint(job, source, self._loop)
         self._leaving = threading.Lock()
         """Taken for good by the first order to leave."""
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, lambda *_: self.leave("SIGTERM"))
 
-    @staticmethod
-    def _loop(job: Job, source: Source, feeder: Feeder, desk: Desk, emit: Emit) -> Loop:
+    def _loop(self, job: Job, source: Source, feeder: Feeder, desk: Desk, emit: Emit) -> Loop:
         with uncollected():
             import torch  # Whoever only starts this actor needs none of it.
 
             torch.set_num_threads(max(1, int(job.resources.worker.cpu)))
             from hypha_ray.worker.loop import InnerLoop
 
-        return InnerLoop(job, source, feeder, desk, emit)
+        return InnerLoop(job, source, feeder, desk, emit, self._specials)
 
     @ray.method(num_returns="streaming")
     def run(self, to: Source) -> Iterator[Item]:
@@ -113,8 +114,7 @@ class TrainWorker:
 class BridgedWorker(TrainWorker):
     """Has a process of any kind train, over the bridge. To everybody else it is a worker like any other."""
 
-    @staticmethod
-    def _loop(job: Job, source: Source, feeder: Feeder, desk: Desk, emit: Emit) -> Loop:
+    def _loop(self, job: Job, source: Source, feeder: Feeder, desk: Desk, emit: Emit) -> Loop:
         from hypha_ray.worker.bridged import BridgedLoop
 
         return BridgedLoop(job, source, feeder, desk, emit)

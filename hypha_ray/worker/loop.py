@@ -11,6 +11,7 @@ from hypha_ray.config import Job
 from hypha_ray.failpoints import failpoint
 from hypha_ray.fragments import due, exchanged
 from hypha_ray.model.layout import layout_of
+from hypha_ray.model.masking import Specials
 from hypha_ray.optim.schedules import position
 from hypha_ray.store.tensorfile import digest, named
 from hypha_ray.types import Arrays, Delta, Evaluated, Flat, Left, Merged, Plan, Ready, Samples, Source, window
@@ -36,13 +37,16 @@ class InnerLoop:
         feeder: where batches come from.
         desk: where plans and weights come from.
         emit: takes events and payloads; must not block.
+        specials: tokens that a masked language model has to know; None: the worker looks for them itself.
 
     """
 
-    def __init__(self, job: Job, source: Source, feeder: Feeder, desk: Desk, emit: Emit) -> None:
+    def __init__(
+        self, job: Job, source: Source, feeder: Feeder, desk: Desk, emit: Emit, specials: Specials | None = None
+    ) -> None:
         self._job, self._source = job, source
         self._feeder, self._desk, self._emit = feeder, desk, emit
-        self._stepper = Stepper(job)
+        self._stepper = Stepper(job, specials)
         self._model, self._optimizer = self._stepper.model, self._stepper.optimizer
         self._strategy = strategy(job, self._stepper)
         self._layout = layout_of(self._model, job.sync.fragments, job.sync.partition)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -11,10 +13,14 @@ import torch
 
 from hypha_ray.config import Job
 from hypha_ray.model.build import build_model, task_of
-from hypha_ray.model.evaluation import Sums, evaluate, loss_of
+from hypha_ray.model.evaluation import Sums, evaluate, tensors_of
+from hypha_ray.model.losses import Losses, losses
+from hypha_ray.model.masking import Specials
+from hypha_ray.model.preprocess import load_specials
+from hypha_ray.model.tasks import find_task
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.optim.schedules import inner_steps
-from hypha_ray.types import Arrays, Samples
+from hypha_ray.types import Samples
 
 
 class Gradient(NamedTuple):
@@ -35,19 +41,23 @@ class Stepper:
 
     Args:
         job: the job file.
+        specials: special tokens, of which a masked language model has to know; None: those of a tokenizer that the job
+            names, if it does.
 
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, specials: Specials | None = None) -> None:
         self._accumulation = job.rounds.accumulation
         self._leaves_out = job.dataset.allow_quarantine
         self.device = torch.device(_device(job.worker.device))
         self.model = build_model(job.model, job.run.seed).to(self.device).train()
         self.optimizer = build_optimizer(self.model, job.inner_optimizer, inner_steps(job), job.resources.num_workers)
-        self._task = task_of(job.model, self.model)
-        self._forward = torch.compile(self.model) if job.worker.compile else self.model
+        if specials is None and find_task(job.model.type).labels == "masked":
+            specials = load_specials(job.preprocessor, None, job.model)
+        self._task, self._masking_seed = task_of(job.model, self.model, specials), job.run.seed
+        compute = partial(losses, self._task, self.model)
+        self._losses = torch.compile(compute) if job.worker.compile else compute
         self._autocast = torch.bfloat16 if job.worker.autocast == "bf16" else None
-        self._generator = torch.Generator()
         saved = self.model.state_dict().keys()
         self._buffers = [buffer for name, buffer in self.model.named_buffers() if name in saved]
 
@@ -57,10 +67,11 @@ class Stepper:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     def seed(self, *entropy: int) -> None:
-        """Let dropout and masking depend on these numbers alone from here on."""
+        """Let all that a model draws depend on these numbers alone from here on: some draw from numpy or Python."""
         seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
         torch.manual_seed(seed)
-        self._generator.manual_seed(seed)
+        np.random.seed(seed)  # the generator that models use
+        random.seed(seed)
 
     def step(self, batch: Samples) -> Gradient:
         """Take one inner step; the norm is that of the gradient before clipping.
@@ -100,20 +111,22 @@ class Stepper:
 
     def evaluate(self, batches: Iterable[Samples]) -> Sums:
         """The model's loss, and what it got right, over these batches."""
-        tensors = (_tensors(batch.arrays) for batch in batches)
-        return evaluate(self.model, self._task, tensors, self.device, self._autocast)
+        return evaluate(self.model, self._task, batches, self.device, self._autocast)
 
     def _backward(self, batch: Samples, summed: bool) -> Gradient:
-        """Add a batch's gradient. Micro-batches count by their scored positions, so that they change nothing."""
+        """Add a batch's gradient. Micro-batches count by their scored positions, so that they change nothing.
+
+        The gradient is that of what is trained on, with the losses of routers; the loss is the one that is reported.
+        """
         parts = _split(batch, self._accumulation)
-        micro_batches = [self._task.inputs(_tensors(part.arrays), self._generator) for part in parts]
+        micro_batches = [self._task.inputs(tensors_of(part), part.keys, self._masking_seed) for part in parts]
         counts = [self._task.count(inputs) for inputs in micro_batches]
         scored, total = sum(counts), torch.zeros((), device=self.device)
         for inputs, count in zip(micro_batches, counts, strict=True):
             if count:
-                loss = self._loss(inputs) * (count / scored)
-                (loss * scored if summed else loss).backward()
-                total += loss.detach()
+                found = self._forward(inputs)
+                (found.trained * (count if summed else count / scored)).backward()
+                total += found.reported.detach() * (count / scored)
         return Gradient(total, scored, self.optimizer.norm(), batch.keys[:0])
 
     def _is_finite(self, result: Gradient) -> bool:
@@ -144,20 +157,17 @@ class Stepper:
         for buffer, before in zip(self._buffers, buffers, strict=True):
             buffer.copy_(before)
 
-    def _loss(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    def _forward(self, inputs: dict[str, torch.Tensor]) -> Losses:
         inputs = {name: tensor.to(self.device, non_blocking=True) for name, tensor in inputs.items()}
         with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None):
-            return loss_of(self._forward(**inputs))
+            result: Losses = self._losses(inputs)
+        return result
 
 
 def _device(wish: str) -> str:
     if wish == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return wish
-
-
-def _tensors(arrays: Arrays) -> dict[str, torch.Tensor]:
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 def _split(batch: Samples, parts: int) -> Iterator[Samples]:

@@ -300,7 +300,7 @@ def test_task_of_masked_model_takes_mask_from_tokenizer_then_configuration() -> 
         all_special_ids = (0, 5)
 
     assert task_of(model, network, Tokenizer()).masking == Masking(5, 32, (0, 5))
-    assert task_of(model, network).masking == Masking(4, 32)
+    assert task_of(model, network).masking == Masking(4, 32, (0, 4))
 
 
 def test_task_of_masked_model_without_mask_token_raises_on_use() -> None:

@@ -148,7 +148,7 @@ def test_evaluate_autocast_is_close_to_full_precision() -> None:
 def test_evaluate_nothing_gives_zero_sums() -> None:
     network, task = ready(GPT2, "causal-lm")
     assert evaluate(network, task, [], "cpu") == Sums(0.0, 0, None)
-    assert math.isnan(figures(task, Sums(0.0, 0, None))["val_loss"])
+    assert figures(task, Sums(0.0, 0, None)) == {"val_loss": None, "perplexity": None, "tokens": 0}
 
 
 def test_evaluate_all_padding_counts_nothing() -> None:
@@ -166,7 +166,8 @@ def test_evaluate_model_without_loss_raises() -> None:
 def test_figures_language_model_has_perplexity() -> None:
     result = figures(find_task("causal-lm"), Sums(200.0, 100, None))
     assert result == {"val_loss": 2.0, "perplexity": pytest.approx(math.exp(2)), "tokens": 100}
-    assert figures(find_task("causal-lm"), Sums(1e6, 1, None))["perplexity"] == math.inf
+    assert figures(find_task("causal-lm"), Sums(1e6, 1, None))["perplexity"] is None
+    assert figures(find_task("causal-lm"), Sums(math.nan, 4, None))["val_loss"] is None
 
 
 def test_figures_of_a_task_without_classes_are_loss_and_samples() -> None:
@@ -176,4 +177,10 @@ def test_figures_of_a_task_without_classes_are_loss_and_samples() -> None:
 def test_batches_of_slices_keep_order_and_never_mix_slices() -> None:
     slices = [{"x": np.arange(5)}, {"x": np.arange(5, 7)}]
     slices[0]["x"].flags.writeable = False
-    assert [batch["x"].tolist() for batch in batches_of(slices, 3)] == [[0, 1, 2], [3, 4], [5, 6]]
+    batches = list(batches_of(slices, 3, [4, 9]))
+    assert [batch.arrays["x"].tolist() for batch in batches] == [[0, 1, 2], [3, 4], [5, 6]]
+    assert [batch.keys.tolist() for batch in batches] == [
+        [[0, 4, 0], [0, 4, 1], [0, 4, 2]],
+        [[0, 4, 3], [0, 4, 4]],
+        [[0, 9, 0], [0, 9, 1]],
+    ]

@@ -1,6 +1,8 @@
+import dataclasses
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -19,13 +21,12 @@ time-series-prediction vision-classification"""
 
 
 def masked_lm(**masking) -> Task:
-    import dataclasses
-
     return dataclasses.replace(TASKS["masked-lm"], masking=Masking(**({"mask_id": 3, "vocab_size": 100} | masking)))
 
 
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+def keys(samples: int, epoch: int = 0, place: int = 0, start: int = 0) -> np.ndarray:
+    """Which samples these are: so many of one slice, one after the other."""
+    return np.stack([np.full(samples, epoch), np.full(samples, place), np.arange(start, start + samples)], axis=1)
 
 
 @pytest.mark.parametrize("task", {task.name: task for task in TASKS.values()}.values(), ids=lambda task: task.name)
@@ -138,7 +139,7 @@ def test_input_names_without_token_ids_make_no_labels() -> None:
 
 def test_masked_lm_inputs_hide_fifteen_percent_as_bert_does() -> None:
     ids = torch.full((200, 100), 50)
-    inputs = masked_lm().inputs({"input_ids": ids}, generator())
+    inputs = masked_lm().inputs({"input_ids": ids}, keys(200))
     scored = inputs["labels"] != IGNORED
     assert 0.14 < scored.float().mean() < 0.16
     assert 0.77 < (inputs["input_ids"][scored] == 3).float().mean() < 0.83
@@ -148,27 +149,80 @@ def test_masked_lm_inputs_hide_fifteen_percent_as_bert_does() -> None:
     assert masked_lm().count(inputs) == int(scored.sum())
 
 
-def test_masked_lm_inputs_same_generator_same_masks_whatever_the_batch_size() -> None:
-    ids = torch.randint(5, 100, (12, 7), generator=generator(1))
-    task, one, many = masked_lm(), generator(), generator()
-    whole = task.inputs({"input_ids": ids}, one)
-    parts = [task.inputs({"input_ids": part}, many) for part in ids.split(5)]
+def test_masked_lm_inputs_same_samples_same_masks_whatever_batch_and_order() -> None:
+    ids = torch.randint(5, 100, (12, 7), generator=torch.Generator().manual_seed(1))
+    task, order = masked_lm(), [7, 0, 11, 3, 2, 1, 10, 4, 9, 8, 5, 6]
+    whole = task.inputs({"input_ids": ids}, keys(12), seed=5)
+    others = [task.inputs({"input_ids": ids[[row]]}, keys(12)[[row]], seed=5) for row in order]
     for name in ("input_ids", "labels"):
-        assert torch.equal(whole[name], torch.cat([part[name] for part in parts]))
+        assert torch.equal(whole[name][order], torch.cat([other[name] for other in others]))
+
+
+@pytest.mark.parametrize("name", ["epoch", "place", "start", "seed"])
+def test_masked_lm_inputs_other_epoch_slice_index_or_seed_other_masks(name: str) -> None:
+    ids, seed, others = torch.full((30, 20), 50), int(name == "seed"), {} if name == "seed" else {name: 30}
+    one = masked_lm().inputs({"input_ids": ids}, keys(30))["labels"] != IGNORED
+    two = masked_lm().inputs({"input_ids": ids}, keys(30, **others), seed)["labels"] != IGNORED
+    assert 0.05 < (one & two).float().mean() / one.float().mean() < 0.4
+
+
+def test_masked_lm_inputs_sample_of_special_tokens_alone_counts_nothing() -> None:
+    inputs = masked_lm(special_ids=(1, 2)).inputs({"input_ids": torch.tensor([[1, 2, 2, 1], [1, 9, 2, 1]])}, keys(2))
+    assert inputs["labels"].tolist() == [[IGNORED] * 4, [IGNORED, 9, IGNORED, IGNORED]]
+    assert masked_lm().count(inputs) == 1
+
+
+def test_masked_lm_inputs_labels_of_a_slice_are_taken_as_they_are() -> None:
+    ids, labels = torch.tensor([[5, 3, 7]]), torch.tensor([[IGNORED, 6, IGNORED]])
+    task = dataclasses.replace(masked_lm(), accepts=frozenset({"labels"}))
+    inputs = task.inputs({"input_ids": ids, "labels": labels}, keys(1))
+    assert inputs["input_ids"].tolist() == ids.tolist()
+    assert inputs["labels"].tolist() == labels.tolist()
+
+
+def test_causal_lm_labels_of_a_slice_are_scored_and_those_of_whole_samples_are_not() -> None:
+    task = dataclasses.replace(find_task("causal-lm"), accepts=frozenset({"labels", "token_type_ids"}))
+    ids, labels = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[IGNORED, IGNORED, 7, 8]], dtype=torch.int32)
+    inputs = task.inputs({"input_ids": ids, "labels": labels, "token_type_ids": ids, "source": ids})
+    assert set(inputs) == {"input_ids", "labels", "token_type_ids"}
+    assert task.count(inputs) == 2
+    assert task.inputs({"input_ids": ids, "labels": torch.tensor([1])})["labels"].tolist() == ids.tolist()
+
+
+def test_spans_beyond_the_sequence_are_left_out_with_both_ends() -> None:
+    task, ids = find_task("question-answering"), torch.ones(4, 5, dtype=torch.int64)
+    ends = {"start_positions": torch.tensor([0, 4, 5, 4]), "end_positions": torch.tensor([1, 9, 5, 4])}
+    inputs = task.inputs({"input_ids": ids, **ends})
+    assert task.count(inputs) == 2
+    assert [bool(one < 5) for one in inputs["start_positions"]] == [True, False, False, True]
+    assert [bool(one < 5) for one in inputs["end_positions"]] == [True, False, False, True]
+
+
+def test_segmentation_count_leaves_the_ignored_label_out() -> None:
+    task = dataclasses.replace(find_task("semantic-segmentation"), ignored=255)
+    assert task.count({"labels": torch.tensor([[[1, 255], [0, 3]], [[255, 255], [255, 1]]])}) == 4
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.uint8])
+def test_images_of_any_type_become_float32_and_their_labels_int64(dtype: torch.dtype) -> None:
+    batch = {"images": torch.ones(2, 1, 4, 4).to(dtype), "labels": torch.tensor([0, 1], dtype=torch.uint8)}
+    inputs = find_task("image-classification").inputs(batch)
+    assert inputs["pixel_values"].dtype == torch.float32
+    assert inputs["labels"].dtype == torch.int64
 
 
 def test_masked_lm_inputs_padding_and_special_tokens_stay_and_each_sample_has_a_hidden_token() -> None:
     ids = torch.tensor([[1, 8, 2, 0]]).repeat(50, 1)
     mask = torch.tensor([[1, 1, 1, 0]]).repeat(50, 1)
-    labels = masked_lm(special_ids=(1, 2)).inputs({"input_ids": ids, "attention_mask": mask}, generator())["labels"]
+    labels = masked_lm(special_ids=(1, 2)).inputs({"input_ids": ids, "attention_mask": mask}, keys(50))["labels"]
     assert labels.tolist() == [[IGNORED, 8, IGNORED, IGNORED]] * 50
 
 
 def test_masked_lm_inputs_int32_tokens_stay_int32() -> None:
-    inputs = masked_lm().inputs({"input_ids": torch.full((2, 8), 7, dtype=torch.int32)}, generator())
+    inputs = masked_lm().inputs({"input_ids": torch.full((2, 8), 7, dtype=torch.int32)}, keys(2))
     assert inputs["input_ids"].dtype == torch.int32
 
 
 def test_masked_lm_without_mask_token_raises() -> None:
     with pytest.raises(ConfigError, match=r"MODEL007.*mask token"):
-        find_task("masked-lm").inputs({"input_ids": torch.ones(1, 4, dtype=torch.int64)}, generator())
+        find_task("masked-lm").inputs({"input_ids": torch.ones(1, 4, dtype=torch.int64)}, keys(1))

@@ -1,0 +1,64 @@
+"""A task made complete for one model: which tensors its forward takes, and what its labels and its vocabulary are."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from typing import Any
+
+from transformers import AutoModelForCausalLM
+
+from hypha_ray.model.masking import masking_of
+from hypha_ray.model.tasks import Task
+
+_OTHERWISE = {
+    "input_values": ("input_features",),
+    "input_features": ("input_values",),
+    "pixel_values": ("pixel_values_videos",),
+    "bool_masked_pos": ("mask",),
+}
+"""Keywords by which some models call what others call by another."""
+_NEVER = frozenset({"labels"})
+
+
+def fitted(task: Task, network: Any, preprocessor: Any | None, explicit: bool) -> Task:
+    """Return a task as this model does it.
+
+    Args:
+        task: entry of the table.
+        network: the model, with or without weights.
+        preprocessor: tokenizer that says which token masks, or None.
+        explicit: the task's tensors were chosen one by one, and no others are fed.
+
+    Raises:
+        ConfigError: as `masking_of`.
+
+    """
+    config, takes = network.config, parameters(network)
+    if not explicit:
+        pairs = tuple(pair for name, keyword in task.tensors if (pair := _pair(task, name, keyword, takes)))
+        task = replace(task, tensors=pairs, accepts=takes)
+    if task.labels == "masked":
+        task = replace(task, masking=masking_of(config, preprocessor))
+    if task.labels == "pixels":
+        task = replace(task, ignored=getattr(config, "semantic_loss_ignore_index", task.ignored))
+    if task.name == "pretraining" and type(network) in AutoModelForCausalLM._model_mapping.values():
+        task = replace(task, labels="shifted", optional=task.optional | {"labels"})
+    problem = getattr(config, "problem_type", None)
+    if task.labels == "samples" and task.classifies:
+        measures = problem in ("regression", "multi_label_classification") or (not problem and config.num_labels == 1)
+        task = replace(task, measures=measures, classifies=not measures)
+    return task
+
+
+def parameters(network: Any) -> frozenset[str]:
+    """Return the keywords that a model's forward names."""
+    return frozenset(inspect.signature(network.forward).parameters) - {"self", "args", "kwargs"}
+
+
+def _pair(task: Task, name: str, keyword: str, takes: frozenset[str]) -> tuple[str, str] | None:
+    """Return a tensor and the keyword that the model has for it; None for one that it can do without."""
+    for known in (keyword, *_OTHERWISE.get(keyword, ())):
+        if known in takes or known in _NEVER:
+            return name, known
+    return None if keyword in task.optional else (name, keyword)

@@ -1,0 +1,118 @@
+"""Tokens that a masked language model has to guess: which are hidden, and by what.
+
+What is hidden depends on the seed and on which sample it is, and on nothing else: not on the batch, not on the worker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from hypha_ray.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+Keys: TypeAlias = npt.NDArray[np.int64]
+"""Which samples a batch has, int64 [N, 3]: epoch, slice, and index in the slice's file."""
+
+MASKED_FRACTION = 0.15
+"""Part of the tokens that a masked language model has to guess (BERT, arXiv 1810.04805, §3.1)."""
+_SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id", "decoder_start_token_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Masking:
+    """Facts about a vocabulary that hiding tokens needs."""
+
+    mask_id: int
+    vocab_size: int
+    special_ids: tuple[int, ...] = ()
+    """Tokens that are never hidden, such as separators."""
+
+
+@dataclass(frozen=True, slots=True)
+class Specials:
+    """Special tokens of a tokenizer, under the names that it has for them: all of it that workers need."""
+
+    mask_token_id: int | None
+    all_special_ids: tuple[int, ...]
+
+
+def masking_of(config: Any, preprocessor: Any | None) -> Masking | None:
+    """Return the mask token and the special tokens of a tokenizer, or else of a model's configuration.
+
+    Args:
+        config: of the model; its vocabulary is the one that counts.
+        preprocessor: a tokenizer, a processor with one, a tokenizer's special tokens, or None.
+
+    Returns:
+        None where neither has a mask token.
+
+    Raises:
+        ConfigError: the mask token lies outside of the model's vocabulary.
+
+    """
+    text = config.get_text_config()
+    tokenizer = getattr(preprocessor, "tokenizer", preprocessor)
+    mask_id, special = getattr(tokenizer, "mask_token_id", None), tuple(getattr(tokenizer, "all_special_ids", ()))
+    if mask_id is None:
+        mask_id = getattr(text, "mask_token_id", None)
+        special = tuple(sorted({mask_id, *_ids(text)} - {None})) if mask_id is not None else ()
+    if mask_id is None:
+        return None
+    if not 0 <= mask_id < text.vocab_size:
+        raise ConfigError(
+            "MODEL007",
+            "the mask token isn't in the model's vocabulary",
+            f"token {mask_id}",
+            f"0 … {text.vocab_size - 1}",
+            "use the model's own tokenizer, or give the model a larger vocab_size",
+        )
+    return Masking(mask_id, text.vocab_size, special)
+
+
+def no_mask(name: str) -> ConfigError:
+    """Return the error for a masked language model whose mask token nobody knows."""
+    return ConfigError(
+        "MODEL007",
+        f"a {name} model needs a mask token, and neither tokenizer nor model configuration has one",
+        fix="name a tokenizer with a mask token in preprocessor.repository, or set mask_token_id in model.config",
+    )
+
+
+def hide(
+    tokens: npt.NDArray[np.integer[Any]], fixed: npt.NDArray[np.bool_], masking: Masking, keys: Keys, seed: int
+) -> tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.bool_]]:
+    """Hide tokens as BERT does: of those chosen 80 % become the mask, 10 % a random token, 10 % stay.
+
+    A sample has at least one chosen token, unless all of them are fixed: then it has none.
+
+    Args:
+        tokens: ids, [N, T].
+        fixed: tokens that may not be chosen, [N, T].
+        masking: vocabulary.
+        keys: which samples these are, [N, 3].
+        seed: of the choice.
+
+    Returns:
+        Ids with the hidden ones replaced, and which tokens were chosen.
+
+    """
+    draws = np.stack([np.random.default_rng([seed, *key]).random((3, *tokens.shape[1:])) for key in keys.tolist()])
+    score = np.where(fixed, 2.0, draws[:, 0])
+    least = score.reshape(len(score), -1).min(axis=1).reshape(-1, *[1] * (score.ndim - 1))
+    chosen = (score <= np.maximum(least, MASKED_FRACTION)) & ~fixed
+    random_ids = (draws[:, 2] * masking.vocab_size).astype(tokens.dtype)
+    changed = np.where(draws[:, 1] < 0.8, tokens.dtype.type(masking.mask_id), random_ids)
+    return np.where(chosen & (draws[:, 1] < 0.9), changed, tokens), chosen
+
+
+def _ids(config: Any) -> Iterable[int]:
+    """Return the special tokens that a configuration names; some name several for one purpose."""
+    for name in _SPECIAL:
+        value = getattr(config, name, None)
+        yield from [value] if isinstance(value, int) else value or ()

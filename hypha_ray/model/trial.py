@@ -1,0 +1,253 @@
+"""A model tried on samples before it is trained or scored: is its loss what it is said to be?
+
+    configuration ──► small copy ──╮
+                                   ├──► loss as transformers has it?  as a sum over samples?  blind to later tokens?
+    samples of the dataset ────────╯
+
+Nothing is taken from a class's name: a language model that sees what it has to guess, or a loss that depends on which
+samples share a batch, shows in the numbers.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.garbage import uncollected
+from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
+from hypha_ray.model.losses import Losses, loss_of, losses, unshifted
+from hypha_ray.model.shrink import smaller
+from hypha_ray.model.tasks import Task
+from hypha_ray.types import Samples
+
+BUDGET = 200_000_000
+"""Parameters of the largest copy that is built."""
+SMALL = 3_000_000
+"""Parameters of a model that is tried as it is."""
+SAMPLES = 3
+TOKENS = 32
+"""Length to which sequences are cut."""
+_CLOSE = 2e-4
+"""Largest part by which two sums of the same losses may differ, for they are added up in another order."""
+
+Build = Callable[[Any], Any]
+
+
+def try_out(task: Task, samples: Samples, config: Any, build: Build, parameters: int) -> None:
+    """Try a model that isn't built: a small copy of it, with random weights.
+
+    Args:
+        task: as `fitted` returns it.
+        samples: some of the dataset.
+        config: the model's.
+        build: makes a model of a configuration.
+        parameters: number of the model's parameters.
+
+    Raises:
+        ConfigError: the model has no loss, or not the task's.
+
+    """
+    copies = [] if parameters <= SMALL else list(smaller(config))
+    failure: Exception | None = None
+    for copy in [*copies, *([config] if parameters <= BUDGET else [])]:
+        try:
+            network = _build(copy, build)
+            _run(task, network, samples)
+        except Exception as error:  # A copy that can't be built or run: the next one is more like the model itself.
+            failure = error
+            continue
+        try_network(task, network, samples)
+        return
+    if parameters <= BUDGET and failure is not None:
+        raise _unusable(failure)
+
+
+def try_network(task: Task, network: Any, samples: Samples) -> None:
+    """Try a model that is built, in evaluation mode; it is left as it was.
+
+    Raises:
+        ConfigError: the model has no loss, or not the task's.
+
+    """
+    with _evaluating(network):
+        samples = _chosen(task, samples)
+        inputs = _inputs(task, samples, network)
+        if not task.count(inputs):
+            return
+        whole = losses(task, network, inputs)
+        _agrees(task, network, inputs, whole)
+        _adds_up(task, network, samples, float(whole.reported) * task.count(inputs))
+        if task.labels in ("shifted", "positions") and not task.classifies:
+            _is_blind(task, network, inputs, whole.output)
+
+
+def _agrees(task: Task, network: Any, inputs: dict[str, Any], ours: Losses) -> None:
+    """Hold our loss against the model's own, where we make it of logits; the model may not have shifted its labels."""
+    if task.labels == "shifted" and "labels" in inputs:
+        plain = unshifted(ours.output.logits[:, -inputs["labels"].shape[1] :], inputs["labels"])
+        found = _own(network, inputs)
+        expected = [float(ours.trained), float(ours.trained - ours.reported + plain)]
+    elif task.perplexity and isinstance(getattr(ours.output, "logits", None), torch.Tensor):
+        logits = ours.output.logits
+        if logits.shape[:-1] != inputs["labels"].shape:
+            return
+        found, expected = float(ours.reported), [float(unshifted(logits, inputs["labels"]))]
+    else:
+        return
+    if found is not None and not any(_close(found, one) for one in expected):
+        raise _other(network, task, f"{found:.6g} where the cross entropy of its tokens is {expected[0]:.6g}")
+
+
+def _adds_up(task: Task, network: Any, samples: Samples, whole: float) -> None:
+    """Hold the loss of all samples against those of each."""
+    parts = 0.0
+    for index in range(len(samples)):
+        inputs = _inputs(task, samples.part(slice(index, index + 1)), network)
+        if count := task.count(inputs):
+            parts += float(losses(task, network, inputs).reported) * count
+    if not _close(parts, whole):
+        raise _other(network, task, f"{whole:.6g} for {len(samples)} samples together, {parts:.6g} for each by itself")
+
+
+def _is_blind(task: Task, network: Any, inputs: dict[str, Any], output: Any) -> None:
+    """Change a token that is guessed: nothing that comes before may change, or what guesses it has seen it."""
+    name = "input_ids" if task.labels == "shifted" else "labels"
+    tokens, labels = inputs.get(name), inputs.get("labels")
+    if tokens is None or labels is None or tokens.shape != labels.shape or tokens.shape[1] < 2:
+        return
+    first = getattr(output, "logits", None)
+    if not isinstance(first, torch.Tensor) or first.ndim != 3:
+        return
+    width = tokens.shape[1]
+    changed, places = tokens.clone(), []
+    for row, scored in enumerate(labels != task.ignored):
+        found = [place for place in scored.nonzero().flatten().tolist() if place]
+        place = found[len(found) // 2] if found else 0
+        places.append(place)
+        if place:
+            changed[row, place] = _another(tokens[row], place, first.shape[-1])
+    others = losses(task, network, inputs | {name: changed}).output.logits
+    moved = (first.float() - others.float()).abs().amax(-1)[:, -width:]
+    for row, place in enumerate(places):
+        before = place if task.labels == "shifted" else place + 1
+        if place and float(moved[row, :before].max()) > 1e-3 * float(moved[row].max()):
+            raise ConfigError(
+                "MODEL016",
+                f"{type(network).__name__} sees the tokens that a {task.name} model has to guess",
+                f"token {place} changes what is said of those before",
+                "a model that sees only earlier tokens",
+                "set is_decoder = true in the model's configuration if it knows that, or choose another model.type",
+            )
+
+
+def _chosen(task: Task, samples: Samples) -> Samples:
+    """Return a few samples, as different as can be in how much of them is scored, with their sequences cut."""
+    short = _cut(task, samples)
+    counts = [task.count(_made(task, short.part(slice(i, i + 1)))) for i in range(min(len(short), 32))]
+    order = sorted((index for index, count in enumerate(counts) if count), key=lambda index: counts[index])
+    few = sorted({order[0], order[len(order) // 2], order[-1], *order[:SAMPLES]})[:SAMPLES] if order else [0]
+    return Samples({name: array[few] for name, array in short.arrays.items()}, short.keys[few])
+
+
+def _cut(task: Task, samples: Samples) -> Samples:
+    """Cut sequences of tokens after some that are scored: a loss over a large vocabulary takes much memory."""
+    ids, labels = samples.arrays.get("input_ids"), samples.arrays.get("labels")
+    if task.modality != "text" or not task.perplexity or ids is None or ids.ndim != 2:
+        return samples
+    length = ids.shape[1]
+    scored = (labels != task.ignored).any(0).nonzero()[0] if labels is not None and labels.ndim == 2 else []
+    last = max(TOKENS, int(scored[0]) + TOKENS // 2 if len(scored) else 0)
+    arrays = {
+        name: array[:, :last] if array.ndim >= 2 and (array.shape[1] == length or name == "labels") else array
+        for name, array in samples.arrays.items()
+    }
+    return Samples(arrays, samples.keys)
+
+
+def _made(task: Task, samples: Samples) -> dict[str, Any]:
+    return task.inputs(tensors_of(samples), samples.keys, MASKING_SEED)
+
+
+def _inputs(task: Task, samples: Samples, network: Any) -> dict[str, Any]:
+    device = next(network.parameters()).device
+    return {name: tensor.to(device) for name, tensor in _made(task, samples).items()}
+
+
+def _own(network: Any, inputs: dict[str, Any]) -> float | None:
+    """Return the model's own loss; None if it has none."""
+    try:
+        return float(loss_of(network(**inputs)))
+    except Exception:  # a model that knows no labels or can't take them: then it is ours alone
+        return None
+
+
+def _run(task: Task, network: Any, samples: Samples) -> None:
+    with _evaluating(network):
+        losses(task, network, _inputs(task, _chosen(task, samples), network))
+
+
+def _build(config: Any, build: Build) -> Any:
+    """Build a model whose weights are all random: some families begin with zeros, by which nothing could be told."""
+    with torch.device("meta"):
+        size = sum(parameter.numel() for parameter in build(config).parameters())
+    if size > BUDGET:
+        raise ValueError(f"{size} parameters")
+    with torch.random.fork_rng(devices=[]), uncollected():
+        torch.manual_seed(0)
+        network = build(config).float().eval()
+        with torch.no_grad():
+            for parameter in network.parameters():
+                if parameter.ndim > 1:
+                    parameter.add_(torch.randn_like(parameter), alpha=0.05)
+    return network
+
+
+def _another(row: torch.Tensor, place: int, vocabulary: int) -> int:
+    """Return another token for that place, one of the same sample if there is one."""
+    others = [token for token in row.tolist() if token >= 0 and token != row[place]]
+    return int(others[len(others) // 2]) if others else (int(row[place]) + 1) % vocabulary
+
+
+def _close(one: float, other: float) -> bool:
+    return abs(one - other) <= _CLOSE * max(abs(one), abs(other)) + 1e-6
+
+
+@contextmanager
+def _evaluating(network: Any) -> Iterator[None]:
+    training = network.training
+    network.eval()
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        network.train(training)
+
+
+def _other(network: Any, task: Task, got: str) -> ConfigError:
+    return ConfigError(
+        "MODEL015",
+        f"the loss of {type(network).__name__} is no mean over what a {task.name} model is scored on",
+        got,
+        "the same, however samples are put together",
+        "choose another model or model.type",
+    )
+
+
+def _unusable(failure: Exception) -> Exception:
+    """Return the error for a model that can't be run on the dataset's samples."""
+    if isinstance(failure, ConfigError | DataError):
+        return failure
+    line = f"{type(failure).__name__}: {' '.join(str(failure).split())}"[:300]
+    return ConfigError(
+        "MODEL017", "the model can't be run on samples of the dataset", line, fix="prepare the dataset for this model"
+    )
+
+
+def tell(text: str) -> None:
+    """Print a note at the start of a job."""
+    print(f"note: {text}", file=sys.stderr)
