@@ -60,7 +60,7 @@ class JsonLines:
             OSError: the disk is full or gone.
 
         """
-        line = json.dumps(plain(record), allow_nan=False, ensure_ascii=False).encode() + b"\n"
+        line = _encoded(plain(record)) + b"\n"
         if self._file.write(line) != len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)
 
@@ -124,7 +124,13 @@ def _is_of_a_round_from(first: int, line: bytes) -> bool:
 
 def write_json(path: Path, value: object) -> None:
     """Write a JSON file so that a reader sees the old content or the new one, never a part."""
-    _replace(path, json.dumps(plain(value), indent=2, allow_nan=False, ensure_ascii=False).encode() + b"\n")
+    _replace(path, _encoded(plain(value), indent=2) + b"\n")
+
+
+def _encoded(value: object, indent: int | None = None) -> bytes:
+    """Strict JSON in UTF-8; a name that isn't UTF-8 has escapes for the bytes that aren't."""
+    text = json.dumps(value, allow_nan=False, ensure_ascii=False, indent=indent)
+    return text.encode(errors="backslashreplace")
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -38,9 +38,14 @@ METRICS = (
 )
 
 
+KINDS = {metric.name: metric.kind for metric in METRICS}
+NONE_LEFT = {"hypha_worker_batches": 0.0}
+"""What a gauge has for a worker that is not in the round any more; the others have no value then."""
+
+
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A value of a metric, for a worker if the metric is per worker."""
+    """A value of a metric, for a worker if the metric is per worker; NaN: there is none any more."""
 
     metric: str
     value: float
@@ -52,27 +57,31 @@ class Measurement:
 
 
 class Measures:
-    """Takes the metrics out of records; knows the workers of earlier rounds, to say that they have no batches now."""
+    """Takes the metrics out of records; knows which had a value, to say that they have none now."""
 
     def __init__(self) -> None:
-        self._workers: set[str] = set()
+        self._known: set[tuple[str, str | None]] = set()
 
     def take(self, record: Record) -> list[Measurement]:
-        """Return the finite values that a record has."""
-        return [
+        """Return the finite values that a record has, and NaN for what the one before had and this one hasn't."""
+        kind = record.get("kind")
+        found = [
             measurement
             for metric in METRICS
-            if metric.kind == record.get("kind")
-            for measurement in self._values(metric, record.get(metric.field))
+            if metric.kind == kind
+            for measurement in _values(metric, record.get(metric.field))
             if math.isfinite(measurement.value)
         ]
+        known = {(one.metric, one.worker) for one in found}
+        gone = {key for key in self._known if KINDS[key[0]] == kind} - known
+        self._known = (self._known | known) - gone
+        ended = sorted(gone, key=lambda key: (key[0], key[1] or ""))
+        return found + [Measurement(name, NONE_LEFT.get(name, math.nan), worker) for name, worker in ended]
 
-    def _values(self, metric: Metric, field: object) -> Iterator[Measurement]:
-        if isinstance(field, dict) and metric.per_worker:
-            values = {str(worker): value for worker, value in field.items() if value is not None}
-            yield from (Measurement(metric.name, float(value), worker) for worker, value in values.items())
-            if metric.field == "batches":
-                yield from (Measurement(metric.name, 0.0, worker) for worker in sorted(self._workers - set(values)))
-                self._workers |= set(values)
-        elif isinstance(field, int | float) and not metric.per_worker:
-            yield Measurement(metric.name, float(field))
+
+def _values(metric: Metric, field: object) -> Iterator[Measurement]:
+    if isinstance(field, dict) and metric.per_worker:
+        values = {str(worker): value for worker, value in field.items() if value is not None}
+        yield from (Measurement(metric.name, float(value), worker) for worker, value in values.items())
+    elif isinstance(field, int | float) and not metric.per_worker:
+        yield Measurement(metric.name, float(field))

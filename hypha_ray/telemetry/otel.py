@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -56,8 +57,10 @@ class OpenTelemetry:
         }
 
     def record(self, record: Record) -> None:
-        """Set the gauges that the record has values for."""
+        """Set the gauges that the record has values for; a value that isn't set again isn't exported again."""
         for measurement in self._measures.take(record):
+            if math.isnan(measurement.value):
+                continue
             self._gauges[measurement.metric].set(measurement.value, measurement.tags(self._run))
 
     def event(self, event: Record) -> None:

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fleet_records import fleet_records
 from packaging.requirements import Requirement
 
 from hypha_ray.config import Job
 from hypha_ray.errors import AuthenticationError, ConfigError
 from hypha_ray.scheduler.preflight import check_job
+from hypha_ray.telemetry.files import read_jsonl
 from hypha_ray.telemetry.sinks import build
 
 # Aim 3.29 uses what SQLAlchemy 2 calls old.
@@ -64,6 +66,23 @@ def test_aim_evaluations_are_a_series_of_their_own(run: Any) -> None:
 def test_aim_worker_figures_carry_the_worker(run: Any) -> None:
     assert series(run, "batches", {"worker": "0"}) == [(0, 6.0), (1, 6.0)]
     assert series(run, "loss", {"worker": "1"}) == [(0, 3.5), (1, 2.5)]
+
+
+def test_aim_has_the_numbers_of_the_metrics_file(tmp_path: Path) -> None:
+    pytest.importorskip("aim", reason="Python 3.13 and newer have no Aim")
+    sinks = build(tmp_path, "fleet", ["aim"], patience_s=120.0)
+    sinks.start(CONFIG)
+    for record in fleet_records():
+        sinks.record(record)
+    sinks.close()
+    run, records = reopened(tmp_path), read_jsonl(tmp_path / "metrics.jsonl")
+    for kind, context in (("round", {"subset": "train"}), ("eval", {"subset": "val"}), ("step", {"worker": "1"})):
+        mine = [record for record in records if record["kind"] == kind and record.get("worker", 1) == 1]
+        names = {name for record in mine for name, value in record.items() if isinstance(value, int | float)}
+        for name in names - {"round", "worker"}:
+            expected = [record[name] for record in mine if record[name] is not None]
+            assert [value for _, value in series(run, name, context)] == pytest.approx(expected, rel=1e-6), name
+        assert mine and {"loss", "val_loss"} & names
 
 
 def test_aim_keeps_configuration_and_summary(run: Any) -> None:

@@ -54,6 +54,15 @@ def test_json_lines_numpy_and_paths_become_numbers_and_text(tmp_path: Path) -> N
     assert read_jsonl(tmp_path / "m.jsonl") == [{"kind": "x", "n": 3, "x": 0.5, "ok": True, "at": "a/b"}]
 
 
+def test_text_that_is_not_unicode_is_written_as_json_and_comes_back(tmp_path: Path) -> None:
+    name = b"caf\xe9.txt".decode(errors="surrogateescape")
+    write(tmp_path / "m.jsonl", {"kind": "loss", "reason": name}, {"kind": "loss", "reason": "θ"})
+    write_json(tmp_path / "summary.json", {"reason": name})
+    assert [event["reason"] for event in read_jsonl(tmp_path / "m.jsonl")] == [name, "θ"]
+    assert read_json(tmp_path / "summary.json") == {"reason": name}
+    assert "θ".encode() in (tmp_path / "m.jsonl").read_bytes()
+
+
 def test_read_jsonl_torn_last_line_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
     write(path, {"kind": "round", "round": 0}, {"kind": "round", "round": 1})

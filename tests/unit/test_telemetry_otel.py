@@ -6,9 +6,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from fleet_records import fleet_records
 from opentelemetry import metrics
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
+from hypha_ray.telemetry.files import read_jsonl
+from hypha_ray.telemetry.metrics import METRICS as GAUGES
 from hypha_ray.telemetry.sinks import build
 
 ROUND = {"kind": "round", "round": 7, "loss": 2.5, "bytes_up": 4096, "workers": 2, "batches": {"0": 6, "1": 4}}
@@ -83,6 +86,21 @@ def test_otel_round_and_evaluation_reach_the_collector(tmp_path: Path, collector
         ("hypha_worker_batches", "0"): 6.0,
         ("hypha_worker_batches", "1"): 4.0,
     }
+
+
+def test_otel_gauges_have_the_last_numbers_of_the_metrics_file(tmp_path: Path, collector: Collector) -> None:
+    sinks = build(tmp_path, "run-1", ["otel"], patience_s=60.0)
+    sinks.start({})
+    for record in fleet_records():
+        sinks.record(record)
+    sinks.close()
+    last = {record["kind"]: record for record in read_jsonl(tmp_path / "metrics.jsonl")}
+    expected: dict[tuple[str, str | None], float] = {}
+    for gauge in GAUGES:
+        value = last[gauge.kind][gauge.field]
+        values = value.items() if isinstance(value, dict) else [(None, value)]
+        expected |= {(gauge.name, worker): number for worker, number in values}
+    assert collector.values() == expected and len(expected) > len(GAUGES)
 
 
 def test_otel_export_names_run_and_service(tmp_path: Path, collector: Collector) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fleet_records import fleet_records
 
 from hypha_ray.config.load import load
 from hypha_ray.errors import ConfigError
@@ -109,6 +110,23 @@ def test_connector_gets_every_number_of_the_records_in_one_request_each(tmp_path
     assert told == ({"failed": 0, "dropped": 0}, [])
     assert connector.measurements == SENT
     assert connector.connections == (1 if keep else len(SENT))
+
+
+def test_connector_gets_the_numbers_of_the_metrics_file(tmp_path: Path) -> None:
+    with Connector() as connector:
+        address = f"127.0.0.1:{connector.server_port}"
+        sinks = build(tmp_path, "run-1", [], status_bridge=address, patience_s=60.0)
+        sinks.start({})
+        for record in fleet_records():
+            sinks.record(record)
+        sinks.close()
+    got = {(name, number, worker): value for worker, number, name, value in connector.measurements}
+    records = {record["kind"]: record for record in read_jsonl(tmp_path / METRICS)}
+    round_, evaluation = records["round"], records["eval"]
+    for name in ("loss", "samples_per_s", "tokens_per_s", "idle_fraction", "bytes_up", "workers"):
+        assert got[name, round_["round"], "all"] == round_[name]
+    assert got["val_loss", evaluation["round"], "all"] == evaluation["val_loss"]
+    assert got["batches", round_["round"], "worker-1"] == round_["batches"]["1"]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
