@@ -67,7 +67,10 @@ class Dataset(Table):
     path: str | None = Field(None, description="prepared folder")
     name: str | None = Field(None, description="name that a data shard announces")
     shards: Count = Field(1, description="data shard actors that serve it")
-    allow_quarantine: bool = Field(False, description="go on without slices that are damaged, instead of ending")
+    allow_quarantine: bool = Field(
+        False,
+        description="go on without damaged slices, instead of ending; leave out bad samples, not their batches",
+    )
 
 
 class Rounds(Table):

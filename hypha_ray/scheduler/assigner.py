@@ -118,7 +118,7 @@ class Assigner:
     def _begin(self, member: Member, plan: Plan, newest: int) -> list[Command]:
         """Tell a worker what it does in a round, and send what it needs for that."""
         worker, restores = member.source.worker, member.restores and bool(plan.spans)
-        member.start(replace(plan, keep=frozenset(member.held), restores=restores))
+        member.start(replace(plan, keep=frozenset(member.held), restores=restores, rejections=member.rejections))
         assert member.plan is not None
         restore: list[Command] = [Restore(worker)] if restores else []
         member.fresh = member.fresh and not plan.spans

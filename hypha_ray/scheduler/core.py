@@ -23,12 +23,14 @@ from hypha_ray.scheduler.outbox import Outbox
 from hypha_ray.scheduler.past import Past
 from hypha_ray.scheduler.proofs import Proofs
 from hypha_ray.scheduler.roster import HOPELESS, Roster
-from hypha_ray.types import Alive, Event, Failed, Leaving, Left, Merged, Ready, SliceInfo, Source
+from hypha_ray.types import Alive, Damaged, Event, Failed, Leaving, Left, Merged, Ready, SliceInfo, Source
 
 log = logging.getLogger(__name__)
 
 CHECK_S = 1.0
 """Seconds between two looks at who is silent and what is to be filled again."""
+NAMED = 8
+"""Most samples of a batch that are named one by one."""
 
 
 class Core:
@@ -196,12 +198,24 @@ class Core:
                     self._course.correct(now)
             case Left() if trusted:
                 self._lost(source, "left", now, blame=False)
+            case Damaged() if trusted:
+                self._damaged(event, now)
             case Failed(error=error) if trusted or source.worker not in self._roster.slots:
                 self._out.finish(error)
             case _ if trusted and member is not None and self._course.hears(member, event):
                 self._course.worked(member, event, now)
             case _:
                 self._out.note("stale", now, worker=source.worker, incarnation=source.incarnation, round=event.round)
+
+    def _damaged(self, event: Damaged, now: float) -> None:
+        """Name samples that can't be trained on."""
+        who = {"worker": event.source.worker, "incarnation": event.source.incarnation, "round": event.round}
+        for index, sample in event.samples[:NAMED]:
+            self._out.note("damaged", now, **who, slice=index, sample=sample, whole_batch=event.whole)
+        index, sample = event.samples[0]
+        more = f" and {len(event.samples) - 1} more" if len(event.samples) > 1 else ""
+        left_out = "the batch is skipped" if event.whole else "left out"
+        self._out.problem(f"slice {index}, sample {sample}{more}: no finite loss and gradient, {left_out}", now)
 
     def _ready(self, event: Ready, now: float) -> None:
         source = event.source

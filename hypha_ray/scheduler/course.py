@@ -136,8 +136,7 @@ class Course:
         current = self.current
         if current is None or current.closed or not current.disown(source):
             return
-        if len(current.deltas) < (self._job.sync.quorum or 1):
-            self.grace_until = None
+        self.grace_until = None if len(current.deltas) < (self._job.sync.quorum or 1) else self.grace_until
 
     def defer(self, seconds: float) -> None:
         """The scheduler itself was stopped for a while: the grace time is so much longer."""
@@ -230,6 +229,8 @@ class Course:
         excluded = self._strike(verdict, now)
         self._commit(done, verdict, now)
         members, accepted = self._roster.members, {one.worker for one in verdict.accepted}
+        self._roster.refused(done.refused)
+        self._inner -= {source.worker for source in done.refused}
         for member in members if self._job.sync.overlaps else ():
             if member.source.worker in done.expected - accepted:
                 member.has = None  # Its own weights have seen samples that are given out again: it drops them.

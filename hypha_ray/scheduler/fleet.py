@@ -60,6 +60,8 @@ class Member:
     """It hasn't been given anything to train on yet."""
     restores: bool = False
     """Before it trains, it takes over the inner state of its predecessor."""
+    rejections: int = 0
+    """Number of its deltas that were rejected."""
 
     @property
     def idle(self) -> bool:

@@ -10,7 +10,7 @@ it. Times are the scheduler's monotonic clock, in seconds.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection, Container
 from dataclasses import dataclass
 
 from hypha_ray.config import Job
@@ -207,6 +207,11 @@ class Roster:
         """Count a worker whose process ended by itself; True: it happens everywhere, again and again, and only that."""
         self.slots[number].breakdowns += 1
         return all(slot.excluded or slot.breakdowns >= HOPELESS for slot in self.slots.values())
+
+    def refused(self, sources: Collection[Source]) -> None:
+        """Have workers whose deltas were rejected begin with a new inner state."""
+        for member in self.members:
+            member.rejections += member.source in sources
 
     def strike(self, number: int) -> bool:
         """Count a rejected delta; True: it was the last one that is borne, and nobody gets this number any more."""

@@ -72,6 +72,12 @@ class Round:
         """When the last delta came in."""
         return max(self.delivered_at.values())
 
+    @property
+    def refused(self) -> set[Source]:
+        """Workers whose deltas were rejected."""
+        numbers = set() if self.verdict is None else {one.worker for one in self.verdict.rejected}
+        return {delta.source for worker, delta in self.deltas.items() if worker in numbers}
+
     def disown(self, source: Source) -> bool:
         """Leave out what a worker has handed over; False if that is nothing."""
         delta = self.deltas.get(source.worker)

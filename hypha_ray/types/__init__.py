@@ -8,6 +8,7 @@ from hypha_ray.types.commits import Commit, Contribution, Rejection, Saved, Verd
 from hypha_ray.types.data import Arrays, Samples, SliceInfo, Span, window
 from hypha_ray.types.events import (
     Alive,
+    Damaged,
     Delta,
     Evaluated,
     Event,
@@ -27,6 +28,7 @@ __all__ = [
     "Arrays",
     "Commit",
     "Contribution",
+    "Damaged",
     "Delta",
     "Entry",
     "Evaluated",

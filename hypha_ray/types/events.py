@@ -36,6 +36,8 @@ class Plan:
     """Training waits for the inner state of the worker's predecessor, which is on its way."""
     ahead: tuple[Span, ...] = ()
     progress: tuple[float, float] | None = None
+    rejections: int = 0
+    """Deltas of this incarnation that were rejected; after each one its inner state begins anew."""
 
     @property
     def samples(self) -> int:
@@ -110,6 +112,17 @@ class Report(Event):
     data_wait_s: float
     learning_rate: float
     gradient_norm: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged(Event):
+    """Samples without a finite loss and gradient, as pairs of a slice and an index in its file.
+
+    They were left out of the training; `whole`: and so was the rest of their batch.
+    """
+
+    samples: tuple[tuple[int, int], ...]
+    whole: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,24 +8,28 @@ from dataclasses import replace
 
 from hypha_ray.codec import encoded, encoders, payload_bytes, sends_differences
 from hypha_ray.config import Job
+from hypha_ray.errors import ConfigError
 from hypha_ray.failpoints import failpoint
 from hypha_ray.fragments import due, exchanged
 from hypha_ray.model.layout import layout_of
 from hypha_ray.model.masking import Specials
 from hypha_ray.optim.schedules import position
 from hypha_ray.store.tensorfile import digest, named
-from hypha_ray.types import Arrays, Delta, Evaluated, Flat, Left, Merged, Plan, Ready, Samples, Source, window
+from hypha_ray.types import Arrays, Damaged, Delta, Evaluated, Flat, Left, Merged, Plan, Ready, Samples, Source, window
 from hypha_ray.worker.bequest import bequest, inherit
 from hypha_ray.worker.desk import Arrived, Desk
 from hypha_ray.worker.feeder import Feeder
 from hypha_ray.worker.foresight import Foresight
 from hypha_ray.worker.live import Live
 from hypha_ray.worker.meter import Meter
-from hypha_ray.worker.stepper import Stepper
+from hypha_ray.worker.stepper import Gradient, Stepper
 from hypha_ray.worker.stint import Emit
 from hypha_ray.worker.strategies import strategy
 from hypha_ray.worker.tamper import tampered
 from hypha_ray.worker.waits import Retired
+
+LONGEST_VAIN = 10
+"""Batches in a row without a finite gradient after which a worker gives up."""
 
 
 class InnerLoop:
@@ -63,6 +67,10 @@ class InnerLoop:
         self._foresight = Foresight(job) if job.sync.eager else None
         self._begun: Meter | None = None
         """Of a round that was begun before its plan and its weights were there."""
+        self._rejections = 0
+        """Rejected deltas that the inner state has been reset for."""
+        self._vain = 0
+        """Batches in a row that were skipped for want of a finite gradient."""
         self._next = 0
         """The earliest round that may be trained."""
         slowdown, times = job.testing.slowdown, job.testing.batch_times_s
@@ -83,6 +91,7 @@ class InnerLoop:
     def _round(self) -> bool:
         """Go through one round, idle or not; False after the final plan."""
         begun, evaluated = self._go_to_next(), False
+        self._begin_anew_if_rejected(begun)
         plan: Plan | None = begun
         while plan is not None and plan.round == begun.round:
             if plan.evaluate and not evaluated:
@@ -95,6 +104,14 @@ class InnerLoop:
                 return True
             plan = self._desk.correction(plan)
         return True
+
+    def _begin_anew_if_rejected(self, plan: Plan) -> None:
+        """Forget the optimizer's state and what payloads have left out, if what came of them was rejected."""
+        if plan.rejections > self._rejections:
+            self._rejections = plan.rejections
+            self._optimizer.reset()
+            for encoder in self._encoders:
+                encoder.residual.clear()
 
     def _go_to_next(self) -> Plan:
         """Wait for the next round's plan, and merge the weights that are due in it."""
@@ -201,9 +218,30 @@ class InnerLoop:
         result = self._strategy.train(batch)
         self._drag(time.monotonic() - began)
         meter.step(result, size, _tokens(batch.arrays), self._optimizer.learning_rate)
+        self._see_to_damage(plan.round, result)
         if meter.due and meter is not self._begun:
             self._emit(meter.report())
         failpoint("worker.step", self._source.worker)
+
+    def _see_to_damage(self, number: int, result: Gradient) -> None:
+        """Name samples that were left out; too many batches in a row end the run.
+
+        Raises:
+            ConfigError: TRN002.
+
+        """
+        if result.scored:
+            self._vain = 0
+        if not len(result.bad):
+            return
+        samples = tuple((int(index), int(sample)) for _, index, sample in result.bad)
+        self._emit(Damaged(self._source, number, samples, whole=not result.scored))
+        self._vain += not result.scored
+        if self._vain >= LONGEST_VAIN:
+            what = f"{self._vain} batches in a row had no finite gradient: training diverged, or the data is damaged"
+            named = ", ".join(f"sample {sample} of slice {index}" for index, sample in samples[:3])
+            fix = "lower inner_optimizer.learning_rate; or set dataset.allow_quarantine to leave single samples out"
+            raise ConfigError("TRN002", what, named, fix=fix)
 
     def _hand_over(self, plan: Plan, meter: Meter) -> None:
         """Emit the last report, the delta, and what belongs to it."""

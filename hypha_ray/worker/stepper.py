@@ -130,8 +130,9 @@ class Stepper:
         return Gradient(total, scored, self.optimizer.norm(), batch.keys[:0])
 
     def _is_finite(self, result: Gradient) -> bool:
-        """Tell whether loss and gradient are finite; the one wait for the device in a step."""
-        return bool(torch.isfinite(result.loss) & torch.isfinite(result.norm))
+        """Tell whether loss, gradient and batch statistics are finite; the one wait for the device in a step."""
+        statistics = torch.nn.utils.get_total_norm([one for one in self._buffers if one.is_floating_point()])
+        return bool(torch.stack([result.loss, result.norm, statistics.to(result.loss)]).isfinite().all())
 
     def _damaged(self, batch: Samples) -> npt.NDArray[np.bool_]:
         """Return which samples have no finite gradient by themselves; all of them, if each one has."""

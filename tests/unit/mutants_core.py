@@ -94,8 +94,8 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "a grace time never ends": ("course", "self.grace_until = now + self._job.sync.grace_s", "pass"),
     "deltas are weighed alike": (
         "course",
-        "samples = tuple(1 if uniform else delta.samples for",
-        "samples = tuple(1 for",
+        "weights = tuple(weight(self._job.sync, delta) for",
+        "weights = tuple(1 for",
     ),
     "weights are sent as differences to whoever": (
         "assigner",

@@ -240,6 +240,9 @@ class Books:
             assert spans == self.deltas[persist.round, sources[worker]].spans, (
                 "other samples than the delta's are counted"
             )
+        for one in persist.verdict.accepted:
+            delta = self.deltas[persist.round, sources[one.worker]]
+            assert one.samples == delta.samples, "a weight is written down as samples"
         self._enter(persist)
         self._judge(persist.verdict)
         if self.calm is not None and not self.rejected:

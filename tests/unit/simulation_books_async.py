@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from simulation_books import Books, samples_in
@@ -111,14 +112,15 @@ class AsyncBooks(Books):
         kept = {key for key in self.payloads if key[1] >= command.since}
         self.payloads = kept - set(zip(command.sources, command.rounds, strict=True))
         unit = self.size if uniform else self.job.rounds.samples_between_updates
-        weight = sum(one.samples for one, _ in self.accepted)
+        weight = sum(1 if uniform else delta.samples for _, delta in self.accepted)
         norms = command.phase.norms if command.phase is not None else ()
         assert command.phase == Phase(len(self.log), self.size, unit, len(self.accepted), weight, norms)
         self.reduce, self.waiting = command, True
 
     def _persist(self, persist: c.Persist) -> None:
         assert not self.waiting and persist.round == len(self.log), "rounds aren't dense"
-        assert persist.verdict.accepted == tuple(one for one, _ in self.accepted), "other deltas than were merged"
+        merged = tuple(replace(one, samples=delta.samples) for one, delta in self.accepted)
+        assert persist.verdict.accepted == merged, "other deltas than were merged"
         assert len(self.accepted) >= self.size, "a round is too short"
         spans: dict[int, tuple[Span, ...]] = {}
         for one, delta in self.accepted:
