@@ -29,8 +29,6 @@ log = logging.getLogger(__name__)
 
 CHECK_S = 1.0
 """Seconds between two looks at who is silent and what is to be filled again."""
-NAMED = 8
-"""Most samples of a batch that are named one by one."""
 
 
 class Core:
@@ -199,23 +197,13 @@ class Core:
             case Left() if trusted:
                 self._lost(source, "left", now, blame=False)
             case Damaged() if trusted:
-                self._damaged(event, now)
+                self._out.damaged(event, now)
             case Failed(error=error) if trusted or source.worker not in self._roster.slots:
                 self._out.finish(error)
             case _ if trusted and member is not None and self._course.hears(member, event):
                 self._course.worked(member, event, now)
             case _:
                 self._out.note("stale", now, worker=source.worker, incarnation=source.incarnation, round=event.round)
-
-    def _damaged(self, event: Damaged, now: float) -> None:
-        """Name samples that can't be trained on."""
-        who = {"worker": event.source.worker, "incarnation": event.source.incarnation, "round": event.round}
-        for index, sample in event.samples[:NAMED]:
-            self._out.note("damaged", now, **who, slice=index, sample=sample, whole_batch=event.whole)
-        index, sample = event.samples[0]
-        more = f" and {len(event.samples) - 1} more" if len(event.samples) > 1 else ""
-        left_out = "the batch is skipped" if event.whole else "left out"
-        self._out.problem(f"slice {index}, sample {sample}{more}: no finite loss and gradient, {left_out}", now)
 
     def _ready(self, event: Ready, now: float) -> None:
         source = event.source
