@@ -199,7 +199,8 @@ class Scheduler:
         verdict = await self._weights.reduce(command, [refs[:fragments] for refs in taken])
         failpoint("scheduler.after_reduce")
         for rejection in verdict.rejected:
-            self._weights.inner.pop(rejection.worker, None)  # It begins anew, and so would its successor.
+            if rejection.blamed:
+                self._weights.inner.pop(rejection.worker, None)  # It begins anew, and so would its successor.
         accepted = {one.worker for one in verdict.accepted}
         for source, refs in zip(command.sources, taken, strict=True):
             if source.worker in accepted and len(refs) > fragments:

@@ -196,7 +196,7 @@ class Arrivals(Course):
         current = self.current
         if current is None or not self._inflow.awaits(verdict):
             return []
-        self._roster.refused({self._inflow.reducing[one.worker].delta.source for one in verdict.rejected})
+        self._roster.refused({self._inflow.reducing[r.worker].delta.source for r in verdict.rejected if r.blamed})
         for one, arrival, staleness in self._inflow.answered(verdict):
             current.taken.append((one, arrival, staleness))
             self._turns.settle(one.worker, arrival.delta.spans)

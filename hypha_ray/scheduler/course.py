@@ -229,8 +229,7 @@ class Course:
         excluded = self._strike(verdict, now)
         self._commit(done, verdict, now)
         members, accepted = self._roster.members, {one.worker for one in verdict.accepted}
-        self._roster.refused(done.refused)
-        self._inner -= {source.worker for source in done.refused}
+        self._inner -= self._roster.refused(done.refused)
         for member in members if self._job.sync.overlaps else ():
             if member.source.worker in done.expected - accepted:
                 member.has = None  # Its own weights have seen samples that are given out again: it drops them.

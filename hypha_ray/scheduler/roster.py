@@ -208,10 +208,11 @@ class Roster:
         self.slots[number].breakdowns += 1
         return all(slot.excluded or slot.breakdowns >= HOPELESS for slot in self.slots.values())
 
-    def refused(self, sources: Collection[Source]) -> None:
-        """Have workers whose deltas were rejected begin with a new inner state."""
+    def refused(self, sources: Collection[Source]) -> set[int]:
+        """Have workers whose deltas were rejected begin with a new inner state; returns their numbers."""
         for member in self.members:
             member.rejections += member.source in sources
+        return {source.worker for source in sources}
 
     def strike(self, number: int) -> bool:
         """Count a rejected delta; True: it was the last one that is borne, and nobody gets this number any more."""

@@ -74,8 +74,8 @@ class Round:
 
     @property
     def refused(self) -> set[Source]:
-        """Workers whose deltas were rejected."""
-        numbers = set() if self.verdict is None else {one.worker for one in self.verdict.rejected}
+        """Workers whose deltas were rejected for what is in them."""
+        numbers = set() if self.verdict is None else {one.worker for one in self.verdict.rejected if one.blamed}
         return {delta.source for worker, delta in self.deltas.items() if worker in numbers}
 
     def disown(self, source: Source) -> bool:

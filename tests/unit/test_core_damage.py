@@ -58,7 +58,7 @@ def test_damaged_samples_are_named_and_nobody_is_blamed() -> None:
         "whole_batch": True,
     }
     assert [note["sample"] for note in named[1:]] == list(range(8))
-    texts = [record["text"] for record in fleet.of_kind("problem")]
+    texts = [note["text"] for note in fleet.noted("problem")]
     assert texts == [
         "slice 4, sample 17: no finite loss and gradient, the batch is skipped",
         "slice 5, sample 0 and 19 more: no finite loss and gradient, left out",
