@@ -16,7 +16,7 @@ from collections import Counter
 
 from hypha_ray.config.cli import run
 from hypha_ray.config.options import parse_options
-from hypha_ray.data.account import Origin
+from hypha_ray.data.account import Origin, counted
 from hypha_ray.data.options import Options
 
 
@@ -48,8 +48,8 @@ def main() -> None:
 
 def show_origin(origin: Origin) -> None:
     """Say what was read, and what was left out of it."""
-    files = f" from {origin.files:,} files" if origin.files else ""
-    print(f"{'read':<10} {origin.documents:>9,} documents{files}")
+    files = f" from {counted(origin.files, 'files')}" if origin.files else ""
+    print(f"{'read':<10} {counted(origin.documents, 'documents', 9)}{files}")
     for omission in origin.omissions:
         print(f"{'left out':<10} {omission}")
     for note in origin.notes:

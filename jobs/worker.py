@@ -7,6 +7,7 @@ The job has such a place where one of its `bridge.commands` is empty. The token 
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from hypha_ray.config.cli import run
 from hypha_ray.config.options import parse_options
-from hypha_ray.errors import BridgeError
+from hypha_ray.errors import BridgeError, ConfigError
 
 if TYPE_CHECKING:
     from hypha_ray.bridge.client import Trainer
@@ -43,6 +44,8 @@ class Worker:
 def main() -> None:
     """Join, train, and join again if the connection is lost."""
     arguments = parse_options(Worker, __doc__, sys.argv[1:])
+    if not 0 <= arguments.patience_s < math.inf:
+        raise ConfigError("CFG003", "--patience-s is out of range", str(arguments.patience_s), "0 and up", "see --help")
     from hypha_ray.worker.remote import train  # Before anybody waits: while torch is loaded this process is silent.
 
     while True:

@@ -22,8 +22,7 @@ class Omission:
 
     def __str__(self) -> str:
         listed = ", ".join(self.names) + (", …" if len(self.names) < self.count else "")
-        what = self.what.removesuffix("s") if self.count == 1 else self.what
-        return f"{self.count:>9,} {what}: {self.reason}" + (f" ({listed})" if self.names else "")
+        return f"{counted(self.count, self.what, 9)}: {self.reason}" + (f" ({listed})" if self.names else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +66,11 @@ class Account:
         """The whole account."""
         found = ((*key, *counted) for key, counted in self._omissions.items())
         return Origin(self.files, self.documents, tuple(Omission(*one) for one in found), tuple(self._notes))
+
+
+def counted(number: int, what: str, width: int = 0) -> str:
+    """A number of things in words: ``1 file``, ``1,024 files``."""
+    return f"{number:>{width},} {what.removesuffix('s') if number == 1 else what}"
 
 
 def readable(text: str) -> str:

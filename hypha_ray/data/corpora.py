@@ -176,8 +176,11 @@ def _hub(name: str, options: Options, account: Account, saved: bool = False) -> 
 
         datasets.disable_progress_bars()
         if saved:
-            loaded = datasets.load_from_disk(name)
-            rows = loaded[options.split] if isinstance(loaded, datasets.DatasetDict) else loaded
+            rows = loaded = datasets.load_from_disk(name)
+            if isinstance(loaded, datasets.DatasetDict):
+                rows = loaded[options.split]
+                for split in sorted(loaded.keys() - {options.split}):
+                    account.leave_out("splits", "not asked for, see --split", name=split)
         else:
             rows = datasets.load_dataset(
                 name, options.subset, split=options.split, revision=options.revision, streaming=True

@@ -137,7 +137,8 @@ def test_local_dataset_saved_to_disk_is_read(tmp_path: Path) -> None:
     train.save_to_disk(tmp_path / "single")
     datasets.DatasetDict({"train": train, "test": test}).save_to_disk(tmp_path / "several")
     assert read(tmp_path / "single") == ["one"]
-    assert read(tmp_path / "several", split="test") == ["two"]
+    found, account = account_of(tmp_path / "several", split="test")
+    assert (found, omissions(account)) == (["two"], {("splits", "not asked for, see --split", 1, ("train",))})
 
 
 def test_local_dataset_without_the_column_names_those_it_has(tmp_path: Path) -> None:
