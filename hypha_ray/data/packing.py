@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -71,37 +71,70 @@ def hold_out(
     is possible at all. A document that is large beside the others is taken only if there is no other way, and if the
     limit doesn't cut much off: it would be lost to both splits. One document and one training sequence are left.
     """
-    groups, total = _groups(window), sum(len(text.encode()) for text in window)
     none = Held(np.empty((0, seq_len), np.int32))
-    if not (fraction and limit and groups):
+    if not (fraction and limit and window):
         return none
-    small = sum(group.size for group in groups if group.size <= SMALL * total)
-    taken: list[_Group] = []
-    parts: list[Tokens] = []
-    size = tokens = 0
-    too_large = False
-    for group in sorted(groups, key=lambda group: group.rank(total, fraction)):
-        large = group.size > SMALL * total
-        quota = fraction * (total if large else small)
-        if len(taken) + 1 == len(groups) or tokens >= limit * seq_len or (size >= quota and tokens >= seq_len):
+    groups = _groups(window)
+    choice = _Choice(groups, window, encode, seq_len, limit * seq_len)
+    for group in sorted(groups, key=lambda group: group.rank(choice.total, fraction)):
+        if choice.enough(fraction * (choice.total if choice.large(group) else choice.small)):
             break
-        if large and tokens >= seq_len and size + group.size > quota:
-            continue
-        ids = encode([window[place] for place in group.places])
-        beyond = tokens + len(ids) - limit * seq_len
-        if large and beyond * group.size > CUT * total * len(ids):
-            too_large = True
-            continue
-        taken, parts = [*taken, group], [*parts, ids]
-        size, tokens = size + group.size, tokens + len(ids)
-    places = {place for group in taken for place in group.places}
+        choice.consider(group, fraction)
+    places = {place for group in choice.taken for place in group.places}
     rest = [text for place, text in enumerate(window) if place not in places]
-    if tokens < seq_len or not _enough(rest, encode, seq_len):
-        return replace(none, why_none=_why_none(len(groups), limit if too_large else None))
+    if choice.tokens < seq_len or not _enough(rest, encode, seq_len):
+        return replace(none, why_none=_why_none(len(groups), limit if choice.too_large else None))
     window[:] = rest
-    sequences = next(pack(parts, seq_len, limit))
-    digests = frozenset(group.digest for group in taken)
-    return Held(sequences, digests, len(places), tokens - sequences.size)
+    sequences = next(pack(choice.parts, seq_len, limit))
+    digests = frozenset(group.digest for group in choice.taken)
+    return Held(sequences, digests, len(places), choice.tokens - sequences.size)
+
+
+class _Choice:
+    """The documents that are taken so far. `total` and `small` are bytes, of all documents and of the small ones.
+
+    `too_large` says whether a document was passed over since the limit would have cut too much off.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[_Group],
+        window: Sequence[str],
+        encode: Callable[[list[str]], Tokens],
+        seq_len: int,
+        most_tokens: int,
+    ) -> None:
+        self.total = sum(group.size for group in groups)
+        self.small = sum(group.size for group in groups if not self.large(group))
+        self.taken: list[_Group] = []
+        self.parts: list[Tokens] = []
+        self.size = self.tokens = 0
+        self.too_large = False
+        self._documents, self._window, self._encode = len(groups), window, encode
+        self._seq_len, self._most_tokens = seq_len, most_tokens
+
+    def large(self, group: _Group) -> bool:
+        """Whether a document is large beside all the others."""
+        return group.size > SMALL * self.total
+
+    def enough(self, quota: float) -> bool:
+        """Whether no more is wanted, or all but one document are taken."""
+        full = self.tokens >= self._most_tokens or (self.size >= quota and self.tokens >= self._seq_len)
+        return full or len(self.taken) + 1 == self._documents
+
+    def consider(self, group: _Group, fraction: float) -> None:
+        """Take a document, unless it is large and there is another way."""
+        large = self.large(group)
+        if large and self.tokens >= self._seq_len and self.size + group.size > fraction * self.total:
+            return
+        ids = self._encode([self._window[place] for place in group.places])
+        beyond = self.tokens + len(ids) - self._most_tokens
+        if large and beyond * group.size > CUT * self.total * len(ids):
+            self.too_large = True
+            return
+        self.taken.append(group)
+        self.parts.append(ids)
+        self.size, self.tokens = self.size + group.size, self.tokens + len(ids)
 
 
 @dataclass(frozen=True, slots=True)
