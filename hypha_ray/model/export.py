@@ -15,6 +15,7 @@ from hypha_ray.errors import CheckpointError
 from hypha_ray.model.build import build_model
 from hypha_ray.model.flat import Array
 from hypha_ray.model.layout import layout_of, load
+from hypha_ray.modes import make_tree_private
 
 
 def export(
@@ -46,6 +47,7 @@ def export(
             network.save_pretrained(new)
             if preprocessor is not None:
                 preprocessor.save_pretrained(new)
+            make_tree_private(new)
             _replace(directory, new, Path(scratch) / "old")
     except (OSError, SafetensorError) as error:
         raise CheckpointError("MODEL013", f"model folder {directory} can't be written", str(error)) from error

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hypha_ray.config.load import CONFIG
 from hypha_ray.errors import ConfigError
+from hypha_ray.modes import make_tree_private, opener
 from hypha_ray.store.disk import make_folder, publish, write_file
 from hypha_ray.store.lock import Held, Lock
 
@@ -62,7 +63,7 @@ class RunDirectory:
         return self.config.is_file()
 
     def lock(self) -> Lock:
-        """Become the only driver of the run, until this process ends; the folder is made if need be.
+        """Become the only driver of the run, until this process ends; the folder is made if need be, for us alone.
 
         Raises:
             ConfigError: another driver is at it, or the folder can't be written.
@@ -71,7 +72,9 @@ class RunDirectory:
         try:
             with self._writable():
                 make_folder(self.path)
-                return Lock.acquire(self.path / LOCK)
+                lock = Lock.acquire(self.path / LOCK)
+                make_tree_private(self.path)
+                return lock
         except Held as held:
             got = f"pid {held.pid or '?'} on {held.host or '?'} since {held.since or '?'}"
             fix = "wait until it has ended, or choose another run.name"
@@ -122,12 +125,12 @@ class RunDirectory:
     def count_from(self, attempt: int) -> None:
         """Let the next attempt be the one after this."""
         make_folder(self._log_file(attempt).parent)
-        self._log_file(attempt).touch()
+        open(self._log_file(attempt), "a", opener=opener).close()
 
     def _claim(self, attempt: int) -> bool:
         file = self._log_file(attempt)
         try:
-            file.open("x").close()
+            open(file, "x", opener=opener).close()
         except FileExistsError:
             return False
         _log_to(file)

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 from hypha_ray.errors import TryAgainError
 from hypha_ray.failpoints import failpoint
+from hypha_ray.modes import make_private, opener
 
 _MEGABYTE = 1_000_000
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
@@ -41,9 +42,9 @@ def unsealed(data: bytes) -> dict[str, Any]:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file to be written; at the end, wait until the disk has it."""
+    """Open a file to be written, for its owner alone; at the end, wait until the disk has it."""
     failpoint("store.write", path.name.partition(".")[0].replace("-", "_"))
-    with path.open("wb") as file:
+    with open(path, "wb", opener=opener) as file:
         yield file
         file.flush()
         os.fsync(file.fileno())
@@ -95,10 +96,15 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, if need be, and wait until the disk has the name of each that is new."""
+    """Make a folder and those above it, if need be, and wait until the disk has the name of each that is new.
+
+    A new folder is its owner's alone; those above it have the umask's mode.
+    """
     missing = [one for one in (folder, *folder.parents) if not one.is_dir()]
     for one in reversed(missing):
         one.mkdir(exist_ok=True)
+        if one == folder:
+            make_private(one)
         with suppress(PermissionError):  # A folder may be written to and not be read, but only the latter syncs it.
             sync_folder(one.parent)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from hypha_ray.errors import CheckpointError
+from hypha_ray.modes import opener
 from hypha_ray.store.disk import room_for
 
 _POLL_S = 0.05
@@ -51,7 +52,7 @@ class Lock:
             OSError: the file can't be made.
 
         """
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = opener(str(path), os.O_RDWR | os.O_CREAT)
         deadline = time.monotonic() + wait_s
         try:
             while not _locked(descriptor):

@@ -13,8 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from hypha_ray.errors import CheckpointError, TryAgainError
+from hypha_ray.modes import make_private
 from hypha_ray.store.commits import CommitLog
 from hypha_ray.store.disk import publish, room_for, sync_file
 from hypha_ray.store.snapshots import snapshot_path
@@ -109,6 +111,9 @@ def fetch(url: str, directory: Path) -> None:
             "STORE006", f"there is no run at {_shown(url)}", fix="is it the folder of the run itself?"
         )
     first = [name for name in place.names if name in _OTHERS or _SNAPSHOT.fullmatch(name)]
+    for folder in (directory, directory / "checkpoints"):
+        with room_for(folder / "any", 0):
+            make_private(folder)
     for name in [*sorted(first), *sorted(records)]:
         _fetch(place, name, directory / name)
 
@@ -118,6 +123,7 @@ def _fetch(place: _Place, name: str, path: Path) -> None:
     with room_for(path, 0):
         with _reachable(name):
             place.get(name, temporary)
+        make_private(temporary)
         if not path.exists():
             sync_file(temporary)
             publish(temporary, path)
@@ -152,6 +158,11 @@ class _Place:
         target = f"{self._root}/{name}"
         self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
         self._fs.put_file(str(path), target)
+        if isinstance(self._fs, LocalFileSystem):
+            for one in (Path(target), *Path(target).parents):
+                make_private(one)
+                if str(one) == self._root:
+                    break
 
     def get(self, name: str, path: Path) -> None:
         """Copy a file here."""

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 
 from hypha_ray.errors import CheckpointError, TryAgainError
 from hypha_ray.failpoints import failpoint
-from hypha_ray.store.disk import publish, room_for, sealed, sync_folder, unsealed, write_file
+from hypha_ray.store.disk import make_folder, publish, room_for, sealed, sync_folder, unsealed, write_file
 from hypha_ray.store.tensorfile import Array, file_sha256, read, write
 
 FORMAT = 1
@@ -166,7 +166,7 @@ def _clear(path: Path) -> None:
 def _write_parts(folder: Path, parts: Mapping[str, Mapping[str, Array]]) -> dict[str, str]:
     """Write each mapping of tensors to its file, in a new folder; returns their hashes."""
     _clear(folder)
-    folder.mkdir()
+    make_folder(folder)
     hashes: dict[str, str] = {}
     for name, tensors in parts.items():
         hashes[name] = write(folder / name, tensors)

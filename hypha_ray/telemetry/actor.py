@@ -49,6 +49,8 @@ class Telemetry:
     ) -> None:
         if testing is not None:
             arm(testing.failpoints, testing.failpoint_log)
+        if "aim" in sinks and aim_repository is None:
+            os.umask(0o077)  # Aim's files in the run directory are the owner's alone, as all others there.
         self._directory = Path(directory)
         self._sinks = build(self._directory, run, sinks, aim_repository, status_bridge)
         self._sinks.start(config)

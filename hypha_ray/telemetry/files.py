@@ -11,8 +11,11 @@ import math
 import numbers
 import os
 from collections.abc import Iterable, Mapping
+from io import FileIO
 from pathlib import Path
 from typing import Any, TypeAlias
+
+from hypha_ray.modes import opener
 
 Record: TypeAlias = Mapping[str, Any]
 """A record of metrics or an event: JSON-able, with a `kind`. docs/telemetry.md lists every field with its unit."""
@@ -49,7 +52,7 @@ class JsonLines:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("ab", buffering=0)
+        self._file = FileIO(path, "ab", opener=opener)
         if _ends_inside_a_line(path):
             self._file.write(b"\n")  # a writer was killed: what it left costs no other record
 
@@ -135,7 +138,7 @@ def _encoded(value: object, indent: int | None = None) -> bytes:
 
 def _replace(path: Path, content: bytes) -> None:
     draft = path.with_name(f".{path.name}.part")
-    with draft.open("wb") as file:
+    with open(draft, "wb", opener=opener) as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hypha_ray.errors import DataError
+from hypha_ray.modes import make_private
 from hypha_ray.telemetry.files import METRICS, SUMMARY, Record, by_round, read_json, read_jsonl
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ def draw(run_directory: Path) -> list[Path]:
         )
     folder = run_directory / "plots"
     folder.mkdir(exist_ok=True)
+    make_private(folder)
     plots = {"loss": _loss, "batches": _batches, "finish": _finish, "bytes": _bytes, "utilisation": _utilisation}
     return [_save(folder / f"{name}.png", plot, series) for name, plot in plots.items()]
 
@@ -111,6 +113,7 @@ def draw(run_directory: Path) -> list[Path]:
 def _save(path: Path, plot: Callable[[Series], Figure], series: Series) -> Path:
     with _style():
         plot(series).savefig(path, bbox_inches="tight")
+    make_private(path)
     return path
 
 

@@ -11,6 +11,7 @@ from hypha_ray.bridge.listener import Listener
 from hypha_ray.bridge.tokens import make_token, read_token
 from hypha_ray.config import Job
 from hypha_ray.errors import ConfigError, HyphaError
+from hypha_ray.modes import opener
 
 FOLDER = "bridge"
 """Of the run directory: token and address of each worker whose trainer dials in."""
@@ -41,7 +42,8 @@ def listening(job: Job, worker: int) -> Listener:
         with contextlib.suppress(HyphaError):  # Somebody else has it by now.
             found = Listener(f"{host}:{before}", token, job.worker.lease_s, tls(job))
     found = found or Listener(wanted, token, job.worker.lease_s, tls(job))
-    path.write_text(found.address + "\n", encoding="utf-8")
+    with open(path, "w", encoding="utf-8", opener=opener) as file:
+        file.write(found.address + "\n")
     return found
 
 

@@ -23,6 +23,7 @@ from hypha_ray.bridge.paths import WorkDirectory
 from hypha_ray.bridge.tokens import make_token
 from hypha_ray.config import Job
 from hypha_ray.errors import ConfigError
+from hypha_ray.modes import opener
 from hypha_ray.worker.door import listening
 from hypha_ray.worker.scratch import PREFIX, Scratch, sweep
 
@@ -73,7 +74,7 @@ class Outside:
             else:
                 token = make_token(self.directory / TOKEN_FILE)
                 self._listener = Listener(f"{UNIX}{self.directory / SOCKET_FILE}", token, job.worker.lease_s)
-                self._process = _started(command(job, worker), self._places(), _log(job, worker))
+                self._process = _started(command(job, worker), self._places(), trainer_log(job, worker))
         except BaseException:
             self.close()
             raise
@@ -183,9 +184,9 @@ def _started(words: list[str], places: Mapping[str, str], log: IO[bytes] | None)
             log.close()
 
 
-def _log(job: Job, worker: int) -> IO[bytes] | None:
+def trainer_log(job: Job, worker: int) -> IO[bytes] | None:
     """The trainer's file among the run's logs, if this node has the run directory."""
     folder = Path(str(job.run.dir), str(job.run.name), "logs")
     if job.run.dir is None or not folder.is_dir():
         return None
-    return (folder / f"worker-{worker}.log").open("ab")
+    return open(folder / f"worker-{worker}.log", "ab", opener=opener)
