@@ -84,6 +84,10 @@ class Store:
         """See `Keeper.commit`; `CheckpointError` as well if another process has the lock."""
         return self._keeper.commit(outcome, layout, inner, *flats)
 
+    def settle(self) -> str | None:
+        """See `Keeper.settle`; does nothing where no run has begun."""
+        return self._keeper.settle() if self._lock is not None and self._past is None else None
+
     def quarantined(self) -> dict[int, str]:
         """See `quarantine.quarantined`; `CheckpointError` as well if another process has the lock."""
         return quarantined(self._held_directory())

@@ -10,6 +10,7 @@ from hypha_ray.config.schema import Checkpoint
 from hypha_ray.errors import CheckpointError, TryAgainError
 from hypha_ray.failpoints import failpoint
 from hypha_ray.store.commits import CommitLog, Outcome, broken_chain, commit_of
+from hypha_ray.store.courier import Courier
 from hypha_ray.store.disk import sweep
 from hypha_ray.store.mirror import Mirror
 from hypha_ray.store.snapshots import prune, read_label, rounds, write_snapshot
@@ -43,7 +44,7 @@ class Keeper:
         self._parent = self._newest.theta_sha256 if self._newest else self._log.origin()
         self._backlog: list[Commit] = []
         self._failures = 0
-        self._mirror = Mirror(checkpoint.mirror, directory) if checkpoint.mirror else None
+        self._courier = Courier(Mirror(checkpoint.mirror, directory)) if checkpoint.mirror else None
 
     def begin(self, layout: Layout, *theta: Flat) -> str:
         """Take note of the weights that the run begins or goes on with. Again, it changes nothing.
@@ -162,10 +163,23 @@ class Keeper:
         failpoint("store.after_record")
         self._failures = 0
         good = [round for round in rounds(self._directory) if self._is_good(round)]
-        prune(self._directory, min(good[-self._checkpoint.keep :], default=0))
-        if self._mirror is None or commit.round not in good:
-            return Saved(commit)
-        return Saved(commit, self._mirror.push(commit.round, self._checkpoint.keep))
+        if self._courier is not None and commit.round in good:
+            self._courier.send(commit.round, self._checkpoint.keep)
+        self._prune(good)
+        return Saved(commit, None if self._courier is None else self._courier.news())
+
+    def settle(self) -> str | None:
+        """Wait until the mirror has the newest snapshot, but not for one that hangs; returns what is to be told."""
+        if self._courier is None:
+            return None
+        problem = self._courier.settle()
+        self._prune([round for round in rounds(self._directory) if self._is_good(round)])
+        return problem
+
+    def _prune(self, good: list[int]) -> None:
+        """Remove snapshots that are too old, but for one that is being copied."""
+        busy = None if self._courier is None else self._courier.busy
+        prune(self._directory, min(good[-self._checkpoint.keep :], default=0), spared=busy)
 
     def _refused(self, commit: Commit, refusal: TryAgainError) -> Saved:
         """Bear a disk that refuses, for so many rounds; after the last one, there is nothing to wait for."""

@@ -1,6 +1,8 @@
 """Copies of a run elsewhere: every commit record and the newest snapshots, in any place that fsspec can write to.
 
     <mirror>/<run>/config.toml, dataset.json, commits/round_000012.json, checkpoints/round_000012/…
+                   metrics.jsonl, events.jsonl: once a minute, and at the end
+                   summary.json, model/…: at the end
 
 What a record needs is there before the record is, so a copy that was interrupted is a shorter run, but a sound one.
 """
@@ -8,8 +10,9 @@ What a record needs is there before the record is, so a copy that was interrupte
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import fsspec
@@ -26,6 +29,11 @@ _STATE = "state.json"
 _RECORD = re.compile(r"commits/round_(\d{6,})\.json")
 _SNAPSHOT = re.compile(r"checkpoints/round_(\d{6,})/\w[\w.-]*")
 _OTHERS = ("config.toml", "dataset.json", "origin.json", "quarantine.json")
+_HISTORY = ("metrics.jsonl", "events.jsonl")
+"""What grows with every round, and is copied whole."""
+_RESULTS = ("summary.json", "model", "plots")
+HISTORY_S = 60.0
+"""Seconds between two copies of what grows."""
 
 
 class Mirror:
@@ -39,6 +47,22 @@ class Mirror:
 
     def __init__(self, url: str, directory: Path) -> None:
         self._url, self._directory, self._log = url, directory, CommitLog(directory)
+        self._place: _Place | None = None
+        """As it was left; None: somebody has to look."""
+        self._first = 0
+        """First round whose record isn't there, while there is such a place."""
+        self._history_at = -HISTORY_S
+
+    @property
+    def place(self) -> str:
+        """Where the mirror is, to be shown."""
+        return _shown(self._url)
+
+    def size(self, round: int) -> int:
+        """Bytes of a round's snapshot; 0: it can't be read."""
+        with suppress(OSError):
+            return sum(path.stat().st_size for path in snapshot_path(self._directory, round).glob("*"))
+        return 0
 
     def push(self, round: int, keep: int) -> str | None:
         """Copy the newest commit, whose snapshot is there, and whatever records the mirror lacks.
@@ -52,18 +76,46 @@ class Mirror:
 
         """
         try:
-            place = _Place(f"{self._url.rstrip('/')}/{self._directory.name}")
-            first = self._first_missing(place)
-            self._copy_snapshot(place, round)
-            for name in filter(lambda name: (self._directory / name).exists(), _OTHERS):
-                place.put(self._directory / name, name)
-            for missing in range(first, round + 1):
-                place.put(self._log.path(missing), f"commits/{self._log.path(missing).name}")
-            self._prune(place, round, keep)
+            self._push(self._looked_at(), round, keep)
         except Exception as error:  # Each kind of file system has errors of its own.
-            shown = _shown(self._url)
-            return f"the copy of round {round} to {shown} failed: {_line(error)}; the next one includes it"
+            self._place = None
+            return f"the copy of round {round} to {self.place} failed: {_line(error)}; the next one includes it"
         return None
+
+    def complete(self) -> str | None:
+        """Copy what there is at the end of a run beside commits; returns what `push` does."""
+        try:
+            place = self._looked_at()
+            self._copy_small(place, (*_OTHERS, *_HISTORY))
+            for path in sorted(path for name in _RESULTS for path in _files(self._directory / name)):
+                place.put(path, str(path.relative_to(self._directory)))
+        except Exception as error:
+            return f"the copy of the run's results to {self.place} failed: {_line(error)}"
+        return None
+
+    def _push(self, place: _Place, round: int, keep: int) -> None:
+        self._copy_snapshot(place, round)
+        self._copy_small(place, _OTHERS)
+        if time.monotonic() - self._history_at >= HISTORY_S:
+            self._copy_small(place, _HISTORY)
+            self._history_at = time.monotonic()
+        for missing in range(self._first, round + 1):
+            place.put(self._log.path(missing), f"commits/{self._log.path(missing).name}")
+        self._first = round + 1
+        self._prune(place, round, keep)
+
+    def _copy_small(self, place: _Place, names: Iterable[str]) -> None:
+        for name in filter(lambda name: (self._directory / name).exists(), names):
+            place.put(self._directory / name, name)
+
+    def _looked_at(self) -> _Place:
+        """The place, of which all files are listed only where it isn't known what is there."""
+        if self._place is None:
+            place = _Place(f"{self._url.rstrip('/')}/{self._directory.name}")
+            self._first = self._first_missing(place)
+            place.names = {name for name in place.names if not _RECORD.fullmatch(name)}  # Counted from here on.
+            self._place = place
+        return self._place
 
     def _first_missing(self, place: _Place) -> int:
         """Remove the records there that aren't those here, newest first; returns the number of the next one."""
@@ -110,7 +162,7 @@ def fetch(url: str, directory: Path) -> None:
         raise CheckpointError(
             "STORE006", f"there is no run at {_shown(url)}", fix="is it the folder of the run itself?"
         )
-    first = [name for name in place.names if name in _OTHERS or _SNAPSHOT.fullmatch(name)]
+    first = [name for name in place.names if name in (*_OTHERS, *_HISTORY) or _SNAPSHOT.fullmatch(name)]
     for folder in (directory, directory / "checkpoints"):
         with room_for(folder / "any", 0):
             make_private(folder)
@@ -128,7 +180,7 @@ def _fetch(place: _Place, name: str, path: Path) -> None:
             sync_file(temporary)
             publish(temporary, path)
             return
-        same = file_sha256(path) == file_sha256(temporary)
+        same = name in _HISTORY or file_sha256(path) == file_sha256(temporary)
         temporary.unlink()
     if not same:
         fix = "choose a new directory, or resume what is in this one"
@@ -136,7 +188,7 @@ def _fetch(place: _Place, name: str, path: Path) -> None:
 
 
 class _Place:
-    """A folder of any file system; `names` are the files that were there when it was opened."""
+    """A folder of any file system; `names` are the files that were there when it was opened, and what came since."""
 
     def __init__(self, url: str) -> None:
         self._fs, self._root = fsspec.core.url_to_fs(url)
@@ -158,6 +210,8 @@ class _Place:
         target = f"{self._root}/{name}"
         self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
         self._fs.put_file(str(path), target)
+        if not _RECORD.fullmatch(name):
+            self.names.add(name)
         if isinstance(self._fs, LocalFileSystem):
             for one in (Path(target), *Path(target).parents):
                 make_private(one)
@@ -171,6 +225,12 @@ class _Place:
     def remove(self, name: str) -> None:
         """Remove a file or a folder."""
         self._fs.rm(f"{self._root}/{name}", recursive=True)
+        self.names = {one for one in self.names if one != name and not one.startswith(f"{name}/")}
+
+
+def _files(path: Path) -> list[Path]:
+    """A file, or those of a folder; none, if there is nothing."""
+    return [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
 
 
 @contextmanager

@@ -147,10 +147,10 @@ def rounds(directory: Path) -> list[int]:
     return sorted(int(name[1]) for name in names if name)
 
 
-def prune(directory: Path, first: int) -> None:
-    """Remove the snapshots of all rounds before `first`."""
+def prune(directory: Path, first: int, spared: int | None = None) -> None:
+    """Remove the snapshots of all rounds before `first`, but for one."""
     for round in rounds(directory):
-        if round < first:
+        if round < first and round != spared:
             _clear(snapshot_path(directory, round))
 
 
