@@ -14,7 +14,7 @@ import ray
 from ray.exceptions import RayError
 
 from hypha_ray.config import Job
-from hypha_ray.errors import CapacityError, LostError, QuarantinedError
+from hypha_ray.errors import CapacityError, HyphaError, LostError, QuarantinedError
 from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.fragments import exchanged
 from hypha_ray.market.requirements import workers_to_start
@@ -218,7 +218,16 @@ class Scheduler:
     # ── the end ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _finish(self) -> dict[str, Any]:
+        if self._job.checkpoint.mirror and not self._commits:
+            await self._copied()
         return await self._reporter.finish({"parameter_bytes": self._weights.bytes, "attempt": self._attempt})
+
+    async def _copied(self) -> None:
+        """See that the mirror has what is committed, unless it hangs."""
+        with suppress(RayError, HyphaError):
+            problem = await (await self._crew.store.ask(lambda store: store.settle.remote()))
+            if problem is not None:
+                self._reporter.note("problem", text=problem)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(coroutine)

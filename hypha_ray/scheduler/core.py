@@ -20,6 +20,7 @@ from hypha_ray.scheduler.assigner import Sizes
 from hypha_ray.scheduler.courses import course_of
 from hypha_ray.scheduler.fleet import Member
 from hypha_ray.scheduler.outbox import Outbox
+from hypha_ray.scheduler.pace import Pace
 from hypha_ray.scheduler.past import Past
 from hypha_ray.scheduler.proofs import Proofs
 from hypha_ray.scheduler.roster import HOPELESS, Roster
@@ -55,6 +56,7 @@ class Core:
         self._first: set[Source] = set()
         """Workers that the first round waits for."""
         self._timers: dict[str, float] = {}
+        self._pace = Pace(past.next_round, self._out)
 
     def start(self, fitting: int, now: float) -> list[c.Command]:
         """Hire workers: the first `fitting` numbers are awaited, the others come when there is room for them."""
@@ -103,6 +105,7 @@ class Core:
                 for source in self._course.reduced(verdict, now):
                     self._lost(source, f"excluded after {self._job.sync.strikes} rejected deltas", now)
             case c.Committed(saved=saved):
+                self._pace.wrote(saved.commit.round)
                 if saved.problem is not None:
                     self._out.problem(saved.problem, now)
                 self._distrust(self._proofs.know(saved.commit.round, saved.commit.theta_sha256), now)
@@ -245,8 +248,9 @@ class Core:
             self._out.note("waiting", now, workers=have, needed=self._needed)
 
     def _begin_if_staffed(self, now: float) -> None:
-        """Begin the round that is next, once weights and workers are there."""
-        if self._course.next is None or self._layout_sha256 is None or self._first:
+        """Begin the round that is next, once weights and workers are there, and the store isn't too far behind."""
+        due = self._course.next
+        if due is None or self._layout_sha256 is None or self._first or self._pace.holds(due, now):
             return
         self._builds_the_model(self._roster.members, now)
         if len(self._roster.free) >= self._needed and not self.over:

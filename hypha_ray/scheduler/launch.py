@@ -127,10 +127,12 @@ def watch(stream: Iterator[dict[str, Any]], console: Console, notes: Iterable[st
 
 
 def finish(job: Job, directory: RunDirectory, dataset: Path) -> None:
-    """Save the trained model as transformers does, and draw the plots."""
+    """Save the trained model as transformers does, draw the plots, and let the mirror have all that."""
     with uncollected():  # What comes last is loaded last: a run that goes on, goes on at once.
         from hypha_ray.model.export import export
         from hypha_ray.model.preprocess import load_preprocessor
+        from hypha_ray.store.courier import deliver
+        from hypha_ray.store.mirror import Mirror
         from hypha_ray.store.snapshots import load_snapshot
         from hypha_ray.telemetry.plots import draw
 
@@ -138,3 +140,5 @@ def finish(job: Job, directory: RunDirectory, dataset: Path) -> None:
     snapshot = load_snapshot(directory.path, committed(directory) - 1)
     export(job.model, preprocessor, snapshot.tensors, directory.path / "model", job.run.seed)
     draw(directory.path)
+    if job.checkpoint.mirror and (problem := deliver(Mirror(job.checkpoint.mirror, directory.path))):
+        print(f"note: {problem}", file=sys.stderr)

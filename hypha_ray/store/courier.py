@@ -103,3 +103,12 @@ class Courier:
                 self._ill &= problem is not None
                 self._problem = None if self._ill else problem
                 self._changed.notify_all()
+
+
+def deliver(mirror: Mirror) -> str | None:
+    """Copy what there is at the end of a run beside commits; returns what went wrong, also that it doesn't end."""
+    found: list[str | None] = []
+    thread = threading.Thread(target=lambda: found.append(mirror.complete()), name="mirror", daemon=True)
+    thread.start()
+    thread.join(DEADLINE_S + mirror.size() / BYTES_PER_S)
+    return found[0] if found else f"the copy of the run's results to {mirror.place} doesn't end"

@@ -58,10 +58,10 @@ class Mirror:
         """Where the mirror is, to be shown."""
         return _shown(self._url)
 
-    def size(self, round: int) -> int:
-        """Bytes of a round's snapshot; 0: it can't be read."""
+    def size(self, round: int | None = None) -> int:
+        """Bytes of a round's snapshot, or of the run's results; 0: they can't be read."""
         with suppress(OSError):
-            return sum(path.stat().st_size for path in snapshot_path(self._directory, round).glob("*"))
+            return sum(path.stat().st_size for path in (self._results() if round is None else self._snapshot(round)))
         return 0
 
     def push(self, round: int, keep: int) -> str | None:
@@ -87,11 +87,19 @@ class Mirror:
         try:
             place = self._looked_at()
             self._copy_small(place, (*_OTHERS, *_HISTORY))
-            for path in sorted(path for name in _RESULTS for path in _files(self._directory / name)):
+            for path in self._results():
                 place.put(path, str(path.relative_to(self._directory)))
         except Exception as error:
             return f"the copy of the run's results to {self.place} failed: {_line(error)}"
         return None
+
+    def _results(self) -> list[Path]:
+        return sorted(path for name in _RESULTS for path in _files(self._directory / name))
+
+    def _snapshot(self, round: int) -> list[Path]:
+        """Files of a snapshot, its own record last: by that it is known to be whole."""
+        files = snapshot_path(self._directory, round).iterdir()
+        return sorted(files, key=lambda path: (path.name == _STATE, path.name))
 
     def _push(self, place: _Place, round: int, keep: int) -> None:
         self._copy_snapshot(place, round)
@@ -127,12 +135,12 @@ class Mirror:
         return 0
 
     def _copy_snapshot(self, place: _Place, round: int) -> None:
-        """Copy a snapshot, its own record last: by that it is known to be whole."""
+        """Copy a snapshot."""
         folder = snapshot_path(self._directory, round)
         name = f"checkpoints/{folder.name}"
         if f"{name}/{_STATE}" in place.names:
             place.remove(f"{name}/{_STATE}")
-        for path in sorted(folder.iterdir(), key=lambda path: (path.name == _STATE, path.name)):
+        for path in self._snapshot(round):
             place.put(path, f"{name}/{path.name}")
 
     def _prune(self, place: _Place, round: int, keep: int) -> None:

@@ -73,6 +73,8 @@ class Faults:
     """What a worker says is the hash of the weights that it begins with."""
     layout: Callable[[Source], str] = lambda source: "layout"
     reject: Callable[[Delta], str | None] = lambda delta: None
+    commit_s: Callable[[int], float] = lambda round: 0.5
+    """How long the store takes over a round, once it is done with those before it."""
 
 
 class VirtualFleet:
@@ -100,6 +102,9 @@ class VirtualFleet:
         self.notes: list[dict[str, Any]] = []
         self.persisted: list[c.Persist] = []
         self.reduces: list[c.Reduce] = []
+        self.commits: list[tuple[float, int]] = []
+        """When the store answered, and for which round."""
+        self._stored_at = 0.0
         self.finished: c.Finish | None = None
         self._deltas: dict[Source, Delta] = {}
 
@@ -192,13 +197,18 @@ class VirtualFleet:
                 self.at(0.05, lambda: self._reduce(command))
             case c.Persist():
                 self.persisted.append(command)
-                self.at(0.5, lambda: self.tell(c.Committed(Saved(_commit(command)))))
+                self._stored_at = max(self.now, self._stored_at) + self.faults.commit_s(command.round)
+                self.at(self._stored_at - self.now, lambda: self._committed(command))
             case c.Record(fields=fields):
                 self.records.append(dict(fields))
             case c.Note(fields=fields):
                 self.notes.append(dict(fields))
             case c.Finish():
                 self.finished = command
+
+    def _committed(self, command: c.Persist) -> None:
+        self.commits.append((self.now, command.round))
+        self.tell(c.Committed(Saved(_commit(command))))
 
     def _instruct(self, worker: VirtualWorker, command: c.Feed | c.Assign | c.Merge) -> None:
         match command:
