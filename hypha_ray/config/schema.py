@@ -205,7 +205,7 @@ class Checkpoint(Table):
     every_rounds: Count = Field(1, description="rounds between snapshots")
     keep: Count = Field(2, description="newest snapshots that stay")
     failures: Count = Field(10, description="rounds in a row that the disk may refuse before the run ends")
-    mirror: str | None = Field(None, description="folder or fsspec URL that commits and snapshots are copied to")
+    mirror: str | None = Field(None, description="folder or fsspec URL that a run is copied to")
 
 
 class Telemetry(Table):

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from hypha_ray.config import Job
-from hypha_ray.errors import CapacityError, CheckpointError, ClusterError
+from hypha_ray.errors import CapacityError, CheckpointError
 from hypha_ray.scheduler import commands as c
 from hypha_ray.scheduler.assigner import Sizes
 from hypha_ray.scheduler.courses import course_of
@@ -23,7 +23,7 @@ from hypha_ray.scheduler.outbox import Outbox
 from hypha_ray.scheduler.pace import Pace
 from hypha_ray.scheduler.past import Past
 from hypha_ray.scheduler.proofs import Proofs
-from hypha_ray.scheduler.roster import HOPELESS, Roster
+from hypha_ray.scheduler.roster import Roster, hopeless
 from hypha_ray.types import Alive, Damaged, Event, Failed, Leaving, Left, Merged, Ready, SliceInfo, Source
 
 log = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class Core:
             case c.Lost() | c.Unplaced():
                 gone = self._lost(event.source, event.reason, now)
                 if gone and isinstance(event, c.Lost) and self._roster.broke_down(event.source.worker):
-                    self._give_up(_hopeless(event.reason), now)
+                    self._give_up(hopeless(event.reason), now)
             case c.Draining(workers=workers, reason=reason):
                 self._out.put(*(c.Retire(worker, reason) for worker in workers if self._roster.slots[worker].working))
             case Event():
@@ -295,8 +295,3 @@ class Core:
         return CapacityError(
             "CAP002", f"{have} workers of at least {need} {what}", fix="look into the logs, then resubmit"
         )
-
-
-def _hopeless(reason: str) -> ClusterError:
-    fix = "look into the workers' logs in Ray's dashboard, then submit again: the run goes on from its last commit"
-    return ClusterError("NET008", f"every worker breaks down, {HOPELESS} times in a row", got=reason, fix=fix)

@@ -14,6 +14,7 @@ from collections.abc import Collection, Container
 from dataclasses import dataclass
 
 from hypha_ray.config import Job
+from hypha_ray.errors import ClusterError
 from hypha_ray.market.leases import Lease, LeaseBook
 from hypha_ray.scheduler.fleet import Member, batch_size
 from hypha_ray.types import Source
@@ -257,3 +258,9 @@ class Roster:
 def _wait_s(failures: int) -> float:
     """Seconds before the next attempt after so many earlier ones that came to nothing: 0, 1, 2, 4 … 60."""
     return min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(failures - 1, 60)) if failures else 0.0
+
+
+def hopeless(reason: str) -> ClusterError:
+    """Why a run ends whose workers all break down."""
+    fix = "look into the workers' logs in Ray's dashboard, then submit again: the run goes on from its last commit"
+    return ClusterError("NET008", f"every worker breaks down, {HOPELESS} times in a row", got=reason, fix=fix)
