@@ -98,7 +98,7 @@ def _valid(key: Key, text: str, annotation: Any) -> Any:
 
 
 def _unknown(name: str, known: Mapping[str, Key]) -> ConfigError:
-    near = get_close_matches(name.removeprefix("--").replace("-", "_")[:80], known, n=1)
+    near = get_close_matches(name.removeprefix("--").replace("-", "_")[:80], [*known, "help"], n=1)
     what = f"unknown flag {name if name.isprintable() and len(name) < 80 else shown(name)}"
     if near:
         return ConfigError("CFG001", what, fix=f"did you mean {_flag(near[0])}?")

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from hypha_ray.config.document import Document, check, parse
 from hypha_ray.config.keys import FREE, Key, KeyPath, dotted, keys, nearest, shown, tables
 from hypha_ray.config.names import CONTAINERS, IGNORED, own
 from hypha_ray.errors import ConfigError
+
+SWITCHES = ("dry-run", "resume", "help")
+"""Flags that are no keys of the job file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +79,8 @@ def from_arguments(arguments: Iterable[str]) -> CommandLine:
         name, _, _ = word.partition("=")
         if word.startswith("@"):
             files.append(_file(word, rest))
-        elif word == "--dry-run":
-            dry_run = True
+        elif name in ("--dry-run", "--dry_run"):
+            dry_run = _switch(word)
         elif name == "--resume":
             resume = value_behind(word, rest) or True
         elif name.startswith("--"):
@@ -116,6 +120,13 @@ def value_behind(word: str, rest: deque[str]) -> str | None:
     """The value behind ``=`` in a word, else the next word; None if that is a flag or a file, or there is none."""
     _, given, text = word.partition("=")
     return text if given else _next_value(rest)
+
+
+def _switch(word: str) -> bool:
+    name, given, text = word.partition("=")
+    if given and text not in ("true", "false"):
+        raise ConfigError("CFG002", f"{name} has the wrong type", shown(text), "true | false", "leave the value out")
+    return text != "false"
 
 
 def _next_value(rest: deque[str]) -> str | None:
@@ -190,6 +201,9 @@ def _known(raw: KeyPath, document: Document | None) -> Key | None:
 
 def _unknown(raw: KeyPath, document: Document | None) -> ConfigError:
     path = own(raw)
+    switch = get_close_matches(dotted(raw), SWITCHES, n=1) if document is None else []
+    if switch:
+        return ConfigError("CFG001", f"unknown flag {_where(raw, None)}", fix=f"did you mean --{switch[0]}?")
     meant = nearest(path)
     siblings = sorted(name[-1] for name in (*tables(), *keys()) if name and name[:-1] == path[:-1])
     what = f"{_where(raw, document)}: unknown key {dotted(raw)}" if document else f"unknown flag {_where(raw, None)}"

@@ -249,6 +249,14 @@ def test_load_without_resume_begins_a_run(write: Write) -> None:
     assert load(["@", write("empty.toml", "")]).resume is False
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [(["--dry-run"], True), (["--dry_run=true"], True), (["--dry-run=false"], False), ([], False)],
+)
+def test_dry_run_is_a_switch(arguments: list[str], expected: bool) -> None:
+    assert load(arguments).dry_run is expected
+
+
 @pytest.mark.parametrize("arguments", [["--resume"], ["--resume", "--dry-run"], ["--resume", "@", "FILE"]])
 def test_load_resume_alone_means_the_run_of_that_name(arguments: list[str], write: Write) -> None:
     words = [write("empty.toml", "") if word == "FILE" else word for word in arguments]

@@ -60,6 +60,7 @@ def test_options_are_read_off_flags(arguments: str, expected: Cut) -> None:
     [
         ("--sorce a", "error[CFG001]: unknown flag --sorce. Fix: did you mean --source?"),
         ("--tryrun", "error[CFG001]: unknown flag --tryrun. Fix: did you mean --try-run?"),
+        ("--hlep", "error[CFG001]: unknown flag --hlep. Fix: did you mean --help?"),
         ("--source a --pieces many", "error[CFG002]: --pieces has the wrong type — got 'many', allowed integer. "),
         ("--source a --pieces 2.5", "error[CFG002]: --pieces has the wrong type — got 2.5, allowed integer. "),
         ("--source a --pieces true", "error[CFG002]: --pieces has the wrong type — got true, allowed integer. "),
