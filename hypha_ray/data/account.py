@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 MOST_NAMES = 5
@@ -42,6 +43,7 @@ class Account:
         self.files = 0
         self.documents = 0
         self._omissions: dict[tuple[str, str], tuple[int, tuple[str, ...]]] = {}
+        self._columns: dict[str, None] = {}
         self._notes: list[str] = []
 
     def leave_out(self, what: str, reason: str, count: int = 1, name: object = None) -> None:
@@ -51,6 +53,20 @@ class Account:
             if name is not None and len(names) < MOST_NAMES:
                 names = (*names, readable(str(name)))
             self._omissions[what, reason] = before + count, names
+
+    def drop(self, columns: Iterable[str]) -> None:
+        """Note that columns of tables aren't used; one that many files have counts once."""
+        self._columns |= dict.fromkeys(columns)
+
+    def add(self, other: Account) -> None:
+        """Take over what another account has, but for its documents, which are counted in one place."""
+        self.files += other.files
+        for (what, reason), (count, names) in other._omissions.items():
+            before, known = self._omissions.get((what, reason), (0, ()))
+            self._omissions[what, reason] = before + count, (*known, *names)[:MOST_NAMES]
+        self.drop(other._columns)
+        for text in other._notes:
+            self.note(text)
 
     def note(self, text: str) -> None:
         """Note something else that the user has to know, once."""
@@ -64,8 +80,11 @@ class Account:
 
     def origin(self) -> Origin:
         """The whole account."""
-        found = ((*key, *counted) for key, counted in self._omissions.items())
-        return Origin(self.files, self.documents, tuple(Omission(*one) for one in found), tuple(self._notes))
+        found = [Omission(*key, *counted) for key, counted in self._omissions.items()]
+        if self._columns:
+            names = tuple(map(readable, self._columns))[:MOST_NAMES]
+            found.append(Omission("columns", "not used; only the text is", len(self._columns), names))
+        return Origin(self.files, self.documents, tuple(found), tuple(self._notes))
 
 
 def counted(number: int, what: str, width: int = 0) -> str:

@@ -19,6 +19,7 @@ from hypha_ray.data.files import (
     PIECE_CHARACTERS,
     UNREADABLE,
     kind_of,
+    leave_out_file,
     lone_piece_characters,
     opened,
     pieces,
@@ -116,14 +117,29 @@ def _folder(folder: Path, options: Options, account: Account) -> Iterable[str]:
 
 
 def _files(files: Sequence[Path], folder: Path, options: Options, account: Account) -> Iterator[str]:
-    """Loose files, each by its kind."""
-    before = account.files
+    """Loose files, each by its kind; a table that turns out to have no text is left out as a whole."""
+    taken, refused = False, None
     for path in texts_among(files, folder, account):
-        yield from _file(path, options, account, alone=len(files) == 1)
-    if account.files == before:
-        raise DataError(
-            "DATA030", f"{options.source} holds no texts or tables", account.left_out, fix="name another --source"
-        )
+        own = Account()
+        found = _file(path, options, own, alone=len(files) == 1)
+        try:
+            first = next(found, None)
+        except DataError as error:
+            refused = refused or error
+            leave_out_file(path, folder, error, account)
+            continue
+        taken = True
+        try:
+            if first is not None:
+                yield first
+                yield from found
+        finally:
+            account.add(own)
+    if refused and not taken:
+        raise refused
+    if not taken:
+        what, fix = f"{options.source} holds no texts or tables", "name another --source"
+        raise DataError("DATA030", what, account.left_out, fix=fix)
 
 
 def _file(path: Path, options: Options, account: Account, alone: bool) -> Iterator[str]:

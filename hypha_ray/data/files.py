@@ -13,6 +13,7 @@ from typing import IO, Any
 import fsspec
 
 from hypha_ray.data.account import Account
+from hypha_ray.errors import DataError
 
 PIECE_CHARACTERS = 1 << 16
 """A longer text file is cut at line ends into documents of about this length."""
@@ -82,6 +83,14 @@ def texts_among(files: Iterable[Path], folder: Path, account: Account) -> Iterat
             account.leave_out("files", reason, name=_relative(path, folder))
         else:
             yield path
+
+
+def leave_out_file(path: Path, folder: Path, error: DataError, account: Account) -> None:
+    """Put a file into the account that turned out to be damaged, or to have no text."""
+    if error.code == "DATA032":
+        account.leave_out("files", "no text column", name=f"{_relative(path, folder)} has {error.got}")
+    else:
+        account.leave_out("files", "damaged", name=_relative(path, folder))
 
 
 def unfit(path: Path) -> str:

@@ -38,7 +38,7 @@ def texts(rows: Iterable[Row], column: str, account: Account) -> Iterator[str]:
     found, unused, problem = False, set[str](), None
     for where, row in rows:
         if not unused.issuperset(row.keys() - {column}):
-            drop(sorted(row.keys() - unused - {column}), account)
+            account.drop(sorted(row.keys() - unused - {column}))
             unused |= row.keys()
         text = row.get(column)
         if isinstance(text, str) and text.strip():
@@ -54,12 +54,6 @@ def texts(rows: Iterable[Row], column: str, account: Account) -> Iterator[str]:
             problem = problem or DataError("DATA031", what, type(text).__name__, "text", "name one with --text-column")
     if problem is not None and not found:
         raise problem
-
-
-def drop(columns: Iterable[str], account: Account) -> None:
-    """Put columns into the account that aren't used."""
-    for name in columns:
-        account.leave_out("columns", "not used; only the text is", name=name)
 
 
 def no_column(where: str, column: str, names: Iterable[str]) -> DataError:
@@ -130,7 +124,7 @@ def parquet_rows(path: Path, column: str, account: Account) -> Iterator[Row]:
             names = file.schema_arrow.names
             if column not in names:
                 raise no_column(str(path), column, names)
-            drop([name for name in names if name != column], account)
+            account.drop(name for name in names if name != column)
             for batch in file.iter_batches(columns=[column], batch_size=1024):
                 yield from ((str(path), record) for record in batch.to_pylist())
     except pyarrow.ArrowInvalid as error:

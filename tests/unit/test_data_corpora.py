@@ -409,6 +409,7 @@ def test_folder_of_text_with_a_little_parquet_gives_all(tmp_path: Path) -> None:
         json_lines(tmp_path / f"{name}.jsonl", [name])
     found, account = account_of(tmp_path)
     assert (found, account.files) == (["one", "b", "c", "d"], 4)
+    assert omissions(account) == {("columns", "not used; only the text is", 1, ("n",))}
 
 
 def test_names_that_are_no_utf8_are_read_and_shown(tmp_path: Path) -> None:
@@ -416,3 +417,30 @@ def test_names_that_are_no_utf8_are_read_and_shown(tmp_path: Path) -> None:
     (tmp_path / os.fsdecode(b"b\xff\n.png")).write_bytes(b"\0")
     found, account = account_of(tmp_path)
     assert (found, omissions(account)) == (["one"], {("files", "binary", 1, ("b??.png",))})
+
+
+def test_tables_of_a_folder_that_have_no_text_are_left_out_whole(tmp_path: Path) -> None:
+    json_lines(tmp_path / "a.jsonl", ["one"])
+    (tmp_path / "package.json").write_text('{"name": "x", "version": 1}')
+    (tmp_path / "tsconfig.json").write_text("// a comment\n{}")
+    (tmp_path / "two.csv").write_text("title,body\na,b\n")
+    found, account = account_of(tmp_path)
+    assert (found, account.files) == (["one"], 1)
+    assert omissions(account) == {
+        ("files", "no text column", 2, ("package.json has name, version", "two.csv has body, title")),
+        ("files", "damaged", 1, ("tsconfig.json",)),
+        ("columns", "not used; only the text is", 1, ("n",)),
+    }
+
+
+def test_folder_of_tables_without_text_is_refused_with_their_columns(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("title,body\na,b\n")
+    with pytest.raises(DataError, match=r"DATA032.*a\.csv.*got body, title"):
+        read(tmp_path)
+
+
+def test_damage_behind_the_first_row_is_refused_in_a_folder_too(tmp_path: Path) -> None:
+    json_lines(tmp_path / "a.jsonl", ["one"])
+    (tmp_path / "b.jsonl").write_text('{"text": "two"}\n{"text": ')
+    with pytest.raises(DataError, match=r"DATA031.*b\.jsonl, line 2"):
+        read(tmp_path)
