@@ -14,12 +14,14 @@
        └─ HubError                              a model or dataset hub can't be reached
 
 Each error says what is wrong and where, what was got and what is allowed, and what to do about it. It travels
-between actors, so its arguments are plain strings.
+between actors, so its arguments are plain strings. Its text has no secrets of URLs.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
+
+from hypha_ray.redaction import redacted
 
 
 class HyphaError(Exception):
@@ -45,7 +47,7 @@ class HyphaError(Exception):
         text = f"error[{self.code}]: {self.what}"
         text += f" — {found}" if found else ""
         text += "" if text.endswith((".", "?", "!")) else "."
-        return f"{text} Fix: {self.fix}" if self.fix else text
+        return redacted(f"{text} Fix: {self.fix}" if self.fix else text)
 
 
 class ConfigError(HyphaError):

@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 
 from hypha_ray.config.fields import Table
 from hypha_ray.config.schema import Job
+from hypha_ray.redaction import redacted
 
 KeyPath: TypeAlias = tuple[str, ...]
 
@@ -114,7 +115,7 @@ def shown(value: object) -> str:
     if isinstance(value, dict):
         return "a table"
     text = str(value).lower() if isinstance(value, bool) else repr(value)
-    text = re.sub(r"hf_\w+", "hf_***", text)
+    text = re.sub(r"hf_\w+", "hf_***", redacted(text))
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 

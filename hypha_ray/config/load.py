@@ -9,7 +9,7 @@ that is named after ``--resume`` comes before all of them, with the job file tha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -25,13 +25,23 @@ from hypha_ray.config.names import GUIDE_NAMES, IGNORED, inside
 from hypha_ray.config.schema import Job
 from hypha_ray.config.settings import Setting, from_arguments, from_document, put
 from hypha_ray.errors import ConfigError
+from hypha_ray.redaction import is_redacted, redacted, redacted_tree
 
-__all__ = ["Loaded", "load", "parse", "require_complete", "resolved", "resolved_toml", "worker_needs"]
+__all__ = [
+    "Loaded",
+    "load",
+    "parse",
+    "require_complete",
+    "require_secrets",
+    "resolved",
+    "resolved_toml",
+    "worker_needs",
+]
 
 CONFIG = "config.toml"
 """The job file that a run keeps in its directory."""
 
-_NAME, _DIR = ("run", "name"), ("run", "dir")
+_NAME, _DIR, _MIRROR = ("run", "name"), ("run", "dir"), ("checkpoint", "mirror")
 
 FindRun: TypeAlias = Callable[[str, str | None, str | None], Path]
 """Finds a run's directory by what stands behind ``--resume``, and by `run.name` and `run.dir` where they are set."""
@@ -89,12 +99,15 @@ def parse(arguments: Sequence[str], doc: str | None, find_run: FindRun) -> Loade
 
 
 def resolved(job: Job) -> dict[str, Any]:
-    """The job as nested tables of a job file that loads to an equal job, but for the secrets, which are left out."""
+    """The job as nested tables of a job file that loads to an equal job, but for the secrets.
+
+    Those are left out, and hidden where they are part of a URL: `require_secrets` finds what is missing then.
+    """
     tree: dict[str, Any] = {}
     for key in keys().values():
         value = reduce(getattr, key.path, job)
         if value is not None and not key.secret:
-            put(tree, key.path, _without_none(value))
+            put(tree, key.path, redacted_tree(_without_none(value)))
         elif value is None and key.default is not None:
             put(tree, key.path, "none")
     return tree
@@ -103,6 +116,24 @@ def resolved(job: Job) -> dict[str, Any]:
 def resolved_toml(job: Job) -> str:
     """`resolved` as text."""
     return tomli_w.dumps(resolved(job))
+
+
+def require_secrets(job: Job) -> None:
+    """Make sure that no URL has lost its secret: a run keeps none, and may have been resumed by its name alone.
+
+    Raises:
+        ConfigError: CFG104, and where the secret may come from.
+
+    """
+    for key in keys().values():
+        value = reduce(getattr, key.path, job)
+        if is_redacted(str(value)):
+            what = f"{key.name} needs the secret of its URL again, which the run keeps nowhere"
+            fix = (
+                f"give {key.name} with it in a job file of mode 0600; or without it, and set it where fsspec reads it, "
+                "in FSSPEC_<PROTOCOL>_PASSWORD or ~/.config/fsspec"
+            )
+            raise ConfigError("CFG104", what, got=shown(value), fix=fix)
 
 
 def _over_the_run(resume: str, settings: list[Setting], find_run: FindRun | None) -> list[Setting]:
@@ -115,10 +146,17 @@ def _over_the_run(resume: str, settings: list[Setting], find_run: FindRun | None
     if name is not None and name != directory.name:
         what = f"run.name and --resume mean different runs: {shown(name)} and {directory}"
         raise ConfigError("CFG011", what, fix="give only one of them")
-    own = from_document(read(str(directory / CONFIG)))
+    own = [_with_secret(setting, resume) for setting in from_document(read(str(directory / CONFIG)))]
     named = Setting(_NAME, directory.name, _NAME, None)
     placed = Setting(_DIR, str(directory.parent), _DIR, None)
     return [*own, named, *settings, placed]
+
+
+def _with_secret(setting: Setting, resume: str) -> Setting:
+    """The run's own setting; its mirror has the secret again of the URL that the run was fetched from."""
+    mirror = resume.rstrip("/").rpartition("/")[0]
+    same = setting.path == _MIRROR and setting.value == redacted(mirror)
+    return replace(setting, value=mirror) if same else setting
 
 
 def _without_none(value: Any) -> Any:
@@ -135,6 +173,10 @@ def _notes(settings: Sequence[Setting]) -> Iterator[str]:
         elif key and key.secret and document:
             advice = "it is written nowhere" if document.private else "chmod 600 the file, or set HF_TOKEN"
             yield f"CFG101: {setting.where}: {key.name} is a secret in a file: {advice}"
+        elif redacted_tree(setting.value) != setting.value:
+            safe = document is not None and document.private
+            advice = "it is written nowhere" if safe else "others can read it; a job file of mode 0600 keeps it"
+            yield f"CFG101: {setting.place} has a secret in a URL: {advice}"
         elif key and key.path != name and name not in GUIDE_NAMES and document:
             yield f"{setting.where}: {dotted(name)} is read as {key.name}"
 

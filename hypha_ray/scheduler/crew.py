@@ -18,6 +18,7 @@ from hypha_ray.errors import ClusterError
 from hypha_ray.market.allocator import Lease, Leases, draining_nodes, on_this_node
 from hypha_ray.market.requirements import Need, NodeResources, server_need, worker_need
 from hypha_ray.model.masking import Specials
+from hypha_ray.redaction import redacted_tree
 from hypha_ray.scheduler.post import Post, value
 from hypha_ray.store.actor import GROUPS, Store
 from hypha_ray.telemetry.actor import Telemetry
@@ -68,7 +69,7 @@ class Crew:
         self._left = dict.fromkeys(self._needs) | self._leases.adopt(self._needs)
         """Names under which the scheduler before may have left an actor, and the leases that it has left."""
         self._workers: dict[int, tuple[Any, Source]] = {}
-        told, config = job.telemetry, job.model_dump(mode="json", exclude={"model": {"token"}})
+        told, config = job.telemetry, redacted_tree(job.model_dump(mode="json", exclude={"model": {"token"}}))
         writer = (directory, told.sinks, run, config, told.aim_repository, job.testing, told.status_bridge)
         keeper = (directory, job.checkpoint, job.rounds.update_rounds, job.testing)
         self.telemetry = self._post("telemetry", partial(self._here, Telemetry, "telemetry", *writer))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hypha_ray.config import Job
-from hypha_ray.config.load import Loaded, require_complete, resolved_toml
+from hypha_ray.config.load import Loaded, require_complete, require_secrets, resolved_toml
 from hypha_ray.data.catalogue import load, locate
 from hypha_ray.garbage import uncollected
 from hypha_ray.market.allocator import cluster_nodes
@@ -53,6 +53,7 @@ def launch(loaded: Loaded, kind: str) -> None:
         if new:
             _tell(check_model(job, dataset, manifest))
         if new or not is_done(job, directory):
+            require_secrets(job)
             with connected(str(job.run.name)):
                 if new:
                     workers_to_start(job, cluster_nodes())
@@ -75,6 +76,7 @@ def dry_run(loaded: Loaded) -> None:
     """Print the resolved job file, and check what a start would; a part of a job file is checked as far as it goes."""
     job, where = loaded.job, ", ".join(loaded.files) or "the command line"
     print(resolved_toml(job))
+    require_secrets(job)
     check_job(job)
     has_model, has_data = bool(job.model.repository or job.model.config), bool(job.dataset.path or job.dataset.name)
     if has_data:

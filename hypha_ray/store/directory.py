@@ -13,6 +13,7 @@ from pathlib import Path
 from hypha_ray.config.load import CONFIG
 from hypha_ray.errors import ConfigError
 from hypha_ray.modes import make_tree_private, opener
+from hypha_ray.redaction import redacted
 from hypha_ray.store.disk import make_folder, publish, write_file
 from hypha_ray.store.lock import Held, Lock
 
@@ -90,7 +91,7 @@ class RunDirectory:
         former = f"config.attempt_{self._last_attempt():03d}.toml"
         text = self.config.read_text(encoding="utf-8") if self.begun else config
         if text != config and not (self.path / former).exists():
-            self.write(former, text)
+            self.write(former, redacted(text))
         self.write(CONFIG, config)
 
     def write(self, name: str, text: str) -> None:
@@ -155,6 +156,13 @@ class RunDirectory:
             raise ConfigError("CFG008", what, got=error.strerror or str(error), fix="choose another run.dir") from None
 
 
+class _Redacting(logging.Formatter):
+    """Hides the secrets of URLs, tracebacks included."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redacted(super().format(record))
+
+
 def _log_to(file: Path) -> None:
     """Send this process's log to a file, and no longer to the one before."""
     root = logging.getLogger()
@@ -163,6 +171,6 @@ def _log_to(file: Path) -> None:
         handler.close()
     handler = logging.FileHandler(file, encoding="utf-8")
     handler.name = _HANDLER
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(_Redacting("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root.addHandler(handler)
     logging.getLogger("hypha_ray").setLevel(logging.INFO)

@@ -20,6 +20,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from hypha_ray.errors import CheckpointError, TryAgainError
 from hypha_ray.modes import make_private
+from hypha_ray.redaction import HIDDEN, redacted, secrets_of
 from hypha_ray.store.commits import CommitLog
 from hypha_ray.store.disk import publish, room_for, sync_file
 from hypha_ray.store.snapshots import snapshot_path
@@ -79,7 +80,8 @@ class Mirror:
             self._push(self._looked_at(), round, keep)
         except Exception as error:  # Each kind of file system has errors of its own.
             self._place = None
-            return f"the copy of round {round} to {self.place} failed: {_line(error)}; the next one includes it"
+            why = _line(error, self._url)
+            return f"the copy of round {round} to {self.place} failed: {why}; the next one includes it"
         return None
 
     def complete(self) -> str | None:
@@ -90,7 +92,7 @@ class Mirror:
             for path in self._results():
                 place.put(path, str(path.relative_to(self._directory)))
         except Exception as error:
-            return f"the copy of the run's results to {self.place} failed: {_line(error)}"
+            return f"the copy of the run's results to {self.place} failed: {_line(error, self._url)}"
         return None
 
     def _results(self) -> list[Path]:
@@ -163,7 +165,7 @@ def fetch(url: str, directory: Path) -> None:
         TryAgainError: the mirror can't be read, or the disk can't be written.
 
     """
-    with _reachable(url):
+    with _reachable(url, url):
         place = _Place(url)
     records = [name for name in place.names if _RECORD.fullmatch(name)]
     if not records:
@@ -181,7 +183,7 @@ def fetch(url: str, directory: Path) -> None:
 def _fetch(place: _Place, name: str, path: Path) -> None:
     temporary = path.with_name(f"round_{path.name}.tmp")
     with room_for(path, 0):
-        with _reachable(name):
+        with _reachable(name, place.url):
             place.get(name, temporary)
         make_private(temporary)
         if not path.exists():
@@ -199,6 +201,7 @@ class _Place:
     """A folder of any file system; `names` are the files that were there when it was opened, and what came since."""
 
     def __init__(self, url: str) -> None:
+        self.url = url
         self._fs, self._root = fsspec.core.url_to_fs(url)
         self._fs.invalidate_cache()
         self._root = self._root.rstrip("/")
@@ -242,20 +245,24 @@ def _files(path: Path) -> list[Path]:
 
 
 @contextmanager
-def _reachable(what: str) -> Iterator[None]:
-    """Turn whatever a file system of any kind raises into an error of ours."""
+def _reachable(what: str, url: str) -> Iterator[None]:
+    """Turn whatever a file system of any kind raises into an error of ours, without the secrets of its URL."""
     try:
         yield
     except Exception as error:
         raise TryAgainError(
-            "STORE012", f"{_shown(what)} can't be read", got=_line(error), fix="is it reachable?"
+            "STORE012", f"{_shown(what)} can't be read", got=_line(error, url), fix="is it reachable?"
         ) from error
 
 
 def _shown(url: str) -> str:
-    """A URL without user and password."""
-    return re.sub(r"//[^/@]*@", "//", url)
+    """A URL without user and secrets."""
+    return re.sub(r"//[^/@]*@", "//", redacted(url))
 
 
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+def _line(error: Exception, url: str) -> str:
+    """One line of an error, which may repeat the URL, or a part of it."""
+    text = redacted(str(error).partition("\n")[0])
+    for secret in secrets_of(url):
+        text = text.replace(secret, HIDDEN)
+    return f"{type(error).__name__}: {text}"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from hypha_ray.modes import opener
+from hypha_ray.redaction import redacted
 
 Record: TypeAlias = Mapping[str, Any]
 """A record of metrics or an event: JSON-able, with a `kind`. docs/telemetry.md lists every field with its unit."""
@@ -30,9 +31,12 @@ WARM_UP_ROUNDS = 2
 
 
 def plain(value: object) -> Any:
-    """Return what JSON can hold: numbers that aren't finite become None, what is unknown becomes its text."""
+    """Return what JSON can hold: numbers that aren't finite become None, what is unknown becomes its text.
+
+    No text has secrets of URLs.
+    """
     match value:
-        case None | bool() | str():
+        case None | bool():
             return value
         case numbers.Integral():
             return int(value)
@@ -44,7 +48,7 @@ def plain(value: object) -> Any:
         case list() | tuple():
             return [plain(item) for item in value]
         case _:
-            return str(value)
+            return redacted(str(value))
 
 
 class JsonLines:

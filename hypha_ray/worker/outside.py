@@ -24,6 +24,7 @@ from hypha_ray.bridge.tokens import make_token
 from hypha_ray.config import Job
 from hypha_ray.errors import ConfigError
 from hypha_ray.modes import opener
+from hypha_ray.redaction import redacted_tree
 from hypha_ray.worker.door import listening
 from hypha_ray.worker.scratch import PREFIX, Scratch, sweep
 
@@ -148,7 +149,7 @@ def definition(job: Job, worker: int) -> dict[str, Any]:
         "worker": worker,
         "seed": job.run.seed,
         "strategy": job.sync.strategy,
-        "model": job.model.model_dump(mode="json", exclude={"token"}),
+        "model": redacted_tree(job.model.model_dump(mode="json", exclude={"token"})),
         "inner_optimizer": job.inner_optimizer.model_dump(mode="json"),
         "report_every_s": job.worker.report_every_s,
     }

@@ -1,0 +1,63 @@
+"""Texts without the secrets of the URLs in them: passwords, and whatever a query or a fragment says.
+
+    sftp://me:s3cret@backup/runs      sftp://me:***@backup/runs
+    https://hub.example/x?token=abc   https://hub.example/x?token=***
+
+A user's name alone stays, for most servers want one; but of a web server it is a token as often as not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+HIDDEN = "***"
+SHORTEST = 4
+"""Letters of a secret that is looked for in other texts."""
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>`]+")
+_PASSWORD = re.compile(r"(://[^/?#@:]*):(?!\d+(?:[/?#]|$))\S*@")
+"""To the last @, for a password may have one in it, or a slash; what is a port is none."""
+_USER = re.compile(r"^(https?://)[^/?#@]+@")
+_BARE = re.compile(r"\?[^=&#;?]+(?=#|$)")
+_SAID = re.compile(r"([?&#;][^=&#;?]*=)[^&#;]+")
+
+
+def redacted(text: str) -> str:
+    """A text in which the secrets of all URLs are hidden; once more changes nothing."""
+    return _URL.sub(lambda found: _hidden(found[0]), text) if "://" in text else text
+
+
+def redacted_tree(value: Any) -> Any:
+    """Tables and lists with all of their texts like that."""
+    match value:
+        case str():
+            return redacted(value)
+        case Mapping():
+            return {name: redacted_tree(child) for name, child in value.items()}
+        case list() | tuple():
+            return [redacted_tree(child) for child in value]
+    return value
+
+
+def is_redacted(text: str) -> bool:
+    """Whether a secret of a URL was hidden in a text."""
+    return any(HIDDEN in url for url in _URL.findall(text))
+
+
+def secrets_of(url: str) -> list[str]:
+    """The secrets of a URL, as they are written in it and as they are meant; the longest first, no very short ones."""
+    shown = set(re.split(r"[?&#;=@:/]+", redacted(url)))
+    parts = {part for part in re.split(r"[?&#;=@:/]+", url) if part} - shown
+    password = None if "://" not in url else urlsplit(url).password
+    found = {*parts, *([password] if password else [])}
+    found |= {unquote(part) for part in found}
+    return sorted((part for part in found if len(part) >= SHORTEST), key=len, reverse=True)
+
+
+def _hidden(url: str) -> str:
+    url = _PASSWORD.sub(rf"\1:{HIDDEN}@", url)
+    if not _PASSWORD.search(url):
+        url = _USER.sub(rf"\1{HIDDEN}@", url)
+    return _BARE.sub(f"?{HIDDEN}", _SAID.sub(rf"\1{HIDDEN}", url))
