@@ -108,7 +108,7 @@ def _folder(folder: Path, options: Options, account: Account) -> Iterable[str]:
     if any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
         return _hub(str(folder), options, account, saved=True)
     files = walk(folder, account)
-    if any(path.suffix in _HUB_FILES for path in files):
+    if any(path.suffix in _HUB_FILES for path in files) and all(_is_utf8(path) for path in files):
         layout = _layout(folder, options)
         if all(path.suffix in _HUB_FILES for named in layout.values() for path in named):
             _choose(layout, files, folder, options.split, account)
@@ -215,6 +215,11 @@ def _explained(name: str) -> Iterator[None]:
         from hypha_ray.data.hub import explain
 
         raise explain(error, name, _near(Path(name), "stdlib", "digits")) from error
+
+
+def _is_utf8(path: Path) -> bool:
+    """Whether a path's name is UTF-8; `datasets` takes no others."""
+    return not any("\udc80" <= character <= "\udcff" for character in str(path))
 
 
 def _near(path: Path, *others: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -59,7 +61,7 @@ class ByteEncoder:
         the same ids and leaves a prompt open.
         """
         tokenizer = _byte_tokenizer()
-        tokenizer.save_pretrained(folder / FOLDER)
+        _save(tokenizer, folder / FOLDER)
         return PreprocessorInfo("byte", folder=FOLDER, vocab_size=len(tokenizer))
 
 
@@ -131,8 +133,16 @@ class HubEncoder:
 
     def save(self, folder: Path) -> PreprocessorInfo:
         """Save it beside the slices."""
-        self._tokenizer.save_pretrained(folder / FOLDER)
+        _save(self._tokenizer, folder / FOLDER)
         return PreprocessorInfo(self._name, self._revision, FOLDER, len(self._tokenizer))
+
+
+def _save(tokenizer: Any, folder: Path) -> None:
+    """Save a tokenizer by way of a temporary folder: the library that writes it takes no name that isn't UTF-8."""
+    with tempfile.TemporaryDirectory() as scratch:
+        new = Path(scratch) / "new"  # unlike the scratch folder, readable for others as usual
+        tokenizer.save_pretrained(new)
+        shutil.copytree(new, folder)
 
 
 def load_encoder(name: str, revision: str | None = None) -> Encoder:

@@ -120,7 +120,8 @@ def parquet_rows(path: Path, column: str, account: Account) -> Iterator[Row]:
     from pyarrow import parquet
 
     try:
-        with parquet.ParquetFile(path) as file:
+        # Opened here: Arrow takes no name that isn't UTF-8.
+        with path.open("rb") as stream, parquet.ParquetFile(stream) as file:
             names = file.schema_arrow.names
             if column not in names:
                 raise no_column(str(path), column, names)
