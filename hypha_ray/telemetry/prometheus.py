@@ -26,7 +26,7 @@ class Prometheus:
             self._gauges[metric.name] = Gauge(metric.name, description=metric.description, tag_keys=tags)
 
     def record(self, record: Record) -> None:
-        """Set the gauges that the record has values for; NaN where there is none any more: Ray keeps all."""
+        """Set the gauges that the record has values for; NaN, and a gauge vanishes."""
         for measurement in self._measures.take(record):
             self._gauges[measurement.metric].set(measurement.value, tags=measurement.tags(self._run))
 

@@ -137,8 +137,7 @@ def closing(figures: Record) -> str:
     """Write a run's summary as one line."""
     parts = [
         f"{figures.get('rounds', 0)} rounds in {duration(figures.get('seconds'))}",
-        _counted(figures, "samples"),
-        _counted(figures, "tokens") if figures.get("tokens") else "",
+        *_work(figures),
         f"loss {figures['loss']:.4f}" if figures.get("loss") is not None else "",
         _evaluation(figures),
         f"{(figures.get('bytes_up') or 0) / 1e6:.1f} MB up",
@@ -151,9 +150,13 @@ def closing(figures: Record) -> str:
     return "done: " + ", ".join(filter(None, parts))
 
 
-def _counted(figures: Record, name: str) -> str:
-    speed = figures.get(f"{name}_per_s")
-    return f"{si(figures.get(name))} {name}" + ("" if speed is None else f" ({si(speed)}/s)")
+def _work(figures: Record) -> list[str]:
+    """What was trained on; the speed stands beside tokens, or beside samples where there are no tokens."""
+    samples = f"{si(figures.get('samples'))} samples"
+    if figures.get("tokens"):
+        return [samples, f"{si(figures['tokens'])} tokens ({si(figures.get('tokens_per_s'))}/s)"]
+    speed = figures.get("samples_per_s")
+    return [samples if speed is None else f"{samples} ({si(speed)}/s)"]
 
 
 def _evaluation(figures: Record) -> str:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from faults import events, news, survive
 
+from jobs import job_of, run_job
+
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("local_ray")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def test_worker_that_fails_in_mid_round_is_replaced_and_contributes_again(corpus: Path, tmp_path: Path) -> None:
@@ -68,6 +79,24 @@ def test_telemetry_that_fails_costs_no_round(corpus: Path, tmp_path: Path) -> No
     specs = ["telemetry.write=stop@3", "telemetry.write=error@9"]
     run = survive("telemetry", corpus, tmp_path, specs, 2, rounds={"update_rounds": 6})
     assert len(run.of_kind("round")) == 6
+
+
+def test_connector_that_goes_is_told_once_and_costs_no_round(corpus: Path, tmp_path: Path) -> None:
+    port, file = free_port(), tmp_path / "status.csv"
+    command = [sys.executable, str(ROOT / "examples" / "status_connector.py"), str(port), str(file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as connector:
+        assert connector.stdout is not None and connector.stdout.readline().startswith("listening")
+        telemetry = {"sinks": ["jsonl"], "status_bridge": f"127.0.0.1:{port}"}
+        job = job_of("connector", corpus, rounds={"update_rounds": 12}, telemetry=telemetry)
+        run = run_job(job, tmp_path, corpus, seen=lambda record: connector.kill() if record.get("round") == 6 else None)
+    assert len(run.of_kind("round")) == 12
+    rows = [row.split(",") for row in file.read_text(encoding="utf-8").splitlines()[1:]]
+    losses = {record["round"]: record["val_loss"] for record in run.of_kind("eval")}
+    sent = {int(number): float(value) for worker, number, name, value in rows if (worker, name) == ("all", "val_loss")}
+    assert sent and sent == {number: losses[number] for number in sent}
+    (problem,) = (text for text in news(run) if "status_bridge" in text)
+    assert f"no connector at 127.0.0.1:{port}" in problem and "training goes on" in problem
+    assert run.records[-1]["sinks"]["status_bridge"]["failed"] > 1
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])

@@ -134,11 +134,26 @@ def test_console_close_prints_the_summary_once() -> None:
     stream = io.StringIO()
     figures = {"rounds": 3, "seconds": 65.0, "samples": 3600, "tokens": 460_800, "tokens_per_s": 7089.0, "loss": 2.5}
     with Console(3, stream) as console:
-        console.close({**figures, "val_loss": 2.75, "perplexity": 15.64, "bytes_up": 25_200_000, "traffic_ratio": 49.5})
+        console.close(
+            {
+                **figures,
+                "samples_per_s": 55.4,
+                "val_loss": 2.75,
+                "perplexity": 15.64,
+                "bytes_up": 25_200_000,
+                "traffic_ratio": 49.5,
+            }
+        )
     assert stream.getvalue() == (
         "done: 3 rounds in 65.0s, 3.60k samples, 461k tokens (7.09k/s), loss 2.5000, "
         "val_loss 2.7500 (perplexity 15.64), 25.2 MB up, 1/50 of a gradient exchange at every step\n"
     )
+
+
+def test_console_summary_of_data_without_tokens_has_samples_a_second() -> None:
+    stream = io.StringIO()
+    Console(3, stream).close({"rounds": 3, "seconds": 65.0, "samples": 3600, "tokens": None, "samples_per_s": 55.4})
+    assert stream.getvalue().startswith("done: 3 rounds in 65.0s, 3.60k samples (55/s), 0.0 MB up")
 
 
 def test_console_summary_names_the_sinks_that_lost_records() -> None:
