@@ -14,6 +14,10 @@ START_S = 10.0
 """Longest time that joins are held back before the first round: a fleet that starts is one line."""
 LONGEST = 200
 """Characters of a reason that are shown; events.jsonl has all of it."""
+PROBLEMS = 5
+"""Problems that are told within a window; of more only the number is."""
+REMEMBERED = 1000
+"""Problems that are not told a second time."""
 NAMES = 8
 """Actors, or ranges of worker numbers, that a line names."""
 
@@ -50,8 +54,7 @@ class News:
         self._not_before: dict[str, float] = {}
         """By kind, monotonic seconds."""
         self._excluded: set[int] = set()
-        self._problems: dict[str, bool] = {}
-        """By text, in order: whether it was told already."""
+        self._problems = Problems()
         self._begun = False
 
     def take(self, event: Record) -> None:
@@ -61,7 +64,7 @@ class News:
             self._begun = True
             self._not_before.pop("join", None)
         elif kind == "problem":
-            self._problems.setdefault(_line(event["text"]), False)
+            self._problems.take(_line(event["text"]))
         elif kind in KINDS and not (kind == "loss" and event["worker"] in self._excluded):
             if kind == "exclude":  # Its loss follows, and is no further news.
                 self._excluded.add(event["worker"])
@@ -74,14 +77,48 @@ class News:
 
         If anything is due, all that was held back before is told with it: lines are in the order of what happened.
         """
-        problems = [text for text, told in self._problems.items() if not told]
-        self._problems |= dict.fromkeys(problems, True)
+        problems = self._problems.lines(now, everything)
         due = [kind for kind in self._waiting if everything or now >= self._not_before.get(kind, now)]
         if not due:
             return problems
         told, self._waiting = self._waiting, {}
         self._not_before |= dict.fromkeys(told, now + WINDOW_S)
         return problems + [told_of(kind, events) for kind, events in told.items()]
+
+
+class Problems:
+    """Problems as text: each is told once, and of a flood of them only the number."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, None] = {}
+        self._waiting: list[str] = []
+        self._told = 0
+        """In the present window."""
+        self._until = float("-inf")
+
+    def take(self, text: str) -> None:
+        """Take a problem in, unless it is known."""
+        if text not in self._known:
+            self._known[text] = None
+            self._waiting.append(text)
+            if len(self._known) > REMEMBERED:
+                del self._known[next(iter(self._known))]
+
+    def lines(self, now: float, everything: bool) -> list[str]:
+        """Tell what is due."""
+        if now >= self._until:
+            if len(self._waiting) > PROBLEMS:
+                everything = True
+            self._told = 0
+        room = PROBLEMS - self._told
+        told, self._waiting = self._waiting[:room], self._waiting[room:]
+        if told:
+            self._until = now + WINDOW_S if not self._told else self._until
+            self._told += len(told)
+        if everything and self._waiting:
+            told.append(f"{len(self._waiting)} more problems, see events.jsonl")
+            self._waiting.clear()
+        return told
 
 
 def told_of(kind: str, events: Sequence[Record]) -> str:

@@ -132,6 +132,15 @@ def test_problem_is_told_at_once_and_only_once() -> None:
     assert told(events, 20) == [(1.0, "full"), (3.0, "empty")]
 
 
+def test_flood_of_problems_is_a_few_lines_and_a_number() -> None:
+    events = [event("problem", number * 0.01, text=f"sample {number}") for number in range(3000)]
+    lines = told(events, 60)
+    assert [text for _, text in lines[:5]] == [f"sample {number}" for number in range(5)]
+    numbers = [int(text.split()[0]) for _, text in lines if "more problems, see events.jsonl" in text]
+    singles = [text for _, text in lines if text.startswith("sample ")]
+    assert len(lines) < 60 and sum(numbers) + len(singles) == 3000
+
+
 def test_everything_that_waits_is_told_at_the_end() -> None:
     news = News()
     news.take(join(0, 1.0))
