@@ -26,6 +26,8 @@ def _idle(job: Job) -> Iterator[tuple[str, str]]:
     yield from _of_optimizers(job)
     if not any(map(job.awaits, range(job.resources.num_workers))):
         yield "bridge.commands", "bridge.listen bridge.certificate bridge.key"
+    if all(map(job.bridges, range(job.resources.num_workers))):
+        yield "bridge.commands", "worker.device worker.autocast worker.compile rounds.accumulation"
     if "aim" not in job.telemetry.sinks:
         yield "telemetry.sinks", "telemetry.aim_repository"
     if job.model.repository is None:

@@ -46,6 +46,8 @@ IDLE_BESIDE = [
     ("outer_optimizer.learning_rate=0.5", "sync.strategy=sync", "sync.strategy = 'sync'"),
     ("sync.dynamic_local_steps=false", "sync.strategy=sync", "sync.strategy = 'sync'"),
     ("sync.dynamic_local_steps=false", "run.mode=replay", "run.mode = 'replay'"),
+    ("worker.compile=true", "bridge.commands=['a', 'b']", "bridge.commands = ['a', 'b']"),
+    ("rounds.accumulation=2", "bridge.commands=['a', 'b']", "bridge.commands = ['a', 'b']"),
 ]
 """A setting with an effect of its own, one that takes it away, and the reason as it is shown."""
 
