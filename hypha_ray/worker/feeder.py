@@ -58,9 +58,16 @@ class Feeder(Waits):
             return Samples(taken, _keys(span, np.arange(span.start, span.stop)))
         key = (span.epoch, span.slice)
         if key not in self._orders:
+            self._forget_orders(span)
             self._orders[key] = order(self._seed, *key, len(next(iter(arrays.values()))))
         rows = self._orders[key][span.start : span.stop]
         return Samples({name: array[rows] for name, array in arrays.items()}, _keys(span, rows))
+
+    def _forget_orders(self, span: Span) -> None:
+        """Drop a slice's orders of long ago: a slice that stays would have one for every epoch."""
+        old = [key for key in self._orders if key[1] == span.slice and key[0] < span.epoch - 1]
+        for key in old:
+            del self._orders[key]
 
     def _slice(self, index: int) -> Arrays:
         with self._changed:

@@ -31,3 +31,4 @@ def one_thread() -> Iterator[None]:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--walks", type=int, default=None, help="simulated runs, one for each seed")
     parser.addoption("--seed", type=int, default=None, help="seed of the first simulated run; alone: of the only one")
+    parser.addoption("--rounds", type=int, default=None, help="rounds of the run in test_long_run.py")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from threading import Thread
 
 import numpy as np
@@ -58,3 +59,16 @@ def test_window_of_spans_is_exact() -> None:
             flat = [(s.epoch, s.slice, n) for s in spans for n in range(s.start, s.stop)]
             got = [(s.epoch, s.slice, n) for s in window(spans, start, stop) for n in range(s.start, s.stop)]
             assert got == flat[start:stop]
+
+
+def test_slice_that_stays_for_many_epochs_takes_no_more_memory() -> None:
+    feeder = Feeder(seed=7)
+    feeder.put(0, slice_of(0, 10))
+    feeder.put(1, slice_of(1, 6))
+    sizes = []
+    for epoch in range(40):
+        for index, samples in ((0, 10), (1, 6)):
+            rows = feeder.batch((Span(epoch, index, 0, samples),), 0, samples).arrays["input_ids"]
+            assert np.array_equal(rows, slice_of(index, samples)["input_ids"][order(7, epoch, index, samples)])
+        sizes.append(len(gc.get_referents(feeder._orders)))
+    assert max(sizes[2:]) == sizes[2]
