@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.core.generated.common_pb2 import Address
+from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayTaskError
 
 from hypha_ray.errors import ClusterError
 from hypha_ray.scheduler import post
-from hypha_ray.scheduler.post import PATIENCE, Post
+from hypha_ray.scheduler.commands import Merge
+from hypha_ray.scheduler.foreman import Foreman
+from hypha_ray.scheduler.post import GONE, PATIENCE, Post
+from hypha_ray.types import Source
 
 SILENCE_S = 0.2
 
@@ -61,3 +67,66 @@ def test_successor_of_a_silent_actor_has_twice_as_long() -> None:
 def test_actors_that_never_answer_are_given_up() -> None:
     with pytest.raises(ClusterError, match=f"server-0 died {PATIENCE} times in a row — got silent for 1.6 s"):
         ask(60.0)
+
+
+# ── an argument that is lost ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+LOST = [ActorDiedError(), ActorUnavailableError("away", b"0" * 16), ObjectLostError("0" * 56, Address().SerializeToString(), "")]
+"""What Ray says of an object that went with its node: by the last one only if its task had ended."""
+
+
+class Told:
+    """Lives, and answers each call with an error of Ray's: as a method does whose argument can't be had."""
+
+    def __init__(self, errors: list[Exception]) -> None:
+        self._errors, self.ping, self.calls = errors, self, 0
+
+    async def remote(self, *_: Any) -> None:
+        pass
+
+    async def work(self) -> None:
+        self.calls += 1
+        if self._errors:
+            raise self._errors.pop(0)
+
+
+@pytest.mark.parametrize("lost", LOST, ids=lambda lost: type(lost).__name__)
+def test_lost_argument_is_raised_and_costs_no_actor(lost: Exception) -> None:
+    error, ended, notes = RayTaskError("receive", "Traceback …", lost).as_instanceof_cause(), list[Any](), list[str]()
+    actor = Told([error])
+
+    async def start() -> Told:
+        return actor
+
+    async def run() -> None:
+        kept = Post("server-0", start, ended.append, SILENCE_S, 10.0, lambda name, why: notes.append(why))
+        with pytest.raises(GONE):
+            await kept.ask(lambda one: one.work())
+        await kept.ask(lambda one: one.work())
+
+    asyncio.run(run())
+    assert actor.calls == 2 and not ended and not notes
+
+
+@pytest.mark.parametrize("lost", LOST, ids=lambda lost: type(lost).__name__)
+def test_order_about_lost_weights_is_no_death_of_the_worker_and_not_dropped(lost: Exception) -> None:
+    error = RayTaskError("merge", "Traceback …", lost).as_instanceof_cause()
+    tasks: list[asyncio.Task[None]] = []
+
+    async def run() -> None:
+        worker, to = Told([ActorUnavailableError("away", b"0" * 16), error]), Source("run", 1, 1)
+        crew = SimpleNamespace(worker=lambda number: (worker, to))
+        weights = SimpleNamespace(orders=lambda to, number, whole: [lambda one: one.work()])
+
+        def spawn(task: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+            tasks.append(asyncio.get_running_loop().create_task(task))
+            return tasks[-1]
+
+        foreman = Foreman(crew, weights, None, None, print, spawn)  # type: ignore[arg-type]
+        foreman.order(Merge(1, 3))
+        with pytest.raises(GONE):
+            await tasks[0]
+        assert worker.calls == 2, "a call that was lost on the way is made again"
+
+    asyncio.run(run())
