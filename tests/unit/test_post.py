@@ -72,7 +72,11 @@ def test_actors_that_never_answer_are_given_up() -> None:
 # ── an argument that is lost ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-LOST = [ActorDiedError(), ActorUnavailableError("away", b"0" * 16), ObjectLostError("0" * 56, Address().SerializeToString(), "")]
+LOST = [
+    ActorDiedError(),
+    ActorUnavailableError("away", b"0" * 16),
+    ObjectLostError("0" * 56, Address().SerializeToString(), ""),
+]
 """What Ray says of an object that went with its node: by the last one only if its task had ended."""
 
 
