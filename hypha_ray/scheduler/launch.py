@@ -131,16 +131,23 @@ def watch(stream: Iterator[dict[str, Any]], console: Console, notes: Iterable[st
 def finish(job: Job, directory: RunDirectory, dataset: Path) -> None:
     """Save the trained model as transformers does, draw the plots, and let the mirror have all that."""
     with uncollected():  # What comes last is loaded last: a run that goes on, goes on at once.
-        from hypha_ray.model.export import export
-        from hypha_ray.model.preprocess import load_preprocessor
         from hypha_ray.store.courier import deliver
         from hypha_ray.store.mirror import Mirror
-        from hypha_ray.store.snapshots import load_snapshot
         from hypha_ray.telemetry.plots import draw
 
-    preprocessor = load_preprocessor(job.preprocessor, dataset, job.model)
-    snapshot = load_snapshot(directory.path, committed(directory) - 1)
-    export(job.model, preprocessor, snapshot.tensors, directory.path / "model", job.run.seed)
+    export_round(job, directory, dataset, committed(directory) - 1, directory.path / "model")
     draw(directory.path)
     if job.checkpoint.mirror and (problem := deliver(Mirror(job.checkpoint.mirror, directory.path))):
         print(f"note: {problem}", file=sys.stderr)
+
+
+def export_round(job: Job, directory: RunDirectory, dataset: Path, round: int, folder: Path) -> None:
+    """Save the weights after a committed round as transformers does, in a folder."""
+    with uncollected():
+        from hypha_ray.model.export import export
+        from hypha_ray.model.preprocess import load_preprocessor
+        from hypha_ray.store.snapshots import load_snapshot
+
+    preprocessor = load_preprocessor(job.preprocessor, dataset, job.model)
+    snapshot = load_snapshot(directory.path, round)
+    export(job.model, preprocessor, snapshot.tensors, folder, job.run.seed)

@@ -65,6 +65,7 @@ def lose_a_payload(cluster: Cluster, name: str, corpus: Path, folder: Path, work
             scheduler = ray.get(ray.get_actor("scheduler", namespace=name).ping.remote(), timeout=DEADLINE_S)
         thread.join(0.02)
     assert scheduler is not None
+    assert node_of("server-0", name) == ray.get_runtime_context().get_node_id(), "it reserves nothing"
     lost = node_of(f"worker-{last}", name)
     cluster.remove_node(next(n for n in cluster.worker_nodes if n.node_id == lost), allow_graceful=False)
     while any(node["Alive"] for node in ray.nodes() if node["NodeID"] == lost):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-JOBS = ("prepare", "evaluate", "plot", "chaos", "bench", "worker", "diloco", "sync")
+JOBS = ("prepare", "evaluate", "export", "plot", "chaos", "bench", "worker", "diloco", "sync")
 
 
 def shell(command: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[bytes]:
@@ -26,6 +26,8 @@ def shell(command: str, cwd: Path, **environment: str) -> subprocess.CompletedPr
         ("prepare.py --sorce digits", 2, "error[CFG001]: unknown flag --sorce. Fix: did you mean --source?"),
         ("evaluate.py --modle m", 2, "error[CFG001]: unknown flag --modle. Fix: did you mean --model?"),
         ("plot.py --rnu r", 2, "error[CFG001]: unknown flag --rnu. Fix: did you mean --run?"),
+        ("export.py --rnu r", 2, "error[CFG001]: unknown flag --rnu. Fix: did you mean --run?"),
+        ("export.py --run nosuch", 5, "error[CKPT001]: there is no run 'nosuch'"),
         ("chaos.py --role worker", 2, "error[CFG001]: unknown flag --role. Fix: did you mean --roles?"),
         ("bench.py --onyl planner", 2, "error[CFG001]: unknown flag --onyl. Fix: did you mean --only?"),
         ("worker.py --conect h:1", 2, "error[CFG001]: unknown flag --conect. Fix: did you mean --connect?"),

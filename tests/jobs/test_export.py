@@ -1,0 +1,98 @@
+"""`jobs/export.py` as a user runs it, on a run that was ended before its last round."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hypha_ray.config import Job
+from hypha_ray.config.load import resolved_toml
+from hypha_ray.config.schema import Checkpoint
+from hypha_ray.model.build import build_model
+from hypha_ray.model.layout import gather, layout_of
+from hypha_ray.scheduler.commands import Persist
+from hypha_ray.store.directory import RunDirectory
+from hypha_ray.store.keeper import Keeper
+from hypha_ray.types import Contribution, Flat, Span, Verdict
+
+ROOT = Path(__file__).parents[2]
+GROUP = "parameters/float32"
+MODEL = {
+    "model_type": "llama",
+    "vocab_size": 384,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+}
+
+
+def export(home: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "jobs" / "export.py"), *map(str, arguments)]
+    own = {**os.environ, "HYPHA_RAY_HOME": str(home), "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240, env=own)
+
+
+@pytest.fixture
+def stopped(tmp_path: Path, corpus: Path) -> Path:
+    """The directory of a run of which three rounds of five are committed; each adds one to all weights."""
+    tables = {"run": {"name": "mine"}, "model": {"config": MODEL}, "dataset": {"path": str(corpus)}}
+    job = Job.model_validate({**tables, "rounds": {"update_rounds": 5}})
+    directory = RunDirectory.create(tmp_path / "home", "mine", resolved_toml(job))
+    network = build_model(job.model, 0)
+    layout = layout_of(network)
+    theta: Flat = gather(network, layout, 0)
+    mirror = str(tmp_path / "mirror")
+    kept = Keeper(directory.path, Checkpoint(mirror=mirror), 5)
+    kept.begin(layout, theta)
+    for number in range(3):
+        theta = {group: array + np.float32(1) for group, array in theta.items()}
+        spans = ((0, (Span(0, 0, 4 * number, 4 * number + 4),)),)
+        verdict = Verdict(number, (Contribution(0, 1, 4, 1.0),), (), 1.0)
+        kept.commit(Persist(number, verdict, spans, {0: 4 * number + 4}, 0, {}), layout, (), theta, theta)
+    assert kept.settle() is None
+    return directory.path
+
+
+def saved(folder: Path) -> dict[str, np.ndarray]:
+    return load_file(folder / "model.safetensors")
+
+
+def test_export_of_a_stopped_run_saves_its_newest_weights_where_it_is_told_to(stopped: Path, tmp_path: Path) -> None:
+    home, newest = tmp_path / "home", load_file(stopped / "checkpoints" / "round_000002" / "model.safetensors")
+    before = sorted(path.name for path in stopped.iterdir())
+    done = export(home, "--run", "mine", "--to", tmp_path / "there")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["after round 3 of 5, 3 are committed", f"model: {tmp_path}/there"]
+    assert all(np.array_equal(array, newest[name]) for name, array in saved(tmp_path / "there").items())
+    assert sorted(path.name for path in stopped.iterdir()) == before, "the run itself is touched"
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "there").config.hidden_size == 16
+    assert AutoTokenizer.from_pretrained(tmp_path / "there")("a").input_ids
+    assert export(home, "--run", stopped).returncode == 0 and saved(stopped / "model").keys() == newest.keys()
+
+
+def test_export_passes_over_a_damaged_checkpoint_and_finds_a_run_at_its_mirror(stopped: Path, tmp_path: Path) -> None:
+    (stopped / "checkpoints" / "round_000002" / "model.safetensors").write_bytes(b"damaged")
+    done = export(tmp_path / "home", "--run", "mine", "--to", tmp_path / "older")
+    assert done.stdout.splitlines()[0] == "after round 2 of 5, 3 are committed"
+    away = export(tmp_path / "new", "--run", f"file://{tmp_path}/mirror/mine")
+    assert (away.returncode, away.stdout.splitlines()[-1]) == (0, f"model: {tmp_path}/new/mine/model")
+    older, newer = saved(tmp_path / "older"), saved(tmp_path / "new" / "mine" / "model")
+    assert all(np.allclose(newer[name], array + 1) for name, array in older.items())
+
+
+def test_export_of_a_run_without_a_commit_says_so(tmp_path: Path, corpus: Path) -> None:
+    job = Job.model_validate({"run": {"name": "early"}, "model": {"config": MODEL}, "dataset": {"path": str(corpus)}})
+    RunDirectory.create(tmp_path, "early", resolved_toml(job))
+    done = export(tmp_path, "--run", "early")
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 5 and line.startswith("error[CKPT006]: run early has no checkpoint yet")
