@@ -214,10 +214,11 @@ class InnerLoop:
         began = time.monotonic()
         # All workers go through the schedule together, by parts of the round: a fast one isn't ahead.
         self._optimizer.seek(position(self._job, plan, done / of))
+        rate = self._optimizer.learning_rate  # That of this step: the optimizer goes on to the next one by itself.
         self._live.stray()
         result = self._strategy.train(batch)
         self._drag(time.monotonic() - began)
-        meter.step(result, size, _tokens(batch.arrays), self._optimizer.learning_rate)
+        meter.step(result, size, _tokens(batch.arrays), rate)
         self._see_to_damage(plan.round, result)
         if meter.due and meter is not self._begun:
             self._emit(meter.report())

@@ -220,6 +220,11 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "            self._records.evaluation = None  # Nobody who comes will have its weights.",
         "            pass",
     ),
+    "norms of merged deltas are forgotten": (
+        "inflow",
+        "self._norms.extend(one.norm for one in verdict.accepted)",
+        "pass",
+    ),
     "stale deltas are merged": ("inflow", "if age > self._patience", "if False"),
     "a step has the number of the one before": ("inflow", "self.step += 1", "self.step += 1 if taken else 0"),
     "a verdict on other deltas is taken": ("inflow", "verdict.round == self.step", "True"),

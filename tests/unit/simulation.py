@@ -230,7 +230,9 @@ class World:
     def _verdict(self, command: c.Reduce) -> Verdict:
         poisoned = self.weather.poisoned(command.sources)
         weights = zip(command.sources, command.weights, strict=True)
-        accepted = (Contribution(s.worker, s.incarnation, n, 1.0) for s, n in weights if s.worker not in poisoned)
+        accepted = (
+            Contribution(s.worker, s.incarnation, n, n + s.worker / 8) for s, n in weights if s.worker not in poisoned
+        )
         rejected = tuple(
             Rejection(number, "non-finite values") if (number + command.round) % 2 else Rejection(number, LOST, False)
             for number in sorted(poisoned)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 from typing import Any
 
@@ -34,6 +35,8 @@ class AsyncBooks(Books):
         self.waiting = False
         """A reduction goes on."""
         self.vain = 0
+        self.norms: deque[float] = deque(maxlen=2 * self.size)
+        """Of the deltas that were merged last, two rounds of them at most, as the server has measured them."""
 
     @property
     def _round(self) -> int:
@@ -68,6 +71,7 @@ class AsyncBooks(Books):
                 for one in verdict.accepted:
                     source = sources[one.worker]
                     self.accepted.append((one, self.deltas[rounds[source], source]))
+                    self.norms.append(one.norm)
                 self.total += len(verdict.accepted)
                 self.vain = 0 if verdict.accepted else self.vain + sum(one.blamed for one in verdict.rejected)
                 self._judge(verdict)
@@ -113,8 +117,7 @@ class AsyncBooks(Books):
         self.payloads = kept - set(zip(command.sources, command.rounds, strict=True))
         unit = self.size if uniform else self.job.rounds.samples_between_updates
         weight = sum(1 if uniform else delta.samples for _, delta in self.accepted)
-        norms = command.phase.norms if command.phase is not None else ()
-        assert command.phase == Phase(len(self.log), self.size, unit, len(self.accepted), weight, norms)
+        assert command.phase == Phase(len(self.log), self.size, unit, len(self.accepted), weight, tuple(self.norms))
         self.reduce, self.waiting = command, True
 
     def _persist(self, persist: c.Persist) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 import zlib
 
 import numpy as np
@@ -106,3 +107,16 @@ def test_codes_that_cannot_be_made_fewer_fit_in_too(name: str) -> None:
     payload, _ = encoder(name, 0.0).encode({GROUP: flat}, None)
     assert misfit(payload, codec(name).form({GROUP: SIZE})) is None
     assert np.isfinite(decoded(name, payload)).all()
+
+
+def test_stream_that_grows_without_end_takes_no_memory(name: str) -> None:
+    payload, _ = encoder(name, 0.0).encode({GROUP: heavy(5, BLOCK)}, None)
+    writer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    bomb = writer.compress(bytes(256 << 20)) + writer.flush()
+    payload |= {CODES: np.frombuffer(bomb, np.uint8), ENDS: np.array([len(bomb)])}
+    tracemalloc.start()
+    try:
+        assert np.isnan(decoded(name, payload, BLOCK)).all()
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()

@@ -43,14 +43,22 @@ def test_period_says_how_many_deltas_make_a_round() -> None:
 
 
 def test_each_reduction_says_how_far_its_round_has_come() -> None:
-    fleet = done(fleet_of(0.1, 0.13, 0.17, update_rounds=2, sync=ASYNC))
-    number, count, weight = 0, 0, 0
+    """With it come the norms of two rounds' merged deltas, against which a server holds new ones."""
+    faults = Faults(
+        norm=lambda delta: 10.0 * delta.round + delta.source.worker,
+        reject=lambda delta: "too long" if (delta.source.worker, delta.round) in ((1, 3), (2, 5)) else None,
+    )
+    fleet = done(fleet_of(0.1, 0.13, 0.17, update_rounds=5, sync=ASYNC, faults=faults))
+    number, count, weight, norms = 0, 0, 0, list[float]()
     for reduce in fleet.reduces:
-        phase = reduce.phase
-        assert phase == Phase(number, 3, 400, count, weight, phase.norms if phase else ())
-        count, weight = count + len(reduce.sources), weight + sum(reduce.weights)
+        assert reduce.phase == Phase(number, 3, 400, count, weight, tuple(norms[-6:]))
+        for source, round, samples in zip(reduce.sources, reduce.rounds, reduce.weights, strict=True):
+            if (source.worker, round) not in ((1, 3), (2, 5)):
+                count, weight = count + 1, weight + samples
+                norms.append(10.0 * round + source.worker)
         if count >= 3:
             number, count, weight = number + 1, 0, 0
+    assert len(norms) > 12 and len(fleet.noted("reject")) >= 1
 
 
 def test_uniform_weights_count_each_delta_as_a_part_of_the_period() -> None:

@@ -128,8 +128,8 @@ def test_schedule_follows_the_round_and_not_the_number_of_steps() -> None:
         reports = bench.run(plan_of(samples)).of(Report)
         return [report.learning_rate for report in reports]
 
-    assert rates(32) == pytest.approx([7 / 8, 6 / 8, 5 / 8, 4 / 8])
-    assert rates(64)[1::2] == pytest.approx([6.5 / 8, 5.5 / 8, 4.5 / 8, 3.5 / 8])
+    assert rates(32) == pytest.approx([8 / 8, 7 / 8, 6 / 8, 5 / 8])
+    assert rates(64)[1::2] == pytest.approx([7.5 / 8, 6.5 / 8, 5.5 / 8, 4.5 / 8])
 
 
 def test_slowdown_stretches_the_batch_time() -> None:

@@ -11,6 +11,7 @@ from worker_bench import CONFIG, Bench, plan_of
 from hypha_ray.config import Job
 from hypha_ray.fragments import Piece, exchanged, turn
 from hypha_ray.types import Delta, Evaluated, Merged, Plan, Report, Span
+from hypha_ray.worker.meter import Meter
 
 
 def at_first_result(bench: Bench, plan: Plan, whole: bool = False) -> None:
@@ -115,3 +116,28 @@ def test_worker_hands_over_only_the_fragment_whose_turn_it_is() -> None:
     (delta,), (payload,) = bench.of(Delta), bench.of(dict)
     assert delta.fragments == 1 and delta.payload_bytes == sum(array.nbytes for array in payload.values())
     assert {name: len(array) for name, array in payload.items()} == bench.layout.groups(1)
+
+
+def test_batches_made_ahead_have_the_learning_rates_of_their_place_in_the_next_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A linear schedule over 4 rounds of 4 steps: a batch has the rate of the step that its round has come to."""
+    rates: list[float] = []
+    real = Meter.step
+
+    def step(meter: Meter, result: Any, samples: int, tokens: int | None, learning_rate: float) -> None:
+        rates.append(learning_rate)
+        real(meter, result, samples, tokens, learning_rate)
+
+    monkeypatch.setattr(Meter, "step", step)
+    bench = Bench(
+        rounds={"update_rounds": 4, "samples_between_updates": 32, "max_batch_size": 8},
+        inner_optimizer={"learning_rate": 0.16, "schedule": "linear"},
+        sync={"delay_steps": 2},
+    )
+    bench.parts = 2
+    at_first_result(bench, ahead_of(1, 24, 32, 0))
+    bench.run(ahead_of(0, 0, 24, 16))
+    # Round 0 has 24 samples, and so is the next one taken to have as long as its own plan isn't known.
+    steps = [4 * 0 / 24, 4 * 8 / 24, 4 * 16 / 24, 4 + 4 * 0 / 24, 4 + 4 * 8 / 24, 4 + 4 * 16 / 32, 4 + 4 * 24 / 32]
+    assert rates == pytest.approx([0.16 * (1 - step / 16) for step in steps])

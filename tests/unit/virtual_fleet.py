@@ -73,6 +73,7 @@ class Faults:
     """What a worker says is the hash of the weights that it begins with."""
     layout: Callable[[Source], str] = lambda source: "layout"
     reject: Callable[[Delta], str | None] = lambda delta: None
+    norm: Callable[[Delta], float] = lambda delta: 1.0
     commit_s: Callable[[int], float] = lambda round: 0.5
     """How long the store takes over a round, once it is done with those before it."""
 
@@ -293,7 +294,8 @@ class VirtualFleet:
             if reason:
                 rejected.append(Rejection(source.worker, reason, blamed=reason != LOST))
             else:
-                accepted.append(Contribution(source.worker, source.incarnation, samples, 1.0))
+                norm = self.faults.norm(self._deltas[source])
+                accepted.append(Contribution(source.worker, source.incarnation, samples, norm))
         self.tell(c.Reduced(Verdict(command.round, tuple(accepted), tuple(rejected), 0.5)))
 
 

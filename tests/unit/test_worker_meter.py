@@ -1,0 +1,72 @@
+"""Counts and times of a worker's round: what is timed, and what isn't."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from hypha_ray.types import Source
+from hypha_ray.worker import meter as module
+from hypha_ray.worker.meter import Meter
+from hypha_ray.worker.stepper import Gradient
+
+
+class Clock:
+    """A clock that a test sets, in seconds."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(module, "time", found)
+    return found
+
+
+def begun(clock: Clock) -> Meter:
+    return Meter(Source("test", 0, 0), 3, 10.0, _began_s=clock.now, _reported_s=clock.now)
+
+
+def step(meter: Meter, clock: Clock, seconds: float, waited_s: float = 0.0) -> None:
+    with meter.waiting():
+        clock.now += waited_s
+    clock.now += seconds
+    result = Gradient(torch.tensor(2.0), 8, torch.tensor(1.0), np.empty((0, 3), np.int64))
+    meter.step(result, 4, 40, 0.1)
+
+
+def test_first_batch_of_a_round_is_not_timed_and_all_others_are(clock: Clock) -> None:
+    meter = begun(clock)
+    step(meter, clock, 7.0)  # Cold caches.
+    for _ in range(3):
+        step(meter, clock, 1.5, waited_s=0.5)
+    first = meter.report()
+    assert (first.batches, first.timed_batches, first.seconds, first.data_wait_s) == (4, 3, 6.0, 1.5)
+    step(meter, clock, 2.0)
+    second = meter.report()
+    assert (second.batches, second.timed_batches, second.seconds, second.data_wait_s) == (1, 1, 2.0, 0.0)
+    assert meter.train_s == 7.0 + 6.0 + 2.0
+
+
+def test_report_after_the_first_batch_times_nothing(clock: Clock) -> None:
+    meter = begun(clock)
+    step(meter, clock, 7.0)
+    first = meter.report()
+    assert (first.batches, first.timed_batches, first.seconds) == (1, 0, 0.0)
+    step(meter, clock, 1.5)
+    assert (meter.report().timed_batches, meter.due, meter.pending) == (1, False, False)
+
+
+def test_time_between_a_pause_and_the_next_batch_does_not_count(clock: Clock) -> None:
+    meter = begun(clock)
+    step(meter, clock, 7.0)
+    meter.pause()
+    clock.now += 1000.0
+    step(meter, clock, 1.5)
+    report = meter.report()
+    assert (report.timed_batches, report.seconds, meter.train_s) == (1, 1.5, 8.5)
