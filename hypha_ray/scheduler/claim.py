@@ -35,17 +35,26 @@ def settle(job: Job, directory: RunDirectory, manifest: Manifest, resume: bool) 
         CheckpointError: the run is another training.
 
     """
-    data = {"name": manifest.name, "sha256": identity(manifest)}
     if directory.begun:
-        known = read_json(directory.path / DATASET).get("sha256")
-        changed = differences(job, load(["@", str(directory.config)]).job)
-        if not resume:
-            _require_none(changed, job)
-        _require_same_training(changed, directory, None if known is None else known == data["sha256"], manifest.name)
-        _tell([f"{change}; it is taken as it is here" for change in changed])
-        _tell([f"run {directory.path.name} {standing(job, directory)}"])
-    directory.write(DATASET, json.dumps(data))
+        compare(job, directory, manifest, resume)
+    directory.write(DATASET, json.dumps({"name": manifest.name, "sha256": identity(manifest)}))
     directory.configure(resolved_toml(job))
+
+
+def compare(job: Job, directory: RunDirectory, manifest: Manifest, resume: bool) -> None:
+    """See whether a run that is there is this one, and tell how far it is; nothing is written.
+
+    Raises:
+        HyphaError: as `settle`.
+
+    """
+    known = read_json(directory.path / DATASET).get("sha256")
+    changed = differences(job, load(["@", str(directory.config)]).job)
+    if not resume:
+        _require_none(changed, job)
+    _require_same_training(changed, directory, None if known is None else known == identity(manifest), manifest.name)
+    _tell([f"{change}; it is taken as it is here" for change in changed])
+    _tell([f"run {directory.path.name} {standing(job, directory)}"])
 
 
 def identity(manifest: Manifest) -> str:

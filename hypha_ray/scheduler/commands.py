@@ -130,6 +130,8 @@ class Lost:
 
     source: Source
     reason: str
+    exception: str | None = None
+    """Kind and text of the exception that ended its inner loop; None: something else did."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,8 +111,9 @@ class Core:
                 self._distrust(self._proofs.know(saved.commit.round, saved.commit.theta_sha256), now)
             case c.Lost() | c.Unplaced():
                 gone = self._lost(event.source, event.reason, now)
-                if gone and isinstance(event, c.Lost) and self._roster.broke_down(event.source.worker):
-                    self._give_up(hopeless(event.reason), now)
+                if gone and isinstance(event, c.Lost) and self._roster.broke_down(event.source.worker, event.exception):
+                    alike = event.exception if self._roster.breaks_alike else None
+                    self._give_up(hopeless(event.reason, alike), now)
             case c.Draining(workers=workers, reason=reason):
                 self._out.put(*(c.Retire(worker, reason) for worker in workers if self._roster.slots[worker].working))
             case Event():

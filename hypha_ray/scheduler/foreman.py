@@ -136,6 +136,7 @@ class Foreman:
 
     async def _listen(self, source: Source, stream: Any) -> None:
         """Take a worker's events off its stream as they come; what is not taken dies with the worker."""
+        exception = None
         try:
             async for ref in stream:
                 event = await ref
@@ -149,10 +150,11 @@ class Foreman:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         except Exception as error:
             cause = getattr(error, "cause", error)
-            reason = f"the inner loop broke: {type(cause).__name__}: {cause}"
+            text = " ".join(f"{type(cause).__name__}: {cause}".split())
+            reason, exception = f"the inner loop broke: {text}", text if cause is not error else None
         finally:
             self._securing.pop(source, None)
-        self._inbox(c.Lost(source, reason))
+        self._inbox(c.Lost(source, reason, exception))
 
     async def _take(self, delta: Delta, stream: Any) -> None:
         """Take a delta's payloads, which are there for certain once something that comes after them is."""

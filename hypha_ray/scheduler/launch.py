@@ -13,13 +13,15 @@ from typing import Any
 from hypha_ray.config import Job
 from hypha_ray.config.load import Loaded, require_complete, require_secrets, resolved_toml
 from hypha_ray.data.catalogue import load, locate
+from hypha_ray.data.manifest import Manifest
 from hypha_ray.garbage import uncollected
 from hypha_ray.market.allocator import cluster_nodes
 from hypha_ray.market.requirements import workers_to_start
 from hypha_ray.scheduler.advice import advice
 from hypha_ray.scheduler.attempts import records
-from hypha_ray.scheduler.claim import committed, is_done, settle
+from hypha_ray.scheduler.claim import committed, compare, is_done, settle
 from hypha_ray.scheduler.cluster import connected
+from hypha_ray.scheduler.places import check_places
 from hypha_ray.scheduler.preflight import check_fragments, check_job, check_model
 from hypha_ray.scheduler.resume import no_run
 from hypha_ray.store.directory import RunDirectory, runs
@@ -40,6 +42,7 @@ def launch(loaded: Loaded, kind: str) -> None:
         dry_run(loaded)
         return
     require_complete(loaded.job)
+    check_places(loaded.job)
     job = named(loaded.job, kind)
     directory, dataset = RunDirectory(Path(str(job.run.dir), str(job.run.name))), locate(job.dataset)
     manifest, new = load(dataset), not directory.begun
@@ -77,6 +80,7 @@ def dry_run(loaded: Loaded) -> None:
     job, where = loaded.job, ", ".join(loaded.files) or "the command line"
     print(resolved_toml(job))
     require_secrets(job)
+    check_places(job)
     check_job(job)
     has_model, has_data = bool(job.model.repository or job.model.config), bool(job.dataset.path or job.dataset.name)
     if has_data:
@@ -84,6 +88,7 @@ def dry_run(loaded: Loaded) -> None:
         manifest = load(dataset)
         if has_model:
             require_complete(job)
+            _hold_against_the_run(loaded, manifest)
             _tell(check_model(job, dataset, manifest))
     elif has_model:
         check_fragments(job)
@@ -94,6 +99,18 @@ def dry_run(loaded: Loaded) -> None:
         nodes = cluster_nodes()
         workers = workers_to_start(job, nodes)
         print(f"resources: {workers} of {job.resources.num_workers} workers fit; nodes: {len(nodes)}")
+
+
+def _hold_against_the_run(loaded: Loaded, manifest: Manifest) -> None:
+    """Refuse a name that another job's run has; a run that is to be resumed has to be there."""
+    if loaded.job.run.name is None:
+        return
+    job = named(loaded.job, "")
+    directory = RunDirectory(Path(str(job.run.dir), str(job.run.name)))
+    if directory.begun:
+        compare(job, directory, manifest, loaded.resume)
+    elif loaded.resume:
+        raise no_run(str(job.run.name), directory.path.parent)
 
 
 def _tell(notes: Iterable[str]) -> None:

@@ -10,7 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from hypha_ray.config import Job
+from hypha_ray.config.load import worker_needs
 from hypha_ray.data.manifest import Manifest
+from hypha_ray.errors import ConfigError
 from hypha_ray.garbage import uncollected
 from hypha_ray.optim.schedules import check_schedule, inner_steps
 from hypha_ray.telemetry.aim import check as check_aim
@@ -18,7 +20,7 @@ from hypha_ray.worker.door import check as check_door
 
 
 def check_job(job: Job) -> None:
-    """Refuse an optimizer, a schedule, a sink or an address that can't be had.
+    """Refuse an optimizer, a schedule, a sink, an address or a device that can't be had.
 
     Raises:
         HyphaError: what is wrong with the job file.
@@ -28,10 +30,31 @@ def check_job(job: Job) -> None:
         check_aim(job.telemetry.aim_repository)
     check_schedule(job.inner_optimizer, inner_steps(job))
     check_door(job)
+    check_devices(job)
     if job.inner_optimizer.name not in ("adamw", "muon", "sgd"):
         from hypha_ray.optim.optimizers import optimizer_class
 
         optimizer_class(job.inner_optimizer.name)
+
+
+def check_devices(job: Job) -> None:
+    """Refuse GPUs that a worker wouldn't use, and one that it couldn't see: Ray shows it what it has reserved.
+
+    A trainer from outside of Ray uses what it likes.
+
+    Raises:
+        ConfigError: CFG003 more than one, CFG011 none.
+
+    """
+    gpus, key = worker_needs(job).gpu, "resources.min_gpus" if job.resources.min_gpus else "resources.worker.gpu"
+    if len(job.bridge.commands) == job.resources.num_workers:
+        return
+    if gpus > 1:
+        fix = "ask for one, and for as many workers as there are GPUs"
+        raise ConfigError("CFG003", f"{key}: a worker uses one GPU", f"{gpus:g}", "up to 1", fix)
+    if job.worker.device == "cuda" and not gpus:
+        fix = "reserve a GPU or a part of one, or leave worker.device at auto"
+        raise ConfigError("CFG011", f'worker.device = "cuda" and {key} = 0 exclude each other', fix=fix)
 
 
 def check_model(job: Job, dataset: Path, manifest: Manifest) -> list[str]:

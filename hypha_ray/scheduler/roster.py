@@ -10,11 +10,12 @@ it. Times are the scheduler's monotonic clock, in seconds.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Container
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hypha_ray.config import Job
-from hypha_ray.errors import ClusterError
+from hypha_ray.errors import ClusterError, ConfigError, HyphaError
 from hypha_ray.market.leases import Lease, LeaseBook
 from hypha_ray.scheduler.fleet import Member, batch_size
 from hypha_ray.types import Source
@@ -22,6 +23,7 @@ from hypha_ray.types import Source
 FIRST_WAIT_S = 1.0
 """Wait before a slot's second attempt in a row that came to nothing; doubled for each further one."""
 LONGEST_WAIT_S = 60.0
+_NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 HOPELESS = 5
 """Workers of every slot in a row that may break down before anybody has contributed anything."""
 STARTS_PER_ATTEMPT = 10_000
@@ -44,6 +46,8 @@ class Slot:
     """Workers in a row that went without having contributed anything."""
     breakdowns: int = 0
     """Of these those whose process ended by itself."""
+    exceptions: set[str | None] = field(default_factory=set)
+    """What ended them; None: no exception."""
     strikes: int = 0
     """Deltas that were rejected for what they were, less those that were accepted since."""
     excluded: bool = False
@@ -203,10 +207,12 @@ class Roster:
         self.slots[number].strikes = max(0, self.slots[number].strikes - 1)
         for slot in self.slots.values():
             slot.breakdowns = 0
+            slot.exceptions.clear()
 
-    def broke_down(self, number: int) -> bool:
+    def broke_down(self, number: int, exception: str | None = None) -> bool:
         """Count a worker whose process ended by itself; True: it happens everywhere, again and again, and only that."""
         self.slots[number].breakdowns += 1
+        self.slots[number].exceptions.add(exception and _NUMBER.sub("0", exception))
         return all(slot.excluded or slot.breakdowns >= HOPELESS for slot in self.slots.values())
 
     def refused(self, sources: Collection[Source]) -> set[int]:
@@ -214,6 +220,12 @@ class Roster:
         for member in self.members:
             member.rejections += member.source in sources
         return {source.worker for source in sources}
+
+    @property
+    def breaks_alike(self) -> bool:
+        """Whether one exception ended all workers that broke down, whatever the numbers in its text."""
+        found = set().union(*(slot.exceptions for slot in self.slots.values()))
+        return len(found) == 1 and None not in found
 
     def strike(self, number: int) -> bool:
         """Count a rejected delta; True: it was the last one that is borne, and nobody gets this number any more."""
@@ -260,7 +272,10 @@ def _wait_s(failures: int) -> float:
     return min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(failures - 1, 60)) if failures else 0.0
 
 
-def hopeless(reason: str) -> ClusterError:
-    """Why a run ends whose workers all break down."""
+def hopeless(reason: str, exception: str | None) -> HyphaError:
+    """Why a run ends whose workers all break down; one exception that ended them all, every retry would meet again."""
+    if exception is not None:
+        what = f"every worker breaks down by the same exception, {HOPELESS} times in a row"
+        return ConfigError("NET008", what, got=exception, fix="mend what it names in the job or its data")
     fix = "look into the workers' logs in Ray's dashboard, then submit again: the run goes on from its last commit"
     return ClusterError("NET008", f"every worker breaks down, {HOPELESS} times in a row", got=reason, fix=fix)

@@ -241,14 +241,29 @@ def test_model_folder_with_pickled_weights_only_is_refused(run_job: RunJob, corp
 # ── the cluster ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_more_gpus_than_there_are_says_which_node_lacks_how_many(
-    run_job: RunJob, small_job: Path, corpus: Path
-) -> None:
-    done = run_job("@", small_job, "--dataset.path", corpus, "--resources.worker.gpu", "1000")
+def test_more_than_any_node_has_says_which_node_lacks_how_much(run_job: RunJob, small_job: Path, corpus: Path) -> None:
+    done = run_job("@", small_job, "--dataset.path", corpus, "--resources.worker.cpu", "100000")
     error = refused(done, run_job.home, 75)
-    assert error.startswith("error[CFG004]: the cluster is too small: 1000 GPU per worker is needed; ")
+    assert error.startswith("error[CFG004]: the cluster is too small: 100000 CPU per worker is needed; ")
     found = re.search(r"the closest node, (\S+), has (\d+) of its (\d+) left; 1 of 1 short", error)
-    assert found is not None and found[1] == get_node_ip_address() and found[2] == found[3] != "1000"
+    assert found is not None and found[1] == get_node_ip_address() and found[2] == found[3] != "100000"
+
+
+@pytest.mark.parametrize("flags", [(), ("--dry-run",)])
+@pytest.mark.parametrize(
+    ("flag", "value", "words"),
+    [
+        ("--resources.worker.gpu", "8", "error[CFG003]: resources.worker.gpu: a worker uses one GPU — got 8"),
+        ("--resources.min_gpus", "2", "error[CFG003]: resources.min_gpus: a worker uses one GPU — got 2"),
+        ("--worker.device", "cuda", 'error[CFG011]: worker.device = "cuda" and resources.worker.gpu = 0 exclude each'),
+    ],
+)
+def test_gpus_that_a_worker_would_not_use_or_see_are_refused(
+    run_job: RunJob, small_job: Path, corpus: Path, flag: str, value: str, words: str, flags: tuple[str, ...]
+) -> None:
+    done = run_job("@", small_job, "--dataset.path", corpus, flag, value, *flags)
+    assert done.returncode == 2 and error_of(done).startswith(words)
+    assert not run_job.home.exists()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "name.invalid"])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import cycle
 
 import pytest
 from fleet_scenarios import FIRST_ONLY, done, fleet_of, on
 from virtual_fleet import Faults
 
+from hypha_ray.errors import HyphaError
 from hypha_ray.scheduler import commands as c
 from hypha_ray.types import Delta, Report, Source
 
@@ -141,3 +143,53 @@ def test_preempted_worker_between_two_rounds_leaves_without_a_delta() -> None:
     done(fleet)
     assert len(fleet.noted("leave")) == 1
     assert [record["samples"] for record in fleet.of_kind("round")] == [400] * 3
+
+
+# ── every worker breaks down ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def broken_by(*exceptions: str | None) -> HyphaError:
+    """What ends a run whose workers all break down at work, by these exceptions in turn."""
+    fleet, turn = fleet_of(0.1, 0.1), cycle(exceptions)
+    perform = fleet._perform
+
+    def break_down(worker: int) -> None:
+        one = fleet.workers[worker]
+        if one.alive:
+            one.alive = False
+            fleet.tell(c.Lost(one.source, "it broke", next(turn)))
+
+    def spy(command: c.Command) -> None:
+        perform(command)
+        if isinstance(command, c.Assign):
+            fleet.at(0.2, lambda: break_down(command.worker))
+
+    fleet._perform = spy  # type: ignore[method-assign]
+    fleet.run()
+    assert fleet.finished is not None and isinstance(fleet.finished.error, HyphaError)
+    return fleet.finished.error
+
+
+@pytest.mark.parametrize(
+    "exceptions",
+    [
+        ("ValueError: no padding token",),
+        ("IndexError: index 7 is out of bounds for 4", "IndexError: index 12 is out of bounds for 4"),
+        ("RuntimeError: at 0x7f3a", "RuntimeError: at 0x99"),
+    ],
+)
+def test_one_exception_that_breaks_every_worker_is_no_reason_to_try_again(exceptions: tuple[str, ...]) -> None:
+    error = broken_by(*exceptions)
+    assert (error.code, error.exit_code) == ("NET008", 2)
+    assert error.got in exceptions
+
+
+@pytest.mark.parametrize(
+    "exceptions",
+    [(None,), ("ValueError: a", "ValueError: b"), ("ValueError: a", None), ("ValueError: a", "OSError: a")],
+)
+def test_workers_that_die_or_break_by_different_exceptions_may_be_tried_again(
+    exceptions: tuple[str | None, ...],
+) -> None:
+    error = broken_by(*exceptions)
+    assert (error.code, error.exit_code) == ("NET008", 75)

@@ -1,0 +1,90 @@
+"""Folders that a run writes to, and the settings that name them: one that can't be used is refused by its name.
+
+A variable of the environment that is wrong would show late, and in another's words: as a Ray that doesn't start, or as
+a run that can't be written at its end.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from hypha_ray.config import Job
+from hypha_ray.errors import ConfigError
+from hypha_ray.store.directory import runs
+
+_SOCKET = "ray/session_2000-01-01_00-00-00_000000_{pid}/sockets/plasma_store"
+"""The longest path of a socket that Ray makes in its folder for temporary files."""
+LONGEST_SOCKET = 107
+"""Bytes in the path of a Unix socket."""
+
+
+def check_places(job: Job) -> None:
+    """Refuse what can't be written; nothing stays behind.
+
+    Raises:
+        ConfigError: CFG008, and which setting is wrong.
+
+    """
+    local = not os.environ.get("RAY_ADDRESS")
+    if "TMPDIR" in os.environ:
+        _require("TMPDIR", Path(os.environ["TMPDIR"]), exists=True)
+    for name, place in _to_be_written(job, local):
+        _require(name, place)
+    if local:
+        _require_short()
+
+
+def _to_be_written(job: Job, local: bool) -> Iterator[tuple[str, Path]]:
+    """The settings that are in force, and what they name."""
+    if local and os.environ.get("RAY_TMPDIR"):
+        yield "RAY_TMPDIR", Path(os.environ["RAY_TMPDIR"])
+    token_mode = os.environ.get("RAY_AUTH_MODE") == "token"
+    if local and token_mode and not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
+        token = _home() / ".ray" / "auth_token"
+        if not token.exists():
+            yield "HOME", token.parent
+    if job.run.dir:
+        yield "run.dir", runs(job.run.dir)
+    elif os.environ.get("HYPHA_RAY_HOME"):
+        yield "HYPHA_RAY_HOME", runs(None)
+    else:
+        yield "HOME", _home() / runs(None).name
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError as error:
+        raise _unusable("HOME", "it isn't set", str(error)) from None
+
+
+def _require(name: str, place: Path, exists: bool = False) -> None:
+    """Make sure that files can be made in a folder, which may have to be made itself."""
+    there = place.expanduser().absolute()
+    try:
+        while not exists and not there.exists() and there.parent != there:
+            there = there.parent
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise _unusable(name, str(place), error.strerror or str(error)) from None
+
+
+def _require_short() -> None:
+    """Make sure that Ray's sockets can be made, whose paths are limited."""
+    name = next((name for name in ("RAY_TMPDIR", "TMPDIR") if os.environ.get(name)), None)
+    if name is None:
+        return
+    folder = Path(os.environ[name])
+    length = len(os.fsencode(folder / _SOCKET.format(pid=os.getpid())))
+    if length > LONGEST_SOCKET:
+        room = len(os.fsencode(folder)) - (length - LONGEST_SOCKET)
+        got, allowed = f"{len(os.fsencode(folder))} bytes in {folder}", f"{room} bytes"
+        raise ConfigError("CFG008", f"{name} is too long for Ray's sockets", got, allowed, "name a shorter one")
+
+
+def _unusable(name: str, place: str, why: str) -> ConfigError:
+    return ConfigError("CFG008", f"{name} can't be used", f"{place} ({why})", "a writable folder", f"set {name} to one")
