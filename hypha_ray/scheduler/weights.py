@@ -85,7 +85,7 @@ class Weights:
     async def _still(self, fragment: int) -> Any:
         """Ref of a fragment's momentum before the first round."""
         server = self._crew.servers[fragment]
-        return await server.ask(lambda actor: actor.momentum.remote(self.layout, fragment))
+        return (await server.ask(lambda actor: _unread(actor, actor.momentum.remote(self.layout, fragment))))[0]
 
     def orders(self, to: Source, round_number: int, whole: bool) -> list[Callable[[Any], Any]]:
         """Calls that give a worker the newest θ: one object for each fragment, however many readers.
@@ -207,6 +207,11 @@ def _merged(to: Source, piece: Piece, ref: Any, worker: Any) -> Any:
 
 def _received(taker: Any, ref: Any) -> Any:
     return taker.receive.remote(ref)
+
+
+def _unread(server: Any, ref: Any) -> list[Any]:
+    """A ref of what a server makes, and of nothing, which is there once that is: `Post.ask` reads the last one."""
+    return [ref, server.receive.remote(ref)]
 
 
 async def _known(ref: Any) -> Any:
