@@ -10,7 +10,7 @@ from hypha_ray.telemetry.files import Record
 
 WINDOW_S = 5.0
 """Seconds between two lines of one kind; what happens meanwhile is told in the second one."""
-START_S = 10.0
+START_S = 30.0
 """Longest time that joins are held back before the first round: a fleet that starts is one line."""
 LONGEST = 200
 """Characters of a reason that are shown; events.jsonl has all of it."""

@@ -83,7 +83,7 @@ def test_thousand_joins_at_a_start_are_one_line() -> None:
 
 def test_joins_of_a_start_that_takes_long_are_told_before_its_end() -> None:
     lines = told([join(0, 1), join(1, 2), join(2, 40), plan(90)], 100, begun=False)
-    assert lines == [(11.0, "2 workers joined (0-1): cpu"), (40.0, "worker 2 joined: cpu")]
+    assert lines == [(31.0, "2 workers joined (0-1): cpu"), (40.0, "worker 2 joined: cpu")]
 
 
 def test_losses_before_the_first_round_are_told_at_once_after_the_joins_before_them() -> None:
