@@ -89,8 +89,9 @@ class BridgedLoop:
             finally:
                 self._channel.close()
                 listening.join()
-        except (Gone, BridgeError) as error:
-            raise TrainerGone(f"the trainer is gone: {self._why or error}") from None
+        except (Gone, HyphaError) as error:  # Nothing that a trainer does to its directory may end the run.
+            closed = isinstance(error, Gone) or error.code.startswith("FRM")  # The other thread knows why.
+            raise TrainerGone(f"the trainer is gone: {self._why if closed and self._why else error}") from None
         finally:
             outside.close()
 

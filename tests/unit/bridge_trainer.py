@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,6 +41,14 @@ ANNOUNCED: dict[str, tuple[str, bytes, dict[str, Any]]] = {
 """Path and content that are announced, and further fields of the message."""
 
 
+OBSTACLES: dict[str, Callable[[Path], None]] = {
+    "obstacle": lambda work: (work / "parameters" / "round_000001.safetensors").mkdir(),
+    "removed": lambda work: shutil.rmtree(work / "parameters"),
+    "replaced": lambda work: shutil.rmtree(work / "parameters") or (work / "parameters").symlink_to("/tmp"),
+}
+"""Put in the way of the next round's weights."""
+
+
 def announce(trainer: Trainer, number: int) -> None:
     """Say that there is an update, whatever there is."""
     path, content, fields = ANNOUNCED[WAY]
@@ -66,6 +77,8 @@ def go_wrong(trainer: Trainer, work: Round, weights: dict[str, Any]) -> None:
             os._exit(1)
         case "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
+        case "leave":
+            trainer._channel.say("left")
         case "nan":
             work.step(float("nan"))
         case "boast":
@@ -90,8 +103,10 @@ def main() -> None:
             work.merged()
             if work.evaluates:
                 work.evaluated(sum(float(batch["x"].sum()) for batch in work.evaluation()), 1)
+            if WAY in OBSTACLES:
+                OBSTACLES[WAY](trainer._directory.path)
             for batch in work.batches():
-                if WAY not in ("good", "slow"):
+                if WAY not in ("good", "slow", *OBSTACLES):
                     go_wrong(trainer, work, weights)
                 weights["w"] += 1
                 work.step(float(batch["x"].mean()))

@@ -142,6 +142,26 @@ def test_trainer_that_goes_wrong_is_lost_with_its_reason_and_nothing_of_it_count
     assert not bench.of(Delta) and not bench.of(dict)
 
 
+@pytest.mark.parametrize(("way", "reason"), [("obstacle", "PATH010"), ("removed", "PATH006"), ("replaced", "PATH002")])
+def test_trainer_in_whose_directory_nothing_can_be_written_is_lost_and_ends_nothing_else(way: str, reason: str) -> None:
+    bench = Bench(way)
+
+    def go_on(event: Any) -> None:
+        if isinstance(event, dict):
+            bench.desk.merge(Piece(1, 0), THETA)
+            bench.desk.assign(plan_of(Span(0, 0, 32, 64), number=1))
+
+    bench.on_event = go_on
+    with pytest.raises(TrainerGone, match=reason):
+        bench.run(plan_of(Span(0, 0, 0, 32)))
+    assert len(bench.of(Delta)) == 1
+
+
+def test_trainer_that_leaves_on_its_own_is_lost_at_once() -> None:
+    with pytest.raises(TrainerGone, match="nobody told it to"):
+        Bench("leave").run(plan_of(Span(0, 0, 0, 32)))
+
+
 def test_trainer_that_hangs_is_given_up_after_the_lease() -> None:
     bench = Bench("stop", lease_s=0.5)
     began: list[float] = []
