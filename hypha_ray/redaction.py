@@ -3,7 +3,8 @@
     sftp://me:s3cret@backup/runs      sftp://me:***@backup/runs
     https://hub.example/x?token=abc   https://hub.example/x?token=***
 
-A user's name alone stays, for most servers want one; but of a web server it is a token as often as not.
+A user's name alone stays, for most servers want one; but of a web server it is a token as often as not. A URL that was
+taken for a path has lost a slash, and is one all the same.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from urllib.parse import unquote, urlsplit
 HIDDEN = "***"
 SHORTEST = 4
 """Letters of a secret that is looked for in other texts."""
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>`]+")
-_PASSWORD = re.compile(r"(://[^/?#@:]*):(?!\d+(?:[/?#]|$))\S*@")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/{1,2}[^\s'\"<>`]+")
+_PASSWORD = re.compile(r"(:/{1,2}[^/?#@:]*):(?!\d+(?:[/?#]|$))\S*@")
 """To the last @, for a password may have one in it, or a slash; what is a port is none."""
-_USER = re.compile(r"^(https?://)[^/?#@]+@")
+_USER = re.compile(r"^(https?:/{1,2})[^/?#@]+@")
 _BARE = re.compile(r"\?[^=&#;?]+(?=#|$)")
 _SAID = re.compile(r"([?&#;][^=&#;?]*=)[^&#;]+")
 
 
 def redacted(text: str) -> str:
     """A text in which the secrets of all URLs are hidden; once more changes nothing."""
-    return _URL.sub(lambda found: _hidden(found[0]), text) if "://" in text else text
+    return _URL.sub(lambda found: _hidden(found[0]), text) if ":/" in text else text
 
 
 def redacted_tree(value: Any) -> Any:

@@ -24,7 +24,7 @@ def identifier(text: str) -> str:
 
 def address(text: str) -> str:
     """Check an address."""
-    if not re.fullmatch(r"[^\s:/]+:\d{1,5}|\[[0-9a-fA-F:.]+\]:\d{1,5}", text):
+    if not re.fullmatch(r"[^\s:/@]+:\d{1,5}|\[[0-9a-fA-F:.]+\]:\d{1,5}", text):
         raise ValueError("host:port")
     return text
 

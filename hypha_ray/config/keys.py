@@ -116,6 +116,7 @@ def shown(value: object) -> str:
         return "a table"
     text = str(value).lower() if isinstance(value, bool) else repr(value)
     text = re.sub(r"hf_\w+", "hf_***", redacted(text))
+    text = re.sub(r"^(['\"][^\s/:@]*):\S+@", r"\1:***@", text)  # An address with a password, though no URL.
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 

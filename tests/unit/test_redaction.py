@@ -40,7 +40,9 @@ HIDDEN = "sftp://me:***@backup/runs"
         ("https://host/x?token=s3cr3t&sig=s3%2Fcr3t#key=s3", "https://host/x?token=***&sig=***#key=***"),
         ("https://host/x?s3cr3t", "https://host/x?***"),
         ("'https://host/x?token=s3cr3t'", "'https://host/x?token=***'"),
+        ("/home/me/s3:/key:s3cr3t@bucket/x isn't there", "/home/me/s3:/key:***@bucket/x isn't there"),
         ("sftp://me@backup/runs", "sftp://me@backup/runs"),
+        ("C:/Users/me", "C:/Users/me"),
         ("https://host:8080/a/@b", "https://host:8080/a/@b"),
         ("file:///a/b@c", "file:///a/b@c"),
         ("https://host/docs#part", "https://host/docs#part"),
@@ -162,9 +164,14 @@ def test_errors_have_none(tmp_path: Path) -> None:
     assert "s3cr3t" not in str(error) and str(error).count(HIDDEN) == 3
     with pytest.raises(Exception, match=r"SEC002.*aim://me:\*\*\*@host:53800"):
         local("aim://me:s3cr3t@host:53800")
-    with pytest.raises(ConfigError) as caught:
-        load(["--rounds.update_rounds", "https://me:s3cr3t@host/"])
-    assert "s3cr3t" not in str(caught.value)
+    for flag, value in (
+        ("--rounds.update_rounds", "https://me:s3cr3t@host/"),
+        ("--telemetry.status_bridge", "me:s3cr3t@host:80"),
+        ("--telemetry.status_bridge", "s3cr3t@host:80"),
+    ):
+        with pytest.raises(ConfigError, match=r"CFG00[23]") as caught:
+            load([flag, value])
+        assert "me:s3cr3t" not in str(caught.value)
 
 
 class Talkative:
