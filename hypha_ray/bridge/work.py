@@ -8,11 +8,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from hypha_ray.bridge import bridge_pb2 as pb
 from hypha_ray.bridge.line import Line
 from hypha_ray.bridge.paths import WorkDirectory, content_of
+from hypha_ray.types import Samples, joined
 
 Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 
@@ -35,7 +37,9 @@ class Round:
         self._samples = self._batches = self._tokens = self._scored = 0
         self._loss_sum = 0.0
         self._batch: Arrays = {}
-        self._files: dict[str, Arrays] = {}
+        self.keys = np.empty((0, 3), np.int64)
+        """Which samples the batch has that came last, int64 [N, 3]: epoch, slice, and index in the slice's file."""
+        self._files: dict[str, Samples] = {}
         self._reported = (0, 0.0, 0, 0, 0, time.monotonic())
         self._waited_s = 0.0
 
@@ -59,9 +63,11 @@ class Round:
         assignment = self._assignment()
         assert assignment is not None
         for one in assignment.evaluate:
-            arrays = self._load(one)
+            samples = self._load(one)
             for start in range(0, one.samples, assignment.batch_size):
-                yield {name: array[start : start + assignment.batch_size] for name, array in arrays.items()}
+                batch = samples.part(slice(start, start + assignment.batch_size))
+                self.keys = batch.keys
+                yield batch.arrays
 
     def evaluated(self, loss_sum: float, count: int, correct: int | None = None) -> None:
         """Hand the evaluation over.
@@ -95,8 +101,8 @@ class Round:
         if not self._batches:
             self._reported = (*self._reported[:5], time.monotonic())
         while (batch := self._next_batch()) is not None:
-            self._batch = batch
-            yield batch
+            self._batch, self.keys = batch.arrays, batch.keys
+            yield batch.arrays
 
     def step(self, loss: float, tokens: int | None = None, scored: int | None = None, **metrics: float) -> None:
         """Count a step on the batch that came last.
@@ -152,7 +158,7 @@ class Round:
         assignment = line.assignment
         return assignment if assignment is not None and assignment.round == self.number else None
 
-    def _next_batch(self) -> Arrays | None:
+    def _next_batch(self) -> Samples | None:
         began = time.monotonic()
         while (assignment := self._assignment()) is not None and not self._line.over(self.number):
             samples = sum(one.samples for one in assignment.train)
@@ -168,20 +174,26 @@ class Round:
     def _await_another(self, idle: pb.Assignment) -> None:
         self._line.wait(lambda: self._line.over(self.number) or self._line.assignment is not idle)
 
-    def _cut(self, slices: Sequence[pb.Slice], size: int) -> Arrays:
+    def _cut(self, slices: Sequence[pb.Slice], size: int) -> Samples:
         """So many samples, from where this round has come to."""
-        found: list[Arrays] = []
+        found: list[Samples] = []
         start, stop = self._samples, self._samples + size
         for one in slices:
             first, last = max(start, 0), min(stop, one.samples)
             if first < last:
-                found.append({name: array[first:last] for name, array in self._load(one).items()})
+                found.append(self._load(one).part(slice(first, last)))
             start, stop = start - one.samples, stop - one.samples
-        return {name: np.concatenate([arrays[name] for arrays in found]) for name in found[0]}
+        return joined(found)
 
-    def _load(self, one: pb.Slice) -> Arrays:
+    def _load(self, one: pb.Slice) -> Samples:
         if one.path not in self._files:
-            self._files[one.path] = load_file(self._line.file(one.path, one.content))
+            with safe_open(self._line.file(one.path, one.content), "numpy") as file:
+                names, notes = list(file.keys()), file.metadata() or {}
+                arrays = {name: file.get_tensor(name) for name in names}
+            keys = np.zeros((one.samples, 3), np.int64)
+            keys[:, 0], keys[:, 1] = int(notes.get("epoch", 0)), int(notes.get("slice", 0))
+            keys[:, 2] = notes["indices"].split() if "indices" in notes else np.arange(one.samples)
+            self._files[one.path] = Samples(arrays, keys)
         return self._files[one.path]
 
     def _report(self, metrics: Mapping[str, float]) -> None:

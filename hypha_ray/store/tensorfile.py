@@ -112,11 +112,17 @@ def flattened_outer(layout: Layout, tensors: Mapping[str, Array]) -> list[Flat]:
     return flats
 
 
-def chunks(tensors: Mapping[str, Array]) -> Iterator[memoryview | bytes]:
-    """Give the file's bytes piece by piece: length of the header, header, and the tensors one after the other."""
+def chunks(tensors: Mapping[str, Array], notes: Mapping[str, str] | None = None) -> Iterator[memoryview | bytes]:
+    """Give the file's bytes piece by piece: length of the header, header, and the tensors one after the other.
+
+    Args:
+        tensors: by name.
+        notes: further metadata.
+
+    """
     ranks = list(_DTYPES)
     ordered = sorted(tensors.items(), key=lambda item: ranks.index(item[1].dtype.name))
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **(notes or {})}}
     start = 0
     for name, tensor in ordered:
         stop = start + tensor.nbytes

@@ -5,7 +5,7 @@ committed delta. Every event from a worker carries its `Source`, so late, repeat
 """
 
 from hypha_ray.types.commits import Commit, Contribution, Rejection, Saved, Verdict
-from hypha_ray.types.data import Arrays, Samples, SliceInfo, Span, window
+from hypha_ray.types.data import Arrays, Samples, SliceInfo, Span, joined, window
 from hypha_ray.types.events import (
     Alive,
     Damaged,
@@ -49,5 +49,6 @@ __all__ = [
     "Source",
     "Span",
     "Verdict",
+    "joined",
     "window",
 ]

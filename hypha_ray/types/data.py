@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,6 +28,14 @@ class Samples:
     def part(self, chosen: slice | npt.NDArray[np.bool_]) -> Samples:
         """Return some of the samples."""
         return Samples({name: array[chosen] for name, array in self.arrays.items()}, self.keys[chosen])
+
+
+def joined(parts: Sequence[Samples]) -> Samples:
+    """All samples of these, which have the same tensors, in order."""
+    if len(parts) == 1:
+        return parts[0]
+    arrays = {name: np.concatenate([part.arrays[name] for part in parts]) for name in parts[0].arrays}
+    return Samples(arrays, np.concatenate([part.keys for part in parts]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,7 @@ class BridgedWorker(TrainWorker):
     def _loop(self, job: Job, source: Source, feeder: Feeder, desk: Desk, emit: Emit) -> Loop:
         from hypha_ray.worker.bridged import BridgedLoop
 
-        return BridgedLoop(job, source, feeder, desk, emit)
+        return BridgedLoop(job, source, feeder, desk, emit, self._specials)
 
     @ray.method(concurrency_group="control")
     def describe(self, to: Source, layout: Layout) -> None:

@@ -19,6 +19,7 @@ from hypha_ray.codec import encoders, sends_differences
 from hypha_ray.config import Job
 from hypha_ray.errors import BridgeError, HyphaError
 from hypha_ray.failpoints import failpoint
+from hypha_ray.model.masking import Specials
 from hypha_ray.optim.schedules import rates
 from hypha_ray.store.tensorfile import digest, named
 from hypha_ray.types import Left, Plan, Ready, Source
@@ -50,11 +51,14 @@ class BridgedLoop:
         feeder: where samples come from.
         desk: where plans and weights come from.
         emit: takes events and payloads; must not block.
+        specials: tokens that a masked language model has to know.
 
     """
 
-    def __init__(self, job: Job, source: Source, feeder: Feeder, desk: Desk, emit: Emit) -> None:
-        self._job, self._source = job, source
+    def __init__(
+        self, job: Job, source: Source, feeder: Feeder, desk: Desk, emit: Emit, specials: Specials | None = None
+    ) -> None:
+        self._job, self._source, self._specials = job, source, specials
         self._feeder, self._desk, self._emit = feeder, desk, emit
         self._changed = threading.Condition()
         self._heard: dict[str, Any] = {}
@@ -72,7 +76,7 @@ class BridgedLoop:
             ConfigError: it can't be started.
 
         """
-        outside = Outside(self._job, self._source.worker)
+        outside = Outside(self._job, self._source.worker, self._specials)
         try:
             self._channel = outside.connect(self._desk.check)
             directory = outside.work

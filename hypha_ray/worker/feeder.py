@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from hypha_ray.types import Arrays, Samples, Span, window
+from hypha_ray.types import Arrays, Samples, Span, joined, window
 from hypha_ray.worker.waits import Waits
 
 
@@ -45,11 +45,7 @@ class Feeder(Waits):
 
         Shuffled spans count in their epoch's order, others in the order of the file.
         """
-        parts = [self._rows(span, shuffled) for span in window(spans, start, start + size)]
-        if len(parts) == 1:
-            return parts[0]
-        arrays = {name: np.concatenate([part.arrays[name] for part in parts]) for name in parts[0].arrays}
-        return Samples(arrays, np.concatenate([part.keys for part in parts]))
+        return joined([self._rows(span, shuffled) for span in window(spans, start, start + size)])
 
     def _rows(self, span: Span, shuffled: bool) -> Samples:
         arrays = self._slice(span.slice)

@@ -79,14 +79,18 @@ class Handout:
         if key not in self._slices:
             kind = "train" if shuffled else "evaluate"
             path = f"slices/{kind}_{number}_{span.epoch}_{span.slice}_{span.start}_{span.stop}.safetensors"
-            arrays = self._feeder.batch((span,), 0, span.samples, shuffled).arrays
-            self.contents = self.contents.joined(contents_of(arrays))
-            content = self._give(number, path, arrays)
+            samples = self._feeder.batch((span,), 0, span.samples, shuffled)
+            self.contents = self.contents.joined(contents_of(samples.arrays))
+            indices = " ".join(map(str, samples.keys[:, 2].tolist()))
+            notes = {"epoch": str(span.epoch), "slice": str(span.slice), "indices": indices}
+            content = self._give(number, path, samples.arrays, notes)
             self._slices[key] = pb.Slice(path=path, samples=span.samples, content=content)
         return self._slices[key]
 
-    def _give(self, number: int, path: str, arrays: Mapping[str, npt.NDArray[Any]]) -> pb.Content:
-        content = self._directory.write(path, chunks(arrays))
+    def _give(
+        self, number: int, path: str, arrays: Mapping[str, npt.NDArray[Any]], notes: Mapping[str, str] | None = None
+    ) -> pb.Content:
+        content = self._directory.write(path, chunks(arrays, notes))
         if self._channel.shares_files:
             self._files.append((number, path))
         else:

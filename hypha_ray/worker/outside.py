@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,6 +24,7 @@ from hypha_ray.bridge.paths import WorkDirectory
 from hypha_ray.bridge.tokens import make_token
 from hypha_ray.config import Job
 from hypha_ray.errors import ConfigError
+from hypha_ray.model.masking import Specials
 from hypha_ray.modes import opener
 from hypha_ray.redaction import redacted_tree
 from hypha_ray.worker.door import listening
@@ -52,6 +54,7 @@ class Outside:
     Args:
         job: the job file.
         worker: number of the worker that the process is.
+        specials: tokens that a masked language model has to know.
 
     Raises:
         ConfigError: CFG009 there is no such program; SEC001 or SEC005 nobody may dial in like that.
@@ -59,7 +62,7 @@ class Outside:
 
     """
 
-    def __init__(self, job: Job, worker: int) -> None:
+    def __init__(self, job: Job, worker: int, specials: Specials | None = None) -> None:
         sweep()
         self._scratch = Scratch(PREFIX)
         self.directory = self._scratch.path
@@ -69,7 +72,9 @@ class Outside:
         try:
             for folder in FOLDERS:
                 (self.directory / folder).mkdir()
-            (self.directory / JOB_FILE).write_text(json.dumps(definition(job, worker), indent=2), encoding="utf-8")
+            (self.directory / JOB_FILE).write_text(
+                json.dumps(definition(job, worker, specials), indent=2), encoding="utf-8"
+            )
             if job.awaits(worker):
                 self._listener = listening(job, worker)
             else:
@@ -142,9 +147,10 @@ def command(job: Job, worker: int) -> list[str]:
     return words
 
 
-def definition(job: Job, worker: int) -> dict[str, Any]:
+def definition(job: Job, worker: int, specials: Specials | None = None) -> dict[str, Any]:
     """What a trainer is told of the job; see docs/bridge.md."""
     return {
+        **({"special_tokens": asdict(specials)} if specials is not None else {}),
         "run": job.run.name,
         "worker": worker,
         "seed": job.run.seed,

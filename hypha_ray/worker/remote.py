@@ -5,14 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import numpy as np
-
 from hypha_ray.bridge.client import Trainer
 from hypha_ray.bridge.work import Round
 from hypha_ray.config import Job
 from hypha_ray.model.layout import layout_of, load
+from hypha_ray.model.masking import Specials
 from hypha_ray.store.tensorfile import named
-from hypha_ray.types import Arrays, Samples
+from hypha_ray.types import Samples
 from hypha_ray.worker.stepper import Stepper
 from hypha_ray.worker.strategies import Strategy, strategy
 
@@ -36,7 +35,8 @@ def train(trainer: Trainer, device: str) -> None:
 
     """
     job = job_of(trainer.job, device)
-    stepper = Stepper(job)
+    told = trainer.job.get("special_tokens")
+    stepper = Stepper(job, told and Specials(told["mask_token_id"], tuple(told["all_special_ids"])))
     trainer.ready(str(stepper.device), stepper.parameters)
     chosen, peak = strategy(job, stepper), job.inner_optimizer.learning_rate
     for work in trainer.rounds():
@@ -44,23 +44,16 @@ def train(trainer: Trainer, device: str) -> None:
         _go_through(work, stepper, chosen, peak)
 
 
-def _samples(arrays: Arrays) -> Samples:
-    """Samples as they are trained on; a trainer from outside isn't told their places, so it counts them."""
-    keys = np.zeros((len(next(iter(arrays.values()))), 3), np.int64)
-    keys[:, 2] = np.arange(len(keys))
-    return Samples(arrays, keys)
-
-
 def _go_through(work: Round, stepper: Stepper, chosen: Strategy, peak: float) -> None:
     layout, began = layout_of(stepper.model), time.monotonic()
     load(stepper.model, layout, work.parameters())
     work.merged(time.monotonic() - began)
     if work.evaluates:
-        sums = stepper.evaluate(map(_samples, work.evaluation()))
+        sums = stepper.evaluate(Samples(arrays, work.keys) for arrays in work.evaluation())
         work.evaluated(sums.loss_sum, sums.count, sums.correct)
     chosen.begin()
     for batch in work.batches():
         stepper.optimizer.scale(work.learning_rate / peak)
-        result = chosen.train(_samples(batch))
+        result = chosen.train(Samples(batch, work.keys))
         work.step(float(result.loss), scored=result.scored, gradient_norm=float(result.norm))
     work.hand_over(named(layout, [chosen.result(layout, 0)]))
