@@ -19,6 +19,7 @@ from hypha_ray.garbage import uncollected
 from hypha_ray.model.configuration import auto_class, configuration_of, errors_as, relabels, saved_settings
 from hypha_ray.model.fitted import fitted
 from hypha_ray.model.hub import code_allowed
+from hypha_ray.model.positions import positions
 from hypha_ray.model.tasks import TASKS, Task, find_task
 from hypha_ray.model.weights import Loaded, compare, quiet, require_fit, stored
 
@@ -144,7 +145,7 @@ def describe(model: PreTrainedModel, task: Task) -> Facts:
         architecture=type(model).__name__,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         vocab_size=getattr(text, "vocab_size", None),
-        positions=getattr(text, "max_position_embeddings", None),
+        positions=positions(model, decoder=False),
         num_labels=config.num_labels if task.classifies else None,
         image_size=(size, size) if isinstance(size, int) else tuple(size) if size else None,
         channels=getattr(config, "num_channels", None),

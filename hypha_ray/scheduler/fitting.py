@@ -5,20 +5,28 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+import numpy as np
+
 from hypha_ray.config import Job
 from hypha_ray.data.manifest import Manifest
-from hypha_ray.errors import DataError
+from hypha_ray.data.slices import read_slice
+from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.model.build import Facts
 from hypha_ray.model.layout import layout_of
-from hypha_ray.model.tasks import Task
+from hypha_ray.model.positions import positions
+from hypha_ray.model.tasks import IGNORED, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+_READ_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +53,91 @@ def check_cut(case: Case) -> None:
 
 
 def check_ranges(case: Case) -> None:
-    """Refuse token ids and labels that the model has no row for."""
-    case.manifest.require(case.facts.vocab_size, case.facts.num_labels)
+    """Refuse token ids and labels that the model has no row for.
+
+    A label that isn't scored may be any number that the loss leaves out; where labels are below zero, they are read.
+    """
+    text = case.network.config.get_text_config()
+    classes = case.facts.num_labels
+    measured = getattr(case.network.config, "problem_type", None) in ("regression", "multi_label_classification")
+    limit = None if measured or (classes == 1 and case.task.labels == "samples") else classes
+    if case.task.labels in ("shifted", "masked", "positions") and not case.task.classifies:
+        limit = case.facts.vocab_size
+    case.manifest.require(case.facts.vocab_size, limit)
+    limits = {"decoder_input_ids": case.facts.vocab_size, "token_type_ids": getattr(text, "type_vocab_size", None)}
+    for tensor in case.manifest.tensors:
+        least, largest, most = tensor.minimum or 0, tensor.maximum or 0, limits.get(tensor.name)
+        if most and not 0 <= least <= largest < most:
+            raise _beyond(case, tensor.name, f"{least} … {largest}", most)
+        if tensor.name == "labels" and limit is not None and least < 0:
+            _check_low_labels(case, limit)
+
+
+def _check_low_labels(case: Case, limit: int) -> None:
+    """Read labels: below zero only the one may be that isn't scored. Of a large dataset the first part is read."""
+    read_bytes = 0
+    for info in case.manifest.slices:
+        if read_bytes > _READ_BYTES:
+            return
+        try:
+            slice_ = read_slice(case.folder, info, case.manifest)
+        except DataError:
+            if case.job.dataset.allow_quarantine:
+                continue
+            raise
+        labels = np.asarray(slice_["labels"], np.int64)
+        wrong = labels[(labels < 0) & (labels != IGNORED)]
+        if wrong.size:
+            raise _beyond(case, "labels", str(int(wrong.min())), limit)
+        read_bytes += sum(array.nbytes for array in slice_.values())
+
+
+def _beyond(case: Case, name: str, got: str, limit: int) -> DataError:
+    what = f"{name} of dataset {case.manifest.name!r} are out of the model's range"
+    fix = "prepare the dataset for this model, or choose another model"
+    also = f", or {IGNORED} where nothing is to be scored" if name == "labels" else ""
+    return DataError("DATA023", what, got, f"0 … {limit - 1}{also}", fix)
 
 
 def check_positions(case: Case) -> None:
     """Refuse sequences that are longer than the model has positions for."""
-    longest, *_ = case.shapes.get("input_ids", (0,))
-    if case.facts.positions is not None and longest > case.facts.positions:
-        what = f"the sequences of dataset {case.manifest.name!r} are too long for the model"
-        fix = "prepare the dataset with a shorter --seq-len, or give the model more positions"
-        raise DataError("DATA024", what, f"{longest} tokens", f"up to {case.facts.positions}", fix)
+    limits = [("input_ids", case.facts.positions)]
+    if case.task.labels == "positions":
+        limits += [("labels", positions(case.network, decoder=True))]
+    for name, limit in limits:
+        longest = case.shapes.get(name, (0,))[-1:] or (0,)
+        if limit is not None and longest[0] > limit:
+            what = f"the sequences of dataset {case.manifest.name!r} are too long for the model"
+            fix = "prepare the dataset with a shorter --seq-len, or give the model more positions"
+            raise DataError("DATA024", what, f"{longest[0]} tokens", f"up to {limit}", fix)
+
+
+def check_special_tokens(case: Case) -> None:
+    """Refuse a model that needs to know a special token which its configuration doesn't name.
+
+    A decoder that classifies looks for the last token before padding; a translation begins with a token of its own.
+    """
+    config, texts = case.network.config, case.network.config.get_text_config()
+    pads = case.task.name == "sequence-classification" and case.job.rounds.max_batch_size > 1
+    starts = config.is_encoder_decoder and "labels" in case.shapes and "decoder_input_ids" not in case.shapes
+    if pads and getattr(texts, "pad_token_id", None) is None and _asks(case.network, "pad_token_id"):
+        raise _lacks(case, "pad_token_id", "the token that short texts are padded with")
+    start = "decoder_start_token_id"
+    if starts and getattr(config, start, None) is None and _asks(case.network, start):
+        raise _lacks(case, start, "for T5 the same as pad_token_id")
+
+
+def _asks(network: PreTrainedModel, key: str) -> bool:
+    """Whether the model's own steps read a key of its configuration."""
+    steps = [getattr(type(network), name, None) for name in ("forward", "_shift_right")]
+    return any(key in inspect.getsource(inspect.unwrap(step)) for step in steps if step is not None)
+
+
+def _lacks(case: Case, key: str, hint: str) -> ConfigError:
+    what = (
+        f"a {case.task.name} model of class {type(case.network).__name__} needs {key}, and its configuration has none"
+    )
+    return ConfigError("MODEL018", what, fix=f"set {key} in [model.config]: {hint}")
 
 
 def check_channels(case: Case) -> None:
@@ -69,5 +151,11 @@ def check_channels(case: Case) -> None:
 
 Check: TypeAlias = Callable[[Case], None]
 
-CHECKS: Final[tuple[Check, ...]] = (check_cut, check_ranges, check_positions, check_channels)
+CHECKS: Final[tuple[Check, ...]] = (
+    check_cut,
+    check_special_tokens,
+    check_positions,
+    check_channels,
+    check_ranges,
+)
 """All checks of a model and its dataset, in the order in which they are made."""

@@ -1,0 +1,45 @@
+"""The longest sequence that a model has positions for, read off its modules instead of its configuration.
+
+Families call the limit by many names, reserve some positions for padding, or name one that limits nothing, as those
+with rotary positions do. A table of positions that are looked up is a limit; nothing else is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+import torch
+
+_TABLE: Final = re.compile(r"(^|\.)(wpe|positions_embed|embed_positions|position_embeddings?|pos_emb)$")
+_OF_IMAGES: Final = re.compile(r"vision|visual|image|audio|speech")
+
+
+def positions(model: torch.nn.Module, *, decoder: bool) -> int | None:
+    """Return how many tokens the model's tables have positions for; None: they set no limit.
+
+    Args:
+        model: with or without weights.
+        decoder: of a model of two parts ask the decoder, which is given the labels, not the encoder.
+
+    """
+    config = getattr(model, "config", None)
+    two = bool(getattr(config, "is_encoder_decoder", False))
+    if decoder and not two:
+        return None
+    sizes = [size for name, size in _tables(model) if not two or decoder == ("decoder" in name.split("."))]
+    return min(sizes, default=None)
+
+
+def _tables(model: torch.nn.Module) -> Iterator[tuple[str, int]]:
+    """Names of the tables, and how many tokens each has positions for."""
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Embedding) and _TABLE.search(name) and not _OF_IMAGES.search(name):
+            offset = getattr(module, "offset", None)
+            if not isinstance(offset, int):  # RoBERTa counts positions from behind that of padding.
+                offset = 0 if module.padding_idx is None else module.padding_idx + 1
+            yield name, module.num_embeddings - offset
+    for name, buffer in model.named_buffers():
+        if name.endswith("embed_positions") and buffer.ndim == 2 and not _OF_IMAGES.search(name):
+            yield name, buffer.shape[0]
