@@ -256,7 +256,7 @@ def test_plan_impossible_fleet_is_an_error(fleet: list[Pace], target: int) -> No
 
 @pytest.mark.parametrize("target", [1.5, math.nan, math.inf, True, 10**16])
 def test_plan_impossible_target_is_an_error(target: int) -> None:
-    with pytest.raises(PlannerInputError):
+    with pytest.raises(PlannerInputError, match=r"PLN003.*the target can't be planned for"):
         plan([Pace(0, 1.0, 1)], target)
 
 
