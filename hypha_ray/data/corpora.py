@@ -18,6 +18,7 @@ from hypha_ray.data.account import Account, readable
 from hypha_ray.data.files import (
     PIECE_CHARACTERS,
     UNREADABLE,
+    is_binary,
     kind_of,
     leave_out_file,
     lone_piece_characters,
@@ -149,6 +150,8 @@ def _file(path: Path, options: Options, account: Account, alone: bool) -> Iterat
         if kind == ".parquet":
             yield from texts(parquet_rows(path, column, account), column, account)
             return
+        if alone and is_binary(path):
+            raise DataError("DATA031", f"{path} is binary", "zero bytes", "text", "unpack or convert it")
         with opened(path, "rt", encoding="utf-8-sig", newline="" if kind in CSV else None) as file:
             if kind in JSON:
                 yield from texts(json_rows(file, path), column, account)

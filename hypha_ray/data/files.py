@@ -26,6 +26,7 @@ UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError)
 """Errors of a file that is damaged, or that can't be read at all."""
 
 _CHUNK = 1 << 20
+_EARLY = 1 << 13
 
 
 def kind_of(path: Path) -> str:
@@ -93,6 +94,12 @@ def leave_out_file(path: Path, folder: Path, error: DataError, account: Account)
         account.leave_out("files", "damaged", name=_relative(path, folder))
 
 
+def is_binary(path: Path) -> bool:
+    """Git's rule: whether there is a zero byte early in the file."""
+    with opened(path, "rb") as file:
+        return b"\0" in file.read(_EARLY)
+
+
 def unfit(path: Path) -> str:
     """Why a file can't be read; nothing if it can. It is read once for that, so that no half of it is taken."""
     binary = kind_of(path) == ".parquet"
@@ -101,8 +108,7 @@ def unfit(path: Path) -> str:
     try:
         with opened(path, "rb") as file:
             while chunk := file.read(_CHUNK):
-                # Git's rule: a zero byte early in the file.
-                if empty and not binary and b"\0" in chunk[:8192]:
+                if empty and not binary and b"\0" in chunk[:_EARLY]:
                     return "binary"
                 empty = False
                 if binary:

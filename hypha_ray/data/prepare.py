@@ -106,6 +106,8 @@ def _write_text(options: Options, writer: _Writer, report: Report, account: Acco
         writer.add(_language(held.sequences), "validation")
     elif held.why_none:
         account.note(f"no validation samples: {held.why_none}")
+    if options.max_documents is not None and account.documents >= options.max_documents:
+        account.note(f"the source is read up to --max-documents {options.max_documents}")
     return encoder.save(writer.folder)
 
 

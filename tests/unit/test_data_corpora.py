@@ -158,6 +158,7 @@ def test_hub_dataset_without_network_names_cache_and_switch() -> None:
 
 DAMAGED: list[tuple[str, str, bytes, str]] = [
     ("latin-1 text", "a.txt", "é".encode("latin-1"), r"DATA031.*a\.txt isn't UTF-8"),
+    ("archive", "a.tar.gz", gzip.compress(b"name\0\0\0text"), r"DATA031.*a\.tar\.gz is binary"),
     ("no JSON", "a.jsonl", b'{"text": "one"}\n{"text": ', r"DATA031.*a\.jsonl, line 2: no JSON"),
     ("deep JSON", "a.jsonl", b"[" * 100_000, r"DATA031.*line 1: no JSON"),
     ("no object", "a.jsonl", b'["one"]', r"DATA031.*line 1.*got list"),

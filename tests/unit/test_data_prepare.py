@@ -374,7 +374,9 @@ def test_prepare_cuts_slices_and_numbers_them_over_both_splits(tmp_path: Path) -
 def test_prepare_stops_at_the_samples_and_documents_asked_for(tmp_path: Path) -> None:
     source = stories(tmp_path / "s")
     assert run(source, tmp_path / "a", max_samples=70).samples("train") == 70
-    run(source, tmp_path / "b", max_documents=10, validation_fraction=0.0)
+    manifest = run(source, tmp_path / "b", max_documents=10, validation_fraction=0.0)
+    assert manifest.origin is not None
+    assert manifest.origin.notes == ("the source is read up to --max-documents 10",)
     assert set(text_of(arrays_of(tmp_path / "b", "train")["input_ids"])) == {f"{number:03d}" for number in range(10)}
 
 
