@@ -35,6 +35,11 @@ class Encoder(Protocol):
         """Save the tokenizer below `folder` and say what it is."""
         ...
 
+    @property
+    def advice(self) -> str:
+        """What the user of the saved tokenizer has to know; nothing if there is nothing."""
+        ...
+
 
 class ByteEncoder:
     """ByT5's bytes (arXiv 2105.13626): id = byte + 3, end = 1. The same ids as transformers' ByT5Tokenizer gives.
@@ -63,6 +68,11 @@ class ByteEncoder:
         tokenizer = _byte_tokenizer()
         _save(tokenizer, folder / FOLDER)
         return PreprocessorInfo("byte", folder=FOLDER, vocab_size=len(tokenizer))
+
+    @property
+    def advice(self) -> str:
+        """Nothing: the saved tokenizer leaves prompts open."""
+        return ""
 
 
 def _byte_tokenizer() -> Any:
@@ -135,6 +145,12 @@ class HubEncoder:
         """Save it beside the slices."""
         _save(self._tokenizer, folder / FOLDER)
         return PreprocessorInfo(self._name, self._revision, FOLDER, len(self._tokenizer))
+
+    @property
+    def advice(self) -> str:
+        """Advice for prompts, where the tokenizer puts an end behind every text: a model can't continue that."""
+        ends = self._tokenizer("a")["input_ids"][-1:] == [self._end]
+        return f"tokenizer {self._name!r} ends every text: give prompts with add_special_tokens=False" if ends else ""
 
 
 def _save(tokenizer: Any, folder: Path) -> None:

@@ -89,6 +89,8 @@ class _Writer:
 
 def _write_text(options: Options, writer: _Writer, report: Report, account: Account) -> PreprocessorInfo:
     encoder = load_encoder(options.tokenizer, options.tokenizer_revision)
+    if encoder.advice:
+        account.note(encoder.advice)
     generator = np.random.default_rng(options.seed)
     source = itertools.islice(corpora.documents(options, account), options.max_documents)
     window = next(batches(source, WINDOW_CHARACTERS), [])

@@ -176,6 +176,14 @@ def test_prepare_with_a_tokenizer_of_a_folder_saves_it_beside_the_slices(tmp_pat
     assert saved.get_vocab() == own.get_vocab()
 
 
+def test_tokenizer_that_ends_every_text_is_named(tmp_path: Path, tokenizer: Path) -> None:
+    ByT5Tokenizer().save_pretrained(tmp_path / "ending")
+    for folder, words in ((tmp_path / "ending", "ends every text"), (tokenizer, None)):
+        manifest = run(stories(tmp_path / f"s-{words}"), tmp_path / f"out-{words}", tokenizer=str(folder))
+        assert manifest.origin is not None
+        assert [words in note for note in manifest.origin.notes] == ([True] if words else [])
+
+
 def test_tokenizer_that_cannot_be_loaded_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"PREP006.*can't be loaded"):
         load_encoder(str(tmp_path))
