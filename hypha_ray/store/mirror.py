@@ -1,7 +1,7 @@
 """Copies of a run elsewhere: every commit record and the newest snapshots, in any place that fsspec can write to.
 
     <mirror>/<run>/config.toml, dataset.json, commits/round_000012.json, checkpoints/round_000012/…
-                   metrics.jsonl, events.jsonl: once a minute, and at the end
+                   metrics.jsonl, events.jsonl: with each snapshot, once a minute where they are larger than one
                    summary.json, model/…: at the end
 
 What a record needs is there before the record is, so a copy that was interrupted is a shorter run, but a sound one.
@@ -34,7 +34,7 @@ _HISTORY = ("metrics.jsonl", "events.jsonl")
 """What grows with every round, and is copied whole."""
 _RESULTS = ("summary.json", "model", "plots")
 HISTORY_S = 60.0
-"""Seconds between two copies of what grows."""
+"""Seconds between two copies of what grows, once it is larger than a snapshot."""
 
 
 class Mirror:
@@ -62,7 +62,7 @@ class Mirror:
     def size(self, round: int | None = None) -> int:
         """Bytes of a round's snapshot, or of the run's results; 0: they can't be read."""
         with suppress(OSError):
-            return sum(path.stat().st_size for path in (self._results() if round is None else self._snapshot(round)))
+            return _bytes(self._results() if round is None else self._snapshot(round))
         return 0
 
     def push(self, round: int, keep: int) -> str | None:
@@ -106,7 +106,8 @@ class Mirror:
     def _push(self, place: _Place, round: int, keep: int) -> None:
         self._copy_snapshot(place, round)
         self._copy_small(place, _OTHERS)
-        if time.monotonic() - self._history_at >= HISTORY_S:
+        small = _bytes([self._directory / name for name in _HISTORY]) <= self.size(round)
+        if small or time.monotonic() - self._history_at >= HISTORY_S:
             self._copy_small(place, _HISTORY)
             self._history_at = time.monotonic()
         for missing in range(self._first, round + 1):
@@ -242,6 +243,11 @@ class _Place:
 def _files(path: Path) -> list[Path]:
     """A file, or those of a folder; none, if there is nothing."""
     return [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
+
+
+def _bytes(paths: Iterable[Path]) -> int:
+    """Size of the files that are there."""
+    return sum(path.stat().st_size for path in paths if path.exists())
 
 
 @contextmanager

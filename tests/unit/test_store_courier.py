@@ -141,6 +141,11 @@ def test_mirror_has_history_and_results_and_the_way_back_brings_the_history(tmp_
     assert kept.settle() is None
     fetch(f"{URL}/mine", tmp_path / "early")
     assert (tmp_path / "early" / "metrics.jsonl").read_text() == "1\n"
+    (mine / "metrics.jsonl").write_text("1\n2\n")
+    ask(kept, 1, 2)
+    assert kept.settle() is None
+    fetch(f"{URL}/mine", tmp_path / "second")
+    assert (tmp_path / "second" / "metrics.jsonl").read_text() == "1\n2\n"
     (mine / "metrics.jsonl").write_text("1\n1\n")
     (mine / "summary.json").write_text("{}")
     (mine / "model" / "deep").mkdir(parents=True)
