@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import IO, Any
 
 from hypha_ray.bridge.addresses import UNIX
@@ -25,9 +24,9 @@ from hypha_ray.bridge.tokens import make_token
 from hypha_ray.config import Job
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.masking import Specials
-from hypha_ray.modes import opener
 from hypha_ray.redaction import redacted_tree
 from hypha_ray.worker.door import listening
+from hypha_ray.worker.printed import Printed, trainer_log
 from hypha_ray.worker.scratch import PREFIX, Scratch, sweep
 
 JOB_FILE, TOKEN_FILE, SOCKET_FILE = "job.json", "token", "socket"
@@ -69,6 +68,7 @@ class Outside:
         self.work = WorkDirectory(self.directory)
         self._process: subprocess.Popen[bytes] | None = None
         self._listener: Listener | None = None
+        self._printed: Printed | None = None
         try:
             for folder in FOLDERS:
                 (self.directory / folder).mkdir()
@@ -80,7 +80,9 @@ class Outside:
             else:
                 token = make_token(self.directory / TOKEN_FILE)
                 self._listener = Listener(f"{UNIX}{self.directory / SOCKET_FILE}", token, job.worker.lease_s)
-                self._process = _started(command(job, worker), self._places(), trainer_log(job, worker))
+                words = command(job, worker)
+                self._printed = Printed(trainer_log(job, worker))
+                self._process = _started(words, self._places(), self._printed.target)
         except BaseException:
             self.close()
             raise
@@ -119,6 +121,8 @@ class Outside:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+        if self._printed is not None:
+            self._printed.wait(END_S)
         if self._listener is not None:
             self._listener.close()
         self.work.close()
@@ -189,11 +193,3 @@ def _started(words: list[str], places: Mapping[str, str], log: IO[bytes] | None)
     finally:
         if log is not None:
             log.close()
-
-
-def trainer_log(job: Job, worker: int) -> IO[bytes] | None:
-    """The trainer's file among the run's logs, if this node has the run directory."""
-    folder = Path(str(job.run.dir), str(job.run.name), "logs")
-    if job.run.dir is None or not folder.is_dir():
-        return None
-    return open(folder / f"worker-{worker}.log", "ab", opener=opener)

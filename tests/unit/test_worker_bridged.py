@@ -19,7 +19,7 @@ from hypha_ray.config import Job
 from hypha_ray.fragments import Piece
 from hypha_ray.store.tensorfile import digest, named
 from hypha_ray.types import Delta, Entry, Evaluated, Flat, Layout, Left, Merged, Plan, Ready, Report, Source, Span
-from hypha_ray.worker import outside
+from hypha_ray.worker import outside, printed
 from hypha_ray.worker.bridged import BridgedLoop
 from hypha_ray.worker.desk import Desk
 from hypha_ray.worker.feeder import Feeder, order
@@ -236,6 +236,26 @@ def test_directories_of_workers_that_were_killed_are_swept_up(tmp_path: Path, mo
         (tmp_path / name / "slices").mkdir(parents=True)
     sweep()
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:])
+
+
+def test_what_a_trainer_prints_is_kept_up_to_a_limit_and_read_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(printed, "MAX_BYTES", 1000)
+    (tmp_path / "r" / "logs").mkdir(parents=True)
+    for size, whole in ((900, True), (3_000_000, False), (10, True)):
+        program = f"import sys; sys.stdout.write('x' * {size}); sys.stderr.write('y')"
+        tables = {"run": {"name": "r", "dir": str(tmp_path)}, "resources": {"num_workers": 1}}
+        job = Job.model_validate({**tables, "bridge": {"commands": [f'{sys.executable} -c "{program}"']}})
+        trainer = outside.Outside(job, 0)
+        with pytest.raises(TrainerGone, match="exit code 0"):
+            trainer.connect(lambda: None)
+        trainer.close()
+        text = (tmp_path / "r" / "logs" / "worker-0.log").read_text()
+        assert text.endswith("xy" if whole else "left out]\n")
+    assert text == "x" * 10 + "y", "the log before it was too long, and made room"
+    before = (tmp_path / "r" / "logs" / "worker-0.log.1").read_text()
+    assert before.count("x") == 900 + 1000 and len(before) < 2000
 
 
 def test_nothing_is_left_of_a_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
