@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +28,7 @@ from hypha_ray.bridge.addresses import client_tls, dial
 from hypha_ray.bridge.channel import Channel
 from hypha_ray.bridge.line import Line
 from hypha_ray.bridge.paths import WorkDirectory
+from hypha_ray.bridge.scratch import TRAINER, Scratch, sweep
 from hypha_ray.bridge.tokens import read_token
 from hypha_ray.bridge.work import Round
 from hypha_ray.errors import ConfigError
@@ -51,12 +50,12 @@ class Trainer:
     Args:
         channel: both sides have greeted each other.
         directory: the work directory, or one of this side's own.
-        owned: whether the directory is to go with the connection.
+        scratch: what goes with the connection: the directory, if it is one of this side's own.
 
     """
 
-    def __init__(self, channel: Channel, directory: Path, owned: bool) -> None:
-        self._channel, self._owned = channel, owned
+    def __init__(self, channel: Channel, directory: Path, scratch: Scratch | None = None) -> None:
+        self._channel, self._scratch = channel, scratch
         self._directory = WorkDirectory(directory)
         channel.attach(self._directory, lambda path, size: None)
         self._line = Line(channel, self._directory)
@@ -95,16 +94,18 @@ class Trainer:
         token = read_token(Path(token_file))
         channel = Channel(dial(address, client_tls(Path(authority)) if authority else None), "trainer", token)
         channel.greet(name, shares_files=work_dir is not None)
-        directory = Path(work_dir or tempfile.mkdtemp(prefix="hypha-trainer-"))
+        scratch = None
         try:
             if work_dir is None:
+                sweep()
+                scratch = Scratch(TRAINER)
                 for folder in FOLDERS:
-                    (directory / folder).mkdir()
-            return cls(channel, directory, owned=work_dir is None)
+                    (scratch.path / folder).mkdir()
+            return cls(channel, scratch.path if scratch is not None else Path(str(work_dir)), scratch)
         except BaseException:
             channel.close()
-            if work_dir is None:
-                shutil.rmtree(directory, ignore_errors=True)
+            if scratch is not None:
+                scratch.close()
             raise
 
     def ready(self, device: str, parameters: int) -> None:
@@ -128,8 +129,8 @@ class Trainer:
     def close(self) -> None:
         """End the connection; may come twice."""
         self._line.close()
-        if self._owned:
-            shutil.rmtree(self._directory.path, ignore_errors=True)
+        if self._scratch is not None:
+            self._scratch.close()
 
     def __enter__(self) -> Trainer:
         return self

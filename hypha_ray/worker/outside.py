@@ -20,6 +20,7 @@ from hypha_ray.bridge.channel import Channel
 from hypha_ray.bridge.client import FOLDERS
 from hypha_ray.bridge.listener import Listener
 from hypha_ray.bridge.paths import WorkDirectory
+from hypha_ray.bridge.scratch import PREFIX, Scratch, sweep
 from hypha_ray.bridge.tokens import make_token
 from hypha_ray.config import Job
 from hypha_ray.errors import ConfigError
@@ -27,7 +28,6 @@ from hypha_ray.model.masking import Specials
 from hypha_ray.redaction import redacted_tree
 from hypha_ray.worker.door import listening
 from hypha_ray.worker.printed import Printed, trainer_log
-from hypha_ray.worker.scratch import PREFIX, Scratch, sweep
 
 JOB_FILE, TOKEN_FILE, SOCKET_FILE = "job.json", "token", "socket"
 END_S = 2.0

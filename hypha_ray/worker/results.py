@@ -8,13 +8,13 @@ from typing import Any
 
 from hypha_ray.bridge import bridge_pb2 as pb
 from hypha_ray.bridge.paths import WorkDirectory
+from hypha_ray.bridge.scratch import SPOOL, private_folder
 from hypha_ray.bridge.tensors import read
 from hypha_ray.codec import Encoder, encoded, payload_bytes
 from hypha_ray.errors import BridgeError
 from hypha_ray.groups import dtype_of
 from hypha_ray.store.tensorfile import flattened
 from hypha_ray.types import Delta, Evaluated, Event, Flat, Layout, Merged, Plan, Report, Source, window
-from hypha_ray.worker.scratch import SPOOL, private_folder
 from hypha_ray.worker.told import UNKNOWN, Contents, Told
 
 FOLDER = "updates/"

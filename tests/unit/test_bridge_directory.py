@@ -18,6 +18,7 @@ from bridging import channels, together
 
 from hypha_ray.bridge import bridge_pb2 as pb
 from hypha_ray.bridge.paths import WorkDirectory, content_of
+from hypha_ray.bridge.scratch import PREFIX, SPOOL, TRAINER, Scratch, private_folder, sweep
 from hypha_ray.codec import encoders
 from hypha_ray.config.schema import Sync
 from hypha_ray.errors import BridgeError, TryAgainError
@@ -27,7 +28,6 @@ from hypha_ray.worker.feeder import Feeder
 from hypha_ray.worker.handout import Handout
 from hypha_ray.worker.outside import handed_on
 from hypha_ray.worker.results import MAX_FILES, Results
-from hypha_ray.worker.scratch import PREFIX, SPOOL, Scratch, private_folder, sweep
 
 FOLDERS = ("parameters", "slices", "updates")
 LAYOUT = Layout((Entry("w", "float32", (4,), 0, "parameters/float32", 0, 4),))
@@ -233,8 +233,8 @@ def test_update_is_removed_once_it_is_read_and_one_that_comes_too_late_as_well(t
 
 _HOLDS = """
 import sys
-from hypha_ray.worker.scratch import PREFIX, SPOOL, Scratch
-held = [Scratch(kind) for kind in (PREFIX, SPOOL)]
+from hypha_ray.bridge.scratch import PREFIX, SPOOL, TRAINER, Scratch
+held = [Scratch(kind) for kind in (PREFIX, SPOOL, TRAINER)]
 (held[1].path / "update").write_bytes(bytes(1000))
 print("held", flush=True)
 sys.stdin.read()
@@ -252,7 +252,7 @@ def test_folders_of_a_killed_process_are_swept_up_and_those_of_a_living_one_stay
     ):
         assert other.stdout is not None and other.stdout.readline() == b"held\n"
         sweep()
-        assert len(list(tmp_path.iterdir())) == 3
+        assert len(list(tmp_path.glob(f"{TRAINER}*"))) == 1 and len(list(tmp_path.iterdir())) == 4
         os.kill(other.pid, signal.SIGKILL)
         other.wait()
         (tmp_path / f"{SPOOL}4194305-x").symlink_to(own)

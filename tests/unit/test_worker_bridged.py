@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hypha_ray.bridge.scratch import PREFIX, sweep
 from hypha_ray.config import Job
 from hypha_ray.fragments import Piece
 from hypha_ray.store.tensorfile import digest, named
@@ -24,7 +25,6 @@ from hypha_ray.worker.bridged import BridgedLoop
 from hypha_ray.worker.desk import Desk
 from hypha_ray.worker.feeder import Feeder, order
 from hypha_ray.worker.outside import TrainerGone
-from hypha_ray.worker.scratch import PREFIX, sweep
 from hypha_ray.worker.waits import Closed, Retired
 
 SOURCE = Source("test", 0, 7)

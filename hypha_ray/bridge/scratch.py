@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-PREFIX, SPOOL = "hypha-bridge-", "hypha-spool-"
-"""What names begin with: work directories that trainers share, and copies of what they sent. A process id follows."""
+PREFIX, SPOOL, TRAINER = "hypha-bridge-", "hypha-spool-", "hypha-trainer-"
+"""What names begin with, before a process id: work directories of drivers, copies of what trainers sent, and work
+directories of trainers elsewhere."""
 
 
 class Scratch:
@@ -48,7 +49,7 @@ def private_folder(kind: str) -> Iterator[Path]:
 
 def sweep() -> None:
     """Remove the folders of our own processes that were killed."""
-    for kind in (PREFIX, SPOOL):
+    for kind in (PREFIX, SPOOL, TRAINER):
         for folder in Path(tempfile.gettempdir()).glob(f"{kind}*"):
             pid = folder.name.removeprefix(kind).partition("-")[0]
             if pid.isdigit() and not _lives(int(pid)) and _deserted(folder):
