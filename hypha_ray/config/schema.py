@@ -206,6 +206,9 @@ class Checkpoint(Table):
     keep: Count = Field(2, description="newest snapshots that stay")
     failures: Count = Field(10, description="rounds in a row that the disk may refuse before the run ends")
     mirror: str | None = Field(None, description="folder or fsspec URL that a run is copied to")
+    export_dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
+        None, description="what the trained model is saved in; default: as its repository or [model.config] has it"
+    )
 
 
 class Telemetry(Table):

@@ -35,6 +35,7 @@ _BUFFER = re.compile(r"(^|\.)(masked_bias|position_ids|token_type_ids|inv_freq|n
 """What models computed once and saved, and compute anew today."""
 _POOLER = re.compile(r"(^|\.)pooler\.")
 """Between trunk and head; which of both has it depends on the task."""
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _SHOWN = 3
 
 
@@ -69,7 +70,8 @@ def stored(folder: Path, repository: str) -> dict[str, torch.Tensor]:
             with safe_open(file, "pt") as content:
                 for name in content.keys():  # noqa: SIM118  # it is no dict
                     part = content.get_slice(name)
-                    tensors[name] = torch.empty(part.get_shape(), device="meta")
+                    dtype = _DTYPES.get(part.get_dtype(), torch.uint8)
+                    tensors[name] = torch.empty(part.get_shape(), device="meta", dtype=dtype)
         except (OSError, SafetensorError) as error:
             what, got = f"weights of {repository} can't be loaded", f"{file.name}: {error}"
             raise CheckpointError("MODEL006", what, got, fix="copy the file afresh") from None

@@ -22,7 +22,7 @@ from hypha_ray.scheduler.attempts import records
 from hypha_ray.scheduler.claim import committed, compare, is_done, settle
 from hypha_ray.scheduler.cluster import connected
 from hypha_ray.scheduler.places import check_places
-from hypha_ray.scheduler.preflight import check_fragments, check_job, check_model
+from hypha_ray.scheduler.preflight import check_end, check_fragments, check_job, check_model
 from hypha_ray.scheduler.resume import no_run
 from hypha_ray.store.directory import RunDirectory, runs
 from hypha_ray.telemetry.console import Console
@@ -55,6 +55,7 @@ def launch(loaded: Loaded, kind: str) -> None:
         check_job(job)
         if new:
             _tell(check_model(job, dataset, manifest))
+            check_end(job, dataset)
         if new or not is_done(job, directory):
             require_secrets(job)
             with connected(str(job.run.name)):
@@ -90,6 +91,7 @@ def dry_run(loaded: Loaded) -> None:
             require_complete(job)
             _hold_against_the_run(loaded, manifest)
             _tell(check_model(job, dataset, manifest))
+            check_end(job, dataset)
     elif has_model:
         check_fragments(job)
     parts = [part for part, there in (("model", has_model), ("dataset", has_data)) if not there]
@@ -167,4 +169,5 @@ def export_round(job: Job, directory: RunDirectory, dataset: Path, round: int, f
 
     preprocessor = load_preprocessor(job.preprocessor, dataset, job.model)
     snapshot = load_snapshot(directory.path, round)
-    export(job.model, preprocessor, snapshot.tensors, folder, job.run.seed)
+    dtype = job.checkpoint.export_dtype
+    export(job.model, preprocessor, snapshot.tensors, folder, job.run.seed, dtype)

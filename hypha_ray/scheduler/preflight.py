@@ -57,6 +57,25 @@ def check_devices(job: Job) -> None:
         raise ConfigError("CFG011", f'worker.device = "cuda" and {key} = 0 exclude each other', fix=fix)
 
 
+def check_end(job: Job, dataset: Path) -> None:
+    """Load what saves the model at the end, and its tokenizer: what is missing is missed before anything starts.
+
+    Raises:
+        HyphaError: a package, or files of the tokenizer or image processor, can't be used.
+
+    """
+    try:
+        with uncollected():
+            import hypha_ray.model.export
+            import hypha_ray.store.snapshots
+            import hypha_ray.telemetry.plots  # noqa: F401
+            from hypha_ray.model.preprocess import load_preprocessor
+    except ImportError as error:
+        what, got = "a package is missing that saves the model or draws the plots", " ".join(str(error).split())
+        raise ConfigError("CFG012", what, got, fix="install hypha_ray again, with what it needs") from None
+    load_preprocessor(job.preprocessor, dataset, job.model)
+
+
 def check_model(job: Job, dataset: Path, manifest: Manifest) -> list[str]:
     """Refuse a model that can't be built as the job wants it, or that dataset or weights don't fit.
 

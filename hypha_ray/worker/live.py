@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 
 from hypha_ray.groups import is_trained
@@ -14,9 +15,14 @@ from hypha_ray.model.layout import gather, scatter
 from hypha_ray.types import Flat, Layout
 from hypha_ray.worker.desk import Arrived
 
+_NARROW = frozenset({"bfloat16", "float16"})
+
 
 class Live:
     """The weights that a worker trains.
+
+    Global weights are of 32 bits. A model of 16 begins with them rounded, and what it hands over is what they were and
+    what it has learned: rounding is no delta.
 
     Args:
         model: holds them.
@@ -35,6 +41,9 @@ class Live:
         """What fragments were expected to become, until they do."""
         self._own = False
         """The live weights are others than the global ones."""
+        self._narrow = any(entry.dtype in _NARROW for entry in layout.entries)
+        self._rest: dict[int, Flat] = {}
+        """Of 16-bit weights, by fragment: what rounding took off when they were last written."""
 
     def merge(self, arrived: Arrived, mixes: bool = True) -> None:
         """Take new global weights θ over: all there are, or new ones, which are mixed if so (arXiv 2501.18512).
@@ -46,23 +55,39 @@ class Live:
             self._guesses.clear()
         for fragment, flat in arrived.fragments.items():
             guess = self._guesses.pop(fragment, None)
-            if guess is None or not mixing:
-                scatter(self._model, self._layout, fragment, flat, mixing)
+            if mixing and (guess is not None or self._narrow):
+                self._write(fragment, self._moved(fragment, flat, flat if guess is None else guess, mixing))
             else:
-                scatter(self._model, self._layout, fragment, self._moved(fragment, flat, guess, mixing))
+                self._write(fragment, flat, mixing)
         self._own = (self._own and len(arrived.fragments) < self._layout.fragments) or mixing > 0
         if self._keeps:
             self.theta |= arrived.fragments
 
     def _moved(self, fragment: int, theta: Groups, guess: Groups, mixing: float) -> Groups:
         """Global weights, moved by a part of what was trained since they were guessed."""
-        own: Groups = gather(self._model, self._layout, fragment)
+        own: Groups = self.complete(fragment, gather(self._model, self._layout, fragment))
         trained = {group: own[group] - guess[group] for group in theta if is_trained(group)}
         return {**theta, **{group: theta[group] + mixing * change for group, change in trained.items()}}
 
+    def _write(self, fragment: int, flat: Groups, mixing: float = 0.0) -> None:
+        """Copy a fragment into the model, and keep what 16-bit weights can't hold of it."""
+        scatter(self._model, self._layout, fragment, flat, mixing)
+        if self._narrow:
+            held = gather(self._model, self._layout, fragment, self._rest.get(fragment))
+            for group in filter(_is_float, held):
+                np.subtract(flat[group], held[group], out=held[group])
+            self._rest[fragment] = held
+
+    def complete(self, fragment: int, own: Flat) -> Flat:
+        """Put back, in place, what rounding took off a fragment's weights, so that it isn't taken for learned."""
+        for group, rest in self._rest.get(fragment, {}).items():
+            if _is_float(group):
+                np.add(own[group], rest, out=own[group])
+        return own
+
     def expect(self, fragment: int, guess: Flat) -> None:
         """Go on from what a fragment's new global weights are expected to be."""
-        scatter(self._model, self._layout, fragment, guess)
+        self._write(fragment, guess)
         self._guesses[fragment] = guess
         self._own = True
 
@@ -85,3 +110,7 @@ class Live:
         finally:
             for fragment in fragments:
                 scatter(self._model, self._layout, fragment, own[fragment])
+
+
+def _is_float(group: str) -> bool:
+    return group.endswith("/float32")

@@ -254,7 +254,8 @@ class InnerLoop:
         for fragment in fragments:
             # The arrays of the last time are free: its result couldn't have been merged before they were read.
             out = self._results.get(fragment)
-            self._results[fragment] = self._strategy.result(self._layout, fragment, out)
+            result = self._strategy.result(self._layout, fragment, out)
+            self._results[fragment] = self._live.complete(fragment, result) if self._strategy.has_state else result
         theta = [self._live.theta[fragment] for fragment in fragments] if self._live.theta else []
         results = [self._results[fragment] for fragment in fragments]
         encoders = [self._encoders[fragment] for fragment in fragments]

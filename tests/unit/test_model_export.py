@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 from typing import Any
 
@@ -6,6 +7,7 @@ import pytest
 import torch
 from huggingface_hub import constants
 from safetensors.numpy import load_file, save_file
+from safetensors.torch import load_file as torch_file
 from small_models import RESNET
 from transformers import (
     AutoImageProcessor,
@@ -92,6 +94,38 @@ def test_export_bfloat16_model_is_saved_in_bfloat16(tmp_path: Path) -> None:
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert loaded.dtype == torch.bfloat16
     assert equal(loaded, network)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("told", [True, False])
+def test_export_of_a_repository_has_the_dtype_of_its_weights(tmp_path: Path, dtype: str, told: bool) -> None:
+    base = tmp_path / "base"
+    build_model(Model(config=GPT2), seed=1).to(getattr(torch, dtype)).save_pretrained(base)
+    if not told:
+        settings = json.loads((base / "config.json").read_text())
+        (base / "config.json").write_text(json.dumps({k: v for k, v in settings.items() if k != "dtype"}))
+    model = Model(repository=str(base))
+    network = trained(model)
+    export(model, None, snapshot(network, tmp_path), tmp_path / "model")
+    assert {str(tensor.dtype) for tensor in torch_file(tmp_path / "model" / "model.safetensors").values()} == {
+        f"torch.{dtype}"
+    }
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["dtype"] == dtype
+    expected = {name: tensor.to(getattr(torch, dtype)).float() for name, tensor in network.state_dict().items()}
+    opened, _ = open_saved(tmp_path / "model")
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in opened.state_dict().items())
+
+
+@pytest.mark.parametrize("original", ["bfloat16", "float32"])
+@pytest.mark.parametrize("wanted", ["bfloat16", "float16", "float32"])
+def test_export_dtype_may_be_chosen_and_rounds_once(tmp_path: Path, original: str, wanted: str) -> None:
+    network = trained(Model(config=GPT2))
+    model = Model(config=GPT2 | {"dtype": original})
+    export(model, None, snapshot(network, tmp_path), tmp_path / "model", dtype=wanted)
+    found = torch_file(tmp_path / "model" / "model.safetensors")
+    exact = network.state_dict()
+    assert all(torch.equal(found[name], exact[name].to(getattr(torch, wanted))) for name in found)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "model").dtype == getattr(torch, wanted)
 
 
 def test_export_replaces_an_older_folder_whole(tmp_path: Path) -> None:
