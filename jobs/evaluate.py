@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from hypha_ray.config.cli import run
@@ -57,6 +58,7 @@ def main() -> None:
         from hypha_ray.model.build import describe
         from hypha_ray.model.evaluation import batches_of, evaluate, figures
         from hypha_ray.model.saved import open_saved
+        from hypha_ray.model.trial import try_network
 
     start, device = time.monotonic(), torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network, task = open_saved(arguments.model, arguments.type)
@@ -64,7 +66,9 @@ def main() -> None:
     manifest.require(facts.vocab_size, facts.num_labels)
     slices = (read_slice(arguments.dataset, info, manifest) for info in infos)
     batches = batches_of(slices, arguments.batch_size, [info.index for info in infos])
-    sums = evaluate(network.to(device), task, batches, device)
+    first = next(batches)
+    try_network(task, network, first)
+    sums = evaluate(network.to(device), task, chain([first], batches), device)
     if not sums.count:
         fix = "choose another --split, or prepare the dataset for this task"
         raise DataError("DATA052", f"nothing in {manifest.name}/{arguments.split} can be scored", task.name, fix=fix)

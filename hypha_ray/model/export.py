@@ -19,6 +19,7 @@ from hypha_ray.model.configuration import saved_settings
 from hypha_ray.model.flat import Array
 from hypha_ray.model.hub import fetch
 from hypha_ray.model.layout import layout_of, load
+from hypha_ray.model.saved import note_task
 from hypha_ray.model.weights import stored
 from hypha_ray.modes import make_tree_private
 
@@ -60,6 +61,7 @@ def export(
             new = Path(scratch) / "new"
             disable_progress_bar()  # It would show one for a single file.
             network.save_pretrained(new)
+            note_task(new, model)
             if preprocessor is not None:
                 preprocessor.save_pretrained(new)
             make_tree_private(new)

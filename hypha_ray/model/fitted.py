@@ -18,7 +18,6 @@ _OTHERWISE = {
     "bool_masked_pos": ("mask",),
 }
 """Keywords by which some models call what others call by another."""
-_NEVER = frozenset({"labels"})
 
 
 def fitted(task: Task, network: Any, preprocessor: Any | None, explicit: bool) -> Task:
@@ -36,8 +35,7 @@ def fitted(task: Task, network: Any, preprocessor: Any | None, explicit: bool) -
     """
     config, takes = network.config, parameters(network)
     if not explicit:
-        pairs = tuple(pair for name, keyword in task.tensors if (pair := _pair(task, name, keyword, takes)))
-        task = replace(task, tensors=pairs, accepts=takes)
+        task = replace(task, tensors=_pairs(task, takes), accepts=takes)
     if task.labels == "masked":
         task = replace(task, masking=masking_of(config, preprocessor))
     if task.labels == "pixels":
@@ -56,9 +54,11 @@ def parameters(network: Any) -> frozenset[str]:
     return frozenset(inspect.signature(network.forward).parameters) - {"self", "args", "kwargs"}
 
 
-def _pair(task: Task, name: str, keyword: str, takes: frozenset[str]) -> tuple[str, str] | None:
-    """Return a tensor and the keyword that the model has for it; None for one that it can do without."""
-    for known in (keyword, *_OTHERWISE.get(keyword, ())):
-        if known in takes or known in _NEVER:
-            return name, known
-    return None if keyword in task.optional else (name, keyword)
+def _pairs(task: Task, takes: frozenset[str]) -> tuple[tuple[str, str], ...]:
+    """Return the tensors that the model takes, with its keywords for them; all of them if it names none of these."""
+    found = []
+    for name, keyword in task.tensors:
+        known = [one for one in (keyword, *_OTHERWISE.get(keyword, ())) if one in takes]
+        found += [(name, one) for one in known[:1]]
+    labels = [pair for pair in task.tensors if pair[1] == "labels" and pair not in found]
+    return (*found, *labels) if found else task.tensors

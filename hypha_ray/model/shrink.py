@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 _LAYERS = frozenset(
     {
@@ -31,57 +31,72 @@ _INNER = frozenset(
     }
 )  # fmt: skip
 _EXPERTS = frozenset({"num_experts", "num_local_experts", "n_routed_experts"})
-_LAYERS_KEPT = 4
-_EXPERTS_KEPT = 8
-_HEAD = 16
-"""Width of a head of a small copy."""
-_INNER_KEPT = 64
+_SIZES_KEPT = 64
+
+
+class _Plan(NamedTuple):
+    """How small a copy is."""
+
+    layers: int
+    experts: int | None = None
+    """None: all of them."""
+    heads: bool = False
+    """Fewer heads, in the same proportion."""
+    head: int | None = None
+    """Width of a head by which the layers' width is told; None: as it is."""
+    own_width: bool = False
+    """Heads have a width of their own, and the layers' is free."""
+
+
+_PLANS = (
+    _Plan(layers=4, experts=16, heads=True, head=16),
+    _Plan(layers=8, heads=True, head=64),
+    _Plan(layers=8, own_width=True),
+    _Plan(layers=2),
+)
 
 
 def smaller(config: Any) -> Iterator[Any]:
     """Return ever less small copies of a configuration; not all of them need make a model."""
-    for wide in (False, True):
-        yield _shrunk(config, wide)
+    for plan in _PLANS:
+        small = copy.deepcopy(config)
+        for part in (small, *(getattr(small, name, None) for name in getattr(type(small), "sub_configs", {}))):
+            if part is not None and hasattr(part, "__dict__"):
+                _shrink(part, plan)
+        yield small
 
 
-def _shrunk(config: Any, wide: bool) -> Any:
-    """Return a copy with few layers, and with narrow ones unless `wide`."""
-    small = copy.deepcopy(config)
-    for part in (small, *(getattr(small, name, None) for name in getattr(type(small), "sub_configs", {}))):
-        if part is not None and hasattr(part, "__dict__"):
-            _shrink(part, wide)
-    return small
-
-
-def _shrink(part: Any, wide: bool) -> None:
+def _shrink(part: Any, plan: _Plan) -> None:
     sizes = {name: value for name, value in vars(part).items() if type(value) is int and value > 0}
     layers = {name: value for name, value in sizes.items() if name in _LAYERS}
-    for name, value in layers.items():
-        setattr(part, name, min(value, _LAYERS_KEPT))
-    for name, value in vars(part).items():
-        if isinstance(value, list | tuple) and len(value) > _LAYERS_KEPT and len(value) in layers.values():
-            setattr(part, name, _some(value))
-    for name, value in sizes.items():
-        if name in _EXPERTS:
-            setattr(part, name, min(value, _EXPERTS_KEPT))
-    if wide:
-        return
+    for name, value in list(vars(part).items()):
+        if name in layers:
+            setattr(part, name, min(value, plan.layers))
+        elif isinstance(value, list | tuple) and len(value) > plan.layers and len(value) in layers.values():
+            setattr(part, name, _some(value, plan.layers))
+        elif name in _EXPERTS and plan.experts and name in sizes:
+            setattr(part, name, min(value, plan.experts))
+    if plan.head or plan.own_width:
+        _narrow(part, sizes, plan)
+
+
+def _narrow(part: Any, sizes: dict[str, int], plan: _Plan) -> None:
     heads = {name: value for name, value in sizes.items() if name in _HEADS}
-    fewer = max(1, math.gcd(*heads.values()) // 2)
-    width = math.lcm(*heads.values()) // fewer * _HEAD if heads else _INNER_KEPT
+    fewer = max(1, math.gcd(*heads.values()) // 2) if plan.heads else 1
+    width = math.lcm(*heads.values()) // fewer * (plan.head or 0) if heads else _SIZES_KEPT
     for name, value in sizes.items():
         if name in heads:
             setattr(part, name, value // fewer)
         elif name in _HIDDEN:
-            setattr(part, name, min(value, width))
+            setattr(part, name, min(value, 2 * _SIZES_KEPT if plan.own_width else width))
         elif name in _INNER:
-            setattr(part, name, min(value, _INNER_KEPT))
-        elif name == "head_dim":
-            setattr(part, name, min(value, _HEAD))
+            setattr(part, name, min(value, _SIZES_KEPT))
+        elif name == "head_dim" and plan.head:
+            setattr(part, name, min(value, plan.head))
 
 
-def _some(kinds: Any) -> Any:
+def _some(kinds: Any, count: int) -> Any:
     """Return as many entries of a list with one for each layer as are kept, every kind among the first of them."""
     first = [index for index, kind in enumerate(kinds) if kind not in kinds[:index]]
-    kept = sorted((first + [index for index in range(len(kinds)) if index not in first])[:_LAYERS_KEPT])
+    kept = sorted((first + [index for index in range(len(kinds)) if index not in first])[:count])
     return type(kinds)(kinds[index] for index in kept)

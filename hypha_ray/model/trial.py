@@ -10,9 +10,9 @@ samples share a batch, shows in the numbers.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -25,21 +25,24 @@ from hypha_ray.model.shrink import smaller
 from hypha_ray.model.tasks import Task
 from hypha_ray.types import Samples
 
-BUDGET = 200_000_000
+BUDGET = 300_000_000
 """Parameters of the largest copy that is built."""
 SMALL = 3_000_000
 """Parameters of a model that is tried as it is."""
 SAMPLES = 3
 TOKENS = 32
 """Length to which sequences are cut."""
-_CLOSE = 2e-4
+_CLOSE = 2e-5
 """Largest part by which two sums of the same losses may differ, for they are added up in another order."""
+
+_SEEN = 1e-4
+"""Part of what a token changes later that it may change before, for the same reason."""
 
 Build = Callable[[Any], Any]
 
 
-def try_out(task: Task, samples: Samples, config: Any, build: Build, parameters: int) -> None:
-    """Try a model that isn't built: a small copy of it, with random weights.
+def try_out(task: Task, samples: Samples, config: Any, build: Build, parameters: int) -> bool:
+    """Try a model that isn't built: a small copy of it, with random weights; False if none can be made of it.
 
     Args:
         task: as `fitted` returns it.
@@ -52,19 +55,20 @@ def try_out(task: Task, samples: Samples, config: Any, build: Build, parameters:
         ConfigError: the model has no loss, or not the task's.
 
     """
-    copies = [] if parameters <= SMALL else list(smaller(config))
-    failure: Exception | None = None
-    for copy in [*copies, *([config] if parameters <= BUDGET else [])]:
+    copies = iter(()) if parameters <= SMALL else smaller(config)
+    for copy in chain(copies, [config] if parameters <= BUDGET else []):
         try:
             network = _build(copy, build)
             _run(task, network, samples)
+        except (ConfigError, DataError):
+            raise
         except Exception as error:  # A copy that can't be built or run: the next one is more like the model itself.
-            failure = error
+            if copy is config:
+                raise _unusable(error) from error
             continue
         try_network(task, network, samples)
-        return
-    if parameters <= BUDGET and failure is not None:
-        raise _unusable(failure)
+        return True
+    return False
 
 
 def try_network(task: Task, network: Any, samples: Samples) -> None:
@@ -132,10 +136,11 @@ def _is_blind(task: Task, network: Any, inputs: dict[str, Any], output: Any) -> 
         if place:
             changed[row, place] = _another(tokens[row], place, first.shape[-1])
     others = losses(task, network, inputs | {name: changed}).output.logits
+    noise = 1e-6 * float(first.abs().max())
     moved = (first.float() - others.float()).abs().amax(-1)[:, -width:]
     for row, place in enumerate(places):
         before = place if task.labels == "shifted" else place + 1
-        if place and float(moved[row, :before].max()) > 1e-3 * float(moved[row].max()):
+        if place and float(moved[row, :before].max()) > _SEEN * float(moved[row].max()) + noise:
             raise ConfigError(
                 "MODEL016",
                 f"{type(network).__name__} sees the tokens that a {task.name} model has to guess",
@@ -203,7 +208,7 @@ def _build(config: Any, build: Build) -> Any:
         with torch.no_grad():
             for parameter in network.parameters():
                 if parameter.ndim > 1:
-                    parameter.add_(torch.randn_like(parameter), alpha=0.05)
+                    parameter.add_(torch.randn_like(parameter), alpha=parameter[0].numel() ** -0.5)
     return network
 
 
@@ -238,16 +243,12 @@ def _other(network: Any, task: Task, got: str) -> ConfigError:
     )
 
 
-def _unusable(failure: Exception) -> Exception:
+def _unusable(failure: Exception) -> ConfigError:
     """Return the error for a model that can't be run on the dataset's samples."""
-    if isinstance(failure, ConfigError | DataError):
-        return failure
     line = f"{type(failure).__name__}: {' '.join(str(failure).split())}"[:300]
     return ConfigError(
-        "MODEL017", "the model can't be run on samples of the dataset", line, fix="prepare the dataset for this model"
+        "MODEL017",
+        "the model can't be run on samples of the dataset",
+        line,
+        fix="choose another model or model.type, or prepare the dataset for this one",
     )
-
-
-def tell(text: str) -> None:
-    """Print a note at the start of a job."""
-    print(f"note: {text}", file=sys.stderr)

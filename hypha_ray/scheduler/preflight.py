@@ -92,13 +92,15 @@ def check_model(job: Job, dataset: Path, manifest: Manifest) -> list[str]:
         from hypha_ray.model.build import compare_weights, describe, skeleton
         from hypha_ray.model.tasks import find_task
         from hypha_ray.scheduler.fitting import CHECKS, Case
+        from hypha_ray.scheduler.scoring import check_loss
 
     network = skeleton(job.model)
     task = find_task(job.model.type, job.model.input_names)
     case = Case(job, dataset, manifest, network, task, describe(network, task))
     for check in CHECKS:
         check(case)
-    return compare_weights(job.model)  # Of a hub's repository, which the nodes fetch, they say it.
+    notes = compare_weights(job.model)  # Of a hub's repository, which the nodes fetch, they say it.
+    return [*notes, *check_loss(case)]
 
 
 def check_fragments(job: Job) -> None:

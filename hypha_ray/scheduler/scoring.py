@@ -1,0 +1,117 @@
+"""Whether a job's model has the right loss on its dataset: tried on samples, before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hypha_ray.config import Job
+from hypha_ray.data.slices import read_slice
+from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.model.build import task_of
+from hypha_ray.model.configuration import auto_class
+from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
+from hypha_ray.model.hub import code_allowed
+from hypha_ray.model.masking import no_mask
+from hypha_ray.model.preprocess import load_specials
+from hypha_ray.model.tasks import Task
+from hypha_ray.model.trial import try_out
+from hypha_ray.scheduler.fitting import Case
+from hypha_ray.types import Samples
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_AT_ONCE = 256
+"""Samples that are looked through together for something to score."""
+
+
+def check_loss(case: Case) -> list[str]:
+    """Refuse a job whose model has no loss for its dataset, or not that of its task.
+
+    Trainers outside of Ray have losses of their own, of which nothing is known here.
+
+    Returns:
+        Notes on tensors of the dataset that the model isn't fed.
+
+    Raises:
+        HyphaError: a loss that isn't the task's, a model that can't be run on the dataset, or nothing to score in it.
+
+    """
+    job, masks = case.job, case.task.labels == "masked"
+    outside = [job.bridges(number) for number in range(job.resources.num_workers)]
+    if masks and any(outside):
+        raise ConfigError(
+            "MODEL019",
+            "trainers outside of Ray would each hide other tokens from a masked language model",
+            "worker.bridge",
+            fix="train it with workers of this cluster, or train another kind of model",
+        )
+    if all(outside):
+        return []
+    specials = load_specials(job.preprocessor, case.folder, job.model) if masks else None
+    task = task_of(job.model, case.network, specials)
+    tensors = {tensor.name for tensor in case.manifest.tensors}
+    if masks and task.masking is None and "labels" not in tensors:
+        raise no_mask(task.name)
+    samples = _scored(case, task)
+    tried = try_out(task, samples, case.network.config, partial(_build, job, case.task), case.facts.parameters)
+    return [*_left_out(case, task, samples), *([] if tried else [_untried(case.network)])]
+
+
+def _build(job: Job, task: Task, config: object) -> PreTrainedModel:
+    trusted = code_allowed(job.model.trust_remote_code)
+    network: PreTrainedModel = auto_class(task).from_config(config, trust_remote_code=trusted)
+    return network
+
+
+def _scored(case: Case, task: Task) -> Samples:
+    """Return training samples that have something to score; both splits must have such.
+
+    Raises:
+        DataError: one of them has none.
+
+    """
+    for split in ("validation", "train"):
+        samples = next((part for part in _samples(case, split) if _count(task, part)), None)
+        if samples is None and case.manifest.of(split):
+            raise DataError(
+                "DATA052",
+                f"nothing in {case.manifest.name}/{split} can be scored",
+                f"all labels of a {task.name} model are left out",
+                fix="prepare the dataset for this task",
+            )
+    assert samples is not None
+    return samples
+
+
+def _samples(case: Case, split: str) -> Iterator[Samples]:
+    """Return a split's samples, some at once."""
+    for info in case.manifest.of(split):
+        arrays = read_slice(case.folder, info, case.manifest)
+        for start in range(0, info.samples, _AT_ONCE):
+            rows = np.arange(start, min(start + _AT_ONCE, info.samples))
+            keys = np.stack([np.zeros_like(rows), np.full_like(rows, info.index), rows], axis=1)
+            yield Samples({name: array[rows] for name, array in arrays.items()}, keys)
+
+
+def _count(task: Task, samples: Samples) -> int:
+    return task.count(task.inputs(tensors_of(samples), samples.keys, MASKING_SEED))
+
+
+def _left_out(case: Case, task: Task, samples: Samples) -> list[str]:
+    """Return a note for each tensor of the dataset that the model isn't fed, unless the job says which it is fed."""
+    if case.job.model.input_names is not None:
+        return []
+    fed = {name for name, _, _ in task.fed(tensors_of(samples))}
+    padding = {"attention_mask"} if "attention_mask" not in task.accepts else set()  # It still marks what is scored.
+    left = sorted(set(samples.arrays) - fed - padding)
+    takes = f"a {task.name} model of class {type(case.network).__name__} takes none like it"
+    return [f"the dataset's tensor {name!r} is left out: {takes}" for name in left]
+
+
+def _untried(network: PreTrainedModel) -> str:
+    return f"no small copy of {type(network).__name__} could be made, so its loss is taken as it is"
