@@ -17,7 +17,12 @@ _LAYERS = frozenset(
         "encoder_layers", "decoder_layers", "depth",
     }
 )  # fmt: skip
-_HIDDEN = frozenset({"hidden_size", "n_embd", "d_model", "dim", "n_embed", "embedding_size", "word_embed_proj_dim"})
+_HIDDEN = frozenset(
+    {
+        "hidden_size", "n_embd", "d_model", "dim", "n_embed", "embedding_size", "word_embed_proj_dim",
+        "attention_hidden_size",
+    }
+)  # fmt: skip
 _HEADS = frozenset(
     {
         "num_attention_heads", "n_head", "n_heads", "encoder_attention_heads", "decoder_attention_heads", "num_heads",
@@ -52,6 +57,7 @@ _PLANS = (
     _Plan(layers=4, experts=16, heads=True, head=16),
     _Plan(layers=8, heads=True, head=64),
     _Plan(layers=8, own_width=True),
+    _Plan(layers=4, head=64),
     _Plan(layers=2),
 )
 

@@ -25,7 +25,7 @@ from hypha_ray.model.shrink import smaller
 from hypha_ray.model.tasks import Task
 from hypha_ray.types import Samples
 
-BUDGET = 300_000_000
+BUDGET = 500_000_000
 """Parameters of the largest copy that is built."""
 SMALL = 3_000_000
 """Parameters of a model that is tried as it is."""
