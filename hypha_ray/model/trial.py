@@ -10,6 +10,8 @@ samples share a batch, shows in the numbers.
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -57,17 +59,18 @@ def try_out(task: Task, samples: Samples, config: Any, build: Build, parameters:
     """
     copies = iter(()) if parameters <= SMALL else smaller(config)
     for copy in chain(copies, [config] if parameters <= BUDGET else []):
-        try:
-            network = _build(copy, build)
-            _run(task, network, samples)
-        except (ConfigError, DataError):
-            raise
-        except Exception as error:  # A copy that can't be built or run: the next one is more like the model itself.
-            if copy is config:
-                raise _unusable(error) from error
-            continue
-        try_network(task, network, samples)
-        return True
+        with _silent():
+            try:
+                network = _build(copy, build)
+                _run(task, network, samples)
+            except (ConfigError, DataError):
+                raise
+            except Exception as error:  # A copy that can't be built or run: the next is more like the model itself.
+                if copy is config:
+                    raise _unusable(error) from error
+                continue
+            try_network(task, network, samples)
+            return True
     return False
 
 
@@ -219,7 +222,21 @@ def _another(row: torch.Tensor, place: int, vocabulary: int) -> int:
 
 
 def _close(one: float, other: float) -> bool:
+    if not (math.isfinite(one) and math.isfinite(other)):
+        return True  # A sample that overflows, or a model that has diverged, says nothing of what the loss is.
     return abs(one - other) <= _CLOSE * max(abs(one), abs(other)) + 1e-6
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Keep to itself what transformers remarks on a copy, which nobody has asked for."""
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 @contextmanager

@@ -116,6 +116,58 @@ def test_evaluate_wrong_argument_is_one_line_and_an_exit_code(
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_evaluate_split_with_nothing_to_score_is_an_error(language_model: Path, tmp_path: Path) -> None:
+    ids = np.ones((3, 8), np.int64)
+    folder = dataset(tmp_path / "prompts", "language", ("validation", {"input_ids": ids, "labels": 0 * ids - 100}))
+    done = evaluate("--model", language_model, "--dataset", folder, "--json")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith("error[DATA052]: nothing in prompts/validation can be scored")
+
+
+def test_evaluate_prompts_that_are_no_labels_are_not_scored(language_model: Path, tmp_path: Path) -> None:
+    ids = np.random.default_rng(0).integers(0, 300, (5, 12))
+    answers = {"input_ids": ids, "labels": np.where(np.arange(12) < 7, -100, ids)}
+    folder = dataset(tmp_path / "answers", "language", ("validation", answers))
+    done = evaluate("--model", language_model, "--dataset", folder, "--json")
+    result = json.loads(done.stdout.splitlines()[-1])
+    network = build_model(Model(config=GPT2), seed=0).eval()
+    with torch.no_grad():
+        expected = network(input_ids=torch.tensor(ids), labels=torch.tensor(answers["labels"])).loss.item()
+    assert result["tokens"] == 25
+    assert result["val_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("scale", "names"), [(1e6, {"val_loss", "tokens"}), (math.nan, set())])
+def test_evaluate_json_is_json_whatever_the_loss(
+    scale: float, names: set[str], language_model: Path, text: Path, tmp_path: Path
+) -> None:
+    network = build_model(Model(config=GPT2), seed=0)
+    with torch.no_grad():
+        network.transformer.ln_f.weight.mul_(scale)
+    network.save_pretrained(tmp_path)
+    done = evaluate("--model", tmp_path, "--dataset", text, "--json")
+    if names:
+        assert set(json.loads(done.stdout.splitlines()[-1], parse_constant=pytest.fail)) == names
+    else:
+        assert done.returncode == 5
+        assert done.stderr.startswith("error[MODEL018]: the model's loss isn't a finite number")
+
+
+def test_evaluate_regression_has_no_accuracy(tmp_path: Path) -> None:
+    config = {name: value for name, value in VIT.items() if name != "num_labels"} | {"num_labels": 1}
+    network = build_model(Model(config=config, type="image-classification"), seed=0).eval()
+    network.save_pretrained(tmp_path / "model")
+    draws = np.random.default_rng(0)
+    arrays = {"images": draws.random((9, 1, 8, 8), dtype=np.float32), "labels": draws.random(9, dtype=np.float32)}
+    folder = dataset(tmp_path / "ages", "vision", ("validation", arrays))
+    done = evaluate("--model", tmp_path / "model", "--dataset", folder, "--json")
+    result = json.loads(done.stdout.splitlines()[-1])
+    with torch.no_grad():
+        scores = network(pixel_values=torch.tensor(arrays["images"])).logits[:, 0].numpy()
+    assert set(result) == {"val_loss", "samples"}
+    assert result["val_loss"] == pytest.approx(float(((scores - arrays["labels"]) ** 2).mean()), rel=1e-5)
+
+
 def test_evaluate_tokens_beyond_the_vocabulary_raise(text: Path, tmp_path: Path) -> None:
     build_model(Model(config=GPT2 | {"vocab_size": 256}), seed=0).save_pretrained(tmp_path)
     done = evaluate("--model", tmp_path, "--dataset", text)

@@ -177,6 +177,14 @@ def test_tensor_that_the_model_cannot_take_is_named(tmp_path: Path) -> None:
     assert check_model(explicit, folder, manifest) == []
 
 
+def test_sample_that_overflows_does_not_refuse_the_model(tmp_path: Path) -> None:
+    case: Case = next(one for one in ACCEPTED if one.task == "image-classification")
+    pictures = case.arrays["images"].copy()
+    pictures[0] = np.finfo(np.float32).max
+    folder, manifest = dataset(tmp_path, {**case.arrays, "images": pictures})
+    assert check_model(job_of({"model_type": case.model_type, **case.config}, case.task), folder, manifest) == []
+
+
 def test_large_model_is_tried_on_a_small_copy(tmp_path: Path) -> None:
     large = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
     folder, manifest = dataset(tmp_path, ids())
