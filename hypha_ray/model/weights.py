@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
+from transformers.utils.logging import disable_progress_bar
 
 from hypha_ray.errors import CheckpointError
 
@@ -177,12 +178,16 @@ def require_fit(
 def quiet() -> Iterator[None]:
     """Keep transformers' own report of a loading, a table on standard error, to itself: ours is an error or a note."""
     logger = logging.getLogger("transformers.modeling_utils")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+    disable_progress_bar()
+    logger.addFilter(_says_nothing)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        logger.removeFilter(_says_nothing)
+
+
+def _says_nothing(_: logging.LogRecord) -> bool:
+    return False
 
 
 def _halves(network: PreTrainedModel, head: set[str], gone: set[str]) -> set[str]:

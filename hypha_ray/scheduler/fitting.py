@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
+import torch
 
 from hypha_ray.config import Job
 from hypha_ray.data.manifest import Manifest
@@ -149,6 +150,21 @@ def check_channels(case: Case) -> None:
         raise DataError("DATA025", what, f"{channels} channels", f"{case.facts.channels}", fix)
 
 
+def check_image_size(case: Case) -> None:
+    """Refuse images of a size that the model itself refuses; on the meta device nothing is computed for that."""
+    shape = case.shapes.get("images")
+    if shape is None or len(shape) != 3 or case.task.modality != "image":
+        return
+    try:
+        case.network(pixel_values=torch.empty(1, *shape, device="meta"))
+    except ValueError as error:
+        what = f"the images of dataset {case.manifest.name!r} don't fit the model"
+        fix = "set image_size in model.config, or prepare the images for this model"
+        raise DataError("DATA025", what, " ".join(str(error).split()), fix=fix) from None
+    except Exception:  # Whatever can't be computed without values says nothing of sizes.
+        return
+
+
 Check: TypeAlias = Callable[[Case], None]
 
 CHECKS: Final[tuple[Check, ...]] = (
@@ -156,6 +172,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     check_special_tokens,
     check_positions,
     check_channels,
+    check_image_size,
     check_ranges,
 )
 """All checks of a model and its dataset, in the order in which they are made."""

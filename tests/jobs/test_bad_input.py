@@ -15,10 +15,13 @@ import pytest
 import ray
 from ray.util import get_node_ip_address, list_named_actors
 from ray.util.placement_group import placement_group_table
+from safetensors.numpy import load_file, save_file
 
+from hypha_ray.config.schema import Model
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.options import Options
 from hypha_ray.data.prepare import prepare
+from hypha_ray.model.build import build_model
 from hypha_ray.scheduler.epoch import Epoch
 from hypha_ray.telemetry.files import read_jsonl
 
@@ -287,3 +290,20 @@ def test_wrong_token_is_refused_and_not_shown(run_job: RunJob, small_job: Path, 
 def test_address_that_is_none_is_no_cluster(run_job: RunJob, small_job: Path, corpus: Path) -> None:
     done = run_job("@", small_job, "--dataset.path", corpus, env={"RAY_ADDRESS": "nowhere"})
     assert "no Ray cluster at 'nowhere'" in refused(done, run_job.home, 75)
+
+
+# ── weights that aren't the model's ───────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("flags", [(), ("--dry-run",)])
+def test_weights_under_names_of_a_wrapper_are_refused_before_anything_starts(
+    run_job: RunJob, corpus: Path, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    config = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 64, "vocab_size": 384}
+    build_model(Model(config=config), seed=0).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    save_file({f"module.{name}": array for name, array in load_file(file).items()}, file)
+    done = run_job("--model.repository", tmp_path, "--dataset.path", corpus, *flags, env={"RAY_ADDRESS": "127.0.0.1:1"})
+    error = error_of(done)
+    assert done.returncode == 5 and error.startswith("error[MODEL006]: ") and "'module.'" in error
+    assert not run_job.home.exists()

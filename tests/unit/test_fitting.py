@@ -192,3 +192,17 @@ def test_images_with_other_channels_are_refused(tmp_path: Path) -> None:
     images, labels = np.zeros((4, 3, 8, 8), np.float32), np.array([0, 1, 2, 0])
     error = refusal(case_of(tmp_path, RESNET, "image-classification", images=images, labels=labels))
     assert error is not None and error.code == "DATA025"
+
+
+VIT = {"model_type": "vit", "image_size": 8, "patch_size": 4, "num_channels": 1, "num_labels": 3}
+VIT |= {name: size for name, size in SMALL.items() if name != "vocab_size"}
+
+
+@pytest.mark.parametrize(("config", "side", "fits"), [(VIT, 8, True), (VIT, 9, False), (RESNET, 9, True)])
+def test_images_of_another_size_are_refused_by_models_that_want_one(
+    tmp_path: Path, config: dict[str, Any], side: int, fits: bool
+) -> None:
+    images, labels = np.zeros((4, 1, side, side), np.float32), np.array([0, 1, 2, 0])
+    error = refusal(case_of(tmp_path, config, "image-classification", images=images, labels=labels))
+    assert (error is None) == fits
+    assert error is None or error.code == "DATA025"

@@ -295,3 +295,10 @@ def test_weights_with_the_wrong_kind_of_model_are_refused(tmp_path: Path) -> Non
     GPT2LMHeadModel(GPT2Config(**GPT2)).save_pretrained(tmp_path)
     configure(tmp_path, **LLAMA, architectures=["LlamaForCausalLM"])
     assert all("missing (lm_head.weight, model.embed_tokens" in text for text in refusals(tmp_path))
+
+
+def test_nothing_but_our_own_words_is_said_of_a_loading(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    saved(tmp_path, LLAMA)
+    capfd.readouterr()
+    notes(tmp_path, "sequence-classification")
+    assert capfd.readouterr() == ("", "")
