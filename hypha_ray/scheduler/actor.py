@@ -247,7 +247,7 @@ class Scheduler:
 
 
 def _meant(error: Exception) -> Exception:
-    """What an error stands for that nobody could help: calls are repeated, but objects can't be made again."""
+    """Meaning of an error that nobody could help: calls are repeated, but objects can't be made again."""
     if not isinstance(error, GONE):
         return error
     what, got = "an object of the run is lost with its node", str(error).partition("\n")[0]

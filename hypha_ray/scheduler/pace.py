@@ -9,7 +9,7 @@ from hypha_ray.scheduler.outbox import Outbox
 AHEAD = 4
 """Rounds that may be under way or wait for the store: each of them holds weights and momentum in memory."""
 HELD_S = 10.0
-"""How long a round waits for the store before that is told."""
+"""Seconds that a round waits for the store before that is told."""
 
 
 class Pace:

@@ -19,7 +19,7 @@ LOST = 20
 PATIENCE = 4
 """Actors in a row that may die over one call, before the fault is taken to be in the call."""
 GONE = (ObjectLostError, RayActorError)
-"""How Ray says of an object that it is lost: by the second if the stream that it came of hadn't ended."""
+"""Errors by which Ray says that an object is lost: the second if the stream that it came of hadn't ended."""
 
 
 class Post:

@@ -8,9 +8,9 @@ import time
 from hypha_ray.store.mirror import Mirror
 
 WAIT_S = 1.0
-"""How long a commit waits for its copy, for most are made in no time; then it is answered without."""
+"""Seconds that a commit waits for its copy, for most are made in no time; then it is answered without."""
 DEADLINE_S = 30.0
-"""How long a copy may take beside a second for each megabyte, before it is told of."""
+"""Seconds that a copy may take beside one for each megabyte, before it is told of."""
 BYTES_PER_S = 1_000_000
 
 
@@ -35,7 +35,7 @@ class Courier:
         self._busy: tuple[int, float] | None = None
         """Round of the one that is on its way, and when it is late."""
         self._problem: str | None = None
-        """What isn't told yet."""
+        """A problem that isn't told yet."""
         self._ill = False
         """Something is told, and nothing has arrived since."""
         self._patient = True

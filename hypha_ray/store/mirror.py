@@ -31,7 +31,7 @@ _RECORD = re.compile(r"commits/round_(\d{6,})\.json")
 _SNAPSHOT = re.compile(r"checkpoints/round_(\d{6,})/\w[\w.-]*")
 _OTHERS = ("config.toml", "dataset.json", "origin.json", "quarantine.json")
 _HISTORY = ("metrics.jsonl", "events.jsonl")
-"""What grows with every round, and is copied whole."""
+"""Files that grow with every round, and are copied whole."""
 _RESULTS = ("summary.json", "model", "plots")
 HISTORY_S = 60.0
 """Seconds between two copies of what grows, once it is larger than a snapshot."""
@@ -56,7 +56,7 @@ class Mirror:
 
     @property
     def place(self) -> str:
-        """Where the mirror is, to be shown."""
+        """The mirror's address, to be shown."""
         return _shown(self._url)
 
     def size(self, round: int | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Where payloads are, from a worker's word to a server: on its own node, on the server's, and never the scheduler's."""
+"""Places of payloads, from a worker's word to a server: on its own node, on the server's, and never the scheduler's."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def cluster() -> Iterator[Cluster]:
 
 @ray.remote(num_cpus=0, resources={"worker": 1})
 class Worker:
-    """What a worker says at the end of a round; a large payload takes its time to be stored."""
+    """Says what a worker does at the end of a round; a large payload takes its time to be stored."""
 
     @ray.method(num_returns="streaming")  # type: ignore[untyped-decorator]
     def run(self, storing_s: float, leaves: bool) -> Iterator[Any]:

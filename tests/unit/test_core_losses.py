@@ -21,7 +21,7 @@ STRATEGIES: list[dict[str, Any]] = [
 
 
 def faults(reason: str, *rounds: int, worker: int = 1) -> Faults:
-    """What a worker hands over in these rounds isn't merged."""
+    """A worker's deltas of these rounds aren't merged."""
     return Faults(reject=lambda delta: reason if delta.source.worker == worker and delta.round in rounds else None)
 
 

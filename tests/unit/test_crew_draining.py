@@ -1,4 +1,4 @@
-"""Who is on nodes that are drained is looked up in a thread, beside workers that come and go."""
+"""Workers on nodes that are drained are looked for in a thread, beside others that come and go."""
 
 from __future__ import annotations
 

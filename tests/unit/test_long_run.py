@@ -29,7 +29,7 @@ SAMPLES, SLICES = 8, 20
 """Of a round, and of the dataset, of which each has as many samples as eight rounds: an epoch has 160 rounds."""
 EPOCH = SLICES * 64 // SAMPLES
 CALLS = ("open", "scandir", "listdir", "stat", "rename", "link", "unlink", "mkdir", "fsync")
-"""What a commit asks the system for."""
+"""Calls by which a commit asks the system for something."""
 
 
 class LongRun(VirtualFleet):

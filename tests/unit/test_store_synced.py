@@ -1,4 +1,4 @@
-"""What is on the disk after a loss of power: names whose folder was synced after them, of files synced before."""
+"""Names and contents that outlast a loss of power: names whose folder was synced after them, of files synced before."""
 
 from __future__ import annotations
 
