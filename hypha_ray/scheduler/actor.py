@@ -95,7 +95,7 @@ class Scheduler:
                     _raise_what_ended(commands)
                     break
                 commands = core.handle(await self._next(core.deadline), time.monotonic())
-            ending = asyncio.ensure_future(asyncio.gather(*self._commits, self._foreman.part()))
+            ending = asyncio.ensure_future(self._settled())
             while not ending.done():
                 await asyncio.wait({ending}, timeout=NEWS_S)
                 for record in self._reporter.news(ending.done()):
@@ -105,7 +105,8 @@ class Scheduler:
         except (QuarantinedError, LostError):  # The next scheduler takes the workers over.
             await self._finish()
             raise
-        except BaseException:
+        except BaseException as error:
+            await self._copied(error)
             await self._finish()
             self._crew.end()
             raise
@@ -218,12 +219,17 @@ class Scheduler:
     # ── the end ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _finish(self) -> dict[str, Any]:
-        if self._job.checkpoint.mirror and not self._commits:
-            await self._copied()
         return await self._reporter.finish({"parameter_bytes": self._weights.bytes, "attempt": self._attempt})
 
-    async def _copied(self) -> None:
-        """See that the mirror has what is committed, unless it hangs."""
+    async def _settled(self) -> None:
+        """Wait for commits, for workers that have something to say yet, and for the mirror."""
+        await asyncio.gather(*self._commits, self._foreman.part())
+        await self._copied()
+
+    async def _copied(self, error: BaseException | None = None) -> None:
+        """See that the mirror has what is committed, unless it hangs; where the run isn't ended by force."""
+        if self._job.checkpoint.mirror is None or self._commits or not isinstance(error, HyphaError | None):
+            return
         with suppress(RayError, HyphaError):
             problem = await (await self._crew.store.ask(lambda store: store.settle.remote()))
             if problem is not None:
