@@ -242,6 +242,10 @@ def test_run_goes_on_from_its_mirror_in_a_new_home(
     assert done.stdout.splitlines()[-1] == f"run: {run}"
     assert commits(run)[: len(there)] == there == commits(mirror / "mirrored")[: len(there)]
     whole(run, ROUNDS)
+    for name in ("metrics.jsonl", "events.jsonl", "summary.json", "model/model.safetensors", "plots/loss.png"):
+        assert (mirror / "mirrored" / name).read_bytes() == (run / name).read_bytes()
+    attempts = [event["attempt"] for event in read_jsonl(run / "events.jsonl", kinds=("attempt",))]
+    assert attempts == [1, 2], "the way back brings no history"
 
 
 @pytest.mark.timeout(600)  # Three jobs, and the time for which a driver waits for its Ray to come back.
