@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
 
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.tasks import IGNORED, Batch, Task
@@ -59,7 +59,8 @@ def shifted(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """
     if logits.ndim != 3 or logits.shape[1] < labels.shape[1]:
         raise no_loss(f"logits {list(logits.shape)} for labels {list(labels.shape)}")
-    return unshifted(logits[:, -labels.shape[1] :][:, :-1], labels[:, 1:])
+    following = pad(labels[:, 1:], (0, 1), value=IGNORED)  # To cut the logits instead would copy them.
+    return unshifted(logits[:, -labels.shape[1] :], following)
 
 
 def unshifted(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
