@@ -60,6 +60,7 @@ class Stepper:
         self._autocast = torch.bfloat16 if job.worker.autocast == "bf16" else None
         saved = self.model.state_dict().keys()
         self._buffers = [buffer for name, buffer in self.model.named_buffers() if name in saved]
+        self._statistics = [buffer for buffer in self._buffers if buffer.is_floating_point()]
 
     @property
     def parameters(self) -> int:
@@ -131,8 +132,10 @@ class Stepper:
 
     def _is_finite(self, result: Gradient) -> bool:
         """Tell whether loss, gradient and batch statistics are finite; the one wait for the device in a step."""
-        statistics = torch.nn.utils.get_total_norm([one for one in self._buffers if one.is_floating_point()])
-        return bool(torch.stack([result.loss, result.norm, statistics.to(result.loss)]).isfinite().all())
+        figures = [result.loss, result.norm]
+        if self._statistics:
+            figures.append(torch.nn.utils.get_total_norm(self._statistics))
+        return bool(torch.stack(figures).isfinite().all())
 
     def _damaged(self, batch: Samples) -> npt.NDArray[np.bool_]:
         """Return which samples have no finite gradient by themselves; all of them, if each one has."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +12,7 @@ from typing import Any
 
 import pytest
 import ray
+from clusters import SHARED, cluster_of
 from faults import events, faulty
 from ray.cluster_utils import Cluster
 from test_node_faults import node_of
@@ -22,7 +21,6 @@ from hypha_ray.failpoints import hits
 from jobs import Outcome, run_job
 
 DEADLINE_S = 60
-SHARED: dict[str, Any] = {"object_store_memory": 100_000_000}
 QUICK = {
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 500,
@@ -36,16 +34,8 @@ POINT = "scheduler.before_fetch"
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     """A head without CPUs, where everything but workers is."""
-    folder = tempfile.mkdtemp(prefix="ray")
-    head = {"num_cpus": 0, "include_dashboard": False, "temp_dir": folder, "_system_config": dict(QUICK), **SHARED}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    try:
-        ray.init(address=cluster.address, namespace="tests", log_to_driver=False)
-        yield cluster
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
+    with cluster_of([], _system_config=dict(QUICK)) as found:
+        yield found
 
 
 def lose_a_payload(cluster: Cluster, name: str, corpus: Path, folder: Path, workers: int, **tables: Any) -> Outcome:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import ray
+from clusters import SHARED, cluster_of
 from faults import events
 from ray._private.worker import global_worker
 from ray.cluster_utils import Cluster
@@ -23,25 +21,13 @@ from jobs import MODEL, Outcome, job_of, run_job
 DEADLINE_S = 90
 SAMPLES = 240
 """Of a round of two workers: six seconds, so that a node is found to be drained before it ends."""
-SHARED: dict[str, Any] = {"object_store_memory": 100_000_000}
 
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     """A head without CPUs and two nodes with one each, none of which is needed for longer than a test."""
-    folder = tempfile.mkdtemp(prefix="ray")
-    head = {"num_cpus": 0, "include_dashboard": False, "temp_dir": folder, **SHARED}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    try:
-        for _ in range(2):
-            cluster.add_node(num_cpus=1, wait=False, **SHARED)
-        cluster.wait_for_nodes()
-        ray.init(address=cluster.address, namespace="tests", log_to_driver=False)
-        yield cluster
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
+    with cluster_of([{"num_cpus": 1}] * 2) as found:
+        yield found
 
 
 class Running:

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import ray
+from clusters import cluster_of
 from ray._private.state import actors
-from ray.cluster_utils import Cluster
 
 from jobs import job_of, run_job
-
-MEMORY_BYTES = 100_000_000
 
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[list[str]]:
     """Ids of a head without CPUs, which the driver is on, and of three nodes with one CPU each."""
-    folder = tempfile.mkdtemp(prefix="ray")
-    shared = {"object_store_memory": MEMORY_BYTES, "temp_dir": folder}
-    head = {"num_cpus": 0, "include_dashboard": False, **shared}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    try:
-        others = [cluster.add_node(num_cpus=1, wait=False, **shared) for _ in range(3)]
-        cluster.wait_for_nodes()
-        ray.init(address=cluster.address, namespace="tests", log_to_driver=False)
-        yield [node.node_id for node in (cluster.head_node, *others)]
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
+    with cluster_of([{"num_cpus": 1}] * 3) as cluster:
+        yield [node.node_id for node in (cluster.head_node, *cluster.worker_nodes)]
 
 
 def test_job_over_three_nodes_has_a_worker_on_each_and_commits_what_all_did(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
+from clusters import cluster_of
 from ray.cluster_utils import Cluster
 from ray.experimental import get_object_locations
 
@@ -41,25 +40,14 @@ DELTA = Delta(
     train_s=1.0,
     data_wait_s=0.0,
 )
-SHARED: dict[str, Any] = {"object_store_memory": 300_000_000}
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     """The scheduler's node, one for a worker and one for a server."""
-    folder = tempfile.mkdtemp(prefix="ray")
-    head = {"num_cpus": 0, "include_dashboard": False, "temp_dir": folder, **SHARED}
-    cluster = Cluster(initialize_head=True, head_node_args=head)
-    try:
-        for place in ("worker", "server"):
-            cluster.add_node(num_cpus=1, resources={place: 1}, wait=False, **SHARED)
-        cluster.wait_for_nodes()
-        ray.init(address=cluster.address, namespace="run", log_to_driver=False)
-        yield cluster
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
+    nodes = [{"num_cpus": 1, "resources": {place: 1}} for place in ("worker", "server")]
+    with cluster_of(nodes, namespace="run", shared={"object_store_memory": 300_000_000}) as found:
+        yield found
 
 
 @ray.remote(num_cpus=0, resources={"worker": 1})

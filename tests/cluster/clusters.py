@@ -1,0 +1,43 @@
+"""Ray clusters of several nodes on this machine."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+from ray.cluster_utils import Cluster
+
+SHARED: dict[str, Any] = {"object_store_memory": 100_000_000}
+"""Arguments of every node."""
+
+
+@contextmanager
+def cluster_of(
+    nodes: Sequence[dict[str, Any]], namespace: str = "tests", shared: dict[str, Any] | None = None, **head: Any
+) -> Iterator[Cluster]:
+    """A head without CPUs, which this process is connected to, and further nodes; gone with all files at the end.
+
+    Args:
+        nodes: arguments of each node beside the head.
+        namespace: of this process.
+        shared: arguments of every node; None: `SHARED`.
+        head: further arguments of the head.
+
+    """
+    folder, shared = tempfile.mkdtemp(prefix="ray"), SHARED if shared is None else shared
+    arguments = {"num_cpus": 0, "include_dashboard": False, "temp_dir": folder, **shared, **head}
+    cluster = Cluster(initialize_head=True, head_node_args=arguments)
+    try:
+        for node in nodes:
+            cluster.add_node(wait=False, **shared, **node)
+        cluster.wait_for_nodes()
+        ray.init(address=cluster.address, namespace=namespace, log_to_driver=False)
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
