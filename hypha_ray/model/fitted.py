@@ -34,6 +34,7 @@ def fitted(task: Task, network: Any, preprocessor: Any | None, explicit: bool) -
 
     """
     config, takes = network.config, parameters(network)
+    task = replace(task, caches=_caches(network))
     if not explicit:
         task = replace(task, tensors=_pairs(task, takes), accepts=takes)
     if task.labels == "masked":
@@ -52,6 +53,12 @@ def fitted(task: Task, network: Any, preprocessor: Any | None, explicit: bool) -
 def parameters(network: Any) -> frozenset[str]:
     """Return the keywords that a model's forward names."""
     return frozenset(inspect.signature(network.forward).parameters) - {"self", "args", "kwargs"}
+
+
+def _caches(network: Any) -> bool:
+    """Tell whether a model's forward takes `use_cache`, be it to hand on to its trunk."""
+    named = inspect.signature(network.forward).parameters
+    return "use_cache" in named or ("kwargs" in named and "use_cache" in parameters(network.base_model))
 
 
 def _pairs(task: Task, takes: frozenset[str]) -> tuple[tuple[str, str], ...]:

@@ -42,12 +42,17 @@ def losses(task: Task, model: torch.nn.Module, inputs: Batch) -> Losses:
 
     """
     if task.labels == "shifted" and "labels" in inputs:
-        output = model(**{name: tensor for name, tensor in inputs.items() if name != "labels"})
+        output = forward(task, model, {name: tensor for name, tensor in inputs.items() if name != "labels"})
         reported = shifted(_logits(output), inputs["labels"])
         return Losses(reported, reported + routing(model, output), output)
-    output = model(**inputs)
+    output = forward(task, model, inputs)
     trained = loss_of(output)
     return Losses(_plain(output, inputs, trained), trained, output)
+
+
+def forward(task: Task, model: torch.nn.Module, inputs: Batch) -> Any:
+    """Run a model without a key/value cache, which nothing but generation reads and some models can't fill."""
+    return model(**inputs, use_cache=False) if task.caches else model(**inputs)
 
 
 def shifted(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -60,6 +60,8 @@ class Task:
     """The label that isn't scored."""
     measures: bool = False
     """Labels are measures or several truths at once, and no classes: always floats."""
+    caches: bool = False
+    """The model fills a key/value cache unless it is told not to."""
 
     def inputs(self, batch: Batch, keys: Keys | None = None, seed: int = 0) -> dict[str, Any]:
         """Return the model's keyword arguments for a batch of slice tensors, labels included.

@@ -22,7 +22,7 @@ import torch
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.garbage import uncollected
 from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
-from hypha_ray.model.losses import Losses, loss_of, losses, unshifted
+from hypha_ray.model.losses import Losses, forward, loss_of, losses, unshifted
 from hypha_ray.model.shrink import smaller
 from hypha_ray.model.tasks import Task
 from hypha_ray.types import Samples
@@ -97,7 +97,7 @@ def _agrees(task: Task, network: Any, inputs: dict[str, Any], ours: Losses) -> N
     """Hold our loss against the model's own, where we make it of logits; the model may not have shifted its labels."""
     if task.labels == "shifted" and "labels" in inputs:
         plain = unshifted(ours.output.logits[:, -inputs["labels"].shape[1] :], inputs["labels"])
-        found = _own(network, inputs)
+        found = _own(task, network, inputs)
         expected = [float(ours.trained), float(ours.trained - ours.reported + plain)]
     elif task.perplexity and isinstance(getattr(ours.output, "logits", None), torch.Tensor):
         logits = ours.output.logits
@@ -186,10 +186,10 @@ def _inputs(task: Task, samples: Samples, network: Any) -> dict[str, Any]:
     return {name: tensor.to(device) for name, tensor in _made(task, samples).items()}
 
 
-def _own(network: Any, inputs: dict[str, Any]) -> float | None:
+def _own(task: Task, network: Any, inputs: dict[str, Any]) -> float | None:
     """Return the model's own loss; None if it has none."""
     try:
-        return float(loss_of(network(**inputs)))
+        return float(loss_of(forward(task, network, inputs)))
     except Exception:  # a model that knows no labels or can't take them: then it is ours alone
         return None
 

@@ -53,7 +53,8 @@ def fed(case: Case, stepper: Stepper, seed: int = 0) -> dict[str, torch.Tensor]:
 def plain_loss(case: Case, model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     if not case.by_hand:
         return model(**inputs).loss
-    logits = model(**{name: tensor for name, tensor in inputs.items() if name != "labels"}).logits
+    unlabelled = {name: tensor for name, tensor in inputs.items() if name != "labels"}
+    logits = model(**unlabelled, use_cache=False).logits
     return cross_entropy(logits[:, :-1].flatten(0, 1), inputs["labels"][:, 1:].flatten())
 
 

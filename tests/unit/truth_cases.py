@@ -28,6 +28,12 @@ _BART = {
 }
 _T5 = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 64}
 _ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_JAMBA = _LLAMA | {"num_experts": 2, "mamba_d_state": 4, "mamba_dt_rank": 4}
+_HYBRID = {"mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 4, "mamba_chunk_size": 8, "num_local_experts": 2} | {
+    "num_experts_per_tok": 1,
+    "shared_intermediate_size": 8,
+    "layer_types": ["mamba", "mamba"],
+}
 _VIT = {
     "hidden_size": 16,
     "num_hidden_layers": 1,
@@ -203,6 +209,10 @@ ACCEPTED = (
     Case("causal-lm", "roberta", _BERT | {"is_decoder": True, "max_position_embeddings": 40}, text(), _SCORED),
     Case("causal-lm", "electra", _BERT | {"is_decoder": True, "embedding_size": 16}, text(), _SCORED),
     Case("causal-lm", "bart", _BART | {"is_decoder": True}, text(), _SCORED, by_hand=True),
+    Case("causal-lm", "bart", _BART | {"is_decoder": True, "encoder_layers": 1}, text(), _SCORED, by_hand=True),
+    Case("causal-lm", "jamba", _JAMBA | {"attn_layer_offset": 0, "attn_layer_period": 2}, text(), _SCORED),
+    Case("causal-lm", "jamba", _JAMBA, text(), _SCORED, by_hand=True),
+    Case("causal-lm", "granitemoehybrid", _LLAMA | _HYBRID, text(), _SCORED, by_hand=True),
     Case("causal-lm", "pegasus", _BART | {"is_decoder": True}, answers(), _ANSWERED, by_hand=True),
     Case("causal-lm", "whisper", _WHISPER | {"is_decoder": True, "max_target_positions": 32}, text(), by_hand=True),
     Case("masked-lm", "bert", _BERT | {"mask_token_id": 4}, text()),
