@@ -55,9 +55,9 @@ def main() -> None:
     with uncollected():
         import torch
 
-        from hypha_ray.model.build import describe
         from hypha_ray.model.evaluation import batches_of, evaluate, figures
-        from hypha_ray.model.saved import open_saved
+        from hypha_ray.model.loading.build import describe
+        from hypha_ray.model.saved_model import open_saved
         from hypha_ray.model.trial import try_network
 
     start, device = time.monotonic(), torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from hypha_ray.data.manifest import PreprocessorInfo
 from hypha_ray.errors import ConfigError
-from hypha_ray.model.hub import fetch
+from hypha_ray.model.loading.hub import fetch
 
 Tokens: TypeAlias = npt.NDArray[np.int32]
 

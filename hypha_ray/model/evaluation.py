@@ -12,8 +12,8 @@ import torch
 from hypha_ray.figures import quality
 from hypha_ray.model.flat import Array
 from hypha_ray.model.losses import loss_of, losses
-from hypha_ray.model.masking import Keys
-from hypha_ray.model.tasks import Batch, Task
+from hypha_ray.model.tasks.masking import Keys
+from hypha_ray.model.tasks.task import Batch, Task
 from hypha_ray.types import Samples
 
 __all__ = ["Sums", "batches_of", "evaluate", "figures", "loss_of", "tensors_of"]

@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import cross_entropy, pad
 
 from hypha_ray.errors import ConfigError
-from hypha_ray.model.tasks import IGNORED, Batch, Task
+from hypha_ray.model.tasks.task import IGNORED, Batch, Task
 
 _COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
 
@@ -33,7 +33,7 @@ def losses(task: Task, model: torch.nn.Module, inputs: Batch) -> Losses:
     """Run a model on keyword arguments that the task has made, and return its losses.
 
     Args:
-        task: as `fitted` returns it.
+        task: as `resolve_task` returns it.
         model: the model.
         inputs: keyword arguments, labels included, on the model's device.
 

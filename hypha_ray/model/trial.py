@@ -24,7 +24,7 @@ from hypha_ray.garbage import uncollected
 from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
 from hypha_ray.model.losses import Losses, forward, loss_of, losses, unshifted
 from hypha_ray.model.shrink import smaller
-from hypha_ray.model.tasks import Task
+from hypha_ray.model.tasks.task import Task
 from hypha_ray.types import Samples
 
 BUDGET = 500_000_000
@@ -47,7 +47,7 @@ def try_out(task: Task, samples: Samples, config: Any, build: Build, parameters:
     """Try a model that isn't built: a small copy of it, with random weights; False if none can be made of it.
 
     Args:
-        task: as `fitted` returns it.
+        task: as `resolve_task` returns it.
         samples: some of the dataset.
         config: the model's.
         build: makes a model of a configuration.

@@ -18,7 +18,7 @@ from hypha_ray.errors import CapacityError, HyphaError, LostError, QuarantinedEr
 from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.fragments import exchanged
 from hypha_ray.market.requirements import workers_to_start
-from hypha_ray.model.masking import Specials
+from hypha_ray.model.tasks.masking import Specials
 from hypha_ray.scheduler import commands as c
 from hypha_ray.scheduler.assigner import Sizes
 from hypha_ray.scheduler.core import Core

@@ -13,8 +13,8 @@ from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 from hypha_ray.config import Job
 from hypha_ray.errors import ClusterError, HyphaError, LostError, QuarantinedError
 from hypha_ray.market.allocator import on_this_node
-from hypha_ray.model.masking import Specials
-from hypha_ray.model.tasks import find_task
+from hypha_ray.model.tasks.masking import Specials
+from hypha_ray.model.tasks.table import find_task
 from hypha_ray.scheduler.actor import Scheduler
 from hypha_ray.scheduler.claim import committed
 from hypha_ray.scheduler.cluster import ControlService
@@ -58,7 +58,7 @@ def specials_of(job: Job, dataset: Path) -> Specials | None:
     """Return the special tokens of a masked language model's tokenizer, which may lie beside the dataset, just here."""
     if find_task(job.model.type).labels != "masked":
         return None
-    from hypha_ray.model.preprocess import load_specials
+    from hypha_ray.model.loading.preprocess import load_specials
 
     return load_specials(job.preprocessor, dataset, job.model)
 

@@ -18,10 +18,10 @@ from hypha_ray.config import Job
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.slices import read_slice
 from hypha_ray.errors import ConfigError, DataError
-from hypha_ray.model.build import Facts
 from hypha_ray.model.layout import layout_of
+from hypha_ray.model.loading.build import Facts
 from hypha_ray.model.positions import positions
-from hypha_ray.model.tasks import IGNORED, Task
+from hypha_ray.model.tasks.task import IGNORED, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -163,8 +163,8 @@ def finish(job: Job, directory: RunDirectory, dataset: Path) -> None:
 def export_round(job: Job, directory: RunDirectory, dataset: Path, round: int, folder: Path) -> None:
     """Save the weights after a committed round as transformers does, in a folder."""
     with uncollected():
-        from hypha_ray.model.export import export
-        from hypha_ray.model.preprocess import load_preprocessor
+        from hypha_ray.model.loading.preprocess import load_preprocessor
+        from hypha_ray.model.saved_model import export
         from hypha_ray.store.snapshots import load_snapshot
 
     preprocessor = load_preprocessor(job.preprocessor, dataset, job.model)

@@ -66,10 +66,10 @@ def check_end(job: Job, dataset: Path) -> None:
     """
     try:
         with uncollected():
-            import hypha_ray.model.export
+            import hypha_ray.model.saved_model
             import hypha_ray.store.snapshots
             import hypha_ray.telemetry.plots  # noqa: F401
-            from hypha_ray.model.preprocess import load_preprocessor
+            from hypha_ray.model.loading.preprocess import load_preprocessor
     except ImportError as error:
         what, got = "a package is missing that saves the model or draws the plots", " ".join(str(error).split())
         raise ConfigError("CFG012", what, got, fix="install hypha_ray again, with what it needs") from None
@@ -89,8 +89,8 @@ def check_model(job: Job, dataset: Path, manifest: Manifest) -> list[str]:
 
     """
     with uncollected():  # Seconds go by until torch is loaded.
-        from hypha_ray.model.build import compare_weights, describe, skeleton
-        from hypha_ray.model.tasks import find_task
+        from hypha_ray.model.loading.build import compare_weights, describe, skeleton
+        from hypha_ray.model.tasks.table import find_task
         from hypha_ray.scheduler.fitting import CHECKS, Case
         from hypha_ray.scheduler.scoring import check_loss
 
@@ -108,6 +108,6 @@ def check_fragments(job: Job) -> None:
     if job.sync.fragments == 1:
         return
     with uncollected():
-        from hypha_ray.model.build import skeleton
         from hypha_ray.model.layout import layout_of
+        from hypha_ray.model.loading.build import skeleton
     layout_of(skeleton(job.model), job.sync.fragments, job.sync.partition)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from hypha_ray.config import Job
-from hypha_ray.model.tasks import find_task
+from hypha_ray.model.tasks.table import find_task
 from hypha_ray.scheduler import commands as c
 from hypha_ray.scheduler.outbox import Outbox
 from hypha_ray.scheduler.rounds import Evaluation, Round

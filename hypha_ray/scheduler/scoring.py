@@ -11,13 +11,13 @@ import numpy as np
 from hypha_ray.config import Job
 from hypha_ray.data.slices import read_slice
 from hypha_ray.errors import DataError
-from hypha_ray.model.build import task_of
-from hypha_ray.model.configuration import auto_class
 from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
-from hypha_ray.model.hub import code_allowed
-from hypha_ray.model.masking import no_mask
-from hypha_ray.model.preprocess import load_specials
-from hypha_ray.model.tasks import Task
+from hypha_ray.model.loading.build import task_of
+from hypha_ray.model.loading.configuration import auto_class
+from hypha_ray.model.loading.hub import code_allowed
+from hypha_ray.model.loading.preprocess import load_specials
+from hypha_ray.model.tasks.masking import no_mask
+from hypha_ray.model.tasks.task import Task
 from hypha_ray.model.trial import try_out
 from hypha_ray.scheduler.fitting import Case
 from hypha_ray.types import Samples

@@ -70,8 +70,8 @@ class ParameterServer:
 
         """
         with uncollected():
-            from hypha_ray.model.build import build_model
             from hypha_ray.model.layout import gather, layout_of
+            from hypha_ray.model.loading.build import build_model
             from hypha_ray.server.onepass import get_ready
 
         model = build_model(self._job.model, self._job.run.seed)

@@ -19,7 +19,7 @@ from hypha_ray.config import Job
 from hypha_ray.failpoints import arm
 from hypha_ray.fragments import Piece
 from hypha_ray.garbage import uncollected
-from hypha_ray.model.masking import Specials
+from hypha_ray.model.tasks.masking import Specials
 from hypha_ray.types import Arrays, Flat, Layout, Plan, Source
 from hypha_ray.worker.desk import Desk
 from hypha_ray.worker.feeder import Feeder

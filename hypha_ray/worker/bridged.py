@@ -19,7 +19,7 @@ from hypha_ray.codec import encoders, sends_differences
 from hypha_ray.config import Job
 from hypha_ray.errors import BridgeError, HyphaError
 from hypha_ray.failpoints import failpoint
-from hypha_ray.model.masking import Specials
+from hypha_ray.model.tasks.masking import Specials
 from hypha_ray.optim.schedules import rates
 from hypha_ray.store.tensorfile import digest, named
 from hypha_ray.types import Left, Plan, Ready, Source

@@ -12,7 +12,7 @@ from hypha_ray.errors import ConfigError
 from hypha_ray.failpoints import failpoint
 from hypha_ray.fragments import due, exchanged
 from hypha_ray.model.layout import layout_of
-from hypha_ray.model.masking import Specials
+from hypha_ray.model.tasks.masking import Specials
 from hypha_ray.optim.schedules import position
 from hypha_ray.store.tensorfile import digest, named
 from hypha_ray.types import Arrays, Damaged, Delta, Evaluated, Flat, Left, Merged, Plan, Ready, Samples, Source, window

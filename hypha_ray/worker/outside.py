@@ -24,7 +24,7 @@ from hypha_ray.bridge.scratch import PREFIX, Scratch, sweep
 from hypha_ray.bridge.tokens import make_token
 from hypha_ray.config import Job
 from hypha_ray.errors import ConfigError
-from hypha_ray.model.masking import Specials
+from hypha_ray.model.tasks.masking import Specials
 from hypha_ray.redaction import redacted_tree
 from hypha_ray.worker.door import listening
 from hypha_ray.worker.printed import Printed, trainer_log

@@ -9,7 +9,7 @@ from hypha_ray.bridge.client import Trainer
 from hypha_ray.bridge.work import Round
 from hypha_ray.config import Job
 from hypha_ray.model.layout import layout_of, load
-from hypha_ray.model.masking import Specials
+from hypha_ray.model.tasks.masking import Specials
 from hypha_ray.store.tensorfile import named
 from hypha_ray.types import Samples
 from hypha_ray.worker.stepper import Stepper

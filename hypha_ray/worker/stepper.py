@@ -12,12 +12,12 @@ import numpy.typing as npt
 import torch
 
 from hypha_ray.config import Job
-from hypha_ray.model.build import build_model, task_of
 from hypha_ray.model.evaluation import Sums, evaluate, tensors_of
+from hypha_ray.model.loading.build import build_model, task_of
+from hypha_ray.model.loading.preprocess import load_specials
 from hypha_ray.model.losses import Losses, losses
-from hypha_ray.model.masking import Specials
-from hypha_ray.model.preprocess import load_specials
-from hypha_ray.model.tasks import find_task
+from hypha_ray.model.tasks.masking import Specials
+from hypha_ray.model.tasks.table import find_task
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.optim.schedules import inner_steps
 from hypha_ray.types import Samples

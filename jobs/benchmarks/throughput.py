@@ -19,7 +19,7 @@ from hypha_ray.data.catalogue import load as load_manifest
 from hypha_ray.data.options import Options
 from hypha_ray.data.prepare import prepare
 from hypha_ray.data.slices import read_slice
-from hypha_ray.model.build import build_model
+from hypha_ray.model.loading.build import build_model
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.scheduler.cluster import connected
 from hypha_ray.scheduler.launch import records

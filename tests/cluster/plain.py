@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from hypha_ray.config import Job
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.slices import read_slice
-from hypha_ray.model.build import build_model
+from hypha_ray.model.loading.build import build_model
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.types import Span
 from hypha_ray.worker.feeder import order

@@ -13,7 +13,7 @@ from hypha_ray.data.options import Options
 from hypha_ray.data.prepare import prepare
 from hypha_ray.data.slices import read_slice
 from hypha_ray.model.evaluation import batches_of, evaluate
-from hypha_ray.model.saved import open_saved
+from hypha_ray.model.saved_model import open_saved
 from jobs import Outcome, job_of, run_job
 
 pytestmark = pytest.mark.usefixtures("local_ray")

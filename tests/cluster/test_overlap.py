@@ -11,8 +11,8 @@ from faults import events, survive
 
 from hypha_ray.codec import codec
 from hypha_ray.fragments import exchanged
-from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import layout_of
+from hypha_ray.model.loading.build import build_model
 from hypha_ray.types import Layout
 from jobs import job_of, run_job
 

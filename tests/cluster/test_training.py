@@ -14,7 +14,7 @@ import ray
 from plain import final_weights, furthest, joined_batches, train_plainly
 from ray.util import list_named_actors
 
-from hypha_ray.model.build import build_model
+from hypha_ray.model.loading.build import build_model
 from jobs import MODEL, job_of, run_job
 
 

@@ -13,7 +13,7 @@ from transformers import ByT5Tokenizer
 from hypha_ray.config.schema import Model
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.slices import Arrays, describe, write_slice
-from hypha_ray.model.build import build_model
+from hypha_ray.model.loading.build import build_model
 
 JOB = Path(__file__).parents[2] / "jobs" / "evaluate.py"
 GPT2 = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 16, "vocab_size": 384}

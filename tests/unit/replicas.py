@@ -12,8 +12,8 @@ from worker_bench import CONFIG
 from hypha_ray.codec import Fp32
 from hypha_ray.config import Job
 from hypha_ray.fragments import Piece, exchanged
-from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import gather, layout_of
+from hypha_ray.model.loading.build import build_model
 from hypha_ray.server.gates import Received
 from hypha_ray.server.reducer import initial_momentum, reduce
 from hypha_ray.server.rules import Rules

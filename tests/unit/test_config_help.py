@@ -13,7 +13,7 @@ from hypha_ray.config import checks, document, settings
 from hypha_ray.config.help import help_text, renewed
 from hypha_ray.config.keys import keys, nearest
 from hypha_ray.config.load import parse
-from hypha_ray.model.tasks import TASKS
+from hypha_ray.model.tasks.table import TASKS
 from hypha_ray.scheduler.resume import find_run
 
 ROOT = Path(__file__).parents[2]

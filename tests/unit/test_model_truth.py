@@ -14,12 +14,11 @@ from truth_cases import ACCEPTED, REFUSED, UNBUILT, Case
 from hypha_ray.config import Job
 from hypha_ray.config.schema import Model
 from hypha_ray.errors import ConfigError, DataError
-from hypha_ray.model.build import build_model, skeleton, task_of
 from hypha_ray.model.evaluation import batches_of, evaluate, tensors_of
-from hypha_ray.model.export import export
 from hypha_ray.model.layout import gather, layout_of, views
-from hypha_ray.model.saved import open_saved
-from hypha_ray.model.tasks import TASKS
+from hypha_ray.model.loading.build import build_model, skeleton, task_of
+from hypha_ray.model.saved_model import export, open_saved
+from hypha_ray.model.tasks.table import TASKS
 from hypha_ray.model.trial import try_out
 from hypha_ray.types import Samples
 from hypha_ray.worker.stepper import Stepper

@@ -14,8 +14,8 @@ from transformers import BertForPreTraining, GPT2Config, GPT2LMHeadModel, GPT2Mo
 
 from hypha_ray.config.schema import Model
 from hypha_ray.errors import CheckpointError, ConfigError
-from hypha_ray.model.build import build_model, compare_weights
-from hypha_ray.model.saved import open_saved
+from hypha_ray.model.loading.build import build_model, compare_weights
+from hypha_ray.model.saved_model import open_saved
 
 Tensors = dict[str, torch.Tensor]
 SMALL = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 32}

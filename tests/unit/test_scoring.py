@@ -15,10 +15,10 @@ from hypha_ray.config.schema import Model
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.slices import describe, merge, write_slice
 from hypha_ray.errors import HyphaError
-from hypha_ray.model.build import build_model
 from hypha_ray.model.evaluation import batches_of, evaluate
-from hypha_ray.model.saved import open_saved
-from hypha_ray.model.tasks import IGNORED
+from hypha_ray.model.loading.build import build_model
+from hypha_ray.model.saved_model import open_saved
+from hypha_ray.model.tasks.task import IGNORED
 from hypha_ray.scheduler.attempts import specials_of
 from hypha_ray.scheduler.preflight import check_model
 from hypha_ray.types import Arrays, Samples

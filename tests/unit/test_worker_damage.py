@@ -11,8 +11,8 @@ from worker_bench import Bench, plan_of
 
 from hypha_ray.errors import ConfigError
 from hypha_ray.fragments import Piece
-from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import gather, layout_of
+from hypha_ray.model.loading.build import build_model
 from hypha_ray.types import Damaged, Delta, Plan, Span
 from hypha_ray.worker.feeder import order
 

@@ -10,8 +10,8 @@ from worker_bench import CONFIG
 
 from hypha_ray.config import Job
 from hypha_ray.config.schema import Model
-from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import gather, layout_of
+from hypha_ray.model.loading.build import build_model
 from hypha_ray.server.gates import Received
 from hypha_ray.server.reducer import initial_momentum, reduce
 from hypha_ray.server.rules import Rules

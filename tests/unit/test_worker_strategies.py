@@ -14,8 +14,8 @@ from hypha_ray.codec.blocks import blocks
 from hypha_ray.codec.views import tensors
 from hypha_ray.config.schema import InnerOptimizer
 from hypha_ray.fragments import Piece
-from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import gather, layout_of
+from hypha_ray.model.loading.build import build_model
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.types import Delta, Report
 from hypha_ray.worker.bequest import bequest, inherit

@@ -10,8 +10,8 @@ import torch
 
 from hypha_ray.config import Job
 from hypha_ray.fragments import Piece
-from hypha_ray.model.build import build_model
 from hypha_ray.model.layout import gather, layout_of
+from hypha_ray.model.loading.build import build_model
 from hypha_ray.types import Flat, Plan, Source, Span
 from hypha_ray.worker.desk import Desk
 from hypha_ray.worker.feeder import Feeder

@@ -21,9 +21,10 @@ import transformers
 from hypha_ray.config.names import LABELS, TOKENS
 from hypha_ray.config.schema import Model
 from hypha_ray.errors import AuthenticationError, CapacityError, CheckpointError, ConfigError, HyphaError
-from hypha_ray.model.hub import REMOTE_CODE_VARIABLE, code_allowed, fetch
-from hypha_ray.model.tasks import TASKS, Task
-from hypha_ray.model.weights import refuse_adapter
+from hypha_ray.model.loading.hub import REMOTE_CODE_VARIABLE, code_allowed, fetch
+from hypha_ray.model.loading.weights import refuse_adapter
+from hypha_ray.model.tasks.table import TASKS
+from hypha_ray.model.tasks.task import Task
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -16,12 +16,13 @@ import torch
 from hypha_ray.config.schema import Model
 from hypha_ray.errors import CheckpointError, ConfigError
 from hypha_ray.garbage import uncollected
-from hypha_ray.model.configuration import auto_class, configuration_of, errors_as, relabels, saved_settings
-from hypha_ray.model.fitted import fitted
-from hypha_ray.model.hub import code_allowed
+from hypha_ray.model.loading.configuration import auto_class, configuration_of, errors_as, relabels, saved_settings
+from hypha_ray.model.loading.hub import code_allowed
+from hypha_ray.model.loading.weights import Loaded, compare, quiet, require_fit, stored
 from hypha_ray.model.positions import positions
-from hypha_ray.model.tasks import TASKS, Task, find_task
-from hypha_ray.model.weights import Loaded, compare, quiet, require_fit, stored
+from hypha_ray.model.tasks.resolve import resolve_task
+from hypha_ray.model.tasks.table import TASKS, find_task
+from hypha_ray.model.tasks.task import Task
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -155,7 +156,7 @@ def describe(model: PreTrainedModel, task: Task) -> Facts:
 def task_of(model: Model, network: PreTrainedModel, tokenizer: Any | None = None) -> Task:
     """Return the job's task as this model does it; `tokenizer` says which token masks, or else its configuration."""
     task = find_task(model.type, model.input_names)
-    return fitted(task, network, tokenizer, explicit=model.input_names is not None)
+    return resolve_task(task, network, tokenizer, explicit=model.input_names is not None)
 
 
 def infer_task(folder: Path) -> Task:

@@ -1,28 +1,37 @@
-"""A snapshot as a folder that `from_pretrained` loads."""
+"""Folder with a trained model that `from_pretrained` loads: written with its task beside it, and opened for use."""
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
 from transformers.utils.logging import disable_progress_bar
 
-from hypha_ray.config.schema import Model
+from hypha_ray.config.schema import Model, Preprocessor
 from hypha_ray.errors import CheckpointError
-from hypha_ray.model.build import build_model
-from hypha_ray.model.configuration import saved_settings
 from hypha_ray.model.flat import Array
-from hypha_ray.model.hub import fetch
 from hypha_ray.model.layout import layout_of, load
-from hypha_ray.model.saved import note_task
-from hypha_ray.model.weights import stored
+from hypha_ray.model.loading.build import build_model, infer_task, task_of
+from hypha_ray.model.loading.configuration import saved_settings
+from hypha_ray.model.loading.hub import fetch
+from hypha_ray.model.loading.preprocess import load_specials
+from hypha_ray.model.loading.weights import stored
+from hypha_ray.model.tasks.table import TASKS, find_task
+from hypha_ray.model.tasks.task import Task
 from hypha_ray.modes import make_tree_private
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_TASK = "task.json"
+"""Beside a model that was trained here: an architecture may be for several tasks, and tensors chosen one by one."""
 _DTYPES = frozenset({"float64", "float32", "bfloat16", "float16"})
 
 
@@ -61,13 +70,31 @@ def export(
             new = Path(scratch) / "new"
             disable_progress_bar()  # It would show one for a single file.
             network.save_pretrained(new)
-            note_task(new, model)
+            _note_task(new, model)
             if preprocessor is not None:
                 preprocessor.save_pretrained(new)
             make_tree_private(new)
             _replace(directory, new, Path(scratch) / "old")
     except (OSError, SafetensorError) as error:
         raise CheckpointError("MODEL013", f"model folder {directory} can't be written", str(error)) from error
+
+
+def open_saved(folder: Path, task_name: str | None = None) -> tuple[PreTrainedModel, Task]:
+    """Load a model, in evaluation mode, and its task from a folder that `save_pretrained` wrote.
+
+    Args:
+        folder: has configuration, weights, and perhaps a tokenizer.
+        task_name: as in `model.type`; None: what it was trained for, or else the one of its architecture.
+
+    Raises:
+        HyphaError: as `build_model` and `infer_task`.
+
+    """
+    fetch(str(folder.absolute()), None, None)
+    model = Model(repository=str(folder), **_task(folder, task_name))
+    network = build_model(model, seed=0, whole=True).eval()
+    masks = find_task(model.type).labels == "masked"
+    return network, task_of(model, network, load_specials(Preprocessor(), None, model) if masks else None)
 
 
 def original_dtype(model: Model) -> str | None:
@@ -92,3 +119,22 @@ def _replace(directory: Path, new: Path, old: Path) -> None:
     if directory.exists():
         directory.rename(old)
     new.rename(directory)
+
+
+def _note_task(folder: Path, model: Model) -> None:
+    """Write down beside a model what it was trained for, and on which tensors if the job names them."""
+    names = model.input_names
+    content = {"type": find_task(model.type).name, **({} if names is None else {"input_names": list(names)})}
+    (folder / _TASK).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def _task(folder: Path, task_name: str | None) -> dict[str, Any]:
+    """Return the keys of a job's `[model]` that say what the model is for."""
+    noted = None
+    with suppress(OSError, ValueError):
+        noted = json.loads((folder / _TASK).read_text(encoding="utf-8"))
+    if not isinstance(noted, dict) or noted.get("type") not in TASKS:
+        return {"type": task_name or infer_task(folder).name}
+    if task_name is not None and find_task(task_name).name != noted["type"]:
+        return {"type": task_name}
+    return {name: noted[name] for name in ("type", "input_names") if name in noted}

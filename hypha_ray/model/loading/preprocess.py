@@ -9,8 +9,8 @@ from transformers import AutoProcessor
 
 from hypha_ray.config.schema import Model, Preprocessor
 from hypha_ray.errors import CheckpointError
-from hypha_ray.model.hub import code_allowed, fetch
-from hypha_ray.model.masking import Specials
+from hypha_ray.model.loading.hub import code_allowed, fetch
+from hypha_ray.model.tasks.masking import Specials
 
 _FILES = ("processor_config.json", "tokenizer_config.json", "tokenizer.json", "preprocessor_config.json")
 

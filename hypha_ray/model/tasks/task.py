@@ -1,19 +1,18 @@
-"""What a model is for: its transformers Auto class, what it is fed, and how its labels are made and counted.
+"""Kind of a model: its transformers Auto class, what it is fed, and how its labels are made and counted.
 
-`TASKS` is the one table. Class names are strings and nothing here imports torch: looking a task up costs nothing.
+Nothing here imports torch: looking a task up costs nothing.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from hypha_ray.errors import ConfigError, DataError
-from hypha_ray.model.masking import Keys, Masking, hide, no_mask
+from hypha_ray.errors import DataError
+from hypha_ray.model.tasks.masking import Keys, Masking, hide, no_mask
 
 Batch: TypeAlias = Mapping[str, Any]
 """Torch tensors by name, samples along the first axis."""
@@ -168,126 +167,3 @@ def _leave_out(inputs: dict[str, Any]) -> None:
         outside = (inputs[ends[0]] >= length) | (inputs[ends[1]] >= length)
         for name in ends:
             inputs[name] = inputs[name].masked_fill(outside, BEYOND)
-
-
-_TEXT = (("input_ids", "input_ids"), ("attention_mask", "attention_mask"))
-_IMAGE = (("images", "pixel_values"),)
-_VIDEO = (("videos", "pixel_values"),)
-_AUDIO = (("audio", "input_values"), ("attention_mask", "attention_mask"))
-_SPEECH = (("audio", "input_features"), ("attention_mask", "attention_mask"))
-_LABELS = (("labels", "labels"),)
-_PATCHES = (("masks", "bool_masked_pos"),)
-_SPANS = (("start_positions", "start_positions"), ("end_positions", "end_positions"))
-_SERIES = tuple(
-    (name, name)
-    for name in ("past_values", "past_time_features", "past_observed_mask", "future_values", "future_time_features")
-)
-_CONTEXT = frozenset({"past_time_features", "past_observed_mask", "future_time_features", "future_observed_mask"})
-
-_TABLE = (
-    Task("causal-lm", "AutoModelForCausalLM", "text", _TEXT, "shifted", perplexity=True),
-    Task("masked-lm", "AutoModelForMaskedLM", "text", _TEXT, "masked", perplexity=True),
-    Task("seq2seq-lm", "AutoModelForSeq2SeqLM", "text", _TEXT + _LABELS, "positions", perplexity=True),
-    Task("sequence-classification", "AutoModelForSequenceClassification", "text", _TEXT + _LABELS, classifies=True),
-    Task("token-classification", "AutoModelForTokenClassification", "text", _TEXT + _LABELS, "positions", True),
-    Task("multiple-choice", "AutoModelForMultipleChoice", "text", _TEXT + _LABELS, classifies=True),
-    Task("next-sentence-prediction", "AutoModelForNextSentencePrediction", "text", _TEXT + _LABELS, classifies=True),
-    Task("question-answering", "AutoModelForQuestionAnswering", "text", _TEXT + _SPANS, "spans"),
-    Task("table-question-answering", "AutoModelForTableQuestionAnswering", "text", _TEXT + _LABELS),
-    Task("text-encoding", "AutoModelForTextEncoding", "text", _TEXT),
-    Task("image-classification", "AutoModelForImageClassification", "image", _IMAGE + _LABELS, classifies=True),
-    Task("masked-image-modeling", "AutoModelForMaskedImageModeling", "image", _IMAGE + _PATCHES, "patches"),
-    Task("zero-shot-image-classification", "AutoModelForZeroShotImageClassification", "image", _TEXT + _IMAGE),
-    Task("semantic-segmentation", "AutoModelForSemanticSegmentation", "image", _IMAGE + _LABELS, "pixels"),
-    Task("image-segmentation", "AutoModelForImageSegmentation", "image", _IMAGE + _LABELS, "pixels"),
-    Task("instance-segmentation", "AutoModelForInstanceSegmentation", "image", _IMAGE + _LABELS),
-    Task("universal-segmentation", "AutoModelForUniversalSegmentation", "image", _IMAGE + _LABELS),
-    Task("object-detection", "AutoModelForObjectDetection", "image", _IMAGE + _LABELS),
-    Task("zero-shot-object-detection", "AutoModelForZeroShotObjectDetection", "image", _TEXT + _IMAGE + _LABELS),
-    Task("depth-estimation", "AutoModelForDepthEstimation", "image", _IMAGE + _LABELS),
-    Task("normal-estimation", "AutoModelForNormalEstimation", "image", _IMAGE + _LABELS),
-    Task("pointmap-estimation", "AutoModelForPointmapEstimation", "image", _IMAGE + _LABELS),
-    Task("pose-estimation", "AutoModelForPoseEstimation", "image", _IMAGE + _LABELS),
-    Task("keypoint-detection", "AutoModelForKeypointDetection", "image", _IMAGE + _LABELS),
-    Task("keypoint-matching", "AutoModelForKeypointMatching", "image", _IMAGE + _LABELS),
-    Task("image-matting", "AutoModelForImageMatting", "image", _IMAGE + _LABELS),
-    Task("image-to-image", "AutoModelForImageToImage", "image", _IMAGE + _LABELS),
-    Task("mask-generation", "AutoModelForMaskGeneration", "image", _IMAGE),
-    Task("text-recognition", "AutoModelForTextRecognition", "image", _IMAGE + _LABELS, "positions"),
-    Task("table-recognition", "AutoModelForTableRecognition", "image", _IMAGE + _LABELS, "positions"),
-    Task("video-classification", "AutoModelForVideoClassification", "video", _VIDEO + _LABELS, classifies=True),
-    Task("image-text-to-text", "AutoModelForImageTextToText", "image", _TEXT + _IMAGE, "shifted", perplexity=True),
-    Task("multimodal-lm", "AutoModelForMultimodalLM", "image", _TEXT + _IMAGE, "shifted", perplexity=True),
-    Task("visual-question-answering", "AutoModelForVisualQuestionAnswering", "image", _TEXT + _IMAGE + _LABELS),
-    Task(
-        "document-question-answering",
-        "AutoModelForDocumentQuestionAnswering",
-        "image",
-        _TEXT + _IMAGE + _SPANS,
-        "spans",
-    ),
-    Task("audio-classification", "AutoModelForAudioClassification", "audio", _AUDIO + _LABELS, classifies=True),
-    Task("audio-frame-classification", "AutoModelForAudioFrameClassification", "audio", _AUDIO + _LABELS),
-    Task("audio-x-vector", "AutoModelForAudioXVector", "audio", _AUDIO + _LABELS),
-    Task("audio-tokenization", "AutoModelForAudioTokenization", "audio", _AUDIO),
-    Task("ctc", "AutoModelForCTC", "audio", _AUDIO + _LABELS),
-    Task("rnnt", "AutoModelForRNNT", "audio", _SPEECH + _LABELS),
-    Task("tdt", "AutoModelForTDT", "audio", _SPEECH + _LABELS),
-    Task("speech-seq2seq", "AutoModelForSpeechSeq2Seq", "audio", _SPEECH + _LABELS, "positions", perplexity=True),
-    Task("text-to-spectrogram", "AutoModelForTextToSpectrogram", "text", _TEXT + _LABELS),
-    Task("text-to-waveform", "AutoModelForTextToWaveform", "text", _TEXT + _LABELS),
-    Task("time-series-prediction", "AutoModelForTimeSeriesPrediction", "series", _SERIES, "series", optional=_CONTEXT),
-    Task("decision", "AutoModelForDecision", "series", (("states", "states"), ("actions", "actions"))),
-    Task("pretraining", "AutoModelForPreTraining", "text", _TEXT + _LABELS, "positions"),
-    Task("auto", "AutoModel", "text", _TEXT + _LABELS),
-)
-
-_ALIASES = {
-    "text-generation": "causal-lm",
-    "language-modeling": "causal-lm",
-    "fill-mask": "masked-lm",
-    "seq2-seq-lm": "seq2seq-lm",
-    "seq-2-seq-lm": "seq2seq-lm",
-    "text-classification": "sequence-classification",
-    "vision-classification": "image-classification",
-    "vision2seq": "image-text-to-text",
-    "vision2-seq": "image-text-to-text",
-    "vision-2-seq": "image-text-to-text",
-    "vison2-seq": "image-text-to-text",
-    "speech-seq2-seq": "speech-seq2seq",
-    "speech-seq-2-seq": "speech-seq2seq",
-    "automatic-speech-recognition": "speech-seq2seq",
-    "pre-training": "pretraining",
-}
-
-TASKS: dict[str, Task] = {task.name: task for task in _TABLE}
-"""Every task by its name and by the other names that are in use for it."""
-TASKS |= {alias: TASKS[name] for alias, name in _ALIASES.items()}
-
-
-def find_task(name: str, input_names: Sequence[str] | None = None) -> Task:
-    """Look a task up, whatever the spelling of its hyphens.
-
-    Args:
-        name: a key of `TASKS`.
-        input_names: slice tensors to pass to the model under their own names, instead of the task's; with `labels`
-            among them the task makes none.
-
-    Raises:
-        ConfigError: there is no such task; the nearest one is named.
-
-    """
-    key = name.strip().lower().replace("_", "-").replace(" ", "-")
-    if key not in TASKS:
-        near = difflib.get_close_matches(key, TASKS, n=1, cutoff=0)[0]
-        raise ConfigError(
-            "MODEL001",
-            "model.type is unknown",
-            repr(name),
-            f"{len(_TABLE)} tasks, see docs/configuration.md",
-            fix=f"did you mean {near!r}?",
-        )
-    task = TASKS[key]
-    if input_names is None:
-        return task
-    return replace(task, tensors=tuple((given, given) for given in input_names), optional=frozenset())

@@ -8,8 +8,8 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM
 
-from hypha_ray.model.masking import masking_of
-from hypha_ray.model.tasks import Task
+from hypha_ray.model.tasks.masking import masking_of
+from hypha_ray.model.tasks.task import Task
 
 _OTHERWISE = {
     "input_values": ("input_features",),
@@ -20,7 +20,7 @@ _OTHERWISE = {
 """Keywords by which some models call what others call by another."""
 
 
-def fitted(task: Task, network: Any, preprocessor: Any | None, explicit: bool) -> Task:
+def resolve_task(task: Task, network: Any, preprocessor: Any | None, explicit: bool) -> Task:
     """Return a task as this model does it.
 
     Args:
