@@ -46,7 +46,7 @@ def losses(task: Task, model: torch.nn.Module, inputs: Batch) -> Losses:
         reported = shifted(_logits(output), inputs["labels"])
         return Losses(reported, reported + routing(model, output), output)
     output = forward(task, model, inputs)
-    trained = loss_of(output)
+    trained = loss_of(output) / (task.count(inputs) if task.summed else 1)
     return Losses(_plain(output, inputs, trained), trained, output)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.errors import ConfigError, HyphaError
 from hypha_ray.garbage import uncollected
 from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
 from hypha_ray.model.losses import Losses, forward, loss_of, losses, unshifted
@@ -61,16 +61,14 @@ def try_out(task: Task, samples: Samples, config: Any, build: Build, parameters:
     for copy in chain(copies, [config] if parameters <= BUDGET else []):
         with _silent():
             try:
-                network = _build(copy, build)
-                _run(task, network, samples)
-            except (ConfigError, DataError):
+                _try(task, _build(copy, build), samples)
+            except HyphaError:
                 raise
             except Exception as error:  # A copy that can't be built or run: the next is more like the model itself.
                 if copy is config:
                     raise _unusable(error) from error
-                continue
-            try_network(task, network, samples)
-            return True
+            else:
+                return True
     return False
 
 
@@ -78,9 +76,18 @@ def try_network(task: Task, network: Any, samples: Samples) -> None:
     """Try a model that is built, in evaluation mode; it is left as it was.
 
     Raises:
-        ConfigError: the model has no loss, or not the task's.
+        ConfigError: the model can't be run on the samples, or has no loss, or not the task's.
 
     """
+    try:
+        _try(task, network, samples)
+    except HyphaError:
+        raise
+    except Exception as error:  # Whatever a model raises.
+        raise _unusable(error) from error
+
+
+def _try(task: Task, network: Any, samples: Samples) -> None:
     with _evaluating(network):
         samples = _chosen(task, samples)
         inputs = _inputs(task, samples, network)
@@ -125,7 +132,7 @@ def _is_blind(task: Task, network: Any, inputs: dict[str, Any], output: Any) -> 
     """Change a token that is guessed: nothing that comes before may change, or what guesses it has seen it."""
     name = "input_ids" if task.labels == "shifted" else "labels"
     tokens, labels = inputs.get(name), inputs.get("labels")
-    if tokens is None or labels is None or tokens.shape != labels.shape or tokens.shape[1] < 2:
+    if tokens is None or labels is None or tokens.shape != labels.shape or tokens.ndim != 2 or tokens.shape[1] < 2:
         return
     first = getattr(output, "logits", None)
     if not isinstance(first, torch.Tensor) or first.ndim != 3:
@@ -156,10 +163,21 @@ def _is_blind(task: Task, network: Any, inputs: dict[str, Any], output: Any) -> 
 def _chosen(task: Task, samples: Samples) -> Samples:
     """Return a few samples, as different as can be in how much of them is scored, with their sequences cut."""
     short = _cut(task, samples)
-    counts = [task.count(_made(task, short.part(slice(i, i + 1)))) for i in range(min(len(short), 32))]
-    order = sorted((index for index, count in enumerate(counts) if count), key=lambda index: counts[index])
-    few = sorted({order[0], order[len(order) // 2], order[-1], *order[:SAMPLES]})[:SAMPLES] if order else [0]
+    made = [_made(task, short.part(slice(i, i + 1))) for i in range(min(len(short), 32))]
+    sizes = {
+        index: (count, _filled(task, inputs)) for index, inputs in enumerate(made) if (count := task.count(inputs))
+    }
+    order = sorted(sizes, key=lambda index: sizes[index]) or [0]
+    few = sorted(list(dict.fromkeys([order[0], order[-1], order[len(order) // 2], *order]))[:SAMPLES])
     return Samples({name: array[few] for name, array in short.arrays.items()}, short.keys[few])
+
+
+def _filled(task: Task, inputs: dict[str, Any]) -> int:
+    """Return how many places of a sample's mask and labels aren't padding."""
+    mask, labels = inputs.get("attention_mask"), inputs.get("labels")
+    return sum(
+        int(part.sum()) for part in (mask, None if labels is None else labels != task.ignored) if part is not None
+    )
 
 
 def _cut(task: Task, samples: Samples) -> Samples:
@@ -192,11 +210,6 @@ def _own(task: Task, network: Any, inputs: dict[str, Any]) -> float | None:
         return float(loss_of(forward(task, network, inputs)))
     except Exception:  # a model that knows no labels or can't take them: then it is ours alone
         return None
-
-
-def _run(task: Task, network: Any, samples: Samples) -> None:
-    with _evaluating(network):
-        losses(task, network, _inputs(task, _chosen(task, samples), network))
 
 
 def _build(config: Any, build: Build) -> Any:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 
 _READ_BYTES = 1 << 30
+_TRANSCRIBED = ("ctc", "tdt")
+"""Tasks whose labels are tokens, though each sample is one score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +64,18 @@ def check_ranges(case: Case) -> None:
     classes = case.facts.num_labels
     measured = getattr(case.network.config, "problem_type", None) in ("regression", "multi_label_classification")
     limit = None if measured or (classes == 1 and case.task.labels == "samples") else classes
-    if case.task.labels in ("shifted", "masked", "positions") and not case.task.classifies:
+    if case.task.name == "multiple-choice":
+        limit, *_ = case.shapes.get("input_ids", (None,))
+    elif case.task.name in _TRANSCRIBED or (
+        case.task.labels in ("shifted", "masked", "positions") and not case.task.classifies
+    ):
         limit = case.facts.vocab_size
     case.manifest.require(case.facts.vocab_size, limit)
-    limits = {"decoder_input_ids": case.facts.vocab_size, "token_type_ids": getattr(text, "type_vocab_size", None)}
+    limits = {
+        "decoder_input_ids": case.facts.vocab_size,
+        "token_type_ids": getattr(text, "type_vocab_size", None),
+        "class_labels": case.network.config.num_labels,
+    }
     for tensor in case.manifest.tensors:
         least, largest, most = tensor.minimum or 0, tensor.maximum or 0, limits.get(tensor.name)
         if most and not 0 <= least <= largest < most:
@@ -151,12 +161,16 @@ def check_channels(case: Case) -> None:
 
 
 def check_image_size(case: Case) -> None:
-    """Refuse images of a size that the model itself refuses; on the meta device nothing is computed for that."""
+    """Refuse images of a size that the model itself refuses; on the meta device nothing is computed for that.
+
+    Models of images beside texts are left to the trial, which feeds them both.
+    """
     shape = case.shapes.get("images")
-    if shape is None or len(shape) != 3 or case.task.modality != "image":
+    beside = {"input_ids"} & {keyword for _, keyword in case.task.tensors}
+    if shape is None or len(shape) != 3 or case.task.modality != "image" or beside:
         return
     try:
-        case.network(pixel_values=torch.empty(1, *shape, device="meta"))
+        case.network.eval()(pixel_values=torch.empty(1, *shape, device="meta"))
     except ValueError as error:
         what = f"the images of dataset {case.manifest.name!r} don't fit the model"
         fix = "set image_size in model.config, or prepare the images for this model"

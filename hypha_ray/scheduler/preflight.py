@@ -90,12 +90,14 @@ def check_model(job: Job, dataset: Path, manifest: Manifest) -> list[str]:
     """
     with uncollected():  # Seconds go by until torch is loaded.
         from hypha_ray.model.loading.build import compare_weights, describe, skeleton
-        from hypha_ray.model.tasks.table import find_task
+        from hypha_ray.model.tasks.table import find_task, require_trainable
         from hypha_ray.scheduler.fitting import CHECKS, Case
         from hypha_ray.scheduler.scoring import check_loss
 
-    network = skeleton(job.model)
     task = find_task(job.model.type, job.model.input_names)
+    if len(job.bridge.commands) < job.resources.num_workers:
+        require_trainable(task)
+    network = skeleton(job.model)
     case = Case(job, dataset, manifest, network, task, describe(network, task))
     for check in CHECKS:
         check(case)

@@ -10,7 +10,7 @@ import numpy as np
 
 from hypha_ray.config import Job
 from hypha_ray.data.slices import read_slice
-from hypha_ray.errors import DataError
+from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
 from hypha_ray.model.loading.build import task_of
 from hypha_ray.model.loading.configuration import auto_class
@@ -47,6 +47,13 @@ def check_loss(case: Case) -> list[str]:
         return []
     specials = load_specials(job.preprocessor, case.folder, job.model) if masks else None
     task = task_of(job.model, case.network, specials)
+    if task.summed and job.sync.strategy == "sync":
+        raise ConfigError(
+            "CFG011",
+            'ctc_loss_reduction = "sum" and sync.strategy = "sync" exclude each other',
+            "a step of all workers takes the mean of their gradients, and the model's loss is a sum",
+            fix='set ctc_loss_reduction = "mean", or another sync.strategy',
+        )
     tensors = {tensor.name for tensor in case.manifest.tensors}
     if masks and task.masking is None and "labels" not in tensors:
         raise no_mask(task.name)

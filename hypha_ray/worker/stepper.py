@@ -118,10 +118,12 @@ class Stepper:
         """Add a batch's gradient. Micro-batches count by their scored positions, so that they change nothing.
 
         The gradient is that of what is trained on, with the losses of routers; the loss is the one that is reported.
+        A model whose own loss is a sum is trained on the sum.
         """
         parts = _split(batch, self._accumulation)
         micro_batches = [self._task.inputs(tensors_of(part), part.keys, self._masking_seed) for part in parts]
         counts = [self._task.count(inputs) for inputs in micro_batches]
+        summed |= self._task.summed
         scored, total = sum(counts), torch.zeros((), device=self.device)
         for inputs, count in zip(micro_batches, counts, strict=True):
             if count:

@@ -159,6 +159,14 @@ def test_labels_of_a_translation_outside_of_the_vocabulary_are_refused(tmp_path:
     assert error is not None and error.code == "DATA023"
 
 
+@pytest.mark.parametrize(("number", "fits"), [(2, True), (3, False)])
+def test_label_of_a_multiple_choice_is_one_of_its_choices(tmp_path: Path, number: int, fits: bool) -> None:
+    choices, labels = np.stack([ids()] * 3, axis=1), np.array([0, 1, number, 0])
+    error = refusal(case_of(tmp_path, BERT, "multiple-choice", input_ids=choices, labels=labels))
+    assert (error is None) == fits
+    assert error is None or error.code == "DATA023"
+
+
 def test_regression_takes_whole_numbers_below_zero(tmp_path: Path) -> None:
     config = BERT | {"num_labels": 1}
     labels = np.array([-7, 3, 0, 99])
@@ -198,7 +206,9 @@ VIT = {"model_type": "vit", "image_size": 8, "patch_size": 4, "num_channels": 1,
 VIT |= {name: size for name, size in SMALL.items() if name != "vocab_size"}
 
 
-@pytest.mark.parametrize(("config", "side", "fits"), [(VIT, 8, True), (VIT, 9, False), (RESNET, 9, True)])
+@pytest.mark.parametrize(
+    ("config", "side", "fits"), [(VIT, 8, True), (VIT, 9, False), (RESNET, 9, True), (RESNET, 8, True)]
+)
 def test_images_of_another_size_are_refused_by_models_that_want_one(
     tmp_path: Path, config: dict[str, Any], side: int, fits: bool
 ) -> None:

@@ -147,10 +147,17 @@ def describe(model: PreTrainedModel, task: Task) -> Facts:
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         vocab_size=getattr(text, "vocab_size", None),
         positions=positions(model, decoder=False),
-        num_labels=config.num_labels if task.classifies else None,
+        num_labels=_classes(config, task),
         image_size=(size, size) if isinstance(size, int) else tuple(size) if size else None,
         channels=getattr(config, "num_channels", None),
     )
+
+
+def _classes(config: PretrainedConfig, task: Task) -> int | None:
+    """Return how many classes a model gives scores for; None if it has none of its own."""
+    if task.name == "next-sentence-prediction":
+        return 2
+    return config.num_labels if task.classifies and task.name != "multiple-choice" else None
 
 
 def task_of(model: Model, network: PreTrainedModel, tokenizer: Any | None = None) -> Task:

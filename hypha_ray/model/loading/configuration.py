@@ -23,7 +23,7 @@ from hypha_ray.config.schema import Model
 from hypha_ray.errors import AuthenticationError, CapacityError, CheckpointError, ConfigError, HyphaError
 from hypha_ray.model.loading.hub import REMOTE_CODE_VARIABLE, code_allowed, fetch
 from hypha_ray.model.loading.weights import refuse_adapter
-from hypha_ray.model.tasks.table import TASKS
+from hypha_ray.model.tasks.table import TASKS, UNTRAINABLE
 from hypha_ray.model.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -170,7 +170,9 @@ def _check_class(task: Task, config: PretrainedConfig, where: str, trusted: bool
         if trusted:
             return
         raise _untrusted(where)
-    fitting = sorted({t.name for t in TASKS.values() if type(config) in auto_class(t)._model_mapping})
+    fitting = sorted(
+        {t.name for t in TASKS.values() if type(config) in auto_class(t)._model_mapping} - UNTRAINABLE.keys()
+    )
     raise ConfigError(
         "HUB004",
         f"model.type doesn't fit the {config.model_type} model of {where}",

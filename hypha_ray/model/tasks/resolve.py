@@ -18,6 +18,8 @@ _OTHERWISE = {
     "bool_masked_pos": ("mask",),
 }
 """Keywords by which some models call what others call by another."""
+_PADDING = {"rnnt": "blank_token_id", "tdt": "pad_token_id"}
+"""Keys of the token that fills labels up, for tasks whose losses know no -100."""
 
 
 def resolve_task(task: Task, network: Any, preprocessor: Any | None, explicit: bool) -> Task:
@@ -41,6 +43,10 @@ def resolve_task(task: Task, network: Any, preprocessor: Any | None, explicit: b
         task = replace(task, masking=masking_of(config, preprocessor))
     if task.labels == "pixels":
         task = replace(task, ignored=getattr(config, "semantic_loss_ignore_index", task.ignored))
+    if task.name in _PADDING:
+        task = replace(task, ignored=getattr(config, _PADDING[task.name]))
+    if task.name == "ctc":
+        task = replace(task, summed=getattr(config, "ctc_loss_reduction", None) == "sum")
     if task.name == "pretraining" and type(network) in AutoModelForCausalLM._model_mapping.values():
         task = replace(task, labels="shifted", optional=task.optional | {"labels"})
     problem = getattr(config, "problem_type", None)

@@ -15,6 +15,8 @@ _VIDEO = (("videos", "pixel_values"),)
 _AUDIO = (("audio", "input_values"), ("attention_mask", "attention_mask"))
 _SPEECH = (("audio", "input_features"), ("attention_mask", "attention_mask"))
 _LABELS = (("labels", "labels"),)
+_OBJECTS = (("mask_labels", "mask_labels"), ("class_labels", "class_labels"))
+_TRANSDUCED = (("decoder_input_ids", "decoder_input_ids"), ("labels", "labels"))
 _PATCHES = (("masks", "bool_masked_pos"),)
 _SPANS = (("start_positions", "start_positions"), ("end_positions", "end_positions"))
 _SERIES = tuple(
@@ -39,8 +41,8 @@ _TABLE = (
     Task("zero-shot-image-classification", "AutoModelForZeroShotImageClassification", "image", _TEXT + _IMAGE),
     Task("semantic-segmentation", "AutoModelForSemanticSegmentation", "image", _IMAGE + _LABELS, "pixels"),
     Task("image-segmentation", "AutoModelForImageSegmentation", "image", _IMAGE + _LABELS, "pixels"),
-    Task("instance-segmentation", "AutoModelForInstanceSegmentation", "image", _IMAGE + _LABELS),
-    Task("universal-segmentation", "AutoModelForUniversalSegmentation", "image", _IMAGE + _LABELS),
+    Task("instance-segmentation", "AutoModelForInstanceSegmentation", "image", _IMAGE + _OBJECTS),
+    Task("universal-segmentation", "AutoModelForUniversalSegmentation", "image", _IMAGE + _OBJECTS),
     Task("object-detection", "AutoModelForObjectDetection", "image", _IMAGE + _LABELS),
     Task("zero-shot-object-detection", "AutoModelForZeroShotObjectDetection", "image", _TEXT + _IMAGE + _LABELS),
     Task("depth-estimation", "AutoModelForDepthEstimation", "image", _IMAGE + _LABELS),
@@ -70,16 +72,42 @@ _TABLE = (
     Task("audio-x-vector", "AutoModelForAudioXVector", "audio", _AUDIO + _LABELS),
     Task("audio-tokenization", "AutoModelForAudioTokenization", "audio", _AUDIO),
     Task("ctc", "AutoModelForCTC", "audio", _AUDIO + _LABELS),
-    Task("rnnt", "AutoModelForRNNT", "audio", _SPEECH + _LABELS),
-    Task("tdt", "AutoModelForTDT", "audio", _SPEECH + _LABELS),
+    Task("rnnt", "AutoModelForRNNT", "audio", _SPEECH + _TRANSDUCED, "positions", optional=frozenset()),
+    Task("tdt", "AutoModelForTDT", "audio", _SPEECH + _TRANSDUCED, optional=frozenset()),
     Task("speech-seq2seq", "AutoModelForSpeechSeq2Seq", "audio", _SPEECH + _LABELS, "positions", perplexity=True),
-    Task("text-to-spectrogram", "AutoModelForTextToSpectrogram", "text", _TEXT + _LABELS),
-    Task("text-to-waveform", "AutoModelForTextToWaveform", "text", _TEXT + _LABELS),
+    Task("text-to-spectrogram", "AutoModelForTextToSpectrogram", "text", _TEXT + _LABELS, "frames"),
+    Task("text-to-waveform", "AutoModelForTextToWaveform", "text", _TEXT + _LABELS, "positions"),
     Task("time-series-prediction", "AutoModelForTimeSeriesPrediction", "series", _SERIES, "series", optional=_CONTEXT),
     Task("decision", "AutoModelForDecision", "series", (("states", "states"), ("actions", "actions"))),
     Task("pretraining", "AutoModelForPreTraining", "text", _TEXT + _LABELS, "positions"),
     Task("auto", "AutoModel", "text", _TEXT + _LABELS),
 )
+
+UNTRAINABLE = dict.fromkeys(
+    (
+        "decision",
+        "image-matting",
+        "image-to-image",
+        "keypoint-detection",
+        "keypoint-matching",
+        "mask-generation",
+        "normal-estimation",
+        "pointmap-estimation",
+        "table-recognition",
+        "text-encoding",
+        "text-recognition",
+    ),
+    "its models have no loss in transformers",
+)
+"""Reasons why no model of a task has a loss that could be trained on here."""
+UNTRAINABLE |= dict.fromkeys(
+    ("image-segmentation", "object-detection", "zero-shot-object-detection"),
+    "labels are as many objects as an image has, and a slice holds tensors of one shape",
+)
+UNTRAINABLE |= {
+    "depth-estimation": "its one loss in transformers, GLPN's, is no mean over samples",
+    "zero-shot-image-classification": "its loss compares the samples of a batch with each other",
+}
 
 _ALIASES = {
     "text-generation": "causal-lm",
@@ -130,3 +158,21 @@ def find_task(name: str, input_names: Sequence[str] | None = None) -> Task:
     if input_names is None:
         return task
     return replace(task, tensors=tuple((given, given) for given in input_names), optional=frozenset())
+
+
+def require_trainable(task: Task) -> None:
+    """Refuse a kind of model that only a trainer outside of Ray, with a loss of its own, can train.
+
+    Raises:
+        ConfigError: the task is one of these.
+
+    """
+    if task.name in UNTRAINABLE:
+        others = [one.name for one in _TABLE if one.modality == task.modality and one.name not in UNTRAINABLE]
+        raise ConfigError(
+            "MODEL012",
+            f"a {task.name} model can't be trained or scored",
+            UNTRAINABLE[task.name],
+            f"for {task.modality}: {', '.join(others)}",
+            "choose another model.type, or train it outside of Ray by bridge.commands",
+        )

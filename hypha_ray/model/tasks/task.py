@@ -16,21 +16,27 @@ from hypha_ray.model.tasks.masking import Keys, Masking, hide, no_mask
 
 Batch: TypeAlias = Mapping[str, Any]
 """Torch tensors by name, samples along the first axis."""
-Labels: TypeAlias = Literal["shifted", "masked", "positions", "samples", "pixels", "patches", "spans", "series"]
+Labels: TypeAlias = Literal[
+    "shifted", "masked", "positions", "samples", "pixels", "patches", "spans", "series", "frames"
+]
 """Where labels come from, and what is counted as one score.
 
 *shifted*: the input itself or the slice's labels, each token scored by what stands before it. *masked*: the input
 itself, scored where it was hidden, or the slice's labels. *positions*: the slice's labels, each one scored. *samples*:
 the slice's labels, one score a sample. *pixels*: the slice's labels, one score a pixel. *patches*: the input itself,
 scored where it was hidden. *spans*: a first and a last token for each sample. *series*: future values that were
-observed.
+observed. *frames*: the slice's labels, one score a frame of a spectrogram.
 """
 
 IGNORED = -100
 """The label that transformers' losses leave out."""
 BEYOND = 1 << 30
 """A position that lies outside of every sequence, which losses of spans leave out."""
-_NUMBERS = frozenset({"pixel_values", "pixel_values_videos", "input_values", "input_features"})
+_NUMBERS = frozenset({"pixel_values", "pixel_values_videos", "input_values", "input_features"}) | {
+    "mask_labels",
+    "past_values",
+    "future_values",
+}
 """Keywords for floats, whatever whole numbers a slice has."""
 
 
@@ -61,6 +67,8 @@ class Task:
     """Labels are measures or several truths at once, and no classes: always floats."""
     caches: bool = False
     """The model fills a key/value cache unless it is told not to."""
+    summed: bool = False
+    """The model's own loss is a sum over what the task counts, not a mean."""
 
     def inputs(self, batch: Batch, keys: Keys | None = None, seed: int = 0) -> dict[str, Any]:
         """Return the model's keyword arguments for a batch of slice tensors, labels included.
@@ -113,6 +121,8 @@ class Task:
                 return int(inputs["bool_masked_pos"].sum())
             case "series" if "future_observed_mask" in inputs:
                 return int(inputs["future_observed_mask"].sum())
+            case "frames" if labels is not None:
+                return int((labels != self.ignored).any(-1).sum())
         if labels is None or labels.is_floating_point() or (self.labels == "samples" and labels.ndim != 1):
             return len(next(iter(inputs.values())))
         scored = labels[..., 1:] if self.labels == "shifted" else labels
