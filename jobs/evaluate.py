@@ -57,11 +57,15 @@ def main() -> None:
 
         from hypha_ray.model.evaluation import batches_of, evaluate, figures
         from hypha_ray.model.loading.build import describe
+        from hypha_ray.model.positions import require_positions
         from hypha_ray.model.saved_model import open_saved
+        from hypha_ray.model.tasks.table import require_trainable
         from hypha_ray.model.trial import try_network
 
     start, device = time.monotonic(), torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network, task = open_saved(arguments.model, arguments.type)
+    require_trainable(task)
+    require_positions(network, task, manifest.shapes, manifest.name)
     facts = describe(network, task)
     manifest.require(facts.vocab_size, facts.num_labels)
     slices = (read_slice(arguments.dataset, info, manifest) for info in infos)

@@ -81,6 +81,11 @@ class Manifest(BaseModel):
         """Slices of a split."""
         return tuple(info for info in self.slices if info.split == split)
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of a sample of each tensor."""
+        return {tensor.name: tensor.shape for tensor in self.tensors}
+
     def samples(self, split: str) -> int:
         """Number of samples of a split."""
         return sum(info.samples for info in self.of(split))

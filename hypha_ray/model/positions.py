@@ -7,10 +7,13 @@ with rotary positions do. A table of positions that are looked up is a limit; no
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import torch
+
+from hypha_ray.errors import DataError
+from hypha_ray.model.tasks.task import Task
 
 _TABLE: Final = re.compile(r"(^|\.)(wpe|positions_embed|embed_positions|position_embeddings?|pos_emb)$")
 _OF_IMAGES: Final = re.compile(r"vision|visual|image|audio|speech")
@@ -30,6 +33,30 @@ def positions(model: torch.nn.Module, *, decoder: bool) -> int | None:
         return None
     sizes = [size for name, size in _tables(model) if not two or decoder == ("decoder" in name.split("."))]
     return min(sizes, default=None)
+
+
+def require_positions(model: torch.nn.Module, task: Task, shapes: Mapping[str, tuple[int, ...]], dataset: str) -> None:
+    """Refuse sequences that are longer than the model has positions for.
+
+    Args:
+        model: with or without weights.
+        task: the one that the model does.
+        shapes: shape of a sample of each tensor of the dataset.
+        dataset: name of the dataset.
+
+    Raises:
+        DataError: they are longer.
+
+    """
+    limits = [("input_ids", positions(model, decoder=False))]
+    if task.labels == "positions":
+        limits += [("labels", positions(model, decoder=True))]
+    for name, limit in limits:
+        *_, longest = shapes.get(name) or (0,)
+        if limit is not None and longest > limit:
+            what = f"the sequences of dataset {dataset!r} are too long for the model"
+            fix = "prepare the dataset with a shorter --seq-len, or give the model more positions"
+            raise DataError("DATA024", what, f"{longest} tokens", f"up to {limit}", fix)
 
 
 def _tables(model: torch.nn.Module) -> Iterator[tuple[str, int]]:

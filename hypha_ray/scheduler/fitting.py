@@ -20,7 +20,7 @@ from hypha_ray.data.slices import read_slice
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.model.layout import layout_of
 from hypha_ray.model.loading.build import Facts
-from hypha_ray.model.positions import positions
+from hypha_ray.model.positions import require_positions
 from hypha_ray.model.tasks.task import IGNORED, Task
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Case:
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of a sample of each of the dataset's tensors."""
-        return {tensor.name: tensor.shape for tensor in self.manifest.tensors}
+        return self.manifest.shapes
 
 
 def check_cut(case: Case) -> None:
@@ -112,15 +112,7 @@ def _beyond(case: Case, name: str, got: str, limit: int) -> DataError:
 
 def check_positions(case: Case) -> None:
     """Refuse sequences that are longer than the model has positions for."""
-    limits = [("input_ids", case.facts.positions)]
-    if case.task.labels == "positions":
-        limits += [("labels", positions(case.network, decoder=True))]
-    for name, limit in limits:
-        longest = case.shapes.get(name, (0,))[-1:] or (0,)
-        if limit is not None and longest[0] > limit:
-            what = f"the sequences of dataset {case.manifest.name!r} are too long for the model"
-            fix = "prepare the dataset with a shorter --seq-len, or give the model more positions"
-            raise DataError("DATA024", what, f"{longest[0]} tokens", f"up to {limit}", fix)
+    require_positions(case.network, case.task, case.shapes, case.manifest.name)
 
 
 def check_special_tokens(case: Case) -> None:

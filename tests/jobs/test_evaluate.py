@@ -137,6 +137,16 @@ def test_evaluate_prompts_that_are_no_labels_are_not_scored(language_model: Path
     assert result["val_loss"] == pytest.approx(expected, rel=1e-5)
 
 
+def test_evaluate_refuses_sequences_beyond_the_models_positions(language_model: Path, tmp_path: Path) -> None:
+    ids = np.random.default_rng(0).integers(0, 300, size=(4, 17))
+    folder = dataset(tmp_path / "long", "language", ("validation", {"input_ids": ids}))
+    done = evaluate("--model", language_model, "--dataset", folder)
+    assert done.returncode == 3
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error[DATA024]: the sequences of dataset 'long' are too long for the model")
+    assert "got 17 tokens, allowed up to 16" in done.stderr
+
+
 @pytest.mark.parametrize(("scale", "names"), [(1e6, {"val_loss", "tokens"}), (math.nan, set())])
 def test_evaluate_json_is_json_whatever_the_loss(
     scale: float, names: set[str], language_model: Path, text: Path, tmp_path: Path
