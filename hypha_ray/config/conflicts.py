@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from hypha_ray.config.names import LABELS, TOKENS
+from hypha_ray.config.keys import LABELS, TOKENS
 from hypha_ray.config.schema import Job
 
 

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, TypeAlias, Union, get_args, get_origin
 
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
@@ -23,6 +23,13 @@ KeyPath: TypeAlias = tuple[str, ...]
 
 FREE: KeyPath = ("model", "config")
 """The one table whose keys are not ours: they belong to transformers."""
+
+LABELS: Final = frozenset({"num_labels", "id2label", "label2id", "problem_type"})
+"""Keys of a model's configuration that say what it classifies into; as keys of ``[model]`` they mean the same."""
+TOKENS: Final = frozenset(
+    f"{token}_token_id" for token in ("bos", "eos", "pad", "sep", "cls", "mask", "unk", "decoder_start")
+)
+"""Keys of a model's configuration that name special tokens."""
 
 _KINDS = {
     str: "text",
@@ -95,7 +102,8 @@ def keys() -> dict[KeyPath, Key]:
 def nearest(path: Sequence[str]) -> str | None:
     """The known key that was probably meant: in the same table, else alike as a whole, else of that name anywhere."""
     table, last = tuple(path[:-1]), path[-1][:_LONGEST]
-    known = [candidate for candidate in (*tables(), *keys()) if candidate]
+    labels = [(*FREE[:1], name) for name in sorted(LABELS)]
+    known = [candidate for candidate in (*tables(), *keys(), *labels) if candidate]
     siblings = {candidate[-1]: candidate for candidate in known if candidate[:-1] == table}
     whole = {".".join(candidate): candidate for candidate in known if table not in tables()}
     anywhere = {candidate[-1]: candidate for candidate in reversed(known)}

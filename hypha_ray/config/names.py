@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
-from hypha_ray.config.keys import FREE, KeyPath
+from hypha_ray.config.keys import FREE, LABELS, KeyPath
 
 GUIDE: KeyPath = ("scheduler", "job")
 """The guide has all tables of a job in this one."""
@@ -25,13 +24,6 @@ RENAMED: dict[KeyPath, KeyPath] = GUIDE_NAMES | {
     ("resources", "worker", "memory"): ("resources", "worker", "memory_gb"),
     ("resources", "parameter_server", "memory"): ("resources", "parameter_server", "memory_gb"),
 }
-
-LABELS: Final = frozenset({"num_labels", "id2label", "label2id", "problem_type"})
-"""Keys of a model's configuration that say what it classifies into; as keys of ``[model]`` they mean the same."""
-TOKENS: Final = frozenset(
-    f"{token}_token_id" for token in ("bos", "eos", "pad", "sep", "cls", "mask", "unk", "decoder_start")
-)
-"""Keys of a model's configuration that name special tokens."""
 
 _PREPARED = "a dataset is preprocessed when it is prepared"
 _NO_STORAGE = "disk space is no resource that Ray leases"

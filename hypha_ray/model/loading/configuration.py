@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import transformers
 
-from hypha_ray.config.names import LABELS, TOKENS
+from hypha_ray.config.keys import LABELS, TOKENS
 from hypha_ray.config.schema import Model
 from hypha_ray.errors import AuthenticationError, CapacityError, CheckpointError, ConfigError, HyphaError
 from hypha_ray.model.loading.hub import REMOTE_CODE_VARIABLE, code_allowed, fetch
