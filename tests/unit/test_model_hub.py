@@ -11,10 +11,11 @@ import pytest
 import torch
 from huggingface_hub import constants
 from pydantic import SecretStr
+from safetensors.torch import load_file, save
 
 from hypha_ray.config.schema import Model
 from hypha_ray.errors import AuthenticationError, CheckpointError, ConfigError, HubError
-from hypha_ray.model.loading.build import build_model, facts
+from hypha_ray.model.loading.build import build_model, compare_weights, facts
 from hypha_ray.model.loading.hub import fetch
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
@@ -123,6 +124,19 @@ def test_facts_hub_repository_reads_no_weights(hub: type[Hub], saved: Path) -> N
     hub.files = serve(saved)
     assert facts(Model(repository="owner/tiny")).vocab_size == 32
     assert not any("safetensors" in path for path in hub.asked)
+
+
+def test_weights_of_a_hub_that_do_not_fit_are_refused_once_they_are_here(hub: type[Hub], saved: Path) -> None:
+    wrapped = {f"module.{name}": tensor for name, tensor in load_file(saved / "model.safetensors").items()}
+    hub.files = serve(saved, **{"model.safetensors": save(wrapped, metadata={"format": "pt"})})
+    model = Model(repository="owner/tiny")
+    assert compare_weights(model) == []
+    assert not any("safetensors" in path for path in hub.asked)
+    with pytest.raises(CheckpointError, match=r"MODEL006.*'module\.'") as refusal:
+        build_model(model, seed=0)
+    assert refusal.value.exit_code == 5
+    with pytest.raises(CheckpointError, match=r"MODEL006.*'module\.'"):
+        compare_weights(model)
 
 
 def test_fetch_offline_with_filled_cache_needs_no_hub(

@@ -18,7 +18,7 @@ from hypha_ray.errors import CheckpointError, ConfigError
 from hypha_ray.garbage import uncollected
 from hypha_ray.model.loading.configuration import auto_class, configuration_of, errors_as, relabels, saved_settings
 from hypha_ray.model.loading.hub import code_allowed
-from hypha_ray.model.loading.weights import Loaded, compare, quiet, require_fit, stored
+from hypha_ray.model.loading.weights import Loaded, compare, is_whole, quiet, require_fit, stored
 from hypha_ray.model.positions import positions
 from hypha_ray.model.tasks.resolve import resolve_task
 from hypha_ray.model.tasks.table import TASKS, find_task
@@ -98,17 +98,18 @@ def compare_weights(model: Model, *, whole: bool = False) -> list[str]:
 
     Returns:
         Notes for the user: of a new head, and of an old one that is dropped. None for a model from `[model.config]`,
-        and for a hub's whose files aren't here.
+        and for a hub's whose weights aren't in this machine's cache; then workers compare them.
 
     Raises:
         HyphaError: as `build_model`.
 
     """
     task = find_task(model.type)
-    if not model.repository or not Path(model.repository).expanduser().is_dir():
+    if not model.repository:
         return []
-    folder, config = configuration_of(model, task, weights=True)
-    if folder is None or getattr(config, "transformers_weights", None):
+    local = Path(model.repository).expanduser().is_dir()
+    folder, config = configuration_of(model, task, weights=local)
+    if folder is None or getattr(config, "transformers_weights", None) or not (local or is_whole(folder)):
         return []
     tensors = stored(folder, model.repository)
     with errors_as(CheckpointError, "MODEL006", f"weights of {model.repository} can't be loaded"):

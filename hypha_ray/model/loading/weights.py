@@ -105,6 +105,14 @@ def weight_files(folder: Path, repository: str) -> list[Path]:
     return [folder / name for name in wanted]
 
 
+def is_whole(folder: Path) -> bool:
+    """Tell whether a folder, such as a snapshot in a hub's cache, has all of its weights."""
+    try:
+        return bool(weight_files(folder, folder.name))
+    except CheckpointError:
+        return False
+
+
 def refuse_adapter(folder: Path, repository: str) -> None:
     """Refuse a folder that has an adapter and no model.
 
