@@ -55,12 +55,12 @@ def main() -> None:
     with uncollected():
         import torch
 
-        from hypha_ray.model.evaluation import batches_of, evaluate, figures
+        from hypha_ray.model.evaluation import batches_of, evaluate, metrics_of
         from hypha_ray.model.loading.build import describe
+        from hypha_ray.model.loss_check import check_loss_of
         from hypha_ray.model.positions import require_positions
         from hypha_ray.model.saved_model import open_saved
         from hypha_ray.model.tasks.table import require_trainable
-        from hypha_ray.model.trial import try_network
 
     start, device = time.monotonic(), torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network, task = open_saved(arguments.model, arguments.type)
@@ -71,13 +71,13 @@ def main() -> None:
     slices = (read_slice(arguments.dataset, info, manifest) for info in infos)
     batches = batches_of(slices, arguments.batch_size, [info.index for info in infos])
     first = next(batches)
-    try_network(task, network, first)
+    check_loss_of(task, network, first)
     sums = evaluate(network.to(device), task, chain([first], batches), device)
     if not sums.count:
         fix = "choose another --split, or prepare the dataset for this task"
         raise DataError("DATA052", f"nothing in {manifest.name}/{arguments.split} can be scored", task.name, fix=fix)
     print(f"{facts.architecture}  {task.name}  {manifest.name}/{arguments.split}  {time.monotonic() - start:.1f} s")
-    result = {name: value for name, value in figures(task, sums).items() if value is not None}
+    result = {name: value for name, value in metrics_of(task, sums).items() if value is not None}
     if "val_loss" not in result:
         raise CheckpointError("MODEL018", "the model's loss isn't a finite number", f"{sums.loss_sum / sums.count}")
     line = " ".join(f"{name} {value if isinstance(value, int) else f'{value:.6g}'}" for name, value in result.items())

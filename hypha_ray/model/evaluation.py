@@ -11,12 +11,10 @@ import torch
 
 from hypha_ray.figures import quality
 from hypha_ray.model.flat import Array
-from hypha_ray.model.losses import loss_of, losses
-from hypha_ray.model.tasks.masking import Keys
+from hypha_ray.model.losses import compute_losses
+from hypha_ray.model.tasks.masking import SampleKeys
 from hypha_ray.model.tasks.task import Batch, Task
 from hypha_ray.types import Samples
-
-__all__ = ["Sums", "batches_of", "evaluate", "figures", "loss_of", "tensors_of"]
 
 MASKING_SEED = 0
 """Seed of hidden tokens in evaluations: not the run's, so that whoever scores a model later hides the same ones."""
@@ -25,7 +23,7 @@ Evaluated: TypeAlias = Samples | Batch
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
+class EvaluationSums:
     """Sums over scored positions: tokens of a language model, samples of a classifier.
 
     `correct` counts positions at which a classifier's highest score was right; None where there are no classes.
@@ -42,7 +40,7 @@ def evaluate(
     batches: Iterable[Evaluated],
     device: torch.device | str,
     autocast: torch.dtype | None = None,
-) -> Sums:
+) -> EvaluationSums:
     """Sum a model's loss over batches of slice tensors, in evaluation mode and without gradients.
 
     The sums don't depend on how samples are cut into batches or shared out. A masked language model's hidden tokens
@@ -67,7 +65,7 @@ def evaluate(
                 inputs = task.inputs(tensors, keys, MASKING_SEED)
                 if scored := task.count(inputs):
                     inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in inputs.items()}
-                    reported, _, output = losses(task, model, inputs)
+                    reported, _, output = compute_losses(task, model, inputs)
                     loss_sum += reported.double() * scored
                     count += scored
                     hits = _hits(output, inputs, task) if classes else None
@@ -75,7 +73,7 @@ def evaluate(
                     correct += 0 if hits is None else hits
     finally:
         model.train(training)
-    return Sums(loss_sum.item(), count, int(correct) if classes else None)
+    return EvaluationSums(loss_sum.item(), count, int(correct) if classes else None)
 
 
 def batches_of(
@@ -102,13 +100,13 @@ def tensors_of(samples: Samples) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(array) for name, array in samples.arrays.items()}
 
 
-def figures(task: Task, sums: Sums) -> dict[str, float | None]:
+def metrics_of(task: Task, sums: EvaluationSums) -> dict[str, float | None]:
     """Return what sums amount to: mean loss, perplexity or accuracy where it makes sense, and the number scored."""
     what = "tokens" if task.perplexity or task.labels == "positions" else "samples"
     return {**quality(sums.loss_sum, sums.count, sums.correct, task.perplexity), what: sums.count}
 
 
-def _known(batches: Iterable[Evaluated]) -> Iterator[tuple[Batch, Keys]]:
+def _known(batches: Iterable[Evaluated]) -> Iterator[tuple[Batch, SampleKeys]]:
     """Return tensors, and which samples they are."""
     seen = 0
     for batch in batches:
@@ -120,15 +118,15 @@ def _known(batches: Iterable[Evaluated]) -> Iterator[tuple[Batch, Keys]]:
             seen += size
 
 
-def _keys(index: int, start: int, size: int) -> Keys:
+def _keys(index: int, start: int, size: int) -> SampleKeys:
     """Return the keys of samples that follow each other in a slice."""
     keys = np.zeros((size, 3), np.int64)
     keys[:, 1], keys[:, 2] = index, np.arange(start, start + size)
     return keys
 
 
-def _without_epoch(keys: Keys) -> Keys:
-    found: Keys = keys * np.array([0, 1, 1], np.int64)
+def _without_epoch(keys: SampleKeys) -> SampleKeys:
+    found: SampleKeys = keys * np.array([0, 1, 1], np.int64)
     return found
 
 

@@ -13,7 +13,7 @@ import torch
 from torch.nn.functional import cross_entropy, pad
 
 from hypha_ray.errors import ConfigError
-from hypha_ray.model.tasks.task import IGNORED, Batch, Task
+from hypha_ray.model.tasks.task import IGNORE_INDEX, Batch, Task
 
 _COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
 
@@ -29,7 +29,7 @@ class Losses(NamedTuple):
     """Of the model."""
 
 
-def losses(task: Task, model: torch.nn.Module, inputs: Batch) -> Losses:
+def compute_losses(task: Task, model: torch.nn.Module, inputs: Batch) -> Losses:
     """Run a model on keyword arguments that the task has made, and return its losses.
 
     Args:
@@ -43,8 +43,8 @@ def losses(task: Task, model: torch.nn.Module, inputs: Batch) -> Losses:
     """
     if task.labels == "shifted" and "labels" in inputs:
         output = forward(task, model, {name: tensor for name, tensor in inputs.items() if name != "labels"})
-        reported = shifted(_logits(output), inputs["labels"])
-        return Losses(reported, reported + routing(model, output), output)
+        reported = shifted_cross_entropy(_logits(output), inputs["labels"])
+        return Losses(reported, reported + router_loss(model, output), output)
     output = forward(task, model, inputs)
     trained = loss_of(output) / (task.count(inputs) if task.summed else 1)
     return Losses(_plain(output, inputs, trained), trained, output)
@@ -55,7 +55,7 @@ def forward(task: Task, model: torch.nn.Module, inputs: Batch) -> Any:
     return model(**inputs, use_cache=False) if task.caches else model(**inputs)
 
 
-def shifted(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def shifted_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Cross entropy of each label by the logits of the position before; those of a prefix without labels are left out.
 
     Raises:
@@ -63,17 +63,17 @@ def shifted(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
     """
     if logits.ndim != 3 or logits.shape[1] < labels.shape[1]:
-        raise no_loss(f"logits {list(logits.shape)} for labels {list(labels.shape)}")
-    following = pad(labels[:, 1:], (0, 1), value=IGNORED)  # To cut the logits instead would copy them.
-    return unshifted(logits[:, -labels.shape[1] :], following)
+        raise missing_loss(f"logits {list(logits.shape)} for labels {list(labels.shape)}")
+    following = pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)  # To cut the logits instead would copy them.
+    return token_cross_entropy(logits[:, -labels.shape[1] :], following)
 
 
-def unshifted(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def token_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Cross entropy of each label by the logits of its own position."""
-    return cross_entropy(logits.float().flatten(0, -2), labels.to(logits.device).flatten(), ignore_index=IGNORED)
+    return cross_entropy(logits.float().flatten(0, -2), labels.to(logits.device).flatten(), ignore_index=IGNORE_INDEX)
 
 
-def routing(model: torch.nn.Module, output: Any) -> torch.Tensor | float:
+def router_loss(model: torch.nn.Module, output: Any) -> torch.Tensor | float:
     """Return the routers' loss as the model adds it to its own; 0 where there is none."""
     loss = getattr(output, "aux_loss", None)
     if not isinstance(loss, torch.Tensor):
@@ -83,7 +83,7 @@ def routing(model: torch.nn.Module, output: Any) -> torch.Tensor | float:
         for name in _COEFFICIENTS:
             if isinstance(coefficient := getattr(where, name, None), float | int):
                 return coefficient * loss
-    raise no_loss(f"{type(model).__name__} has a router's loss, and no known coefficient for it")
+    raise missing_loss(f"{type(model).__name__} has a router's loss, and no known coefficient for it")
 
 
 def loss_of(output: Any) -> torch.Tensor:
@@ -95,11 +95,11 @@ def loss_of(output: Any) -> torch.Tensor:
     """
     loss = getattr(output, "loss", None)
     if not isinstance(loss, torch.Tensor):
-        raise no_loss(type(output).__name__)
+        raise missing_loss(type(output).__name__)
     return loss.mean()
 
 
-def no_loss(got: str) -> ConfigError:
+def missing_loss(got: str) -> ConfigError:
     """Return the error for a model that has no loss for what it is fed."""
     return ConfigError(
         "MODEL012",
@@ -112,7 +112,7 @@ def no_loss(got: str) -> ConfigError:
 def _logits(output: Any) -> torch.Tensor:
     logits = getattr(output, "logits", None)
     if not isinstance(logits, torch.Tensor):
-        raise no_loss(type(output).__name__)
+        raise missing_loss(type(output).__name__)
     return logits
 
 
@@ -121,4 +121,4 @@ def _plain(output: Any, inputs: Batch, trained: torch.Tensor) -> torch.Tensor:
     names = [name for name in getattr(output, "keys", dict)() if name.endswith(("aux_loss", "z_loss"))]
     if not names or "labels" not in inputs:
         return trained
-    return unshifted(_logits(output), inputs["labels"])
+    return token_cross_entropy(_logits(output), inputs["labels"])

@@ -19,7 +19,7 @@ _TABLE: Final = re.compile(r"(^|\.)(wpe|positions_embed|embed_positions|position
 _OF_IMAGES: Final = re.compile(r"vision|visual|image|audio|speech")
 
 
-def positions(model: torch.nn.Module, *, decoder: bool) -> int | None:
+def max_positions(model: torch.nn.Module, *, decoder: bool) -> int | None:
     """Return how many tokens the model's tables have positions for; None: they set no limit.
 
     Args:
@@ -48,9 +48,9 @@ def require_positions(model: torch.nn.Module, task: Task, shapes: Mapping[str, t
         DataError: they are longer.
 
     """
-    limits = [("input_ids", positions(model, decoder=False))]
+    limits = [("input_ids", max_positions(model, decoder=False))]
     if task.labels == "positions":
-        limits += [("labels", positions(model, decoder=True))]
+        limits += [("labels", max_positions(model, decoder=True))]
     for name, limit in limits:
         *_, longest = shapes.get(name) or (0,)
         if limit is not None and longest > limit:

@@ -19,10 +19,10 @@ from hypha_ray.errors import CheckpointError
 from hypha_ray.model.flat import Array
 from hypha_ray.model.layout import layout_of, load
 from hypha_ray.model.loading.build import build_model, infer_task, task_of
-from hypha_ray.model.loading.configuration import saved_settings
+from hypha_ray.model.loading.configuration import read_config
 from hypha_ray.model.loading.hub import fetch
-from hypha_ray.model.loading.preprocess import load_specials
-from hypha_ray.model.loading.weights import stored
+from hypha_ray.model.loading.preprocess import load_special_tokens
+from hypha_ray.model.loading.weights import meta_tensors
 from hypha_ray.model.tasks.table import TASKS, find_task
 from hypha_ray.model.tasks.task import Task
 from hypha_ray.modes import make_tree_private
@@ -94,7 +94,7 @@ def open_saved(folder: Path, task_name: str | None = None) -> tuple[PreTrainedMo
     model = Model(repository=str(folder), **_task(folder, task_name))
     network = build_model(model, seed=0, whole=True).eval()
     masks = find_task(model.type).labels == "masked"
-    return network, task_of(model, network, load_specials(Preprocessor(), None, model) if masks else None)
+    return network, task_of(model, network, load_special_tokens(Preprocessor(), None, model) if masks else None)
 
 
 def original_dtype(model: Model) -> str | None:
@@ -103,12 +103,12 @@ def original_dtype(model: Model) -> str | None:
         return None
     token = model.token.get_secret_value() if model.token else None
     folder = fetch(model.repository, model.revision, token, weights=True)
-    settings = saved_settings(folder)
+    settings = read_config(folder)
     named = str(settings.get("dtype") or settings.get("torch_dtype") or "").removeprefix("torch.")
     if named in _DTYPES:
         return named
     sizes: Counter[str] = Counter()
-    for tensor in stored(folder, model.repository).values():
+    for tensor in meta_tensors(folder, model.repository).values():
         sizes[str(tensor.dtype).removeprefix("torch.")] += tensor.numel()
     floats = [name for name, _ in sizes.most_common() if name in _DTYPES]
     return floats[0] if floats else None

@@ -18,7 +18,7 @@ from hypha_ray.errors import CapacityError, HyphaError, LostError, QuarantinedEr
 from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.fragments import exchanged
 from hypha_ray.market.requirements import workers_to_start
-from hypha_ray.model.tasks.masking import Specials
+from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.scheduler import commands as c
 from hypha_ray.scheduler.assigner import Sizes
 from hypha_ray.scheduler.core import Core
@@ -53,7 +53,7 @@ class Scheduler:
     """
 
     def __init__(
-        self, job: Job, run: str, directory: str, dataset: str, attempt: int, owner: Any, specials: Specials | None
+        self, job: Job, run: str, directory: str, dataset: str, attempt: int, owner: Any, specials: SpecialTokens | None
     ) -> None:
         arm(job.testing.failpoints, job.testing.failpoint_log)
         self._job, self._run, self._directory, self._attempt = job, run, Path(directory), attempt

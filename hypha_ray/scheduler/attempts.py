@@ -13,7 +13,7 @@ from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 from hypha_ray.config import Job
 from hypha_ray.errors import ClusterError, HyphaError, LostError, QuarantinedError
 from hypha_ray.market.allocator import on_this_node
-from hypha_ray.model.tasks.masking import Specials
+from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.model.tasks.table import find_task
 from hypha_ray.scheduler.actor import Scheduler
 from hypha_ray.scheduler.claim import committed
@@ -54,17 +54,17 @@ def records(job: Job, run: str, directory: RunDirectory, dataset: Path) -> Itera
         ray.kill(owner)
 
 
-def specials_of(job: Job, dataset: Path) -> Specials | None:
+def specials_of(job: Job, dataset: Path) -> SpecialTokens | None:
     """Return the special tokens of a masked language model's tokenizer, which may lie beside the dataset, just here."""
     if find_task(job.model.type).labels != "masked":
         return None
-    from hypha_ray.model.loading.preprocess import load_specials
+    from hypha_ray.model.loading.preprocess import load_special_tokens
 
-    return load_specials(job.preprocessor, dataset, job.model)
+    return load_special_tokens(job.preprocessor, dataset, job.model)
 
 
 def _attempts(
-    job: Job, run: str, directory: RunDirectory, given: tuple[Path, Specials | None, Any], control: ControlService
+    job: Job, run: str, directory: RunDirectory, given: tuple[Path, SpecialTokens | None, Any], control: ControlService
 ) -> Iterator[dict[str, Any]]:
     """One scheduler after the other, which all have their workers and parameter servers started by the same owner."""
     idle = vain = 0
@@ -92,7 +92,7 @@ def _attempts(
 
 
 def _attempt(
-    job: Job, run: str, directory: RunDirectory, given: tuple[Path, Specials | None, Any], control: ControlService
+    job: Job, run: str, directory: RunDirectory, given: tuple[Path, SpecialTokens | None, Any], control: ControlService
 ) -> Iterator[dict[str, Any]]:
     """Start a scheduler on this node, and hand on what it streams.
 

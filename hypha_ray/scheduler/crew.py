@@ -17,7 +17,7 @@ from hypha_ray.data.actor import DataShard
 from hypha_ray.errors import ClusterError
 from hypha_ray.market.allocator import Lease, Leases, draining_nodes, on_this_node
 from hypha_ray.market.requirements import Need, NodeResources, server_need, worker_need
-from hypha_ray.model.tasks.masking import Specials
+from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.redaction import redacted_tree
 from hypha_ray.scheduler.post import Post, value
 from hypha_ray.store.actor import GROUPS, Store
@@ -60,7 +60,7 @@ class Crew:
         dataset: str,
         owner: Any,
         note: Callable[[str, str], None],
-        specials: Specials | None = None,
+        specials: SpecialTokens | None = None,
     ) -> None:
         self._job, self._run, self._owner, self._note, self._specials = job, run, owner, note, specials
         self._leases = Leases(run)

@@ -21,7 +21,7 @@ from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.model.layout import layout_of
 from hypha_ray.model.loading.build import Facts
 from hypha_ray.model.positions import require_positions
-from hypha_ray.model.tasks.task import IGNORED, Task
+from hypha_ray.model.tasks.task import IGNORE_INDEX, Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -97,7 +97,7 @@ def _check_low_labels(case: Case, limit: int) -> None:
                 continue
             raise
         labels = np.asarray(slice_["labels"], np.int64)
-        wrong = labels[(labels < 0) & (labels != IGNORED)]
+        wrong = labels[(labels < 0) & (labels != IGNORE_INDEX)]
         if wrong.size:
             raise _beyond(case, "labels", str(int(wrong.min())), limit)
         read_bytes += sum(array.nbytes for array in slice_.values())
@@ -106,7 +106,7 @@ def _check_low_labels(case: Case, limit: int) -> None:
 def _beyond(case: Case, name: str, got: str, limit: int) -> DataError:
     what = f"{name} of dataset {case.manifest.name!r} are out of the model's range"
     fix = "prepare the dataset for this model, or choose another model"
-    also = f", or {IGNORED} where nothing is to be scored" if name == "labels" else ""
+    also = f", or {IGNORE_INDEX} where nothing is to be scored" if name == "labels" else ""
     return DataError("DATA023", what, got, f"0 … {limit - 1}{also}", fix)
 
 

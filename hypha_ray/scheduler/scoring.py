@@ -14,11 +14,11 @@ from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
 from hypha_ray.model.loading.build import task_of
 from hypha_ray.model.loading.configuration import auto_class
-from hypha_ray.model.loading.hub import code_allowed
-from hypha_ray.model.loading.preprocess import load_specials
-from hypha_ray.model.tasks.masking import no_mask
+from hypha_ray.model.loading.hub import remote_code_allowed
+from hypha_ray.model.loading.preprocess import load_special_tokens
+from hypha_ray.model.loss_check import check_loss_on_copy
+from hypha_ray.model.tasks.masking import missing_mask_token
 from hypha_ray.model.tasks.task import Task
-from hypha_ray.model.trial import try_out
 from hypha_ray.scheduler.fitting import Case
 from hypha_ray.types import Samples
 
@@ -45,7 +45,7 @@ def check_loss(case: Case) -> list[str]:
     outside = [job.bridges(number) for number in range(job.resources.num_workers)]
     if all(outside):
         return []
-    specials = load_specials(job.preprocessor, case.folder, job.model) if masks else None
+    specials = load_special_tokens(job.preprocessor, case.folder, job.model) if masks else None
     task = task_of(job.model, case.network, specials)
     if task.summed and job.sync.strategy == "sync":
         raise ConfigError(
@@ -56,14 +56,16 @@ def check_loss(case: Case) -> list[str]:
         )
     tensors = {tensor.name for tensor in case.manifest.tensors}
     if masks and task.masking is None and "labels" not in tensors:
-        raise no_mask(task.name)
+        raise missing_mask_token(task.name)
     samples = _scored(case, task)
-    tried = try_out(task, samples, case.network.config, partial(_build, job, case.task), case.facts.parameters)
+    tried = check_loss_on_copy(
+        task, samples, case.network.config, partial(_build, job, case.task), case.facts.parameters
+    )
     return [*_left_out(case, task, samples), *([] if tried else [_untried(case.network)])]
 
 
 def _build(job: Job, task: Task, config: object) -> PreTrainedModel:
-    trusted = code_allowed(job.model.trust_remote_code)
+    trusted = remote_code_allowed(job.model.trust_remote_code)
     network: PreTrainedModel = auto_class(task).from_config(config, trust_remote_code=trusted)
     return network
 

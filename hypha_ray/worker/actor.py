@@ -19,7 +19,7 @@ from hypha_ray.config import Job
 from hypha_ray.failpoints import arm
 from hypha_ray.fragments import Piece
 from hypha_ray.garbage import uncollected
-from hypha_ray.model.tasks.masking import Specials
+from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.types import Arrays, Flat, Layout, Plan, Source
 from hypha_ray.worker.desk import Desk
 from hypha_ray.worker.feeder import Feeder
@@ -40,7 +40,7 @@ class TrainWorker:
 
     """
 
-    def __init__(self, job: Job, source: Source, specials: Specials | None = None) -> None:
+    def __init__(self, job: Job, source: Source, specials: SpecialTokens | None = None) -> None:
         arm(job.testing.failpoints, job.testing.failpoint_log)
         self._job, self._specials = job, specials
         self._stint = Stint(job, source, self._loop)

@@ -19,7 +19,7 @@ from hypha_ray.codec import encoders, sends_differences
 from hypha_ray.config import Job
 from hypha_ray.errors import BridgeError, HyphaError
 from hypha_ray.failpoints import failpoint
-from hypha_ray.model.tasks.masking import Specials
+from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.optim.schedules import rates
 from hypha_ray.store.tensorfile import digest, named
 from hypha_ray.types import Left, Plan, Ready, Source
@@ -56,7 +56,7 @@ class BridgedLoop:
     """
 
     def __init__(
-        self, job: Job, source: Source, feeder: Feeder, desk: Desk, emit: Emit, specials: Specials | None = None
+        self, job: Job, source: Source, feeder: Feeder, desk: Desk, emit: Emit, specials: SpecialTokens | None = None
     ) -> None:
         self._job, self._source, self._specials = job, source, specials
         self._feeder, self._desk, self._emit = feeder, desk, emit

@@ -12,7 +12,7 @@ from hypha_ray.errors import ConfigError
 from hypha_ray.failpoints import failpoint
 from hypha_ray.fragments import due, exchanged
 from hypha_ray.model.layout import layout_of
-from hypha_ray.model.tasks.masking import Specials
+from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.optim.schedules import position
 from hypha_ray.store.tensorfile import digest, named
 from hypha_ray.types import Arrays, Damaged, Delta, Evaluated, Flat, Left, Merged, Plan, Ready, Samples, Source, window
@@ -46,7 +46,7 @@ class InnerLoop:
     """
 
     def __init__(
-        self, job: Job, source: Source, feeder: Feeder, desk: Desk, emit: Emit, specials: Specials | None = None
+        self, job: Job, source: Source, feeder: Feeder, desk: Desk, emit: Emit, specials: SpecialTokens | None = None
     ) -> None:
         self._job, self._source = job, source
         self._feeder, self._desk, self._emit = feeder, desk, emit

@@ -24,7 +24,7 @@ from hypha_ray.bridge.scratch import PREFIX, Scratch, sweep
 from hypha_ray.bridge.tokens import make_token
 from hypha_ray.config import Job
 from hypha_ray.errors import ConfigError
-from hypha_ray.model.tasks.masking import Specials
+from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.redaction import redacted_tree
 from hypha_ray.worker.door import listening
 from hypha_ray.worker.printed import Printed, trainer_log
@@ -61,7 +61,7 @@ class Outside:
 
     """
 
-    def __init__(self, job: Job, worker: int, specials: Specials | None = None) -> None:
+    def __init__(self, job: Job, worker: int, specials: SpecialTokens | None = None) -> None:
         sweep()
         self._scratch = Scratch(PREFIX)
         self.directory = self._scratch.path
@@ -151,7 +151,7 @@ def command(job: Job, worker: int) -> list[str]:
     return words
 
 
-def definition(job: Job, worker: int, specials: Specials | None = None) -> dict[str, Any]:
+def definition(job: Job, worker: int, specials: SpecialTokens | None = None) -> dict[str, Any]:
     """What a trainer is told of the job; see docs/bridge.md."""
     return {
         **({"special_tokens": asdict(specials)} if specials is not None else {}),

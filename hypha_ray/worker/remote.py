@@ -9,7 +9,7 @@ from hypha_ray.bridge.client import Trainer
 from hypha_ray.bridge.work import Round
 from hypha_ray.config import Job
 from hypha_ray.model.layout import layout_of, load
-from hypha_ray.model.tasks.masking import Specials
+from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.store.tensorfile import named
 from hypha_ray.types import Samples
 from hypha_ray.worker.stepper import Stepper
@@ -36,7 +36,7 @@ def train(trainer: Trainer, device: str) -> None:
     """
     job = job_of(trainer.job, device)
     told = trainer.job.get("special_tokens")
-    stepper = Stepper(job, told and Specials(told["mask_token_id"], tuple(told["all_special_ids"])))
+    stepper = Stepper(job, told and SpecialTokens(told["mask_token_id"], tuple(told["all_special_ids"])))
     trainer.ready(str(stepper.device), stepper.parameters)
     chosen, peak = strategy(job, stepper), job.inner_optimizer.learning_rate
     for work in trainer.rounds():

@@ -12,11 +12,11 @@ import numpy.typing as npt
 import torch
 
 from hypha_ray.config import Job
-from hypha_ray.model.evaluation import Sums, evaluate, tensors_of
+from hypha_ray.model.evaluation import EvaluationSums, evaluate, tensors_of
 from hypha_ray.model.loading.build import build_model, task_of
-from hypha_ray.model.loading.preprocess import load_specials
-from hypha_ray.model.losses import Losses, losses
-from hypha_ray.model.tasks.masking import Specials
+from hypha_ray.model.loading.preprocess import load_special_tokens
+from hypha_ray.model.losses import Losses, compute_losses
+from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.model.tasks.table import find_task
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.optim.schedules import inner_steps
@@ -46,16 +46,16 @@ class Stepper:
 
     """
 
-    def __init__(self, job: Job, specials: Specials | None = None) -> None:
+    def __init__(self, job: Job, specials: SpecialTokens | None = None) -> None:
         self._accumulation = job.rounds.accumulation
         self._leaves_out = job.dataset.allow_quarantine
         self.device = torch.device(_device(job.worker.device))
         self.model = build_model(job.model, job.run.seed).to(self.device).train()
         self.optimizer = build_optimizer(self.model, job.inner_optimizer, inner_steps(job), job.resources.num_workers)
         if specials is None and find_task(job.model.type).labels == "masked":
-            specials = load_specials(job.preprocessor, None, job.model)
+            specials = load_special_tokens(job.preprocessor, None, job.model)
         self._task, self._masking_seed = task_of(job.model, self.model, specials), job.run.seed
-        compute = partial(losses, self._task, self.model)
+        compute = partial(compute_losses, self._task, self.model)
         self._losses = torch.compile(compute) if job.worker.compile else compute
         self._autocast = torch.bfloat16 if job.worker.autocast == "bf16" else None
         saved = self.model.state_dict().keys()
@@ -110,7 +110,7 @@ class Stepper:
             self._put_back(gradients, buffers)
         return Gradient(torch.zeros_like(result.loss), 0, torch.zeros_like(result.norm), batch.keys[damaged])
 
-    def evaluate(self, batches: Iterable[Samples]) -> Sums:
+    def evaluate(self, batches: Iterable[Samples]) -> EvaluationSums:
         """The model's loss, and what it got right, over these batches."""
         return evaluate(self.model, self._task, batches, self.device, self._autocast)
 

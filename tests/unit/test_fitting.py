@@ -15,7 +15,7 @@ from hypha_ray.config import Job
 from hypha_ray.data.catalogue import load
 from hypha_ray.errors import HyphaError
 from hypha_ray.model.loading.build import build_model, describe, skeleton
-from hypha_ray.model.positions import positions
+from hypha_ray.model.positions import max_positions
 from hypha_ray.model.tasks.table import find_task
 from hypha_ray.scheduler.fitting import CHECKS, Case
 
@@ -68,7 +68,7 @@ def test_limit_of_positions_is_where_the_model_itself_fails(family: str) -> None
     settings, task, limit = LIMITS[family]
     config = {name: value for name, value in settings.items() if value is not None}
     network = build_model(Job.model_validate({"model": {"config": config, "type": task}}).model, seed=0).eval()
-    assert positions(network, decoder=False) == limit
+    assert max_positions(network, decoder=False) == limit
 
     def forward(length: int) -> None:
         ids = torch.full((1, length), 7)

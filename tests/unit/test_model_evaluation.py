@@ -7,10 +7,10 @@ import torch
 
 from hypha_ray.config.schema import Model
 from hypha_ray.errors import ConfigError
-from hypha_ray.model.evaluation import Sums, batches_of, evaluate, figures
+from hypha_ray.model.evaluation import EvaluationSums, batches_of, evaluate, metrics_of
 from hypha_ray.model.loading.build import build_model, task_of
 from hypha_ray.model.tasks.table import find_task
-from hypha_ray.model.tasks.task import IGNORED, Task
+from hypha_ray.model.tasks.task import IGNORE_INDEX, Task
 
 GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 24, "vocab_size": 40}
 BERT = {
@@ -99,13 +99,13 @@ def test_evaluate_classifier_counts_hits() -> None:
     arrays["labels"] = np.where(np.arange(11) < 7, best, (best + 1) % 10)
     sums = evaluate(network, task, batches_of([arrays], 4), "cpu")
     assert (sums.count, sums.correct) == (11, 7)
-    assert figures(task, sums)["accuracy"] == pytest.approx(7 / 11)
+    assert metrics_of(task, sums)["accuracy"] == pytest.approx(7 / 11)
 
 
 def test_evaluate_token_classifier_leaves_ignored_positions_out() -> None:
     network, task = ready({k: v for k, v in BERT.items() if k != "mask_token_id"}, "token-classification")
     arrays = text()
-    labels = np.where(arrays["attention_mask"] == 1, 1, IGNORED)
+    labels = np.where(arrays["attention_mask"] == 1, 1, IGNORE_INDEX)
     sums = evaluate(network, task, batches_of([arrays | {"labels": labels}], 4), "cpu")
     assert sums.count == arrays["attention_mask"].sum()
     assert sums.correct is not None
@@ -148,14 +148,16 @@ def test_evaluate_autocast_is_close_to_full_precision() -> None:
 
 def test_evaluate_nothing_gives_zero_sums() -> None:
     network, task = ready(GPT2, "causal-lm")
-    assert evaluate(network, task, [], "cpu") == Sums(0.0, 0, None)
-    assert figures(task, Sums(0.0, 0, None)) == {"val_loss": None, "perplexity": None, "tokens": 0}
+    assert evaluate(network, task, [], "cpu") == EvaluationSums(0.0, 0, None)
+    assert metrics_of(task, EvaluationSums(0.0, 0, None)) == {"val_loss": None, "perplexity": None, "tokens": 0}
 
 
 def test_evaluate_all_padding_counts_nothing() -> None:
     network, task = ready(GPT2, "causal-lm")
     ids = torch.ones(2, 4, dtype=torch.int64)
-    assert evaluate(network, task, [{"input_ids": ids, "attention_mask": 0 * ids}], "cpu") == Sums(0.0, 0, None)
+    assert evaluate(network, task, [{"input_ids": ids, "attention_mask": 0 * ids}], "cpu") == EvaluationSums(
+        0.0, 0, None
+    )
 
 
 def test_evaluate_model_without_loss_raises() -> None:
@@ -165,14 +167,14 @@ def test_evaluate_model_without_loss_raises() -> None:
 
 
 def test_figures_language_model_has_perplexity() -> None:
-    result = figures(find_task("causal-lm"), Sums(200.0, 100, None))
+    result = metrics_of(find_task("causal-lm"), EvaluationSums(200.0, 100, None))
     assert result == {"val_loss": 2.0, "perplexity": pytest.approx(math.exp(2)), "tokens": 100}
-    assert figures(find_task("causal-lm"), Sums(1e6, 1, None))["perplexity"] is None
-    assert figures(find_task("causal-lm"), Sums(math.nan, 4, None))["val_loss"] is None
+    assert metrics_of(find_task("causal-lm"), EvaluationSums(1e6, 1, None))["perplexity"] is None
+    assert metrics_of(find_task("causal-lm"), EvaluationSums(math.nan, 4, None))["val_loss"] is None
 
 
 def test_figures_of_a_task_without_classes_are_loss_and_samples() -> None:
-    assert figures(find_task("question-answering"), Sums(3.0, 2, None)) == {"val_loss": 1.5, "samples": 2}
+    assert metrics_of(find_task("question-answering"), EvaluationSums(3.0, 2, None)) == {"val_loss": 1.5, "samples": 2}
 
 
 def test_batches_of_slices_keep_order_and_never_mix_slices() -> None:

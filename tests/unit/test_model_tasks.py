@@ -10,7 +10,7 @@ import transformers
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.model.tasks.masking import Masking
 from hypha_ray.model.tasks.table import TASKS, find_task
-from hypha_ray.model.tasks.task import IGNORED, Task
+from hypha_ray.model.tasks.task import IGNORE_INDEX, Task
 
 HYPHA_TYPES = """auto pretraining causal-lm masked-lm mask-generation seq2-seq-lm seq2seq-lm seq-2-seq-lm
 sequence-classification multiple-choice next-sentence-prediction token-classification question-answering text-encoding
@@ -77,7 +77,7 @@ def test_causal_lm_inputs_padding_is_not_scored() -> None:
         "attention_mask": torch.tensor([[1, 1, 1, 0]]),
     }
     inputs = find_task("causal-lm").inputs(batch)
-    assert inputs["labels"].tolist() == [[5, 6, 7, IGNORED]]
+    assert inputs["labels"].tolist() == [[5, 6, 7, IGNORE_INDEX]]
     assert inputs["labels"].dtype == torch.int64
     assert find_task("causal-lm").count(inputs) == 2
 
@@ -101,7 +101,7 @@ def test_image_classification_inputs_images_become_pixel_values() -> None:
 
 def test_token_classification_count_leaves_ignored_labels_out() -> None:
     task = find_task("token-classification")
-    assert task.count({"labels": torch.tensor([[1, IGNORED, 2], [IGNORED, IGNORED, 0]])}) == 3
+    assert task.count({"labels": torch.tensor([[1, IGNORE_INDEX, 2], [IGNORE_INDEX, IGNORE_INDEX, 0]])}) == 3
 
 
 def test_multi_label_classification_count_is_the_number_of_samples() -> None:
@@ -128,7 +128,7 @@ def test_input_names_replace_the_tensors_of_the_task() -> None:
 
 def test_input_names_with_labels_pass_them_as_they_are() -> None:
     task = find_task("causal-lm", ["input_ids", "labels"])
-    ids, labels = torch.ones(1, 3, dtype=torch.int64), torch.tensor([[IGNORED, 1, IGNORED]])
+    ids, labels = torch.ones(1, 3, dtype=torch.int64), torch.tensor([[IGNORE_INDEX, 1, IGNORE_INDEX]])
     inputs = task.inputs({"input_ids": ids, "labels": labels})
     assert inputs["labels"].tolist() == labels.tolist()
     assert task.count(inputs) == 1
@@ -142,7 +142,7 @@ def test_input_names_without_token_ids_make_no_labels() -> None:
 def test_masked_lm_inputs_hide_fifteen_percent_as_bert_does() -> None:
     ids = torch.full((200, 100), 50)
     inputs = masked_lm().inputs({"input_ids": ids}, keys(200))
-    scored = inputs["labels"] != IGNORED
+    scored = inputs["labels"] != IGNORE_INDEX
     assert 0.14 < scored.float().mean() < 0.16
     assert 0.77 < (inputs["input_ids"][scored] == 3).float().mean() < 0.83
     assert 0.08 < (inputs["input_ids"][scored] == 50).float().mean() < 0.13
@@ -163,19 +163,19 @@ def test_masked_lm_inputs_same_samples_same_masks_whatever_batch_and_order() -> 
 @pytest.mark.parametrize("name", ["epoch", "place", "start", "seed"])
 def test_masked_lm_inputs_other_epoch_slice_index_or_seed_other_masks(name: str) -> None:
     ids, seed, others = torch.full((30, 20), 50), int(name == "seed"), {} if name == "seed" else {name: 30}
-    one = masked_lm().inputs({"input_ids": ids}, keys(30))["labels"] != IGNORED
-    two = masked_lm().inputs({"input_ids": ids}, keys(30, **others), seed)["labels"] != IGNORED
+    one = masked_lm().inputs({"input_ids": ids}, keys(30))["labels"] != IGNORE_INDEX
+    two = masked_lm().inputs({"input_ids": ids}, keys(30, **others), seed)["labels"] != IGNORE_INDEX
     assert 0.05 < (one & two).float().mean() / one.float().mean() < 0.4
 
 
 def test_masked_lm_inputs_sample_of_special_tokens_alone_counts_nothing() -> None:
     inputs = masked_lm(special_ids=(1, 2)).inputs({"input_ids": torch.tensor([[1, 2, 2, 1], [1, 9, 2, 1]])}, keys(2))
-    assert inputs["labels"].tolist() == [[IGNORED] * 4, [IGNORED, 9, IGNORED, IGNORED]]
+    assert inputs["labels"].tolist() == [[IGNORE_INDEX] * 4, [IGNORE_INDEX, 9, IGNORE_INDEX, IGNORE_INDEX]]
     assert masked_lm().count(inputs) == 1
 
 
 def test_masked_lm_inputs_labels_of_a_slice_are_taken_as_they_are() -> None:
-    ids, labels = torch.tensor([[5, 3, 7]]), torch.tensor([[IGNORED, 6, IGNORED]])
+    ids, labels = torch.tensor([[5, 3, 7]]), torch.tensor([[IGNORE_INDEX, 6, IGNORE_INDEX]])
     task = dataclasses.replace(masked_lm(), accepts=frozenset({"labels"}))
     inputs = task.inputs({"input_ids": ids, "labels": labels}, keys(1))
     assert inputs["input_ids"].tolist() == ids.tolist()
@@ -184,7 +184,7 @@ def test_masked_lm_inputs_labels_of_a_slice_are_taken_as_they_are() -> None:
 
 def test_causal_lm_labels_of_a_slice_are_scored_and_those_of_whole_samples_are_not() -> None:
     task = dataclasses.replace(find_task("causal-lm"), accepts=frozenset({"labels", "token_type_ids"}))
-    ids, labels = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[IGNORED, IGNORED, 7, 8]], dtype=torch.int32)
+    ids, labels = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[IGNORE_INDEX, IGNORE_INDEX, 7, 8]], dtype=torch.int32)
     inputs = task.inputs({"input_ids": ids, "labels": labels, "token_type_ids": ids, "source": ids})
     assert set(inputs) == {"input_ids", "labels", "token_type_ids"}
     assert task.count(inputs) == 2
@@ -217,7 +217,7 @@ def test_masked_lm_inputs_padding_and_special_tokens_stay_and_each_sample_has_a_
     ids = torch.tensor([[1, 8, 2, 0]]).repeat(50, 1)
     mask = torch.tensor([[1, 1, 1, 0]]).repeat(50, 1)
     labels = masked_lm(special_ids=(1, 2)).inputs({"input_ids": ids, "attention_mask": mask}, keys(50))["labels"]
-    assert labels.tolist() == [[IGNORED, 8, IGNORED, IGNORED]] * 50
+    assert labels.tolist() == [[IGNORE_INDEX, 8, IGNORE_INDEX, IGNORE_INDEX]] * 50
 
 
 def test_masked_lm_inputs_int32_tokens_stay_int32() -> None:

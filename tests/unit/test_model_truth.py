@@ -21,9 +21,9 @@ from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.model.evaluation import batches_of, evaluate, tensors_of
 from hypha_ray.model.layout import gather, layout_of, views
 from hypha_ray.model.loading.build import build_model, skeleton, task_of
+from hypha_ray.model.loss_check import check_loss_on_copy
 from hypha_ray.model.saved_model import export, open_saved
 from hypha_ray.model.tasks.table import TASKS, UNTRAINABLE
-from hypha_ray.model.trial import try_out
 from hypha_ray.scheduler.preflight import check_model
 from hypha_ray.types import Samples
 from hypha_ray.worker.stepper import Stepper
@@ -118,7 +118,7 @@ def test_model_without_the_loss_of_its_task_is_refused(case: Case) -> None:
     network = skeleton(model)
     auto = getattr(transformers, TASKS[case.task].auto_class)
     with pytest.raises(ConfigError, match=r"MODEL01[2567]"):
-        try_out(task_of(model, network), samples_of(case), network.config, auto.from_config, parameters=1000)
+        check_loss_on_copy(task_of(model, network), samples_of(case), network.config, auto.from_config, parameters=1000)
 
 
 @pytest.mark.parametrize("case", ACCEPTED, ids=str)

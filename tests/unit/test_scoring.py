@@ -18,7 +18,7 @@ from hypha_ray.errors import HyphaError
 from hypha_ray.model.evaluation import batches_of, evaluate
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.model.saved_model import open_saved
-from hypha_ray.model.tasks.task import IGNORED
+from hypha_ray.model.tasks.task import IGNORE_INDEX
 from hypha_ray.scheduler.attempts import specials_of
 from hypha_ray.scheduler.preflight import check_model
 from hypha_ray.types import Arrays, Samples
@@ -115,7 +115,7 @@ def test_masked_model_never_has_to_guess_a_special_token(family: str, tmp_path: 
     stepper, arrays = Stepper(job), encoded(tokenizer, 200)
     guessed: list[torch.Tensor] = []
     stepper.model.register_forward_pre_hook(
-        lambda _, __, fed: guessed.append(fed["labels"][fed["labels"] != IGNORED]), with_kwargs=True
+        lambda _, __, fed: guessed.append(fed["labels"][fed["labels"] != IGNORE_INDEX]), with_kwargs=True
     )
     stepper.step(Samples(arrays, keys(200)))
     assert len(guessed[0]) > 100
@@ -144,7 +144,7 @@ def ids(samples: int = 8, **others: Any) -> Arrays:
         (BERT | {"model_type": "megatron-bert"}, "causal-lm", ids(), "MODEL016"),
         (BERT | {"model_type": "bert"}, "masked-lm", ids(), "MODEL007"),
         (BERT | {"model_type": "bert", "mask_token_id": 64}, "masked-lm", ids(), "MODEL007"),
-        (GPT, "causal-lm", ids(labels=np.full((8, 16), IGNORED)), "DATA052"),
+        (GPT, "causal-lm", ids(labels=np.full((8, 16), IGNORE_INDEX)), "DATA052"),
         (GPT, "auto", ids(labels=np.zeros(8, np.int64)), "MODEL012"),
     ],
     ids=["sees all", "sees all too", "no mask token", "mask token beyond", "nothing to score", "no loss"],
@@ -158,7 +158,7 @@ def test_job_whose_loss_means_nothing_is_refused_before_it_starts(
 
 
 def test_validation_split_with_nothing_to_score_is_refused(tmp_path: Path) -> None:
-    prompts = ids(labels=np.full((8, 16), IGNORED))
+    prompts = ids(labels=np.full((8, 16), IGNORE_INDEX))
     folder, manifest = dataset(tmp_path, ids(labels=ids()["input_ids"]), prompts)
     with pytest.raises(HyphaError, match=r"DATA052.*words/validation"):
         check_model(job_of(GPT, "causal-lm"), folder, manifest)

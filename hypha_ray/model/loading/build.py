@@ -16,10 +16,10 @@ import torch
 from hypha_ray.config.schema import Model
 from hypha_ray.errors import CheckpointError, ConfigError
 from hypha_ray.garbage import uncollected
-from hypha_ray.model.loading.configuration import auto_class, configuration_of, errors_as, relabels, saved_settings
-from hypha_ray.model.loading.hub import code_allowed
-from hypha_ray.model.loading.weights import Loaded, compare, is_whole, quiet, require_fit, stored
-from hypha_ray.model.positions import positions
+from hypha_ray.model.loading.configuration import auto_class, configuration_of, errors_as, read_config, sets_labels
+from hypha_ray.model.loading.hub import remote_code_allowed
+from hypha_ray.model.loading.weights import LoadingReport, is_whole, meta_tensors, quiet, require_fit, simulate_loading
+from hypha_ray.model.positions import max_positions
 from hypha_ray.model.tasks.resolve import resolve_task
 from hypha_ray.model.tasks.table import TASKS, find_task
 from hypha_ray.model.tasks.task import Task
@@ -79,17 +79,17 @@ def _pretrained(model: Model, task: Task, folder: Path, config: PretrainedConfig
     """Load a repository's weights, all that are needed and none too many."""
     repository = str(model.repository)
     with errors_as(CheckpointError, "MODEL006", f"weights of {repository} can't be loaded"), quiet():
-        shapes = {name: tuple(tensor.shape) for name, tensor in stored(folder, repository).items()}
+        shapes = {name: tuple(tensor.shape) for name, tensor in meta_tensors(folder, repository).items()}
         network, info = auto_class(task).from_pretrained(
             folder,
             config=config,
             dtype=torch.float32,
             use_safetensors=True,
-            trust_remote_code=code_allowed(model.trust_remote_code),
+            trust_remote_code=remote_code_allowed(model.trust_remote_code),
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # They are judged below, in words that say what to do.
         )
-    require_fit(network, Loaded.of(info), shapes, repository, whole=whole, relabelled=relabels(model))
+    require_fit(network, LoadingReport.of(info), shapes, repository, whole=whole, relabelled=sets_labels(model))
     return network
 
 
@@ -111,12 +111,12 @@ def compare_weights(model: Model, *, whole: bool = False) -> list[str]:
     folder, config = configuration_of(model, task, weights=local)
     if folder is None or getattr(config, "transformers_weights", None) or not (local or is_whole(folder)):
         return []
-    tensors = stored(folder, model.repository)
+    tensors = meta_tensors(folder, model.repository)
     with errors_as(CheckpointError, "MODEL006", f"weights of {model.repository} can't be loaded"):
         network = skeleton(model)
-        loaded = compare(network, tensors)
+        loaded = simulate_loading(network, tensors)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    return require_fit(network, loaded, shapes, model.repository, whole=whole, relabelled=relabels(model))
+    return require_fit(network, loaded, shapes, model.repository, whole=whole, relabelled=sets_labels(model))
 
 
 def facts(model: Model) -> Facts:
@@ -135,7 +135,7 @@ def skeleton(model: Model) -> PreTrainedModel:
     _, config = configuration_of(model, task, weights=False)
     _load_class(task, config)
     with torch.device("meta"), errors_as(ConfigError, "MODEL004", "the model can't be built from its configuration"):
-        return auto_class(task).from_config(config, trust_remote_code=code_allowed(model.trust_remote_code))
+        return auto_class(task).from_config(config, trust_remote_code=remote_code_allowed(model.trust_remote_code))
 
 
 def describe(model: PreTrainedModel, task: Task) -> Facts:
@@ -147,7 +147,7 @@ def describe(model: PreTrainedModel, task: Task) -> Facts:
         architecture=type(model).__name__,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         vocab_size=getattr(text, "vocab_size", None),
-        positions=positions(model, decoder=False),
+        positions=max_positions(model, decoder=False),
         num_labels=_classes(config, task),
         image_size=(size, size) if isinstance(size, int) else tuple(size) if size else None,
         channels=getattr(config, "num_channels", None),
@@ -175,7 +175,7 @@ def infer_task(folder: Path) -> Task:
         ConfigError: the architecture belongs to no task.
 
     """
-    settings = saved_settings(folder)
+    settings = read_config(folder)
     architecture = next(iter(settings.get("architectures") or ()), None)
     for task in TASKS.values():
         names = auto_class(task)._model_mapping._model_mapping.get(settings.get("model_type"), ())

@@ -21,7 +21,7 @@ import transformers
 from hypha_ray.config.keys import LABELS, TOKENS
 from hypha_ray.config.schema import Model
 from hypha_ray.errors import AuthenticationError, CapacityError, CheckpointError, ConfigError, HyphaError
-from hypha_ray.model.loading.hub import REMOTE_CODE_VARIABLE, code_allowed, fetch
+from hypha_ray.model.loading.hub import REMOTE_CODE_VARIABLE, fetch, remote_code_allowed
 from hypha_ray.model.loading.weights import refuse_adapter
 from hypha_ray.model.tasks.table import TASKS, UNTRAINABLE
 from hypha_ray.model.tasks.task import Task
@@ -62,7 +62,7 @@ def configuration_of(model: Model, task: Task, *, weights: bool) -> tuple[Path |
         config = _new_configuration(given)
         _check_class(task, config, "[model.config]", trusted=False)
         return None, config
-    repository, trusted = model.repository, code_allowed(model.trust_remote_code)
+    repository, trusted = model.repository, remote_code_allowed(model.trust_remote_code)
     token = model.token.get_secret_value() if model.token else None
     folder = fetch(repository, model.revision, token, weights=weights, code=trusted)
     refuse_adapter(folder, repository)
@@ -71,7 +71,7 @@ def configuration_of(model: Model, task: Task, *, weights: bool) -> tuple[Path |
     return folder, config
 
 
-def relabels(model: Model) -> bool:
+def sets_labels(model: Model) -> bool:
     """Tell whether the job says what the model classifies into, so that its repository's head may be for others."""
     return not LABELS.isdisjoint(model.config or {})
 
@@ -112,7 +112,7 @@ def _read_by_the_model(config: PretrainedConfig) -> set[str]:
 
 def _saved_configuration(folder: Path, repository: str, trusted: bool, given: dict[str, Any]) -> PretrainedConfig:
     """Read the configuration of a repository, and lay the job's labels and special tokens over it."""
-    settings = saved_settings(folder)
+    settings = read_config(folder)
     if settings.get("model_type") not in transformers.CONFIG_MAPPING and not trusted:
         if "auto_map" in settings:
             raise _untrusted(repository)
@@ -127,7 +127,7 @@ def _saved_configuration(folder: Path, repository: str, trusted: bool, given: di
         return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trusted, **given)
 
 
-def saved_settings(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
     """Read the `config.json` of a folder as it stands.
 
     Raises:

@@ -60,7 +60,7 @@ def fetch(
     return folder
 
 
-def code_allowed(trust_remote_code: bool) -> bool:
+def remote_code_allowed(trust_remote_code: bool) -> bool:
     """Tell whether code of a repository may run: the job asks for it and this node's owner allows it."""
     return trust_remote_code and os.environ.get(REMOTE_CODE_VARIABLE) == "1"
 

@@ -9,8 +9,8 @@ from transformers import AutoProcessor
 
 from hypha_ray.config.schema import Model, Preprocessor
 from hypha_ray.errors import CheckpointError
-from hypha_ray.model.loading.hub import code_allowed, fetch
-from hypha_ray.model.tasks.masking import Specials
+from hypha_ray.model.loading.hub import fetch, remote_code_allowed
+from hypha_ray.model.tasks.masking import SpecialTokens
 
 _FILES = ("processor_config.json", "tokenizer_config.json", "tokenizer.json", "preprocessor_config.json")
 
@@ -34,7 +34,7 @@ def load_preprocessor(preprocessor: Preprocessor, dataset: Path | None, model: M
 
     """
     token = model.token.get_secret_value() if model.token else None
-    trusted = code_allowed(model.trust_remote_code)
+    trusted = remote_code_allowed(model.trust_remote_code)
     if preprocessor.repository:
         return _load(fetch(preprocessor.repository, preprocessor.revision, token, code=trusted), trusted)
     if dataset is not None and (beside := next(filter(_has_one, _folders(dataset)), None)):
@@ -44,7 +44,7 @@ def load_preprocessor(preprocessor: Preprocessor, dataset: Path | None, model: M
     return None
 
 
-def load_specials(preprocessor: Preprocessor, dataset: Path | None, model: Model) -> Specials | None:
+def load_special_tokens(preprocessor: Preprocessor, dataset: Path | None, model: Model) -> SpecialTokens | None:
     """Return the special tokens of what `load_preprocessor` loads; None where there is no tokenizer.
 
     Raises:
@@ -55,7 +55,7 @@ def load_specials(preprocessor: Preprocessor, dataset: Path | None, model: Model
     tokenizer: Any = getattr(found, "tokenizer", found)
     if not hasattr(tokenizer, "all_special_ids"):
         return None
-    return Specials(getattr(tokenizer, "mask_token_id", None), tuple(tokenizer.all_special_ids))
+    return SpecialTokens(getattr(tokenizer, "mask_token_id", None), tuple(tokenizer.all_special_ids))
 
 
 def _folders(dataset: Path) -> list[Path]:

@@ -41,7 +41,7 @@ _SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadingReport:
     """What came of a loading: names of tensors, as the model has them where it has them.
 
     `mismatched` are triples of name, shape in the file and shape in the model.
@@ -52,13 +52,13 @@ class Loaded:
     mismatched: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]
 
     @classmethod
-    def of(cls, info: Mapping[str, Any]) -> Loaded:
+    def of(cls, info: Mapping[str, Any]) -> LoadingReport:
         """Make one of what `from_pretrained(output_loading_info=True)` tells."""
         wrong = sorted((name, tuple(found), tuple(wanted)) for name, found, wanted in info["mismatched_keys"])
         return cls(frozenset(info["missing_keys"]), frozenset(info["unexpected_keys"]), tuple(wrong))
 
 
-def stored(folder: Path, repository: str) -> dict[str, torch.Tensor]:
+def meta_tensors(folder: Path, repository: str) -> dict[str, torch.Tensor]:
     """Return a folder's weights on the meta device: only the files' headers are read.
 
     Raises:
@@ -131,7 +131,7 @@ def refuse_adapter(folder: Path, repository: str) -> None:
         )
 
 
-def compare(network: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> Loaded:
+def simulate_loading(network: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> LoadingReport:
     """Load tensors of the meta device into a model that is there too, as transformers would; the model is used up."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import convert_and_load_state_dict_in_model
@@ -143,11 +143,17 @@ def compare(network: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> Lo
         info, _ = convert_and_load_state_dict_in_model(network, dict(tensors), config)
         network.tie_weights(missing_keys=info.missing_keys, recompute_mapping=False)
         network._adjust_missing_and_unexpected_keys(info)
-    return Loaded.of(info.to_dict())
+    return LoadingReport.of(info.to_dict())
 
 
 def require_fit(
-    network: PreTrainedModel, loaded: Loaded, shapes: Stored, repository: str, *, whole: bool, relabelled: bool = False
+    network: PreTrainedModel,
+    loaded: LoadingReport,
+    shapes: Stored,
+    repository: str,
+    *,
+    whole: bool,
+    relabelled: bool = False,
 ) -> list[str]:
     """Make sure that a model has its weights from the repository, but for a head that is new to it.
 
@@ -249,7 +255,7 @@ def _module(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _misfit(repository: str, loaded: Loaded, missing: set[str], unknown: set[str]) -> CheckpointError:
+def _misfit(repository: str, loaded: LoadingReport, missing: set[str], unknown: set[str]) -> CheckpointError:
     shapes = {name: f"{name} {list(found)} for {list(wanted)}" for name, found, wanted in loaded.mismatched}
     kinds = {
         "missing": sorted(missing - shapes.keys()),

@@ -16,7 +16,7 @@ from hypha_ray.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-Keys: TypeAlias = npt.NDArray[np.int64]
+SampleKeys: TypeAlias = npt.NDArray[np.int64]
 """Which samples a batch has, int64 [N, 3]: epoch, slice, and index in the slice's file."""
 
 MASKED_FRACTION = 0.15
@@ -35,7 +35,7 @@ class Masking:
 
 
 @dataclass(frozen=True, slots=True)
-class Specials:
+class SpecialTokens:
     """Special tokens of a tokenizer, under the names that it has for them: all of it that workers need."""
 
     mask_token_id: int | None
@@ -75,7 +75,7 @@ def masking_of(config: Any, preprocessor: Any | None) -> Masking | None:
     return Masking(mask_id, text.vocab_size, special)
 
 
-def no_mask(name: str) -> ConfigError:
+def missing_mask_token(name: str) -> ConfigError:
     """Return the error for a masked language model whose mask token nobody knows."""
     return ConfigError(
         "MODEL007",
@@ -84,8 +84,8 @@ def no_mask(name: str) -> ConfigError:
     )
 
 
-def hide(
-    tokens: npt.NDArray[np.integer[Any]], fixed: npt.NDArray[np.bool_], masking: Masking, keys: Keys, seed: int
+def mask_tokens(
+    tokens: npt.NDArray[np.integer[Any]], fixed: npt.NDArray[np.bool_], masking: Masking, keys: SampleKeys, seed: int
 ) -> tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.bool_]]:
     """Hide tokens as BERT does: of those chosen 80 % become the mask, 10 % a random token, 10 % stay.
 

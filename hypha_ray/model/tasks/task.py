@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from hypha_ray.errors import DataError
-from hypha_ray.model.tasks.masking import Keys, Masking, hide, no_mask
+from hypha_ray.model.tasks.masking import Masking, SampleKeys, mask_tokens, missing_mask_token
 
 Batch: TypeAlias = Mapping[str, Any]
 """Torch tensors by name, samples along the first axis."""
@@ -28,9 +28,9 @@ scored where it was hidden. *spans*: a first and a last token for each sample. *
 observed. *frames*: the slice's labels, one score a frame of a spectrogram.
 """
 
-IGNORED = -100
+IGNORE_INDEX = -100
 """The label that transformers' losses leave out."""
-BEYOND = 1 << 30
+OUTSIDE = 1 << 30
 """A position that lies outside of every sequence, which losses of spans leave out."""
 _NUMBERS = frozenset({"pixel_values", "pixel_values_videos", "input_values", "input_features"}) | {
     "mask_labels",
@@ -61,7 +61,7 @@ class Task:
     masking: Masking | None = None
     accepts: frozenset[str] = frozenset()
     """Further keywords of a model that slices are looked into for."""
-    ignored: int = IGNORED
+    ignored: int = IGNORE_INDEX
     """The label that isn't scored."""
     measures: bool = False
     """Labels are measures or several truths at once, and no classes: always floats."""
@@ -70,7 +70,7 @@ class Task:
     summed: bool = False
     """The model's own loss is a sum over what the task counts, not a mean."""
 
-    def inputs(self, batch: Batch, keys: Keys | None = None, seed: int = 0) -> dict[str, Any]:
+    def inputs(self, batch: Batch, keys: SampleKeys | None = None, seed: int = 0) -> dict[str, Any]:
         """Return the model's keyword arguments for a batch of slice tensors, labels included.
 
         Args:
@@ -116,7 +116,7 @@ class Task:
         labels = inputs.get("labels")
         match self.labels:
             case "spans" if "start_positions" in inputs:
-                return int((inputs["start_positions"] < BEYOND).sum())
+                return int((inputs["start_positions"] < OUTSIDE).sum())
             case "patches" if "bool_masked_pos" in inputs:
                 return int(inputs["bool_masked_pos"].sum())
             case "series" if "future_observed_mask" in inputs:
@@ -152,21 +152,21 @@ class Task:
             fix="prepare the dataset for this task, or choose tensors with model.input_names",
         )
 
-    def _mask(self, ids: Any, batch: Batch, keys: Keys | None, seed: int) -> tuple[Any, Any]:
+    def _mask(self, ids: Any, batch: Batch, keys: SampleKeys | None, seed: int) -> tuple[Any, Any]:
         if self.masking is None:
-            raise no_mask(self.name)
+            raise missing_mask_token(self.name)
         labels, tokens = _without_padding(ids, batch), ids.numpy()
         if keys is None:
             keys = np.stack([np.zeros(len(ids), np.int64)] * 2 + [np.arange(len(ids))], axis=1)
-        fixed = (labels == IGNORED).numpy() | np.isin(tokens, self.masking.special_ids)
-        hidden, chosen = hide(tokens, fixed, self.masking, keys, seed)
-        return ids.new_tensor(hidden), labels.masked_fill(labels.new_tensor(~chosen).bool(), IGNORED)
+        fixed = (labels == IGNORE_INDEX).numpy() | np.isin(tokens, self.masking.special_ids)
+        hidden, chosen = mask_tokens(tokens, fixed, self.masking, keys, seed)
+        return ids.new_tensor(hidden), labels.masked_fill(labels.new_tensor(~chosen).bool(), IGNORE_INDEX)
 
 
 def _without_padding(ids: Any, batch: Batch) -> Any:
     """Tokens as labels, but for padding, which a slice tells of even where the model isn't given the mask."""
     mask = batch.get("attention_mask")
-    return ids.long() if mask is None or mask.shape != ids.shape else ids.long().masked_fill(mask == 0, IGNORED)
+    return ids.long() if mask is None or mask.shape != ids.shape else ids.long().masked_fill(mask == 0, IGNORE_INDEX)
 
 
 def _leave_out(inputs: dict[str, Any]) -> None:
@@ -176,4 +176,4 @@ def _leave_out(inputs: dict[str, Any]) -> None:
         length = inputs["input_ids"].shape[-1]
         outside = (inputs[ends[0]] >= length) | (inputs[ends[1]] >= length)
         for name in ends:
-            inputs[name] = inputs[name].masked_fill(outside, BEYOND)
+            inputs[name] = inputs[name].masked_fill(outside, OUTSIDE)

@@ -62,7 +62,7 @@ _PLANS = (
 )
 
 
-def smaller(config: Any) -> Iterator[Any]:
+def small_copies(config: Any) -> Iterator[Any]:
     """Return ever less small copies of a configuration; not all of them need make a model."""
     for plan in _PLANS:
         small = copy.deepcopy(config)

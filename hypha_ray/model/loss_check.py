@@ -22,8 +22,8 @@ import torch
 from hypha_ray.errors import ConfigError, HyphaError
 from hypha_ray.garbage import uncollected
 from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
-from hypha_ray.model.losses import Losses, forward, loss_of, losses, unshifted
-from hypha_ray.model.shrink import smaller
+from hypha_ray.model.losses import Losses, compute_losses, forward, loss_of, token_cross_entropy
+from hypha_ray.model.small_copies import small_copies
 from hypha_ray.model.tasks.task import Task
 from hypha_ray.types import Samples
 
@@ -43,7 +43,7 @@ _SEEN = 1e-4
 Build = Callable[[Any], Any]
 
 
-def try_out(task: Task, samples: Samples, config: Any, build: Build, parameters: int) -> bool:
+def check_loss_on_copy(task: Task, samples: Samples, config: Any, build: Build, parameters: int) -> bool:
     """Try a model that isn't built: a small copy of it, with random weights; False if none can be made of it.
 
     Args:
@@ -57,7 +57,7 @@ def try_out(task: Task, samples: Samples, config: Any, build: Build, parameters:
         ConfigError: the model has no loss, or not the task's.
 
     """
-    copies = iter(()) if parameters <= SMALL else smaller(config)
+    copies = iter(()) if parameters <= SMALL else small_copies(config)
     for copy in chain(copies, [config] if parameters <= BUDGET else []):
         with _silent():
             try:
@@ -72,7 +72,7 @@ def try_out(task: Task, samples: Samples, config: Any, build: Build, parameters:
     return False
 
 
-def try_network(task: Task, network: Any, samples: Samples) -> None:
+def check_loss_of(task: Task, network: Any, samples: Samples) -> None:
     """Try a model that is built, in evaluation mode; it is left as it was.
 
     Raises:
@@ -93,7 +93,7 @@ def _try(task: Task, network: Any, samples: Samples) -> None:
         inputs = _inputs(task, samples, network)
         if not task.count(inputs):
             return
-        whole = losses(task, network, inputs)
+        whole = compute_losses(task, network, inputs)
         _agrees(task, network, inputs, whole)
         _adds_up(task, network, samples, float(whole.reported) * task.count(inputs))
         if task.labels in ("shifted", "positions") and not task.classifies:
@@ -103,14 +103,14 @@ def _try(task: Task, network: Any, samples: Samples) -> None:
 def _agrees(task: Task, network: Any, inputs: dict[str, Any], ours: Losses) -> None:
     """Hold our loss against the model's own, where we make it of logits; the model may not have shifted its labels."""
     if task.labels == "shifted" and "labels" in inputs:
-        plain = unshifted(ours.output.logits[:, -inputs["labels"].shape[1] :], inputs["labels"])
+        plain = token_cross_entropy(ours.output.logits[:, -inputs["labels"].shape[1] :], inputs["labels"])
         found = _own(task, network, inputs)
         expected = [float(ours.trained), float(ours.trained - ours.reported + plain)]
     elif task.perplexity and isinstance(getattr(ours.output, "logits", None), torch.Tensor):
         logits = ours.output.logits
         if logits.shape[:-1] != inputs["labels"].shape:
             return
-        found, expected = float(ours.reported), [float(unshifted(logits, inputs["labels"]))]
+        found, expected = float(ours.reported), [float(token_cross_entropy(logits, inputs["labels"]))]
     else:
         return
     if found is not None and not any(_close(found, one) for one in expected):
@@ -123,7 +123,7 @@ def _adds_up(task: Task, network: Any, samples: Samples, whole: float) -> None:
     for index in range(len(samples)):
         inputs = _inputs(task, samples.part(slice(index, index + 1)), network)
         if count := task.count(inputs):
-            parts += float(losses(task, network, inputs).reported) * count
+            parts += float(compute_losses(task, network, inputs).reported) * count
     if not _close(parts, whole):
         raise _other(network, task, f"{whole:.6g} for {len(samples)} samples together, {parts:.6g} for each by itself")
 
@@ -145,7 +145,7 @@ def _is_blind(task: Task, network: Any, inputs: dict[str, Any], output: Any) -> 
         places.append(place)
         if place:
             changed[row, place] = _another(tokens[row], place, first.shape[-1])
-    others = losses(task, network, inputs | {name: changed}).output.logits
+    others = compute_losses(task, network, inputs | {name: changed}).output.logits
     noise = 1e-6 * float(first.abs().max())
     moved = (first.float() - others.float()).abs().amax(-1)[:, -width:]
     for row, place in enumerate(places):
