@@ -1,4 +1,4 @@
-"""Score a saved model on a prepared dataset: loss and perplexity, or accuracy.
+"""Evaluate a saved model on a prepared dataset: loss and perplexity, or accuracy.
 
     python jobs/evaluate.py --model RUN/model --dataset data/stdlib
     python jobs/evaluate.py --model RUN/model --dataset data/digits --split train --json
@@ -23,18 +23,18 @@ from hypha_ray.garbage import uncollected
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Score a saved model on a prepared dataset: loss and perplexity, or accuracy."""
+    """Evaluate a saved model on a prepared dataset: loss and perplexity, or accuracy."""
 
     model: Path
-    """folder that save_pretrained wrote, such as a run's model"""
+    """folder from save_pretrained, such as a run's model"""
     dataset: Path
-    """prepared folder"""
+    """folder of the prepared dataset"""
     split: str = "validation"
-    """which of its samples"""
+    """split of the dataset"""
     batch_size: int = 32
-    """samples at a time; the result doesn't depend on it"""
+    """samples in a batch; the result doesn't depend on it"""
     type: str | None = None
-    """task, as in model.type; default: by the model's architecture"""
+    """task as in model.type; default: the model's own"""
     json: bool = False
     """print the last line as JSON"""
 

@@ -1,1 +1,1 @@
-"""Models built or loaded, laid out flat, evaluated and exported."""
+"""Models: building and loading them, tasks and losses, flat layout, evaluation and export."""

@@ -1,4 +1,4 @@
-"""The loss of a model over a dataset, as sums that can be added up over workers."""
+"""Loss of a model over a dataset, as sums that add up over workers."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from hypha_ray.model.tasks.task import Batch, Task
 from hypha_ray.types import Samples
 
 MASKING_SEED = 0
-"""Seed of hidden tokens in evaluations: not the run's, so that whoever scores a model later hides the same ones."""
+"""Seed of masked tokens in evaluations. It isn't the run's seed, so that a later evaluation masks the same tokens."""
 Evaluated: TypeAlias = Samples | Batch
-"""Samples of slices, or bare tensors, whose samples are counted from 0 on."""
+"""Samples of slices, or bare tensors whose samples are numbered from 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationSums:
-    """Sums over scored positions: tokens of a language model, samples of a classifier.
-
-    `correct` counts positions at which a classifier's highest score was right; None where there are no classes.
-    """
+    """Sums over scored positions: tokens of a language model, samples of a classifier."""
 
     loss_sum: float
+    """Sum of the loss over scored positions."""
     count: int
+    """Number of scored positions."""
     correct: int | None
+    """Number of positions at which a classifier's highest score is the label; None if the task has no classes."""
 
 
 def evaluate(
@@ -43,15 +43,15 @@ def evaluate(
 ) -> EvaluationSums:
     """Sum a model's loss over batches of slice tensors, in evaluation mode and without gradients.
 
-    The sums don't depend on how samples are cut into batches or shared out. A masked language model's hidden tokens
-    depend on the slice and the sample's index in it, and are the same ones every time.
+    The sums don't depend on how samples are cut into batches or shared between workers. Tokens are masked by slice and
+    by index in the slice, so every evaluation masks the same ones.
 
     Args:
-        model: on `device`.
-        task: makes inputs and labels, and counts them.
-        batches: on the CPU, samples along the first axis.
-        device: where to compute.
-        autocast: dtype of mixed precision, or None.
+        model: model on `device`.
+        task: task that makes inputs and labels, and counts scores.
+        batches: batches on the CPU, samples along the first axis.
+        device: device to compute on.
+        autocast: dtype of mixed precision; None: full precision.
 
     """
     device = torch.device(device)
@@ -79,12 +79,12 @@ def evaluate(
 def batches_of(
     slices: Iterable[Mapping[str, Array]], size: int, indices: Iterable[int] | None = None
 ) -> Iterator[Samples]:
-    """Cut slices into batches for `evaluate`, in order; the last one of a slice may be short.
+    """Cut slices into batches for `evaluate`, in order; the last batch of a slice may be short.
 
     Args:
-        slices: tensors by name, samples along the first axis.
-        size: samples of a batch.
-        indices: of the slices, which a masked language model's hidden tokens depend on; None: they are counted from 0.
+        slices: tensors of each slice by name, samples along the first axis.
+        size: samples in a batch.
+        indices: index of each slice, by which tokens are masked; None: slices are numbered from 0.
 
     """
     numbers = iter(indices) if indices is not None else None
@@ -96,18 +96,18 @@ def batches_of(
 
 
 def tensors_of(samples: Samples) -> dict[str, torch.Tensor]:
-    """Return samples as tensors that share their memory."""
+    """Return samples as tensors that share memory with the arrays."""
     return {name: torch.from_numpy(array) for name, array in samples.arrays.items()}
 
 
 def metrics_of(task: Task, sums: EvaluationSums) -> dict[str, float | None]:
-    """Return what sums amount to: mean loss, perplexity or accuracy where it makes sense, and the number scored."""
+    """Return mean loss, perplexity or accuracy if the task has one, and the number of scores."""
     what = "tokens" if task.perplexity or task.labels == "positions" else "samples"
     return {**quality(sums.loss_sum, sums.count, sums.correct, task.perplexity), what: sums.count}
 
 
 def _known(batches: Iterable[Evaluated]) -> Iterator[tuple[Batch, SampleKeys]]:
-    """Return tensors, and which samples they are."""
+    """Return each batch's tensors and the keys of its samples."""
     seen = 0
     for batch in batches:
         if isinstance(batch, Samples):
@@ -119,7 +119,7 @@ def _known(batches: Iterable[Evaluated]) -> Iterator[tuple[Batch, SampleKeys]]:
 
 
 def _keys(index: int, start: int, size: int) -> SampleKeys:
-    """Return the keys of samples that follow each other in a slice."""
+    """Return the keys of consecutive samples of a slice."""
     keys = np.zeros((size, 3), np.int64)
     keys[:, 1], keys[:, 2] = index, np.arange(start, start + size)
     return keys
@@ -131,7 +131,7 @@ def _without_epoch(keys: SampleKeys) -> SampleKeys:
 
 
 def _hits(output: Any, inputs: Batch, task: Task) -> torch.Tensor | None:
-    """Count labels that got the highest score; None unless there is one label for each row of scores."""
+    """Count labels with the highest score; None unless there is one label for each row of scores."""
     labels, logits = inputs.get("labels"), getattr(output, "logits", None)
     if labels is None or logits is None or labels.is_floating_point() or logits.shape[:-1] != labels.shape:
         return None

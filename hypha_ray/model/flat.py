@@ -1,4 +1,4 @@
-"""Flat arrays and named tensors, one as a view of the other; needs numpy only."""
+"""Flat arrays, and named tensors as views of them; needs numpy only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypha_ray.types import Entry, Flat, Layout
 
 Array: TypeAlias = npt.NDArray[Any]
 Groups: TypeAlias = Mapping[str, Array]
-"""A fragment's arrays by group, to be read."""
+"""Arrays of a fragment by group, read-only."""
 
 
 def empty(layout: Layout, fragment: int) -> Flat:
@@ -23,7 +23,7 @@ def empty(layout: Layout, fragment: int) -> Flat:
 
 
 def view(entry: Entry, flat: Mapping[str, Array]) -> Array:
-    """Return the part of a fragment's arrays that is one tensor, in its shape."""
+    """Return a tensor, in its shape, as a view of its fragment's arrays."""
     return flat[entry.group][entry.offset : entry.offset + entry.size].reshape(entry.shape)
 
 
@@ -31,8 +31,8 @@ def views(layout: Layout, flats: Sequence[Mapping[str, Array]]) -> dict[str, Arr
     """Return all tensors by name, as views of their fragments' arrays; aliases of tied tensors are left out.
 
     Args:
-        layout: where the tensors lie.
-        flats: the arrays of fragment 0, 1, ….
+        layout: places of the tensors.
+        flats: arrays of fragment 0, 1, ….
 
     Raises:
         CheckpointError: the arrays don't fit the layout.
@@ -44,10 +44,10 @@ def views(layout: Layout, flats: Sequence[Mapping[str, Array]]) -> dict[str, Arr
 
 
 def pack(layout: Layout, fragment: int, tensors: Mapping[str, Array]) -> Flat:
-    """Copy named tensors into fresh arrays: the way back from `views`, as for a snapshot that was read.
+    """Copy named tensors, such as a snapshot's, into new arrays: the inverse of `views`.
 
     Raises:
-        CheckpointError: the tensors aren't those of the layout.
+        CheckpointError: names or shapes of the tensors differ from the layout's.
 
     """
     check_names(layout, tensors)
@@ -59,7 +59,7 @@ def pack(layout: Layout, fragment: int, tensors: Mapping[str, Array]) -> Flat:
 
 
 def check(layout: Layout, fragment: int, flat: Mapping[str, Array]) -> None:
-    """Raise `CheckpointError` unless the arrays are those of a fragment of this layout."""
+    """Raise `CheckpointError` unless the arrays have the groups, dtypes and sizes of a fragment."""
     wanted = {group: (dtype_of(group), (size,)) for group, size in layout.groups(fragment).items()}
     found = {group: (array.dtype.name, array.shape) for group, array in flat.items()}
     if found != wanted:
@@ -69,7 +69,7 @@ def check(layout: Layout, fragment: int, flat: Mapping[str, Array]) -> None:
 
 
 def check_names(layout: Layout, tensors: Mapping[str, Array]) -> None:
-    """Raise `CheckpointError` unless the tensors have the names and shapes of the layout."""
+    """Raise `CheckpointError` unless the tensors have the layout's names and shapes."""
     wanted = {entry.name: entry.shape for entry in layout.entries}
     wrong = [name for name, shape in wanted.items() if name in tensors and tensors[name].shape != shape]
     missing, foreign = wanted.keys() - tensors.keys(), tensors.keys() - wanted.keys()
@@ -77,5 +77,5 @@ def check_names(layout: Layout, tensors: Mapping[str, Array]) -> None:
         lists = {"missing": sorted(missing), "unknown": sorted(foreign), "of another shape": wrong}
         found = "; ".join(f"{len(names)} {kind} ({', '.join(names[:3])})" for kind, names in lists.items() if names)
         raise CheckpointError(
-            "MODEL010", "weights don't fit the model", found, fix="use the job file they were made with"
+            "MODEL010", "weights don't fit the model", found, fix="use the job file that they were made with"
         )

@@ -1,9 +1,9 @@
-"""A model's tensors as flat arrays: where each lies, out of the live model, and back into it.
+"""Layout of a model's tensors in flat arrays, and copies between model and arrays.
 
-One array a dtype and fragment travels at memcpy speed and is read in place from the object store; a dict of tensors
-does neither. 16-bit floats are widened to float32 on the way out and narrowed again on the way in.
+One array for each dtype and fragment is copied at memcpy speed, and readers map it from the object store; a dict of
+tensors allows neither. 16-bit floats are widened to float32 on the way out, and narrowed again on the way in.
 
-Call these with the plain module: `torch.compile` gives a wrapper whose tensors have other names.
+Pass the plain module: the wrapper from `torch.compile` names its tensors differently.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ __all__ = ["Array", "empty", "gather", "layout_of", "load", "pack", "scatter", "
 def layout_of(model: torch.nn.Module, fragments: int = 1, partition: str = "contiguous") -> Layout:
     """Lay out a model's trained parameters and its persistent buffers.
 
-    Parameters are cut into fragments of whole tensors, see `model.partition`; buffers go with fragment 0. Frozen
-    parameters, and buffers that aren't saved with a model, are left out.
+    Fragments consist of whole parameters, see `model.partition`; buffers are in fragment 0. Frozen parameters and
+    non-persistent buffers are left out.
 
     Raises:
-        ConfigError: there are fewer parameters or layers than fragments, or one of a dtype that numpy lacks.
+        ConfigError: there are fewer parameters or layers than fragments, or a tensor has a dtype that numpy lacks.
 
     """
     tensors, tied = _untie(model)
@@ -53,17 +53,17 @@ def layout_of(model: torch.nn.Module, fragments: int = 1, partition: str = "cont
 def gather(
     model: torch.nn.Module, layout: Layout, fragment: int, out: Flat | None = None, gradients: bool = False
 ) -> Flat:
-    """Copy a fragment out of the live model.
+    """Copy a fragment out of the model.
 
     Args:
-        model: the model that the layout was made of, on any device.
-        layout: where the tensors lie.
-        fragment: which part of them.
-        out: arrays of an earlier call to write into, twice as fast as fresh ones; None: make some.
-        gradients: copy the parameters' gradients instead of them, zeros where there is none.
+        model: model that the layout was made from, on any device.
+        layout: places of the tensors.
+        fragment: index of the fragment.
+        out: arrays to write into, which is twice as fast as new ones; None: allocate new arrays.
+        gradients: copy gradients instead of parameters; zeros stand for a missing gradient.
 
     Returns:
-        One contiguous 1-D array a group; of a model on a GPU, in pinned memory.
+        One contiguous 1-D array for each group, in pinned memory if the model is on a GPU.
 
     """
     on_gpu = any(tensor.is_cuda for _, tensor in _live(model, layout, fragment))
@@ -80,17 +80,17 @@ def gather(
 def scatter(
     model: torch.nn.Module, layout: Layout, fragment: int, flat: Mapping[str, Array], mixing: float = 0.0
 ) -> None:
-    """Copy a fragment's arrays into the live model, in place; the arrays may be read-only and are never written to.
+    """Copy a fragment's arrays into the model, in place. The arrays may be read-only and are never written to.
 
     Args:
-        model: the model that the layout was made of, on any device.
-        layout: where the tensors lie.
-        fragment: which part of them.
-        flat: one array a group.
-        mixing: part of what is in the model's parameters that stays there.
+        model: model that the layout was made from, on any device.
+        layout: places of the tensors.
+        fragment: index of the fragment.
+        flat: one array for each group.
+        mixing: weight of the model's own parameters in the result, 0 … 1.
 
     Raises:
-        CheckpointError: the arrays don't fit the layout; the model is then as it was.
+        CheckpointError: the arrays don't fit the layout; the model is unchanged.
 
     """
     check(layout, fragment, flat)
@@ -103,10 +103,10 @@ def scatter(
 
 
 def load(model: torch.nn.Module, layout: Layout, tensors: Mapping[str, Array]) -> None:
-    """Copy tensors by name, as `views` gives them, into the live model, in place.
+    """Copy named tensors, such as the result of `views`, into the model in place.
 
     Raises:
-        CheckpointError: the names or shapes aren't exactly the layout's; the model is then as it was.
+        CheckpointError: names or shapes differ from the layout's; the model is unchanged.
 
     """
     check_names(layout, tensors)
@@ -117,7 +117,7 @@ def load(model: torch.nn.Module, layout: Layout, tensors: Mapping[str, Array]) -
 
 
 def _untie(model: torch.nn.Module) -> tuple[dict[str, torch.Tensor], tuple[tuple[str, str], ...]]:
-    """Return what is sent, by name, and the pairs of alias and name of what shares its memory with it."""
+    """Return the tensors to send by name, and pairs of an alias and the name that it is sent under."""
     tensors: dict[str, torch.Tensor] = {}
     tied: list[tuple[str, str]] = []
     names: dict[object, str] = {}
@@ -131,7 +131,7 @@ def _untie(model: torch.nn.Module) -> tuple[dict[str, torch.Tensor], tuple[tuple
 
 
 def _sent(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """All trained parameters and saved buffers, aliases included."""
+    """Return all trained parameters and persistent buffers, with aliases."""
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if parameter.requires_grad:
             yield name, parameter
@@ -142,14 +142,14 @@ def _sent(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _memory(tensor: torch.Tensor) -> object:
-    """Return a key that two tensors share if a write to one is a write to the other."""
+    """Return a key that is equal for tensors of the same memory."""
     if tensor.is_meta or tensor.numel() == 0:
         return id(tensor)
     return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def _group(name: str, tensor: torch.Tensor) -> str:
-    """Return the group that a tensor travels in: its kind, and its dtype or a wider one that numpy has."""
+    """Return a tensor's group: its kind, and its dtype or a wider one that numpy has."""
     kind = "parameters" if isinstance(tensor, torch.nn.Parameter) else "buffers"
     if tensor.is_complex():
         raise ConfigError("MODEL009", f"tensor {name} can't be sent", str(tensor.dtype), "real numbers")
@@ -159,7 +159,7 @@ def _group(name: str, tensor: torch.Tensor) -> str:
 
 
 def _pinned(layout: Layout, fragment: int) -> Flat:
-    """Return arrays like `empty`, in page-locked memory, into which a GPU copies several times faster."""
+    """Return arrays like `empty` in page-locked memory, into which a GPU copies several times faster."""
     return {
         group: torch.empty(size, dtype=getattr(torch, dtype_of(group)), pin_memory=True).numpy()
         for group, size in layout.groups(fragment).items()
@@ -167,7 +167,7 @@ def _pinned(layout: Layout, fragment: int) -> Flat:
 
 
 def _live(model: torch.nn.Module, layout: Layout, fragment: int) -> Iterator[tuple[Entry, torch.Tensor]]:
-    """Return a fragment's entries with the tensors of the model that they stand for."""
+    """Return a fragment's entries with the model's tensors."""
     tensors: dict[str, torch.Tensor] = dict(model.named_parameters()) | dict(model.named_buffers())
     return ((entry, tensors[entry.name]) for entry in layout.entries if entry.fragment == fragment)
 
@@ -177,7 +177,7 @@ def _gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
 
 
 class _Window:
-    """An array's memory without its read-only mark, which torch warns of even where a tensor is only read from."""
+    """Memory of an array without its read-only flag, about which torch warns even if a tensor is only read."""
 
     def __init__(self, array: Array) -> None:
         self.array = array
@@ -186,5 +186,5 @@ class _Window:
 
 
 def _source(array: Array) -> torch.Tensor:
-    """Return a tensor to copy from, over the array's own memory."""
+    """Return a tensor over the array's memory, to copy from."""
     return torch.from_numpy(np.asarray(_Window(array)))

@@ -1,11 +1,11 @@
-"""A model tried on samples before it is trained or scored: is its loss what it is said to be?
+"""Check of a model's loss on samples of the dataset, before the model is trained or scored.
 
     configuration ──► small copy ──╮
-                                   ├──► loss as transformers has it?  as a sum over samples?  blind to later tokens?
+                                   ├──► equal to transformers' loss?  additive over samples?  causal?
     samples of the dataset ────────╯
 
-Nothing is taken from a class's name: a language model that sees what it has to guess, or a loss that depends on which
-samples share a batch, shows in the numbers.
+Nothing is inferred from class names. Numbers reveal a language model that sees the tokens it has to predict, and a
+loss that depends on how samples are batched.
 """
 
 from __future__ import annotations
@@ -28,33 +28,36 @@ from hypha_ray.model.tasks.task import Task
 from hypha_ray.types import Samples
 
 BUDGET = 500_000_000
-"""Parameters of the largest copy that is built."""
+"""Number of parameters of the largest copy that is built."""
 SMALL = 3_000_000
-"""Parameters of a model that is tried as it is."""
+"""Number of parameters up to which a model is checked itself, not a smaller copy."""
 SAMPLES = 3
+"""Number of samples in the check."""
 TOKENS = 32
-"""Length to which sequences are cut."""
+"""Number of tokens to which sequences are cut."""
 _CLOSE = 2e-5
-"""Largest part by which two sums of the same losses may differ, for they are added up in another order."""
-
-_SEEN = 1e-4
-"""Part of what a token changes later that it may change before, for the same reason."""
+"""Largest relative difference of two sums of equal losses in different order."""
+_LEAK = 1e-4
+"""Largest change of logits before a changed token, relative to the change after it."""
 
 Build = Callable[[Any], Any]
 
 
 def check_loss_on_copy(task: Task, samples: Samples, config: Any, build: Build, parameters: int) -> bool:
-    """Try a model that isn't built: a small copy of it, with random weights; False if none can be made of it.
+    """Check the loss of a model that isn't built, on a small copy with random weights.
 
     Args:
-        task: as `resolve_task` returns it.
-        samples: some of the dataset.
-        config: the model's.
-        build: makes a model of a configuration.
+        task: task from `resolve_task`.
+        samples: samples of the dataset.
+        config: configuration of the model.
+        build: function that makes a model from a configuration.
         parameters: number of the model's parameters.
 
+    Returns:
+        Whether a copy could be built and checked.
+
     Raises:
-        ConfigError: the model has no loss, or not the task's.
+        ConfigError: the model can't be run on the samples, or has no loss, or not the task's.
 
     """
     copies = iter(()) if parameters <= SMALL else small_copies(config)
@@ -64,7 +67,7 @@ def check_loss_on_copy(task: Task, samples: Samples, config: Any, build: Build, 
                 _try(task, _build(copy, build), samples)
             except HyphaError:
                 raise
-            except Exception as error:  # A copy that can't be built or run: the next is more like the model itself.
+            except Exception as error:  # The next copy is more like the model itself.
                 if copy is config:
                     raise _unusable(error) from error
             else:
@@ -73,7 +76,7 @@ def check_loss_on_copy(task: Task, samples: Samples, config: Any, build: Build, 
 
 
 def check_loss_of(task: Task, network: Any, samples: Samples) -> None:
-    """Try a model that is built, in evaluation mode; it is left as it was.
+    """Check the loss of a model in evaluation mode; the model is left unchanged.
 
     Raises:
         ConfigError: the model can't be run on the samples, or has no loss, or not the task's.
@@ -83,25 +86,25 @@ def check_loss_of(task: Task, network: Any, samples: Samples) -> None:
         _try(task, network, samples)
     except HyphaError:
         raise
-    except Exception as error:  # Whatever a model raises.
+    except Exception as error:  # Models raise anything.
         raise _unusable(error) from error
 
 
 def _try(task: Task, network: Any, samples: Samples) -> None:
     with _evaluating(network):
-        samples = _chosen(task, samples)
+        samples = _choose(task, samples)
         inputs = _inputs(task, samples, network)
         if not task.count(inputs):
             return
         whole = compute_losses(task, network, inputs)
-        _agrees(task, network, inputs, whole)
-        _adds_up(task, network, samples, float(whole.reported) * task.count(inputs))
+        _check_against_own(task, network, inputs, whole)
+        _check_additive(task, network, samples, float(whole.reported) * task.count(inputs))
         if task.labels in ("shifted", "positions") and not task.classifies:
-            _is_blind(task, network, inputs, whole.output)
+            _check_causal(task, network, inputs, whole.output)
 
 
-def _agrees(task: Task, network: Any, inputs: dict[str, Any], ours: Losses) -> None:
-    """Hold our loss against the model's own, where we make it of logits; the model may not have shifted its labels."""
+def _check_against_own(task: Task, network: Any, inputs: dict[str, Any], ours: Losses) -> None:
+    """Compare a loss computed from logits with the model's own, which may lack the shift of labels."""
     if task.labels == "shifted" and "labels" in inputs:
         plain = token_cross_entropy(ours.output.logits[:, -inputs["labels"].shape[1] :], inputs["labels"])
         found = _own(task, network, inputs)
@@ -117,8 +120,8 @@ def _agrees(task: Task, network: Any, inputs: dict[str, Any], ours: Losses) -> N
         raise _other(network, task, f"{found:.6g} where the cross entropy of its tokens is {expected[0]:.6g}")
 
 
-def _adds_up(task: Task, network: Any, samples: Samples, whole: float) -> None:
-    """Hold the loss of all samples against those of each."""
+def _check_additive(task: Task, network: Any, samples: Samples, whole: float) -> None:
+    """Compare the loss of all samples together with the losses of single samples."""
     parts = 0.0
     for index in range(len(samples)):
         inputs = _inputs(task, samples.part(slice(index, index + 1)), network)
@@ -128,8 +131,8 @@ def _adds_up(task: Task, network: Any, samples: Samples, whole: float) -> None:
         raise _other(network, task, f"{whole:.6g} for {len(samples)} samples together, {parts:.6g} for each by itself")
 
 
-def _is_blind(task: Task, network: Any, inputs: dict[str, Any], output: Any) -> None:
-    """Change a token that is guessed: nothing that comes before may change, or what guesses it has seen it."""
+def _check_causal(task: Task, network: Any, inputs: dict[str, Any], output: Any) -> None:
+    """Change a token that is predicted: if logits before it change, they have seen it."""
     name = "input_ids" if task.labels == "shifted" else "labels"
     tokens, labels = inputs.get(name), inputs.get("labels")
     if tokens is None or labels is None or tokens.shape != labels.shape or tokens.ndim != 2 or tokens.shape[1] < 2:
@@ -150,18 +153,18 @@ def _is_blind(task: Task, network: Any, inputs: dict[str, Any], output: Any) -> 
     moved = (first.float() - others.float()).abs().amax(-1)[:, -width:]
     for row, place in enumerate(places):
         before = place if task.labels == "shifted" else place + 1
-        if place and float(moved[row, :before].max()) > _SEEN * float(moved[row].max()) + noise:
+        if place and float(moved[row, :before].max()) > _LEAK * float(moved[row].max()) + noise:
             raise ConfigError(
                 "MODEL016",
-                f"{type(network).__name__} sees the tokens that a {task.name} model has to guess",
-                f"token {place} changes what is said of those before",
+                f"{type(network).__name__} sees the tokens that a {task.name} model has to predict",
+                f"token {place} changes the predictions before it",
                 "a model that sees only earlier tokens",
-                "set is_decoder = true in the model's configuration if it knows that, or choose another model.type",
+                "set is_decoder = true in the model's configuration if it has that key, or choose another model.type",
             )
 
 
-def _chosen(task: Task, samples: Samples) -> Samples:
-    """Return a few samples, as different as can be in how much of them is scored, with their sequences cut."""
+def _choose(task: Task, samples: Samples) -> Samples:
+    """Return a few samples that differ as much as possible in the size of what is scored, with sequences cut."""
     short = _cut(task, samples)
     made = [_made(task, short.part(slice(i, i + 1))) for i in range(min(len(short), 32))]
     sizes = {
@@ -173,7 +176,7 @@ def _chosen(task: Task, samples: Samples) -> Samples:
 
 
 def _filled(task: Task, inputs: dict[str, Any]) -> int:
-    """Return how many places of a sample's mask and labels aren't padding."""
+    """Return the number of entries of a sample's mask and labels that aren't padding."""
     mask, labels = inputs.get("attention_mask"), inputs.get("labels")
     return sum(
         int(part.sum()) for part in (mask, None if labels is None else labels != task.ignored) if part is not None
@@ -181,7 +184,7 @@ def _filled(task: Task, inputs: dict[str, Any]) -> int:
 
 
 def _cut(task: Task, samples: Samples) -> Samples:
-    """Cut sequences of tokens after some that are scored: a loss over a large vocabulary takes much memory."""
+    """Cut sequences of tokens behind some scored ones, because logits of a large vocabulary take much memory."""
     ids, labels = samples.arrays.get("input_ids"), samples.arrays.get("labels")
     if task.modality != "text" or not task.perplexity or ids is None or ids.ndim != 2:
         return samples
@@ -205,15 +208,15 @@ def _inputs(task: Task, samples: Samples, network: Any) -> dict[str, Any]:
 
 
 def _own(task: Task, network: Any, inputs: dict[str, Any]) -> float | None:
-    """Return the model's own loss; None if it has none."""
+    """Return the model's own loss; None if it computes none."""
     try:
         return float(loss_of(forward(task, network, inputs)))
-    except Exception:  # a model that knows no labels or can't take them: then it is ours alone
+    except Exception:  # The model takes no labels, or not these.
         return None
 
 
 def _build(config: Any, build: Build) -> Any:
-    """Build a model whose weights are all random: some families begin with zeros, by which nothing could be told."""
+    """Build a model with random weights only: the zeros that some families begin with would hide every difference."""
     with torch.device("meta"):
         size = sum(parameter.numel() for parameter in build(config).parameters())
     if size > BUDGET:
@@ -229,20 +232,20 @@ def _build(config: Any, build: Build) -> Any:
 
 
 def _another(row: torch.Tensor, place: int, vocabulary: int) -> int:
-    """Return another token for that place, one of the same sample if there is one."""
+    """Return another token for a place, from the same sample if it has one."""
     others = [token for token in row.tolist() if token >= 0 and token != row[place]]
     return int(others[len(others) // 2]) if others else (int(row[place]) + 1) % vocabulary
 
 
 def _close(one: float, other: float) -> bool:
     if not (math.isfinite(one) and math.isfinite(other)):
-        return True  # A sample that overflows, or a model that has diverged, says nothing of what the loss is.
+        return True  # A sample that overflows and a diverged model tell nothing about the loss.
     return abs(one - other) <= _CLOSE * max(abs(one), abs(other)) + 1e-6
 
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Keep to itself what transformers remarks on a copy, which nobody has asked for."""
+    """Silence transformers' remarks about a copy that the user never asked for."""
     logger = logging.getLogger("transformers")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -266,15 +269,15 @@ def _evaluating(network: Any) -> Iterator[None]:
 def _other(network: Any, task: Task, got: str) -> ConfigError:
     return ConfigError(
         "MODEL015",
-        f"the loss of {type(network).__name__} is no mean over what a {task.name} model is scored on",
+        f"the loss of {type(network).__name__} is no mean over the scores of a {task.name} model",
         got,
-        "the same, however samples are put together",
+        "one value, however samples are batched",
         "choose another model or model.type",
     )
 
 
 def _unusable(failure: Exception) -> ConfigError:
-    """Return the error for a model that can't be run on the dataset's samples."""
+    """Return the error for a model that fails on the dataset's samples."""
     line = f"{type(failure).__name__}: {' '.join(str(failure).split())}"[:300]
     return ConfigError(
         "MODEL017",

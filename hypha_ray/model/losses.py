@@ -1,8 +1,8 @@
-"""The loss that is trained on, and the one that is reported: of a model's output, for a task.
+"""Training loss and reported loss of a model's output.
 
-A language model's loss is the cross entropy of each token by what stands before it, and is made of the logits here:
-not every class that transformers has for the purpose shifts its labels. Routers of experts have losses of their own,
-which are trained on and not reported.
+A language model's loss is the cross entropy of each token given the tokens before it. It is computed here from the
+logits, because not every causal class of transformers shifts its labels. The auxiliary loss of an expert router is
+part of the training loss, but not of the reported one.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ _COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
 
 
 class Losses(NamedTuple):
-    """Means over what the task counts."""
+    """Means over the scores that the task counts."""
 
     reported: torch.Tensor
-    """The task's own loss, on which perplexity is based."""
+    """Loss of the task alone, on which perplexity is based."""
     trained: torch.Tensor
-    """With the routers' losses."""
+    """Loss to differentiate: the reported one and the routers' auxiliary loss."""
     output: Any
-    """Of the model."""
+    """Output object of the model."""
 
 
 def compute_losses(task: Task, model: torch.nn.Module, inputs: Batch) -> Losses:
-    """Run a model on keyword arguments that the task has made, and return its losses.
+    """Run a model on a task's keyword arguments and return its losses.
 
     Args:
-        task: as `resolve_task` returns it.
-        model: the model.
-        inputs: keyword arguments, labels included, on the model's device.
+        task: task from `resolve_task`.
+        model: model to run, in the mode and precision that are set.
+        inputs: keyword arguments with labels, on the model's device.
 
     Raises:
-        ConfigError: the model gives no loss, or no logits for each token.
+        ConfigError: the model returns no loss, or no logits for each token.
 
     """
     if task.labels == "shifted" and "labels" in inputs:
@@ -51,12 +51,14 @@ def compute_losses(task: Task, model: torch.nn.Module, inputs: Batch) -> Losses:
 
 
 def forward(task: Task, model: torch.nn.Module, inputs: Batch) -> Any:
-    """Run a model without a key/value cache, which nothing but generation reads and some models can't fill."""
+    """Run a model without a key/value cache: only generation reads one, and some models fail to fill it."""
     return model(**inputs, use_cache=False) if task.caches else model(**inputs)
 
 
 def shifted_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of each label by the logits of the position before; those of a prefix without labels are left out.
+    """Return the mean cross entropy of each label given the logits one position earlier.
+
+    Logits of a prefix that has no labels, such as an image's patches, are skipped.
 
     Raises:
         ConfigError: there are fewer logits than labels.
@@ -64,17 +66,17 @@ def shifted_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.T
     """
     if logits.ndim != 3 or logits.shape[1] < labels.shape[1]:
         raise missing_loss(f"logits {list(logits.shape)} for labels {list(labels.shape)}")
-    following = pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)  # To cut the logits instead would copy them.
+    following = pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)  # Cutting the logits instead would copy them.
     return token_cross_entropy(logits[:, -labels.shape[1] :], following)
 
 
 def token_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of each label by the logits of its own position."""
+    """Return the mean cross entropy of each label given the logits at its own position."""
     return cross_entropy(logits.float().flatten(0, -2), labels.to(logits.device).flatten(), ignore_index=IGNORE_INDEX)
 
 
 def router_loss(model: torch.nn.Module, output: Any) -> torch.Tensor | float:
-    """Return the routers' loss as the model adds it to its own; 0 where there is none."""
+    """Return the routers' auxiliary loss, scaled as the model scales it; 0 if the model has no routers."""
     loss = getattr(output, "aux_loss", None)
     if not isinstance(loss, torch.Tensor):
         return 0.0
@@ -83,14 +85,14 @@ def router_loss(model: torch.nn.Module, output: Any) -> torch.Tensor | float:
         for name in _COEFFICIENTS:
             if isinstance(coefficient := getattr(where, name, None), float | int):
                 return coefficient * loss
-    raise missing_loss(f"{type(model).__name__} has a router's loss, and no known coefficient for it")
+    raise missing_loss(f"{type(model).__name__} has an auxiliary loss, but no known coefficient for it")
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    """Return the loss that a model gives of itself.
+    """Return the loss in a model's output.
 
     Raises:
-        ConfigError: the model gives none.
+        ConfigError: the output has none.
 
     """
     loss = getattr(output, "loss", None)
@@ -100,10 +102,10 @@ def loss_of(output: Any) -> torch.Tensor:
 
 
 def missing_loss(got: str) -> ConfigError:
-    """Return the error for a model that has no loss for what it is fed."""
+    """Return the error for a model that computes no loss from its inputs."""
     return ConfigError(
         "MODEL012",
-        "the model gives no loss for these inputs",
+        "the model computes no loss from these inputs",
         got,
         fix="choose a task with labels in model.type, or name the tensors it needs in model.input_names",
     )
@@ -117,7 +119,7 @@ def _logits(output: Any) -> torch.Tensor:
 
 
 def _plain(output: Any, inputs: Batch, trained: torch.Tensor) -> torch.Tensor:
-    """Return a loss without what routers add, where a model has some."""
+    """Return the loss without auxiliary terms, which a few sequence-to-sequence models add to it."""
     names = [name for name in getattr(output, "keys", dict)() if name.endswith(("aux_loss", "z_loss"))]
     if not names or "labels" not in inputs:
         return trained

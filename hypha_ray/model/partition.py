@@ -1,4 +1,4 @@
-"""Which fragment each parameter is in."""
+"""Partition of a model's parameters into fragments."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hypha_ray.errors import ConfigError
 
 
 def contiguous(sizes: Mapping[str, int], fragments: int) -> dict[str, int]:
-    """Cut parameters, in the model's order, into runs of about the same number of bytes.
+    """Cut parameters, in the model's order, into runs of about equal size.
 
     Args:
         sizes: bytes of each parameter, by name.
-        fragments: how many runs.
+        fragments: number of runs.
 
     Raises:
         ConfigError: there are fewer parameters than fragments.
@@ -35,12 +35,12 @@ def contiguous(sizes: Mapping[str, int], fragments: int) -> dict[str, int]:
 def strided(sizes: Mapping[str, int], fragments: int) -> dict[str, int]:
     """Put layer ℓ into fragment ℓ mod P, as Streaming DiLoCo does (arXiv 2501.18512, section 2.2).
 
-    A layer is what has the same first number in its parameters' names. Whatever is in no layer, such as embeddings,
-    goes to the fragment that is smallest by then, the greatest first.
+    Parameters with the same first number in their names form a layer. Parameters outside of layers, such as
+    embeddings, go to the smallest fragment one after the other, the largest first.
 
     Args:
         sizes: bytes of each parameter, by name.
-        fragments: P.
+        fragments: P, the number of fragments.
 
     Raises:
         ConfigError: there are fewer layers than fragments.

@@ -1,7 +1,7 @@
-"""The longest sequence that a model has positions for, read off its modules instead of its configuration.
+"""Longest sequence that a model has positions for, read off its modules instead of its configuration.
 
-Families call the limit by many names, reserve some positions for padding, or name one that limits nothing, as those
-with rotary positions do. A table of positions that are looked up is a limit; nothing else is.
+Families have many names for the limit, reserve positions for padding, or name a limit without effect, as models with
+rotary positions do. Only a table of positions that are looked up limits anything.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _OF_IMAGES: Final = re.compile(r"vision|visual|image|audio|speech")
 
 
 def max_positions(model: torch.nn.Module, *, decoder: bool) -> int | None:
-    """Return how many tokens the model's tables have positions for; None: they set no limit.
+    """Return the number of tokens that a model has positions for; None: unlimited.
 
     Args:
-        model: with or without weights.
-        decoder: of a model of two parts ask the decoder, which is given the labels, not the encoder.
+        model: model with or without weights.
+        decoder: ask the decoder of an encoder-decoder, which is given the labels, instead of the encoder.
 
     """
     config = getattr(model, "config", None)
@@ -39,13 +39,13 @@ def require_positions(model: torch.nn.Module, task: Task, shapes: Mapping[str, t
     """Refuse sequences that are longer than the model has positions for.
 
     Args:
-        model: with or without weights.
-        task: the one that the model does.
-        shapes: shape of a sample of each tensor of the dataset.
+        model: model with or without weights.
+        task: task of the model.
+        shapes: shape of one sample of each tensor of the dataset.
         dataset: name of the dataset.
 
     Raises:
-        DataError: they are longer.
+        DataError: sequences are longer.
 
     """
     limits = [("input_ids", max_positions(model, decoder=False))]
@@ -60,11 +60,11 @@ def require_positions(model: torch.nn.Module, task: Task, shapes: Mapping[str, t
 
 
 def _tables(model: torch.nn.Module) -> Iterator[tuple[str, int]]:
-    """Names of the tables, and how many tokens each has positions for."""
+    """Return the name of each table, and the number of tokens that it has positions for."""
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.Embedding) and _TABLE.search(name) and not _OF_IMAGES.search(name):
             offset = getattr(module, "offset", None)
-            if not isinstance(offset, int):  # RoBERTa counts positions from behind that of padding.
+            if not isinstance(offset, int):  # RoBERTa's positions begin behind that of padding.
                 offset = 0 if module.padding_idx is None else module.padding_idx + 1
             yield name, module.num_embeddings - offset
     for name, buffer in model.named_buffers():

@@ -1,4 +1,4 @@
-"""Folder with a trained model that `from_pretrained` loads: written with its task beside it, and opened for use."""
+"""Folder of a trained model for `from_pretrained`: written with its task in a file, and opened for evaluation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _TASK = "task.json"
-"""Beside a model that was trained here: an architecture may be for several tasks, and tensors chosen one by one."""
+"""File with the task of the model: its architecture may have several tasks, and the job may choose tensors."""
 _DTYPES = frozenset({"float64", "float32", "bfloat16", "float16"})
 
 
@@ -45,15 +45,15 @@ def export(
 ) -> None:
     """Write weights, configuration, and tokenizer or image processor, for transformers to load.
 
-    The folder appears whole or not at all; one that is already there is replaced.
+    The folder appears whole or not at all, and replaces an older one.
 
     Args:
-        model: table of the job file; the repository, if it names one, is read again for frozen parameters.
-        preprocessor: as `load_preprocessor` returns it.
-        tensors: trained tensors by name, as `layout.views` gives them.
+        model: table of the job file; a repository is read again for frozen parameters.
+        preprocessor: tokenizer or image processor from `load_preprocessor`, or None.
+        tensors: trained tensors by name, from `layout.views`.
         directory: folder to write.
-        seed: the run's, for frozen parameters of a model that began with random weights.
-        dtype: of the weights in the folder, by torch's name; None: as repository or configuration has it.
+        seed: seed of the run, for frozen parameters of a model that began with random weights.
+        dtype: torch's name for the dtype of the weights; None: the dtype of repository or configuration.
 
     Raises:
         CheckpointError: the tensors don't fit the model, or the folder can't be written.
@@ -83,11 +83,11 @@ def open_saved(folder: Path, task_name: str | None = None) -> tuple[PreTrainedMo
     """Load a model, in evaluation mode, and its task from a folder that `save_pretrained` wrote.
 
     Args:
-        folder: has configuration, weights, and perhaps a tokenizer.
-        task_name: as in `model.type`; None: what it was trained for, or else the one of its architecture.
+        folder: folder with configuration, weights, and optionally a tokenizer.
+        task_name: task as in `model.type`; None: the task in the folder, otherwise that of the architecture.
 
     Raises:
-        HyphaError: as `build_model` and `infer_task`.
+        HyphaError: any error of `build_model` and `infer_task`.
 
     """
     fetch(str(folder.absolute()), None, None)
@@ -98,7 +98,7 @@ def open_saved(folder: Path, task_name: str | None = None) -> tuple[PreTrainedMo
 
 
 def original_dtype(model: Model) -> str | None:
-    """Return what a repository's weights are saved in, by its configuration or else its files; None without one."""
+    """Return the dtype of a repository's weights by its configuration, otherwise by its files; None if unknown."""
     if not model.repository:
         return None
     token = model.token.get_secret_value() if model.token else None
@@ -115,21 +115,21 @@ def original_dtype(model: Model) -> str | None:
 
 
 def _replace(directory: Path, new: Path, old: Path) -> None:
-    """Put a new folder in a folder's place."""
+    """Replace a folder by a new one."""
     if directory.exists():
         directory.rename(old)
     new.rename(directory)
 
 
 def _note_task(folder: Path, model: Model) -> None:
-    """Write down beside a model what it was trained for, and on which tensors if the job names them."""
+    """Write a model's task into its folder, and the tensors it was fed if the job names them."""
     names = model.input_names
     content = {"type": find_task(model.type).name, **({} if names is None else {"input_names": list(names)})}
     (folder / _TASK).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def _task(folder: Path, task_name: str | None) -> dict[str, Any]:
-    """Return the keys of a job's `[model]` that say what the model is for."""
+    """Return the keys of `[model]` that give a saved model's task."""
     noted = None
     with suppress(OSError, ValueError):
         noted = json.loads((folder / _TASK).read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
-"""A small model of the same making: fewer layers and narrower ones, to try on any machine what a large one computes.
+"""Small copies of a configuration, with fewer and narrower layers, to check on any machine what a large model computes.
 
-Each size of a configuration has a name that most families share. Where a family wants its sizes to fit each other in a
-way that isn't known here, a less small copy is tried, and the model itself if it is small enough.
+Most families share the names of their sizes. If a family's sizes have to fit each other in another way, building a
+copy fails, and the caller goes on with the next, larger one.
 """
 
 from __future__ import annotations
@@ -40,17 +40,18 @@ _SIZES_KEPT = 64
 
 
 class _Plan(NamedTuple):
-    """How small a copy is."""
+    """Sizes of a copy."""
 
     layers: int
+    """Largest number of layers."""
     experts: int | None = None
-    """None: all of them."""
+    """Largest number of experts; None: all of them."""
     heads: bool = False
-    """Fewer heads, in the same proportion."""
+    """Heads are reduced, all kinds of heads in proportion."""
     head: int | None = None
-    """Width of a head by which the layers' width is told; None: as it is."""
+    """Width of a head, from which the layers' width follows; None: widths stay."""
     own_width: bool = False
-    """Heads have a width of their own, and the layers' is free."""
+    """The layers' width is independent of the heads'."""
 
 
 _PLANS = (
@@ -63,7 +64,7 @@ _PLANS = (
 
 
 def small_copies(config: Any) -> Iterator[Any]:
-    """Return ever less small copies of a configuration; not all of them need make a model."""
+    """Return ever larger copies of a configuration; some of them may make no model."""
     for plan in _PLANS:
         small = copy.deepcopy(config)
         for part in (small, *(getattr(small, name, None) for name in getattr(type(small), "sub_configs", {}))):
@@ -102,7 +103,7 @@ def _narrow(part: Any, sizes: dict[str, int], plan: _Plan) -> None:
 
 
 def _some(kinds: Any, count: int) -> Any:
-    """Return as many entries of a list with one for each layer as are kept, every kind among the first of them."""
+    """Return `count` entries of a list with one for each layer, every kind of layer among them if possible."""
     first = [index for index, kind in enumerate(kinds) if kind not in kinds[:index]]
     kept = sorted((first + [index for index in range(len(kinds)) if index not in first])[:count])
     return type(kinds)(kinds[index] for index in kept)

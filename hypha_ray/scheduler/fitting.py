@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 _READ_BYTES = 1 << 30
 _TRANSCRIBED = ("ctc", "tdt")
-"""Tasks whose labels are tokens, though each sample is one score."""
+"""Tasks whose labels are tokens, and whose scores are samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A job, its dataset, and its model on torch's meta device, where tensors have shapes and no values."""
+    """Job, dataset, and model on torch's meta device, whose tensors have shapes and no values."""
 
     job: Job
     folder: Path
-    """The dataset's."""
+    """Folder of the dataset."""
     manifest: Manifest
     network: PreTrainedModel
     task: Task
@@ -56,9 +56,9 @@ def check_cut(case: Case) -> None:
 
 
 def check_ranges(case: Case) -> None:
-    """Refuse token ids and labels that the model has no row for.
+    """Refuse token ids and labels beyond the model's vocabulary and classes.
 
-    A label that isn't scored may be any number that the loss leaves out; where labels are below zero, they are read.
+    A negative label is allowed only if the loss ignores it, so negative labels are read from the slices.
     """
     text = case.network.config.get_text_config()
     classes = case.facts.num_labels
@@ -85,7 +85,7 @@ def check_ranges(case: Case) -> None:
 
 
 def _check_low_labels(case: Case, limit: int) -> None:
-    """Read labels: below zero only the one may be that isn't scored. Of a large dataset the first part is read."""
+    """Read labels and refuse negative ones that are scored; only the first part of a large dataset is read."""
     read_bytes = 0
     for info in case.manifest.slices:
         if read_bytes > _READ_BYTES:
@@ -116,9 +116,9 @@ def check_positions(case: Case) -> None:
 
 
 def check_special_tokens(case: Case) -> None:
-    """Refuse a model that needs to know a special token which its configuration doesn't name.
+    """Refuse a model that needs a special token which its configuration lacks.
 
-    A decoder that classifies looks for the last token before padding; a translation begins with a token of its own.
+    A decoder that classifies looks for the last token before padding; a translation begins with a start token.
     """
     config, texts = case.network.config, case.network.config.get_text_config()
     pads = case.task.name == "sequence-classification" and case.job.rounds.max_batch_size > 1
@@ -131,7 +131,7 @@ def check_special_tokens(case: Case) -> None:
 
 
 def _asks(network: PreTrainedModel, key: str) -> bool:
-    """Whether the model's own steps read a key of its configuration."""
+    """Return whether the model's forward reads a key of its configuration."""
     steps = [getattr(type(network), name, None) for name in ("forward", "_shift_right")]
     return any(key in inspect.getsource(inspect.unwrap(step)) for step in steps if step is not None)
 
@@ -144,7 +144,7 @@ def _lacks(case: Case, key: str, hint: str) -> ConfigError:
 
 
 def check_channels(case: Case) -> None:
-    """Refuse images with other channels than the model takes."""
+    """Refuse images with another number of channels than the model's."""
     channels, *_ = case.shapes.get("images", (case.facts.channels,))
     if case.facts.channels not in (None, channels):
         what = f"the images of dataset {case.manifest.name!r} don't fit the model"
@@ -153,9 +153,9 @@ def check_channels(case: Case) -> None:
 
 
 def check_image_size(case: Case) -> None:
-    """Refuse images of a size that the model itself refuses; on the meta device nothing is computed for that.
+    """Refuse images of a size that the model refuses on the meta device, where nothing is computed.
 
-    Models of images beside texts are left to the trial, which feeds them both.
+    The loss check covers models of images and texts, because it feeds both.
     """
     shape = case.shapes.get("images")
     beside = {"input_ids"} & {keyword for _, keyword in case.task.tensors}
@@ -167,7 +167,7 @@ def check_image_size(case: Case) -> None:
         what = f"the images of dataset {case.manifest.name!r} don't fit the model"
         fix = "set image_size in model.config, or prepare the images for this model"
         raise DataError("DATA025", what, " ".join(str(error).split()), fix=fix) from None
-    except Exception:  # Whatever can't be computed without values says nothing of sizes.
+    except Exception:  # A failure for lack of values tells nothing about sizes.
         return
 
 
@@ -181,4 +181,4 @@ CHECKS: Final[tuple[Check, ...]] = (
     check_image_size,
     check_ranges,
 )
-"""All checks of a model and its dataset, in the order in which they are made."""
+"""All checks of a model and its dataset, in order."""

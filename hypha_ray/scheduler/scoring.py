@@ -1,4 +1,4 @@
-"""Whether a job's model has the right loss on its dataset: tried on samples, before anything starts."""
+"""Check of a model's loss on samples of its dataset, before anything starts."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _AT_ONCE = 256
-"""Samples that are looked through together for something to score."""
+"""Number of samples that are searched at once for something to score."""
 
 
 def check_loss(case: Case) -> list[str]:
-    """Refuse a job whose model has no loss for its dataset, or not that of its task.
+    """Refuse a job whose model has no loss on its dataset, or not that of its task.
 
-    Trainers outside of Ray have losses of their own, of which nothing is known here.
+    Losses of trainers outside of Ray are unknown here, and aren't checked.
 
     Returns:
-        Notes on tensors of the dataset that the model isn't fed.
+        Notes about tensors of the dataset that the model isn't fed.
 
     Raises:
-        HyphaError: a loss that isn't the task's, a model that can't be run on the dataset, or nothing to score in it.
+        HyphaError: the loss isn't the task's, the model can't be run on the dataset, or nothing in it can be scored.
 
     """
     job, masks = case.job, case.task.labels == "masked"
@@ -71,10 +71,10 @@ def _build(job: Job, task: Task, config: object) -> PreTrainedModel:
 
 
 def _scored(case: Case, task: Task) -> Samples:
-    """Return training samples that have something to score; both splits must have such.
+    """Return training samples with something to score; both splits must have some.
 
     Raises:
-        DataError: one of them has none.
+        DataError: a split has none.
 
     """
     for split in ("validation", "train"):
@@ -83,7 +83,7 @@ def _scored(case: Case, task: Task) -> Samples:
             raise DataError(
                 "DATA052",
                 f"nothing in {case.manifest.name}/{split} can be scored",
-                f"all labels of a {task.name} model are left out",
+                f"a {task.name} model ignores all labels",
                 fix="prepare the dataset for this task",
             )
     assert samples is not None
@@ -91,7 +91,7 @@ def _scored(case: Case, task: Task) -> Samples:
 
 
 def _samples(case: Case, split: str) -> Iterator[Samples]:
-    """Return a split's samples, some at once."""
+    """Return a split's samples in parts of a few hundred."""
     for info in case.manifest.of(split):
         arrays = read_slice(case.folder, info, case.manifest)
         for start in range(0, info.samples, _AT_ONCE):
@@ -105,7 +105,7 @@ def _count(task: Task, samples: Samples) -> int:
 
 
 def _left_out(case: Case, task: Task, samples: Samples) -> list[str]:
-    """Return a note for each tensor of the dataset that the model isn't fed, unless the job says which it is fed."""
+    """Return a note for each tensor of the dataset that the model isn't fed, unless the job chooses tensors."""
     if case.job.model.input_names is not None:
         return []
     fed = {name for name, _, _ in task.fed(tensors_of(samples))}

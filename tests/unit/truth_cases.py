@@ -178,6 +178,7 @@ ACCEPTED = (
     ),
     Case("token-classification", "bert", BERT | {"num_labels": 3}, tags(), 48),
     Case("multiple-choice", "bert", BERT, choices(), SAMPLES),
+    Case("multiple-choice", "bert", BERT | {"num_labels": 1}, choices(), SAMPLES),
     Case("next-sentence-prediction", "bert", BERT, text(labels=classes(2)), SAMPLES),
     Case("question-answering", "bert", BERT, spans(), 4),
     Case("question-answering", "roberta", BERT | {"max_position_embeddings": 40}, spans(), 4),

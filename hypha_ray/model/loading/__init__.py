@@ -1,1 +1,1 @@
-"""A model from a repository or a configuration: fetched, checked, built, and its weights compared with it."""
+"""Loading of models: hub, configuration, build, weights, and preprocessor."""

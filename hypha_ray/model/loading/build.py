@@ -1,6 +1,6 @@
-"""Models built from what a job file says of them, and what a preflight check wants to know about them.
+"""Models built from the table of a job file, and descriptions of models without weights for preflight checks.
 
-Nothing is guessed: weights that are pickled or don't fit the task are errors, each with its own code.
+Nothing is guessed: pickled weights, and weights that don't fit the task, are errors with a code each.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hypha_ray.model.loading.configuration import auto_class, configuration_of, 
 from hypha_ray.model.loading.hub import remote_code_allowed
 from hypha_ray.model.loading.weights import LoadingReport, is_whole, meta_tensors, quiet, require_fit, simulate_loading
 from hypha_ray.model.positions import max_positions
-from hypha_ray.model.tasks.resolve import resolve_task
+from hypha_ray.model.tasks.resolve import OWN_CLASSES, resolve_task
 from hypha_ray.model.tasks.table import TASKS, find_task
 from hypha_ray.model.tasks.task import Task
 
@@ -30,39 +30,42 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a model without its weights; None where it doesn't apply.
-
-    `image_size` is height and width in pixels, `positions` the longest sequence that the model has positions for.
-    """
+    """Description of a model without its weights; None for a property that the model lacks."""
 
     task: str
     architecture: str
+    """Name of the model's class."""
     parameters: int
+    """Number of parameters."""
     vocab_size: int | None
     positions: int | None
+    """Number of tokens of the longest sequence that the model has positions for; None: unlimited."""
     num_labels: int | None
+    """Number of classes; None for other tasks, and if the samples determine it."""
     image_size: tuple[int, int] | None
+    """Height and width in pixels."""
     channels: int | None
+    """Number of an image's channels."""
 
 
 def build_model(model: Model, seed: int, *, whole: bool = False) -> PreTrainedModel:
-    """Build the model that a job file describes, on the CPU and in training mode.
+    """Build the model of a job file on the CPU, in training mode.
 
-    A repository's weights are held in float32, whatever they were saved in: bf16 would round away most of what an outer
-    step changes (mixed precision is `worker.autocast`). `[model.config]` may name another `dtype`. New weights, the
-    head of a pretrained model included, depend on `seed` only; torch's global generator is left as it was.
+    Weights of a repository are converted to float32: bfloat16 would round away most of an outer step. Mixed precision
+    is `worker.autocast`, and `[model.config]` may set another `dtype`. New weights, such as a new head's, depend on
+    `seed` alone; torch's global generator is unchanged.
 
     Args:
         model: table of the job file.
-        seed: of new weights.
-        whole: the repository must have all weights, those of the task's head too.
+        seed: seed of new weights.
+        whole: the repository must have all weights, even the head's.
 
     Raises:
-        ConfigError: task, repository or configuration are wrong or don't fit each other.
-        AuthenticationError: the hub wants a token, or the repository code that isn't trusted.
+        ConfigError: task, repository or configuration is wrong, or they don't fit each other.
+        AuthenticationError: the hub requires a token, or the repository runs code that isn't trusted.
         HubError: the hub can't be reached.
-        CheckpointError: the weights are pickled, damaged or don't fit.
-        CapacityError: there isn't memory enough.
+        CheckpointError: the weights are pickled, damaged, or don't fit.
+        CapacityError: there is too little memory.
 
     """
     task = find_task(model.type)
@@ -76,7 +79,7 @@ def build_model(model: Model, seed: int, *, whole: bool = False) -> PreTrainedMo
 
 
 def _pretrained(model: Model, task: Task, folder: Path, config: PretrainedConfig, whole: bool) -> PreTrainedModel:
-    """Load a repository's weights, all that are needed and none too many."""
+    """Load a repository's weights and refuse missing and unknown ones."""
     repository = str(model.repository)
     with errors_as(CheckpointError, "MODEL006", f"weights of {repository} can't be loaded"), quiet():
         shapes = {name: tuple(tensor.shape) for name, tensor in meta_tensors(folder, repository).items()}
@@ -87,21 +90,21 @@ def _pretrained(model: Model, task: Task, folder: Path, config: PretrainedConfig
             use_safetensors=True,
             trust_remote_code=remote_code_allowed(model.trust_remote_code),
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # They are judged below, in words that say what to do.
+            ignore_mismatched_sizes=True,  # `require_fit` reports them with advice.
         )
     require_fit(network, LoadingReport.of(info), shapes, repository, whole=whole, relabelled=sets_labels(model))
     return network
 
 
 def compare_weights(model: Model, *, whole: bool = False) -> list[str]:
-    """Hold a repository's weights against its model before anything is loaded, by the headers of its files.
+    """Compare a repository's weights with its model before anything is loaded, by the headers of its files.
 
     Returns:
-        Notes for the user: of a new head, and of an old one that is dropped. None for a model from `[model.config]`,
-        and for a hub's whose weights aren't in this machine's cache; then workers compare them.
+        Notes for the user about a new head and about a dropped one. There are none for a model from `[model.config]`,
+        and for weights of a hub that aren't in this machine's cache; workers compare these.
 
     Raises:
-        HyphaError: as `build_model`.
+        HyphaError: any error of `build_model`.
 
     """
     task = find_task(model.type)
@@ -120,15 +123,15 @@ def compare_weights(model: Model, *, whole: bool = False) -> list[str]:
 
 
 def facts(model: Model) -> Facts:
-    """Describe a model by its configuration alone, as `skeleton` does."""
+    """Describe a model by its configuration alone."""
     return describe(skeleton(model), find_task(model.type))
 
 
 def skeleton(model: Model) -> PreTrainedModel:
-    """Build a model on torch's meta device; no weights are read, fetched or allocated.
+    """Build a model on torch's meta device; no weights are fetched, read or allocated.
 
     Raises:
-        HyphaError: as `build_model`, except for what only the weights can show.
+        HyphaError: any error of `build_model` that doesn't depend on weights.
 
     """
     task = find_task(model.type)
@@ -139,7 +142,7 @@ def skeleton(model: Model) -> PreTrainedModel:
 
 
 def describe(model: PreTrainedModel, task: Task) -> Facts:
-    """Describe a model that is built."""
+    """Describe a model, with or without weights."""
     config, text = model.config, model.config.get_text_config()
     size = getattr(config, "image_size", None)
     return Facts(
@@ -155,20 +158,20 @@ def describe(model: PreTrainedModel, task: Task) -> Facts:
 
 
 def _classes(config: PretrainedConfig, task: Task) -> int | None:
-    """Return how many classes a model gives scores for; None if it has none of its own."""
-    if task.name == "next-sentence-prediction":
-        return 2
-    return config.num_labels if task.classifies and task.name != "multiple-choice" else None
+    """Return the number of classes that a model scores; None if it has none, or one for each choice of a sample."""
+    if task.name in OWN_CLASSES:
+        return 2 if task.name == "next-sentence-prediction" else None
+    return config.num_labels if task.classifies else None
 
 
 def task_of(model: Model, network: PreTrainedModel, tokenizer: Any | None = None) -> Task:
-    """Return the job's task as this model does it; `tokenizer` says which token masks, or else its configuration."""
+    """Return the job's task, completed for a model with the mask token of tokenizer or configuration."""
     task = find_task(model.type, model.input_names)
     return resolve_task(task, network, tokenizer, explicit=model.input_names is not None)
 
 
 def infer_task(folder: Path) -> Task:
-    """Return the task that a saved model's `architectures` were made for.
+    """Return the task of a saved model's architecture.
 
     Raises:
         CheckpointError: the folder has no readable `config.json`.
@@ -182,19 +185,22 @@ def infer_task(folder: Path) -> Task:
         if architecture in ([names] if isinstance(names, str) else names):
             return task
     raise ConfigError(
-        "MODEL001", f"the task of {folder} can't be told from its architecture", str(architecture), fix="give --type"
+        "MODEL001",
+        f"the task of {folder} can't be inferred from its architecture",
+        str(architecture),
+        fix="give --type",
     )
 
 
 def _load_class(task: Task, config: PretrainedConfig) -> None:
-    """Load the module that has the model's class, which takes longer than to build a small model."""
-    with suppress(Exception), uncollected():  # What is wrong with it is told when the model is built.
+    """Import the module of the model's class, which takes longer than building a small model."""
+    with suppress(Exception), uncollected():  # Building the model reports what is wrong.
         auto_class(task)._model_mapping.get(type(config), None)
 
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Seed the CPU's generator, and put it back afterwards."""
+    """Seed the CPU's generator, and restore it afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield

@@ -1,7 +1,7 @@
-"""The configuration of a job's model: from its repository or from the job file's `[model.config]`, and checked.
+"""Configuration of a job's model, from its repository or from `[model.config]`, and checks of it.
 
-Nothing is guessed: an unknown key of `[model.config]`, a task that the model can't do and code that nobody allowed are
-errors, each with its own code.
+Nothing is guessed: an unknown key of `[model.config]`, a task that the model can't do, and code that isn't allowed are
+errors with a code each.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _COMMON = (
     | {"auto_map", "is_decoder", "tokenizer_class", "task_specific_params", "finetuning_task", "transformers_version"}
     | TOKENS
 )
-"""Keys that any `[model.config]` may have though its class doesn't name them, as a saved model's has them."""
+"""Keys that saved configurations have beyond the fields of their class; any `[model.config]` may have them."""
 _READ = re.compile(r"config\.([a-z]\w+)|getattr\((?:self\.)?config, \"(\w+)\"")
-"""Where code asks a configuration for a key."""
+"""Access to a configuration's key in the code of a model."""
 
 
 def configuration_of(model: Model, task: Task, *, weights: bool) -> tuple[Path | None, PretrainedConfig]:
-    """Return the configuration, and the folder that it lies in unless it is the job file's.
+    """Return the configuration and its folder; None instead of the folder if it is the job file's.
 
     Raises:
-        ConfigError: repository or configuration are wrong, or don't fit the task.
-        AuthenticationError: the hub wants a token, or the repository code that isn't trusted.
+        ConfigError: repository or configuration is wrong, or doesn't fit the task.
+        AuthenticationError: the hub requires a token, or the repository runs code that isn't trusted.
         HubError: the hub can't be reached.
         CheckpointError: the repository's configuration is damaged.
 
@@ -72,12 +72,12 @@ def configuration_of(model: Model, task: Task, *, weights: bool) -> tuple[Path |
 
 
 def sets_labels(model: Model) -> bool:
-    """Tell whether the job says what the model classifies into, so that its repository's head may be for others."""
+    """Return whether the job sets the model's labels, so that its repository's head may have others."""
     return not LABELS.isdisjoint(model.config or {})
 
 
 def _new_configuration(settings: dict[str, Any]) -> PretrainedConfig:
-    """Make a configuration from the job file's table."""
+    """Make a configuration from `[model.config]`."""
     model_type, rest = settings.get("model_type"), {k: v for k, v in settings.items() if k != "model_type"}
     if not isinstance(model_type, str) or model_type not in transformers.CONFIG_MAPPING:
         raise _unknown_model_type("model.config.model_type", model_type)
@@ -94,24 +94,24 @@ def _new_configuration(settings: dict[str, Any]) -> PretrainedConfig:
 
 
 def _known_keys(config: PretrainedConfig) -> set[str]:
-    """Keys that mean something to this kind of configuration; others, transformers would keep and ignore."""
+    """Return the keys that a configuration's class or model reads; transformers would ignore any other."""
     fields = {field.name for field in dataclasses.fields(config)}
     try:
         attributes = set(vars(type(config)()))
-    except Exception:  # a few kinds can't be made of defaults; then anything goes
+    except Exception:  # A few classes have no defaults; then every key is accepted.
         attributes = set(vars(config))
     return fields | attributes | set(config.attribute_map) | _COMMON | _read_by_the_model(config)
 
 
 def _read_by_the_model(config: PretrainedConfig) -> set[str]:
-    """Keys that the code of a model asks its configuration for, such as T5's ``decoder_start_token_id``."""
+    """Return the keys that a model's code reads from its configuration, such as T5's `decoder_start_token_id`."""
     folder = Path(str(sys.modules[type(config).__module__].__file__)).parent
     code = "".join(file.read_text(encoding="utf-8") for file in folder.glob("modeling_*.py"))
     return {found[1] or found[2] for found in _READ.finditer(code)}
 
 
 def _saved_configuration(folder: Path, repository: str, trusted: bool, given: dict[str, Any]) -> PretrainedConfig:
-    """Read the configuration of a repository, and lay the job's labels and special tokens over it."""
+    """Read a repository's configuration, and override its labels and special tokens by the job's."""
     settings = read_config(folder)
     if settings.get("model_type") not in transformers.CONFIG_MAPPING and not trusted:
         if "auto_map" in settings:
@@ -128,10 +128,10 @@ def _saved_configuration(folder: Path, repository: str, trusted: bool, given: di
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read the `config.json` of a folder as it stands.
+    """Read the `config.json` of a folder.
 
     Raises:
-        CheckpointError: there is none, or it can't be read.
+        CheckpointError: the file is missing or damaged.
 
     """
     file = folder / "config.json"
@@ -148,7 +148,7 @@ def auto_class(task: Task) -> Any:
     """Return transformers' Auto class for a task.
 
     Raises:
-        ConfigError: this transformers has none.
+        ConfigError: the installed transformers has none.
 
     """
     auto = getattr(transformers, task.auto_class, None)
@@ -163,7 +163,7 @@ def auto_class(task: Task) -> Any:
 
 
 def _check_class(task: Task, config: PretrainedConfig, where: str, trusted: bool) -> None:
-    """Make sure that the task's Auto class has a model for this configuration."""
+    """Refuse a configuration for which the task's Auto class has no model."""
     if type(config) in auto_class(task)._model_mapping:
         return
     if task.auto_class in (getattr(config, "auto_map", None) or {}) and where != "[model.config]":
@@ -202,9 +202,9 @@ def _untrusted(repository: str) -> AuthenticationError:
 
 @contextmanager
 def errors_as(kind: type[HyphaError], code: str, what: str) -> Iterator[None]:
-    """Turn whatever a library raises about a user's model into one of our errors.
+    """Turn any exception of a library into one of our errors.
 
-    Model classes check their values by any means from assertions to KeyErrors, so nothing narrower would do.
+    Model classes check their values by all means, from assertions to KeyErrors, so nothing narrower would do.
     """
     try:
         yield

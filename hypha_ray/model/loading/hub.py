@@ -1,7 +1,7 @@
-"""Model repositories as local folders: a hub id is downloaded or found in the cache, a path is taken as it is.
+"""Model repositories as local folders: a hub id is downloaded or found in the cache, a path is used as it is.
 
-Only configuration, tokenizer and safetensors files are fetched. Every way in which a hub can refuse becomes one of our
-errors here, so that the rest of the room reads local files only.
+Only configuration, tokenizer and safetensors files are fetched. Every refusal of a hub becomes one of our errors here,
+so that other modules read local files only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of
 from hypha_ray.errors import AuthenticationError, CheckpointError, ConfigError, HubError
 
 REMOTE_CODE_VARIABLE: Final = "HYPHA_RAY_ALLOW_REMOTE_CODE"
-"""Environment variable by which a node's owner lets code of repositories run on it."""
+"""Environment variable that allows code of repositories on a node."""
 
 _SETTINGS: Final = ["*.json", "*.jinja", "*.txt", "*.model"]
 _WEIGHTS: Final = ["*.safetensors"]
@@ -32,15 +32,15 @@ def fetch(
     """Return a folder with a repository's files.
 
     Args:
-        repository: a folder, or a hub id `name` or `owner/name`.
-        revision: branch, tag or commit on the hub.
-        token: hub token; without one, the `HF_TOKEN` of the environment is used.
-        weights: fetch the weights too.
-        code: fetch the repository's Python files too.
+        repository: folder, or hub id `name` or `owner/name`.
+        revision: branch, tag or commit on the hub; None: the default branch.
+        token: hub token; None: `HF_TOKEN` of the environment.
+        weights: fetch weights, too.
+        code: fetch Python files, too.
 
     Raises:
-        ConfigError: the id is malformed, or there is no such folder, repository or revision.
-        AuthenticationError: the repository wants a token, or another one.
+        ConfigError: the id is malformed, or folder, repository or revision doesn't exist.
+        AuthenticationError: the repository requires a token, or another one.
         HubError: the hub can't be reached and the cache lacks the files.
         CheckpointError: the repository has no safetensors weights.
 
@@ -61,12 +61,12 @@ def fetch(
 
 
 def remote_code_allowed(trust_remote_code: bool) -> bool:
-    """Tell whether code of a repository may run: the job asks for it and this node's owner allows it."""
+    """Return whether code of a repository may run: the job asks for it, and this node allows it."""
     return trust_remote_code and os.environ.get(REMOTE_CODE_VARIABLE) == "1"
 
 
 def _local(repository: str) -> Path | None:
-    """Return the folder that a repository is, or None for a hub id."""
+    """Return the folder of a local repository; None for a hub id."""
     path = Path(repository).expanduser()
     if path.is_dir():
         return path
@@ -90,7 +90,7 @@ def _download(repository: str, revision: str | None, token: str | None, patterns
 
 @contextmanager
 def _hub_errors(repository: str, revision: str | None) -> Iterator[None]:
-    """Turn what huggingface_hub raises into our errors."""
+    """Turn exceptions of huggingface_hub into our errors."""
     try:
         yield
     except errors.HFValidationError:
@@ -104,7 +104,7 @@ def _hub_errors(repository: str, revision: str | None) -> Iterator[None]:
 
 
 def _refusal(repository: str, error: Exception) -> ConfigError | AuthenticationError | HubError:
-    """Return our error for a hub that answers, but not with the files, or that doesn't answer."""
+    """Return our error for a hub that refuses, or that doesn't answer."""
     answer = error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) else error
     status = answer.response.status_code if isinstance(answer, errors.HfHubHTTPError) else None
     if status in (401, 403):
@@ -122,7 +122,7 @@ def _refusal(repository: str, error: Exception) -> ConfigError | AuthenticationE
 
 
 def _unreachable(repository: str, error: Exception) -> HubError:
-    """Return the error for a hub that doesn't answer, by will or by fault."""
+    """Return our error for a hub that doesn't answer, or that isn't asked because of `HF_HUB_OFFLINE`."""
     why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else str(error).partition("\n")[0]
     return HubError(
         "HUB003",

@@ -1,4 +1,4 @@
-"""Tokenizers and image processors: where one is found, and how it is loaded."""
+"""Tokenizers and image processors: lookup and loading."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _FILES = ("processor_config.json", "tokenizer_config.json", "tokenizer.json", "p
 
 
 def load_preprocessor(preprocessor: Preprocessor, dataset: Path | None, model: Model) -> Any | None:
-    """Load the tokenizer or image processor that belongs to a job.
+    """Load a job's tokenizer or image processor.
 
-    It is the one of `preprocessor.repository`; without that the one beside the dataset, else the model repository's.
+    It is that of `preprocessor.repository`, otherwise that of the dataset, otherwise that of the model's repository.
 
     Args:
         preprocessor: table of the job file.
-        dataset: folder of the prepared dataset, if it is at hand; the folders in it are looked into too.
+        dataset: folder of the prepared dataset, which is searched with its subfolders; None: not on this machine.
         model: table of the job file.
 
     Returns:
-        Something with `save_pretrained`, or None where there is none to be found.
+        Object with `save_pretrained`; None if there is no preprocessor.
 
     Raises:
-        CheckpointError: its files are missing from `preprocessor.repository`, or damaged.
-        HyphaError: a hub refuses or can't be reached, as for a model.
+        CheckpointError: files in `preprocessor.repository` are missing, or any files are damaged.
+        HyphaError: a hub refuses or can't be reached.
 
     """
     token = model.token.get_secret_value() if model.token else None
@@ -45,10 +45,10 @@ def load_preprocessor(preprocessor: Preprocessor, dataset: Path | None, model: M
 
 
 def load_special_tokens(preprocessor: Preprocessor, dataset: Path | None, model: Model) -> SpecialTokens | None:
-    """Return the special tokens of what `load_preprocessor` loads; None where there is no tokenizer.
+    """Return the special tokens of a job's tokenizer; None if it has none.
 
     Raises:
-        HyphaError: as `load_preprocessor`.
+        HyphaError: any error of `load_preprocessor`.
 
     """
     found = load_preprocessor(preprocessor, dataset, model)
@@ -59,7 +59,7 @@ def load_special_tokens(preprocessor: Preprocessor, dataset: Path | None, model:
 
 
 def _folders(dataset: Path) -> list[Path]:
-    """Return a dataset's folder and those in it; none on a machine that hasn't got the dataset."""
+    """Return a dataset's folder and its subfolders; nothing on a machine without the dataset."""
     return [dataset, *sorted(child for child in dataset.iterdir() if child.is_dir())] if dataset.is_dir() else []
 
 
@@ -70,7 +70,7 @@ def _has_one(folder: Path) -> bool:
 def _load(folder: Path, trusted: bool) -> Any:
     try:
         return AutoProcessor.from_pretrained(folder, trust_remote_code=trusted)
-    except Exception as error:  # tokenizers raise anything from KeyError to the exceptions of their Rust code
+    except Exception as error:  # Tokenizers raise anything from KeyError to exceptions of their Rust code.
         raise CheckpointError(
             "MODEL011",
             f"tokenizer or image processor in {folder} can't be loaded",

@@ -1,8 +1,8 @@
-"""Whether a repository's weights are those of the model: all of it but a new head, and nothing left over that it needs.
+"""Comparison of a repository's weights with its model: only a new head may be missing, and nothing unknown.
 
-transformers fills what a file lacks with random numbers and drops what it doesn't know, with a warning at most. So
-names that begin with ``module.``, or a layer that is gone, would train a random model. Here both are errors, before
-anything is loaded: the headers of the files are taken through transformers' own loading on the meta device.
+transformers fills missing tensors with random numbers and drops unknown ones, with a warning at most. Names that begin
+with `module.`, or a missing layer, would so train a random model. Both are errors here, before anything is loaded: the
+headers of the files go through transformers' own loading on the meta device.
 """
 
 from __future__ import annotations
@@ -33,43 +33,43 @@ Stored: TypeAlias = Mapping[str, tuple[int, ...]]
 """Shapes of a repository's tensors by name."""
 
 _BUFFER = re.compile(r"(^|\.)(masked_bias|position_ids|token_type_ids|inv_freq|num_batches_tracked)$")
-"""What models computed once and saved, and compute anew today."""
+"""Buffers that older files have, and that models compute today."""
 _POOLER = re.compile(r"(^|\.)pooler\.")
-"""Between trunk and head; which of both has it depends on the task."""
+"""Pooler between base model and head, which belongs to either of them by task."""
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
 class LoadingReport:
-    """What came of a loading: names of tensors, as the model has them where it has them.
-
-    `mismatched` are triples of name, shape in the file and shape in the model.
-    """
+    """Result of loading weights into a model."""
 
     missing: frozenset[str]
+    """Names of the model's tensors that the files lack."""
     unknown: frozenset[str]
+    """Names of tensors in the files that the model lacks."""
     mismatched: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]
+    """Name, shape in the file and shape in the model of tensors whose shapes differ."""
 
     @classmethod
     def of(cls, info: Mapping[str, Any]) -> LoadingReport:
-        """Make one of what `from_pretrained(output_loading_info=True)` tells."""
+        """Make a report from the result of `from_pretrained(output_loading_info=True)`."""
         wrong = sorted((name, tuple(found), tuple(wanted)) for name, found, wanted in info["mismatched_keys"])
         return cls(frozenset(info["missing_keys"]), frozenset(info["unexpected_keys"]), tuple(wrong))
 
 
 def meta_tensors(folder: Path, repository: str) -> dict[str, torch.Tensor]:
-    """Return a folder's weights on the meta device: only the files' headers are read.
+    """Return a folder's weights on the meta device; only headers of files are read.
 
     Raises:
-        CheckpointError: a file is missing or damaged, or there are only weights of an adapter.
+        CheckpointError: a file is missing or damaged, or the folder has an adapter only.
 
     """
     tensors: dict[str, torch.Tensor] = {}
     for file in weight_files(folder, repository):
         try:
             with safe_open(file, "pt") as content:
-                for name in content.keys():  # noqa: SIM118  # it is no dict
+                for name in content.keys():  # noqa: SIM118  # safe_open is no dict.
                     part = content.get_slice(name)
                     dtype = _DTYPES.get(part.get_dtype(), torch.uint8)
                     tensors[name] = torch.empty(part.get_shape(), device="meta", dtype=dtype)
@@ -80,10 +80,10 @@ def meta_tensors(folder: Path, repository: str) -> dict[str, torch.Tensor]:
 
 
 def weight_files(folder: Path, repository: str) -> list[Path]:
-    """Return the files that transformers would read.
+    """Return the files that transformers reads.
 
     Raises:
-        CheckpointError: one is missing, or there are only weights of an adapter.
+        CheckpointError: a file is missing, or the folder has an adapter only.
 
     """
     if (folder / WHOLE).is_file():
@@ -106,7 +106,7 @@ def weight_files(folder: Path, repository: str) -> list[Path]:
 
 
 def is_whole(folder: Path) -> bool:
-    """Tell whether a folder, such as a snapshot in a hub's cache, has all of its weights."""
+    """Return whether a folder, such as a snapshot in the hub's cache, has all of its weights."""
     try:
         return bool(weight_files(folder, folder.name))
     except CheckpointError:
@@ -114,10 +114,10 @@ def is_whole(folder: Path) -> bool:
 
 
 def refuse_adapter(folder: Path, repository: str) -> None:
-    """Refuse a folder that has an adapter and no model.
+    """Refuse a folder with an adapter and no model.
 
     Raises:
-        CheckpointError: it is one.
+        CheckpointError: the folder has an adapter only.
 
     """
     whole = any((folder / name).is_file() for name in (WHOLE, INDEX))
@@ -132,7 +132,7 @@ def refuse_adapter(folder: Path, repository: str) -> None:
 
 
 def simulate_loading(network: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> LoadingReport:
-    """Load tensors of the meta device into a model that is there too, as transformers would; the model is used up."""
+    """Load meta tensors into a meta model with transformers' own code; the model can't be used afterwards."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import convert_and_load_state_dict_in_model
     from transformers.modeling_utils import LoadStateDictConfig
@@ -155,21 +155,21 @@ def require_fit(
     whole: bool,
     relabelled: bool = False,
 ) -> list[str]:
-    """Make sure that a model has its weights from the repository, but for a head that is new to it.
+    """Refuse weights of a repository that aren't the model's; only the head may be new.
 
     Args:
-        network: the model; only names are looked at.
-        loaded: what came of loading it.
-        shapes: of what the repository has.
-        repository: for messages.
-        whole: the head has to be there too.
-        relabelled: the job gives the labels, so a head for others is replaced.
+        network: model; only its names are read.
+        loaded: result of loading its weights.
+        shapes: shapes of the repository's tensors.
+        repository: name for messages.
+        whole: the head must be in the repository, too.
+        relabelled: the job sets the labels, so that a head with others is replaced.
 
     Returns:
-        Notes for the user: of a new head, and of an old one that is dropped.
+        Notes for the user about a new head and about a dropped one.
 
     Raises:
-        CheckpointError: anything else is missing, unknown or of another shape.
+        CheckpointError: any other tensor is missing, unknown or of another shape.
 
     """
     saved = getattr(network.config, "architectures", None) or ()
@@ -177,9 +177,9 @@ def require_fit(
     wrong = {name for name, _, _ in loaded.mismatched}
     gone = {name for name in loaded.missing if not _BUFFER.search(name)} | wrong
     may_be_new = (gone - wrong if others or not saved else set()) | (gone if relabelled else set())
-    head = set() if whole else {name for name in may_be_new if _of_head(network, name, gone)}
+    head = set() if whole else {name for name in may_be_new if _is_head(network, name, gone)}
     if not (others or relabelled):
-        head -= _halves(network, head, gone)
+        head -= _damaged_head(network, head, gone)
     dropped = {name for name in loaded.unknown if not _is_buffer(name, shapes)}
     needed = {name for name in dropped if _is_needed(network, name, others)}
     if gone - head or needed:
@@ -190,7 +190,7 @@ def require_fit(
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep transformers' own report of a loading, a table on standard error, to itself: ours is an error or a note."""
+    """Silence transformers' own report of loading, a table on standard error; ours is an error or a note."""
     logger = logging.getLogger("transformers.modeling_utils")
     disable_progress_bar()
     logger.addFilter(_says_nothing)
@@ -204,14 +204,14 @@ def _says_nothing(_: logging.LogRecord) -> bool:
     return False
 
 
-def _halves(network: PreTrainedModel, head: set[str], gone: set[str]) -> set[str]:
-    """Return those of a head's tensors whose module is there in part: that is no new head but a damaged one."""
+def _damaged_head(network: PreTrainedModel, head: set[str], gone: set[str]) -> set[str]:
+    """Return a head's tensors whose module is partly in the files: the head is damaged, not new."""
     there = {_module(name) for name in network.state_dict().keys() - gone}
     return {name for name in head if _module(name) in there}
 
 
-def _of_head(network: PreTrainedModel, name: str, gone: set[str]) -> bool:
-    """Whether a tensor isn't the trunk's."""
+def _is_head(network: PreTrainedModel, name: str, gone: set[str]) -> bool:
+    """Return whether a tensor belongs to the head, not to the base model."""
     if _POOLER.search(name):
         return True
     prefix = network.base_model_prefix
@@ -219,16 +219,16 @@ def _of_head(network: PreTrainedModel, name: str, gone: set[str]) -> bool:
         return not name.startswith(f"{prefix}.")
     part = name.partition(".")[0]
     others = (other for other in network.state_dict() if other.partition(".")[0] == part)
-    return not _is_trunk(network) and gone.issuperset(others)
+    return not _is_headless(network) and gone.issuperset(others)
 
 
 def _is_needed(network: PreTrainedModel, name: str, others: bool) -> bool:
-    """Whether a tensor that the model doesn't know belongs into its trunk, or into a module of its own head.
+    """Return whether an unknown tensor belongs to the base model, or to a module of the model's head.
 
     Args:
-        network: the model.
-        name: of the tensor.
-        others: the file's head is one of another task.
+        network: model.
+        name: name of the tensor.
+        others: the file's head is for another task.
 
     """
     if _POOLER.search(name):
@@ -236,18 +236,18 @@ def _is_needed(network: PreTrainedModel, name: str, others: bool) -> bool:
     prefix, first = network.base_model_prefix, name.partition(".")[0]
     trunk = network.base_model
     parts = {child for child, _ in trunk.named_children()}
-    if (prefix and first == prefix) or (first in parts and (trunk is not network or _is_trunk(network))):
+    if (prefix and first == prefix) or (first in parts and (trunk is not network or _is_headless(network))):
         return True
     return not others and _module(name) in {module for module, _ in network.named_modules() if module}
 
 
-def _is_trunk(network: PreTrainedModel) -> bool:
-    """Whether a model has no head, such as a ``BertModel``."""
+def _is_headless(network: PreTrainedModel) -> bool:
+    """Return whether a model has no head, such as `BertModel`."""
     return type(network).__name__.endswith(("Model", "EncoderModel"))
 
 
 def _is_buffer(name: str, shapes: Stored) -> bool:
-    """Whether it is such as ``attn.bias``, a causal mask that old files have."""
+    """Return whether a tensor is a buffer of older files, such as the causal mask `attn.bias`."""
     return bool(_BUFFER.search(name)) or (name.endswith(".bias") and len(shapes.get(name, ())) > 2)
 
 
@@ -269,7 +269,7 @@ def _misfit(repository: str, loaded: LoadingReport, missing: set[str], unknown: 
 
 
 def _advice(missing: set[str], unknown: set[str]) -> str:
-    """Say what to do: names that are all prefixed alike come from a wrapper that was saved."""
+    """Return advice: a prefix of all names, for example, comes from a wrapper that was saved."""
     for name in sorted(unknown):
         for wanted in missing:
             if name.endswith(f".{wanted}"):
@@ -285,7 +285,7 @@ def _note(repository: str, what: str, names: set[str]) -> list[str]:
 
 
 def _some(names: Iterable[str]) -> str:
-    """Return the first few of many."""
+    """Return the first few names and the number of further ones."""
     names = list(names)
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more

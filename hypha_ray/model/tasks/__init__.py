@@ -1,1 +1,1 @@
-"""Kinds of models: what each is fed, and how its labels are made, masked and counted."""
+"""Tasks: their table, inputs and labels, masking, and how a model completes its task."""

@@ -1,6 +1,6 @@
-"""Tokens that a masked language model has to guess: which are hidden, and by what.
+"""Masking of tokens for masked language models.
 
-What is hidden depends on the seed and on which sample it is, and on nothing else: not on the batch, not on the worker.
+Masked tokens depend on the seed and the sample's key alone, not on the batch or the worker.
 """
 
 from __future__ import annotations
@@ -17,43 +17,43 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 SampleKeys: TypeAlias = npt.NDArray[np.int64]
-"""Which samples a batch has, int64 [N, 3]: epoch, slice, and index in the slice's file."""
+"""Keys of a batch's samples, int64 [N, 3]: epoch, slice, and index in the slice's file."""
 
 MASKED_FRACTION = 0.15
-"""Part of the tokens that a masked language model has to guess (BERT, arXiv 1810.04805, §3.1)."""
+"""Fraction of tokens that is masked (BERT, arXiv 1810.04805, §3.1)."""
 _SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id", "decoder_start_token_id")
 
 
 @dataclass(frozen=True, slots=True)
 class Masking:
-    """Facts about a vocabulary that hiding tokens needs."""
+    """Vocabulary, as far as masking needs it."""
 
     mask_id: int
     vocab_size: int
     special_ids: tuple[int, ...] = ()
-    """Tokens that are never hidden, such as separators."""
+    """Tokens that are never masked, such as separators."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """Special tokens of a tokenizer, under the names that it has for them: all of it that workers need."""
+    """Special tokens of a tokenizer under transformers' names: all that workers need of it."""
 
     mask_token_id: int | None
     all_special_ids: tuple[int, ...]
 
 
 def masking_of(config: Any, preprocessor: Any | None) -> Masking | None:
-    """Return the mask token and the special tokens of a tokenizer, or else of a model's configuration.
+    """Return mask token and special tokens of a tokenizer, otherwise of a model's configuration.
 
     Args:
-        config: of the model; its vocabulary is the one that counts.
-        preprocessor: a tokenizer, a processor with one, a tokenizer's special tokens, or None.
+        config: configuration of the model, whose vocabulary counts.
+        preprocessor: tokenizer, processor with a tokenizer, `SpecialTokens`, or None.
 
     Returns:
-        None where neither has a mask token.
+        None if neither has a mask token.
 
     Raises:
-        ConfigError: the mask token lies outside of the model's vocabulary.
+        ConfigError: the mask token is outside of the model's vocabulary.
 
     """
     text = config.get_text_config()
@@ -76,7 +76,7 @@ def masking_of(config: Any, preprocessor: Any | None) -> Masking | None:
 
 
 def missing_mask_token(name: str) -> ConfigError:
-    """Return the error for a masked language model whose mask token nobody knows."""
+    """Return the error for a masked language model without a mask token."""
     return ConfigError(
         "MODEL007",
         f"a {name} model needs a mask token, and neither tokenizer nor model configuration has one",
@@ -87,19 +87,19 @@ def missing_mask_token(name: str) -> ConfigError:
 def mask_tokens(
     tokens: npt.NDArray[np.integer[Any]], fixed: npt.NDArray[np.bool_], masking: Masking, keys: SampleKeys, seed: int
 ) -> tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.bool_]]:
-    """Hide tokens as BERT does: of those chosen 80 % become the mask, 10 % a random token, 10 % stay.
+    """Mask tokens as BERT does: 80 % of the chosen become the mask, 10 % a random token, 10 % stay.
 
-    A sample has at least one chosen token, unless all of them are fixed: then it has none.
+    A sample has at least one chosen token, unless all of its tokens are fixed.
 
     Args:
-        tokens: ids, [N, T].
+        tokens: token ids, [N, T].
         fixed: tokens that may not be chosen, [N, T].
         masking: vocabulary.
-        keys: which samples these are, [N, 3].
-        seed: of the choice.
+        keys: keys of the samples, [N, 3].
+        seed: seed of the choice.
 
     Returns:
-        Ids with the hidden ones replaced, and which tokens were chosen.
+        Ids after masking, and a mask of the chosen tokens.
 
     """
     draws = np.stack([np.random.default_rng([seed, *key]).random((3, *tokens.shape[1:])) for key in keys.tolist()])
@@ -112,7 +112,7 @@ def mask_tokens(
 
 
 def _ids(config: Any) -> Iterable[int]:
-    """Return the special tokens that a configuration names; some name several for one purpose."""
+    """Return the special tokens in a configuration, which may be several for one purpose."""
     for name in _SPECIAL:
         value = getattr(config, name, None)
         yield from [value] if isinstance(value, int) else value or ()

@@ -1,4 +1,4 @@
-"""A task made complete for one model: which tensors its forward takes, and what its labels and its vocabulary are."""
+"""Completion of a task for one model: the tensors of its forward, its labels and its vocabulary."""
 
 from __future__ import annotations
 
@@ -11,28 +11,31 @@ from transformers import AutoModelForCausalLM
 from hypha_ray.model.tasks.masking import masking_of
 from hypha_ray.model.tasks.task import Task
 
-_OTHERWISE = {
+_ALTERNATIVES = {
     "input_values": ("input_features",),
     "input_features": ("input_values",),
     "pixel_values": ("pixel_values_videos",),
     "bool_masked_pos": ("mask",),
 }
-"""Keywords by which some models call what others call by another."""
+"""Other keywords of a tensor, by the keyword in the table."""
 _PADDING = {"rnnt": "blank_token_id", "tdt": "pad_token_id"}
-"""Keys of the token that fills labels up, for tasks whose losses know no -100."""
+"""Configuration key of the label that pads, for tasks whose losses don't ignore -100."""
+
+OWN_CLASSES = ("multiple-choice", "next-sentence-prediction")
+"""Tasks whose classes don't depend on the configuration's labels."""
 
 
 def resolve_task(task: Task, network: Any, preprocessor: Any | None, explicit: bool) -> Task:
-    """Return a task as this model does it.
+    """Complete a task for a model.
 
     Args:
         task: entry of the table.
-        network: the model, with or without weights.
-        preprocessor: tokenizer that says which token masks, or None.
-        explicit: the task's tensors were chosen one by one, and no others are fed.
+        network: model with or without weights.
+        preprocessor: tokenizer with the mask token, or None.
+        explicit: the job chooses the task's tensors, and no others are fed.
 
     Raises:
-        ConfigError: as `masking_of`.
+        ConfigError: the mask token is outside of the model's vocabulary.
 
     """
     config, takes = network.config, parameters(network)
@@ -50,28 +53,28 @@ def resolve_task(task: Task, network: Any, preprocessor: Any | None, explicit: b
     if task.name == "pretraining" and type(network) in AutoModelForCausalLM._model_mapping.values():
         task = replace(task, labels="shifted", optional=task.optional | {"labels"})
     problem = getattr(config, "problem_type", None)
-    if task.labels == "samples" and task.classifies:
+    if task.labels == "samples" and task.classifies and task.name not in OWN_CLASSES:
         measures = problem in ("regression", "multi_label_classification") or (not problem and config.num_labels == 1)
         task = replace(task, measures=measures, classifies=not measures)
     return task
 
 
 def parameters(network: Any) -> frozenset[str]:
-    """Return the keywords that a model's forward names."""
+    """Return the names of a forward's parameters."""
     return frozenset(inspect.signature(network.forward).parameters) - {"self", "args", "kwargs"}
 
 
 def _caches(network: Any) -> bool:
-    """Tell whether a model's forward takes `use_cache`, be it to hand on to its trunk."""
+    """Return whether a forward takes `use_cache`, itself or to pass on to its base model."""
     named = inspect.signature(network.forward).parameters
     return "use_cache" in named or ("kwargs" in named and "use_cache" in parameters(network.base_model))
 
 
 def _pairs(task: Task, takes: frozenset[str]) -> tuple[tuple[str, str], ...]:
-    """Return the tensors that the model takes, with its keywords for them; all of them if it names none of these."""
+    """Return the tensors that the model takes, with its keywords; all of them if its forward names none."""
     found = []
     for name, keyword in task.tensors:
-        known = [one for one in (keyword, *_OTHERWISE.get(keyword, ())) if one in takes]
+        known = [one for one in (keyword, *_ALTERNATIVES.get(keyword, ())) if one in takes]
         found += [(name, one) for one in known[:1]]
     labels = [pair for pair in task.tensors if pair[1] == "labels" and pair not in found]
     return (*found, *labels) if found else task.tensors

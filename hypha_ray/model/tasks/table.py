@@ -1,4 +1,4 @@
-"""Table of tasks by name. Class names are strings, so that looking a task up imports no torch."""
+"""Table of tasks. Auto classes are named by strings, so that looking a task up imports no torch."""
 
 from __future__ import annotations
 
@@ -99,10 +99,10 @@ UNTRAINABLE = dict.fromkeys(
     ),
     "its models have no loss in transformers",
 )
-"""Reasons why no model of a task has a loss that could be trained on here."""
+"""Reasons why workers can't train any model of a task."""
 UNTRAINABLE |= dict.fromkeys(
     ("image-segmentation", "object-detection", "zero-shot-object-detection"),
-    "labels are as many objects as an image has, and a slice holds tensors of one shape",
+    "its labels are a list of objects for each image, and slices hold tensors of one shape",
 )
 UNTRAINABLE |= {
     "depth-estimation": "its one loss in transformers, GLPN's, is no mean over samples",
@@ -128,20 +128,20 @@ _ALIASES = {
 }
 
 TASKS: dict[str, Task] = {task.name: task for task in _TABLE}
-"""Every task by its name and by the other names that are in use for it."""
+"""Tasks by name and by alias."""
 TASKS |= {alias: TASKS[name] for alias, name in _ALIASES.items()}
 
 
 def find_task(name: str, input_names: Sequence[str] | None = None) -> Task:
-    """Look a task up, whatever the spelling of its hyphens.
+    """Look a task up; `_`, spaces and `-` are equal in its name.
 
     Args:
-        name: a key of `TASKS`.
-        input_names: slice tensors to pass to the model under their own names, instead of the task's; with `labels`
-            among them the task makes none.
+        name: name or alias of a task.
+        input_names: slice tensors to pass to the model under their own names, instead of the task's tensors. If
+            `labels` is among them, the task makes none.
 
     Raises:
-        ConfigError: there is no such task; the nearest one is named.
+        ConfigError: there is no such task; the error names the nearest one.
 
     """
     key = name.strip().lower().replace("_", "-").replace(" ", "-")
@@ -161,10 +161,10 @@ def find_task(name: str, input_names: Sequence[str] | None = None) -> Task:
 
 
 def require_trainable(task: Task) -> None:
-    """Refuse a kind of model that only a trainer outside of Ray, with a loss of its own, can train.
+    """Refuse a task that only a trainer outside of Ray, with a loss of its own, can train.
 
     Raises:
-        ConfigError: the task is one of these.
+        ConfigError: workers can't train the task.
 
     """
     if task.name in UNTRAINABLE:

@@ -1,6 +1,6 @@
-"""Kind of a model: its transformers Auto class, what it is fed, and how its labels are made and counted.
+"""Task of a model: its Auto class in transformers, its inputs, and how labels are made and counted.
 
-Nothing here imports torch: looking a task up costs nothing.
+Nothing here imports torch, so looking a task up is cheap.
 """
 
 from __future__ import annotations
@@ -19,68 +19,68 @@ Batch: TypeAlias = Mapping[str, Any]
 Labels: TypeAlias = Literal[
     "shifted", "masked", "positions", "samples", "pixels", "patches", "spans", "series", "frames"
 ]
-"""Where labels come from, and what is counted as one score.
+"""Source of the labels, and unit of a score.
 
-*shifted*: the input itself or the slice's labels, each token scored by what stands before it. *masked*: the input
-itself, scored where it was hidden, or the slice's labels. *positions*: the slice's labels, each one scored. *samples*:
-the slice's labels, one score a sample. *pixels*: the slice's labels, one score a pixel. *patches*: the input itself,
-scored where it was hidden. *spans*: a first and a last token for each sample. *series*: future values that were
-observed. *frames*: the slice's labels, one score a frame of a spectrogram.
+*shifted*: the input or the slice's labels, one score for each token given the tokens before it. *masked*: the input at
+masked tokens, or the slice's labels. *positions*: the slice's labels, one score each. *samples*: the slice's labels,
+one score for each sample. *pixels*: the slice's labels, one score for each pixel. *patches*: the input at masked
+patches. *spans*: first and last token of an answer, one score for each sample. *series*: observed future values.
+*frames*: the slice's labels, one score for each frame of a spectrogram.
 """
 
 IGNORE_INDEX = -100
-"""The label that transformers' losses leave out."""
+"""Label that transformers' losses ignore."""
 OUTSIDE = 1 << 30
-"""A position that lies outside of every sequence, which losses of spans leave out."""
+"""Position outside of every sequence, which losses of spans ignore."""
 _NUMBERS = frozenset({"pixel_values", "pixel_values_videos", "input_values", "input_features"}) | {
     "mask_labels",
     "past_values",
     "future_values",
 }
-"""Keywords for floats, whatever whole numbers a slice has."""
+"""Keywords whose tensors are converted to float32, whatever dtype a slice has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A kind of model.
-
-    `tensors` pairs a slice's tensor with the model's keyword for it; a slice may use either name. `optional` are
-    keywords that a slice may lack.
-    """
+    """Task of a model."""
 
     name: str
     auto_class: str
+    """Name of the Auto class in transformers."""
     modality: str
     tensors: tuple[tuple[str, str], ...]
+    """Pairs of a tensor in slices and the model's keyword for it; a slice may use either name."""
     labels: Labels = "samples"
     classifies: bool = False
-    """The model gives scores for classes, and an accuracy makes sense."""
+    """Whether the model scores classes, so that it has an accuracy."""
     optional: frozenset[str] = frozenset({"attention_mask"})
+    """Keywords that slices may lack."""
     perplexity: bool = False
-    """The loss is the cross entropy of tokens, and a perplexity makes sense."""
+    """Whether the loss is the cross entropy of tokens, so that it has a perplexity."""
     masking: Masking | None = None
+    """Vocabulary of a masked language model; None for other tasks, or without a mask token."""
     accepts: frozenset[str] = frozenset()
-    """Further keywords of a model that slices are looked into for."""
+    """Further keywords of the model, fed if slices have a tensor of that name."""
     ignored: int = IGNORE_INDEX
-    """The label that isn't scored."""
+    """Label that isn't scored."""
     measures: bool = False
-    """Labels are measures or several truths at once, and no classes: always floats."""
+    """Whether labels are numbers or several classes at once, and so floats."""
     caches: bool = False
-    """The model fills a key/value cache unless it is told not to."""
+    """Whether the model fills a key/value cache by default."""
     summed: bool = False
-    """The model's own loss is a sum over what the task counts, not a mean."""
+    """Whether the model's own loss is a sum over scores instead of a mean."""
 
     def inputs(self, batch: Batch, keys: SampleKeys | None = None, seed: int = 0) -> dict[str, Any]:
-        """Return the model's keyword arguments for a batch of slice tensors, labels included.
+        """Return the model's keyword arguments for a batch of slice tensors, with labels.
 
         Args:
             batch: slice tensors, samples along the first axis.
-            keys: which samples these are, int64 [N, 3] of epoch, slice and index; None: they are counted from 0.
-            seed: with the keys it chooses the tokens that a masked language model has to guess.
+            keys: epoch, slice and index of each sample, int64 [N, 3]; None: samples are numbered from 0.
+            seed: seed that chooses masked tokens, together with the keys.
 
         Raises:
             DataError: the batch lacks a tensor.
-            ConfigError: a masked language model without a mask token.
+            ConfigError: a masked language model has no mask token.
 
         """
         inputs = {keyword: tensor for _, keyword, tensor in self.fed(batch)}
@@ -92,11 +92,11 @@ class Task:
         elif self.labels == "masked":
             inputs["input_ids"], inputs["labels"] = self._mask(ids, batch, keys, seed)
         if self.labels == "spans":
-            _leave_out(inputs)
+            _ignore_outside(inputs)
         return inputs
 
     def fed(self, batch: Batch) -> list[tuple[str, str, Any]]:
-        """Return the tensors of slices that the model is given: name in the slice, keyword of the model, and tensor.
+        """Return the tensors that the model is fed: name in the slice, keyword of the model, and tensor.
 
         Raises:
             DataError: the batch lacks a tensor.
@@ -112,7 +112,7 @@ class Task:
         return [(name, keyword, self._typed(keyword, batch[name])) for name, keyword in pairs]
 
     def count(self, inputs: Batch) -> int:
-        """Return the number of scores that the loss is a mean over."""
+        """Return the number of scores in the loss."""
         labels = inputs.get("labels")
         match self.labels:
             case "spans" if "start_positions" in inputs:
@@ -129,14 +129,14 @@ class Task:
         return int((scored != self.ignored).sum())
 
     def _labelled(self, name: str, batch: Batch) -> bool:
-        """Whether a tensor is no label, or one of this task: a language model's are one for each token."""
+        """Return False for labels that aren't the task's: a language model has one label for each token."""
         ids = batch.get("input_ids")
         if name != "labels" or self.labels not in ("shifted", "masked") or ids is None:
             return True
         return bool(batch[name].shape == ids.shape)
 
     def _typed(self, keyword: str, tensor: Any) -> Any:
-        """Return a tensor in the type that models take: int64, float32 or bool; token ids may be int32."""
+        """Return a tensor in a dtype that models take: int64, float32 or bool; token ids may be int32."""
         if keyword == "bool_masked_pos":
             return tensor.bool()
         if tensor.is_floating_point() or keyword in _NUMBERS or (keyword == "labels" and self.measures):
@@ -164,13 +164,13 @@ class Task:
 
 
 def _without_padding(ids: Any, batch: Batch) -> Any:
-    """Tokens as labels, but for padding, which a slice tells of even where the model isn't given the mask."""
+    """Return tokens as labels, without padding. The slice's mask marks padding even if the model takes no mask."""
     mask = batch.get("attention_mask")
     return ids.long() if mask is None or mask.shape != ids.shape else ids.long().masked_fill(mask == 0, IGNORE_INDEX)
 
 
-def _leave_out(inputs: dict[str, Any]) -> None:
-    """Leave spans out of which either end lies outside of the sequence, as an answer that was cut off does."""
+def _ignore_outside(inputs: dict[str, Any]) -> None:
+    """Ignore spans with an end outside of the sequence, as answers have that were cut off."""
     ends = [name for name in ("start_positions", "end_positions") if name in inputs]
     if "input_ids" in inputs and len(ends) == 2:
         length = inputs["input_ids"].shape[-1]
