@@ -1,6 +1,6 @@
 """Layout of a model's tensors in flat arrays, and copies between model and arrays.
 
-One array for each dtype and fragment is copied at memcpy speed, and readers map it from the object store; a dict of
+One array for each dtype and fragment is copied at memcpy speed, and readers map it from the object store. A dict of
 tensors allows neither. 16-bit floats are widened to float32 on the way out, and narrowed again on the way in.
 
 Pass the plain module: the wrapper from `torch.compile` names its tensors differently.

@@ -1,7 +1,7 @@
 """Small copies of a configuration, with fewer and narrower layers, to check on any machine what a large model computes.
 
-Most families share the names of their sizes. If a family's sizes have to fit each other in another way, building a
-copy fails, and the caller goes on with the next, larger one.
+Most families share the names of their sizes. If a family's sizes have to fit each other in another way, a copy
+can't be built, and the caller tries the next, larger one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether a job's model and its dataset fit each other: checks on the model's skeleton and the dataset's manifest.
+"""Checks that a job's model and its dataset fit each other, by the model's skeleton and the dataset's manifest.
 
 `CHECKS` is the list that `preflight` goes through, the cheap ones first. Each takes a `Case` and raises, or is content.
 """

@@ -16,7 +16,6 @@ NOT_YET = (
     "hypha_ray/driver",
     "hypha_ray/kernels",
     "hypha_ray/market",
-    "hypha_ray/model",
     "hypha_ray/optim",
     "hypha_ray/scheduler",
     "hypha_ray/server",
