@@ -9,6 +9,7 @@ With no row named, all are measured, which takes hours; a name that is no row's 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -75,6 +76,7 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
 def main() -> None:
     """Measure, print, write."""
     arguments = parse_options(Arguments, __doc__, sys.argv[1:])
+    os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray reads it when it is imported, and some rows start Ray twice.
     known = [name for names in groups() for name in names]
     if unknown := set(arguments.only) - set(known):
         raise ConfigError("CFG001", f"no row {sorted(unknown)[0]!r}", allowed=", ".join(known), fix="name one of these")

@@ -90,6 +90,8 @@ class Leases:
         self._book = LeaseBook()
         self._groups: dict[str, tuple[Need, PlacementGroup]] = {}
         """Of every lease, and of those that still wait for room."""
+        self._looking: asyncio.Task[list[NodeResources]] | None = None
+        """The latest look at the cluster's nodes."""
 
     async def acquire(self, name: str, need: Need, deadline_s: float) -> Lease:
         """Lease what `need` says, under the name of the actor that will live there.
@@ -99,13 +101,13 @@ class Leases:
             ClusterError: a group of that name is there already, or Ray doesn't answer.
 
         """
-        group = self._open(name, need, await asyncio.to_thread(cluster_nodes))
+        group = self._open(name, need, await self._look())
         lease = None
         try:
             await asyncio.wait_for(group.ready(), deadline_s)
             lease = self._book.grant(name, need.bundle(), time.monotonic())
         except TimeoutError:
-            raise self._no_room(name, need, await asyncio.to_thread(cluster_nodes)) from None
+            raise self._no_room(name, need, await self._look()) from None
         except RayError as error:
             raise _refused(f"{self._run}/{name}", error) from error
         finally:
@@ -161,6 +163,12 @@ class Leases:
             self.release(lease)
         for name in list(self._groups):
             self._close(name)
+
+    async def _look(self) -> list[NodeResources]:
+        """Look at the cluster's nodes: one look for all leases that are asked for at the same time."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.ensure_future(asyncio.to_thread(cluster_nodes))
+        return await asyncio.shield(self._looking)
 
     def _open(self, name: str, need: Need, nodes: list[NodeResources]) -> PlacementGroup:
         """Ask Ray for the group; it says at once if the name is taken."""

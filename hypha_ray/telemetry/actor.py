@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -55,18 +54,14 @@ class Telemetry:
         self._sinks = build(self._directory, run, sinks, aim_repository, status_bridge)
         self._sinks.start(config)
 
-    def write(self, records: Sequence[Record]) -> list[str]:
-        """Take records of metrics; returns problems of sinks that were not told yet."""
+    def write(self, records: Sequence[Record], events: Sequence[Record] = ()) -> list[str]:
+        """Take records of metrics, and events; returns problems of sinks that were not told yet."""
         failpoint("telemetry.write")
         for record in records:
             self._sinks.record(record)
-        return self._sinks.problems()
-
-    def events(self, events: Sequence[Record]) -> None:
-        """Take events; they get the wall time here, because what makes them has a monotonic clock at most."""
-        wall_time = datetime.now(UTC).isoformat(timespec="milliseconds")
         for event in events:
-            self._sinks.event({"wall_time": wall_time, **event})
+            self._sinks.event(event)
+        return self._sinks.problems()
 
     @ray.method(concurrency_group="pulse")
     def ping(self) -> int:

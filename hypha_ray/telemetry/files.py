@@ -11,6 +11,7 @@ import math
 import numbers
 import os
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -49,6 +50,11 @@ def plain(value: object) -> Any:
             return [plain(item) for item in value]
         case _:
             return redacted(str(value))
+
+
+def stamped(event: Record) -> Record:
+    """Return an event with the time of day: what makes events has a monotonic clock at most."""
+    return {"wall_time": datetime.now(UTC).isoformat(timespec="milliseconds"), **event}
 
 
 class JsonLines:

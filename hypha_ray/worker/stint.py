@@ -33,8 +33,8 @@ class Loop(Protocol):
 
 MakeLoop: TypeAlias = Callable[[Job, Source, Feeder, Desk, Emit], Loop]
 
-PULSE_S = (0.05, 1.0)
-"""Shortest and longest silence of the stream; between them it is that of reports."""
+PULSES = 4
+"""Signs of life in the time of a lease, from a worker with nothing else to say."""
 
 
 class Stint:
@@ -95,9 +95,8 @@ class Stint:
 
     def _next(self) -> Item | tuple[Item, ...] | None:
         """What is to be said next; raises what broke the inner loop."""
-        shortest_s, longest_s = PULSE_S
         try:
-            item = self._out.get(timeout=max(shortest_s, min(longest_s, self._job.worker.report_every_s)))
+            item = self._out.get(timeout=self._job.worker.lease_s / PULSES)
         except Empty:
             return Alive(self.source, -1)
         if isinstance(item, Exception):

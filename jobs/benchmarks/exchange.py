@@ -8,7 +8,6 @@ tensors of the same size: by the all-reduce of gloo between the same actors, and
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 import time
@@ -68,7 +67,6 @@ class _Worker:
 
 def exchange() -> dict[str, dict[str, Any]]:
     """For each size the time of an exchange, over that of copying its bytes, and over that of others' averaging."""
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
     for name in sorted({*PEERS} - {*installed()}):
         print(f"skipping sync_{name}_…: {name} isn't installed (pip install 'hypha_ray[peers]')", file=sys.stderr)
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=8 << 30)

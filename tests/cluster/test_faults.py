@@ -76,7 +76,7 @@ def test_store_that_fails_in_a_commit_is_replaced_and_commits(corpus: Path, tmp_
 
 
 def test_telemetry_that_fails_costs_no_round(corpus: Path, tmp_path: Path) -> None:
-    specs = ["telemetry.write=stop@3", "telemetry.write=error@9"]
+    specs = ["telemetry.write=stop@3", "telemetry.write=error@4"]
     run = survive("telemetry", corpus, tmp_path, specs, 2, rounds={"update_rounds": 6})
     assert len(run.of_kind("round")) == 6
 

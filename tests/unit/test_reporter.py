@@ -1,0 +1,178 @@
+"""The scheduler's client of telemetry: what is handed on, in which calls, and what is lost."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hypha_ray.errors import ClusterError
+from hypha_ray.scheduler import reporter
+from hypha_ray.scheduler.reporter import BACKLOG, BATCH, Reporter
+
+ROUND = {"kind": "round", "round": 0}
+JOIN = {"kind": "join", "worker": 1, "device": "cpu", "monotonic_s": 1.0}
+
+
+def step(number: int) -> dict[str, Any]:
+    return {"kind": "step", "worker": number}
+
+
+class Actor:
+    """In the place of the telemetry actor and of what keeps it alive: takes calls, some of which fail."""
+
+    def __init__(self, problems: Sequence[Sequence[str]] = (), fails: bool = False) -> None:
+        self.calls: list[tuple[list[Any], list[Any]]] = []
+        self.ended: dict[str, Any] | None = None
+        self._problems, self._fails = list(problems), fails
+
+    async def ask(self, call: Callable[[Any], Any]) -> Awaitable[Any]:
+        if self._fails:
+            raise ClusterError("NET004", "telemetry died 4 times in a row")
+        remote = SimpleNamespace
+        return answered(call(remote(write=remote(remote=self._write), finish=remote(remote=self._finish))))
+
+    def _write(self, records: list[Any], events: list[Any]) -> list[str]:
+        self.calls.append((records, [{k: v for k, v in event.items() if k != "wall_time"} for event in events]))
+        return list(self._problems.pop(0)) if self._problems else []
+
+    def _finish(self, figures: dict[str, Any]) -> dict[str, Any]:
+        self.ended = figures
+        return figures
+
+
+async def answered(value: Any) -> Any:
+    return value
+
+
+async def settled(done: Callable[[], bool]) -> None:
+    while not done():
+        await asyncio.sleep(0)
+
+
+def told(actor: Any, tell: Callable[[Reporter], Awaitable[None]]) -> None:
+    async def run() -> None:
+        client = Reporter()
+        client.telemetry = actor
+        await tell(client)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_figures_of_steps_wait_for_each_other_and_are_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporter, "BATCH_S", 0.01)
+    actor = Actor()
+
+    async def tell(client: Reporter) -> None:
+        client.open()
+        for number in range(3):
+            client.record(step(number))
+            await asyncio.sleep(0)
+        await settled(lambda: bool(actor.calls))
+
+    told(actor, tell)
+    assert actor.calls == [([step(0), step(1), step(2)], [])]
+
+
+@pytest.mark.parametrize("kind", ["record", "event"])
+def test_anything_else_is_sent_at_once_with_the_steps_before_it(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporter, "BATCH_S", 3600.0)
+    actor = Actor()
+
+    async def tell(client: Reporter) -> None:
+        client.open()
+        client.record(step(0))
+        getattr(client, kind)(ROUND if kind == "record" else JOIN)
+        await settled(lambda: bool(actor.calls))
+
+    told(actor, tell)
+    assert actor.calls == [([step(0), ROUND], [])] if kind == "record" else [([step(0)], [JOIN])]
+
+
+def test_many_steps_wait_for_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporter, "BATCH_S", 3600.0)
+    actor = Actor()
+
+    async def tell(client: Reporter) -> None:
+        client.open()
+        for number in range(BATCH):
+            client.record(step(number))
+        await settled(lambda: bool(actor.calls))
+
+    told(actor, tell)
+    assert [len(records) for records, _ in actor.calls] == [BATCH]
+
+
+def test_what_is_told_before_the_files_are_open_waits_and_the_end_of_a_run_waits_for_nothing() -> None:
+    actor = Actor()
+
+    async def tell(client: Reporter) -> None:
+        client.event(JOIN)
+        client.record(ROUND)
+        await asyncio.sleep(0)
+        assert not actor.calls
+        client.open()
+        await settled(lambda: bool(actor.calls))
+        client.record(step(0))
+        assert await client.finish({"attempt": 1}) == {"attempt": 1, "dropped": 0}
+
+    told(actor, tell)
+    assert actor.calls == [([ROUND], [JOIN]), ([step(0)], [])]
+
+
+def test_problems_of_sinks_are_events_and_news_and_none_is_lost_at_the_end() -> None:
+    actor = Actor(problems=[["the disk is full"]])
+
+    async def tell(client: Reporter) -> None:
+        client.record(ROUND)
+        await client.finish({})
+        assert client.news(everything=True) == [{"kind": "news", "text": "the disk is full"}]
+
+    told(actor, tell)
+    (_, events) = actor.calls[1]
+    assert [(event["kind"], event["text"]) for event in events] == [("problem", "the disk is full")]
+
+
+def test_more_than_the_backlog_and_calls_that_fail_are_dropped_and_counted() -> None:
+    actor = Actor()
+
+    async def overflow(client: Reporter) -> None:
+        for number in range(BACKLOG + 3):
+            client.record(step(number))
+        assert (await client.finish({}))["dropped"] == 3
+
+    told(actor, overflow)
+    assert [record["worker"] for records, _ in actor.calls for record in records] == list(range(BACKLOG))
+
+    async def failing(client: Reporter) -> None:
+        client.telemetry = Actor(fails=True)  # type: ignore[assignment]
+        client.open()
+        client.event(JOIN)
+        client.record(ROUND)
+        await asyncio.sleep(0.0)
+        client.telemetry = actor  # type: ignore[assignment]
+        assert (await client.finish({}))["dropped"] == 2
+
+    told(actor, failing)
+
+
+def test_an_event_has_the_time_of_day_at_which_it_happened() -> None:
+    written: list[dict[str, Any]] = []
+
+    class Writing(Actor):
+        def _write(self, records: list[Any], events: list[Any]) -> list[str]:
+            written.extend(events)
+            return []
+
+    async def tell(client: Reporter) -> None:
+        before = datetime.now(UTC)
+        client.note("join", worker=1, device="cpu")
+        after = datetime.now(UTC)
+        await client.finish({})
+        at = datetime.fromisoformat(written[0]["wall_time"])
+        assert at.tzinfo is UTC and before.replace(microsecond=before.microsecond // 1000 * 1000) <= at <= after
+        assert next(iter(written[0])) == "wall_time"
+
+    told(Writing(), tell)
