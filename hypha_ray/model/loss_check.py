@@ -144,6 +144,8 @@ def _check_causal(task: Task, network: Any, inputs: dict[str, Any], output: Any)
     changed, places = tokens.clone(), []
     for row, scored in enumerate(labels != task.ignored):
         found = [place for place in scored.nonzero().flatten().tolist() if place]
+        if task.labels == "positions":  # mBART begins with the last label, which is the language.
+            found = found[:-1]
         place = found[len(found) // 2] if found else 0
         places.append(place)
         if place:

@@ -36,6 +36,11 @@ _INNER = frozenset(
     }
 )  # fmt: skip
 _EXPERTS = frozenset({"num_experts", "num_local_experts", "n_routed_experts"})
+_MAMBA = (
+    ("num_heads", "head_dim", "expand", "n_groups"),
+    ("mamba_n_heads", "mamba_d_head", "mamba_expand", "mamba_n_groups"),
+)
+"""Mamba-2's number of heads, width of a head, ratio of the inner width to the layers', and number of groups."""
 _SIZES_KEPT = 64
 
 
@@ -100,6 +105,10 @@ def _narrow(part: Any, sizes: dict[str, int], plan: _Plan) -> None:
             setattr(part, name, min(value, _SIZES_KEPT))
         elif name == "head_dim" and plan.head:
             setattr(part, name, min(value, plan.head))
+    for count, head, factor, groups in _MAMBA:
+        if {count, head, factor, groups} <= vars(part).keys() and "mamba_d_ssm" not in vars(part):
+            setattr(part, count, getattr(part, factor) * part.hidden_size // getattr(part, head))
+            setattr(part, groups, 1)
 
 
 def _some(kinds: Any, count: int) -> Any:

@@ -1,5 +1,6 @@
 """The trial before a start, on datasets as they lie on disk, and masked language models with real tokenizers."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import BertTokenizerFast, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, BertTokenizerFast, PreTrainedTokenizerFast
 from truth_cases import ACCEPTED, Case
 
 from hypha_ray.config import Job
@@ -18,6 +19,7 @@ from hypha_ray.errors import HyphaError
 from hypha_ray.model.evaluation import batches_of, evaluate
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.model.saved_model import open_saved
+from hypha_ray.model.small_copies import small_copies
 from hypha_ray.model.tasks.task import IGNORE_INDEX
 from hypha_ray.scheduler.attempts import specials_of
 from hypha_ray.scheduler.preflight import check_model
@@ -193,6 +195,19 @@ def test_large_model_is_tried_on_a_small_copy(tmp_path: Path) -> None:
         check_model(job, folder, manifest)
     decoder = job_of(large | {"model_type": "bert", "vocab_size": 30_000, "is_decoder": True}, "causal-lm")
     assert check_model(decoder, folder, manifest) == []
+
+
+@pytest.mark.parametrize("family", ["bamba", "jamba", "mamba2", "mbart", "mixtral", "qwen3_moe"])
+def test_small_copy_can_be_made_of_a_large_model(family: str) -> None:
+    large = AutoConfig.for_model(family, vocab_size=1000)
+    for copy in small_copies(large):
+        with suppress(RuntimeError, ValueError):
+            network = AutoModelForCausalLM.from_config(copy)
+            network(input_ids=torch.arange(24).reshape(2, 12), use_cache=False)
+            break
+    else:
+        pytest.fail("no copy can be run")
+    assert sum(one.numel() for one in network.parameters()) < 100_000_000
 
 
 def test_seed_repeats_a_step_of_a_model_that_draws_from_numpy() -> None:

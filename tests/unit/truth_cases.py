@@ -143,6 +143,7 @@ ACCEPTED = (
     ),
     Case("seq2seq-lm", "t5", T5 | {"decoder_start_token_id": 0}, pairs(), _TARGETS),
     Case("seq2seq-lm", "bart", BART | ENDS, pairs(), _TARGETS),
+    Case("seq2seq-lm", "mbart", BART | ENDS, pairs(), _TARGETS),
     Case("seq2seq-lm", "marian", BART | ENDS | {"decoder_start_token_id": 0}, pairs(), _TARGETS),
     Case("sequence-classification", "bert", BERT | {"num_labels": 3}, text(labels=classes()), SAMPLES),
     Case("sequence-classification", "bert", BERT | {"num_labels": 1}, text(labels=measures()), SAMPLES),
