@@ -19,7 +19,8 @@ from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.slices import describe, write_slice
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.model.evaluation import batches_of, evaluate, tensors_of
-from hypha_ray.model.layout import gather, layout_of, views
+from hypha_ray.model.flat import views
+from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model, skeleton, task_of
 from hypha_ray.model.loss_check import check_loss_on_copy
 from hypha_ray.model.saved_model import export, open_saved
