@@ -13,13 +13,13 @@ import sys
 
 from hypha_ray.config.cli import run
 from hypha_ray.config.load import parse
-from hypha_ray.scheduler.resume import find_run
+from hypha_ray.driver.find_run import find_run
 
 
 def main() -> None:
     """Parse first, import later: `--help` and a mistyped key answer at once."""
     loaded = parse(sys.argv[1:], __doc__, find_run)
-    from hypha_ray.scheduler.launch import launch
+    from hypha_ray.driver.launch import launch
 
     launch(loaded, kind="diloco")
 

@@ -26,9 +26,9 @@ def main() -> None:
     arguments = parse_options(Export, __doc__, sys.argv[1:])
     from hypha_ray.config.load import load
     from hypha_ray.data.catalogue import locate
-    from hypha_ray.scheduler.claim import committed
-    from hypha_ray.scheduler.launch import export_round
-    from hypha_ray.scheduler.resume import find_run
+    from hypha_ray.driver.find_run import find_run
+    from hypha_ray.driver.launch import export_round
+    from hypha_ray.driver.run_identity import committed
     from hypha_ray.store.directory import RunDirectory
     from hypha_ray.store.snapshots import newest_good
 

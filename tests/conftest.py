@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hypha_ray.scheduler.ray_token import make_token
+from hypha_ray.driver.ray_token import make_token
 
 os.environ.update(
     RAY_AUTH_MODE="token",

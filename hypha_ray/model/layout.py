@@ -17,9 +17,11 @@ import torch
 from hypha_ray.errors import ConfigError
 from hypha_ray.groups import dtype_of, is_trained
 from hypha_ray.kernels import copy
-from hypha_ray.model.flat import Array, check, check_names, empty, view
+from hypha_ray.model.flat import Array, check, check_names, empty, pack, view, views
 from hypha_ray.model.partition import contiguous, strided
 from hypha_ray.types import Entry, Flat, Layout
+
+__all__ = ["Array", "empty", "gather", "layout_of", "load", "pack", "scatter", "view", "views"]
 
 
 def layout_of(model: torch.nn.Module, fragments: int = 1, partition: str = "contiguous") -> Layout:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from hypha_ray.errors import CheckpointError
-from hypha_ray.model.flat import Array
+from hypha_ray.model.layout import Array
 from hypha_ray.optim.optimizers import Inner
 from hypha_ray.types import Flat
 

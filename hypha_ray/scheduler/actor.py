@@ -22,13 +22,13 @@ from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.scheduler import commands as c
 from hypha_ray.scheduler.assigner import Sizes
 from hypha_ray.scheduler.core import Core
-from hypha_ray.scheduler.crew import Crew
-from hypha_ray.scheduler.foreman import Foreman
-from hypha_ray.scheduler.larder import Larder
 from hypha_ray.scheduler.past import Past
-from hypha_ray.scheduler.post import GONE
-from hypha_ray.scheduler.reporter import Reporter
-from hypha_ray.scheduler.weights import Weights
+from hypha_ray.scheduler.runtime.global_weights import Weights
+from hypha_ray.scheduler.runtime.run_actors import Crew
+from hypha_ray.scheduler.runtime.slice_cache import Larder
+from hypha_ray.scheduler.runtime.supervised_actor import GONE
+from hypha_ray.scheduler.runtime.telemetry_client import Reporter
+from hypha_ray.scheduler.runtime.worker_dispatcher import Foreman
 from hypha_ray.telemetry.files import METRICS, read_jsonl, rewind
 from hypha_ray.types import Failed, Saved, Source
 

@@ -6,8 +6,7 @@ import torch
 
 from hypha_ray.config import Job
 from hypha_ray.groups import is_trained
-from hypha_ray.model.flat import view
-from hypha_ray.model.layout import gather, scatter
+from hypha_ray.model.layout import gather, scatter, view
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.optim.schedules import inner_steps

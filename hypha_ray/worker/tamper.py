@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from hypha_ray.groups import is_trained
-from hypha_ray.model.flat import Array
+from hypha_ray.model.layout import Array
 from hypha_ray.types import Delta, Flat
 
 _FACTORS = {"zero": 0.0, "flip": -1.0, "huge": 1e6}

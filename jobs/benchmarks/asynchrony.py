@@ -15,8 +15,8 @@ from hypha_ray.config import Job
 from hypha_ray.config.load import resolved_toml
 from hypha_ray.data.options import Options
 from hypha_ray.data.prepare import prepare
-from hypha_ray.scheduler.cluster import connected
-from hypha_ray.scheduler.launch import records
+from hypha_ray.driver.launch import records
+from hypha_ray.driver.ray_cluster import connected
 from hypha_ray.store.directory import RunDirectory
 
 BATCH_S = (0.116, 0.15, 0.302, 0.666)

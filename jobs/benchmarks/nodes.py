@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.links import DEVICE, Link, Network, Site
 from hypha_ray.data.options import Options
 from hypha_ray.data.prepare import prepare
-from hypha_ray.scheduler.ray_token import make_token
+from hypha_ray.driver.ray_token import make_token
 
 JOBS = Path(__file__).parents[1]
 """Folder of the job scripts."""

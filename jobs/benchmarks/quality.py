@@ -31,10 +31,10 @@ from hypha_ray.data.manifest import read_manifest
 from hypha_ray.data.options import Options
 from hypha_ray.data.prepare import prepare
 from hypha_ray.data.slices import read_slice
+from hypha_ray.driver.launch import finish, records
+from hypha_ray.driver.ray_cluster import connected
 from hypha_ray.model.evaluation import evaluate
 from hypha_ray.model.loading.build import task_of
-from hypha_ray.scheduler.cluster import connected
-from hypha_ray.scheduler.launch import finish, records
 from hypha_ray.store.directory import RunDirectory
 
 WORKERS, BATCH, SEQ_LEN, STEPS = 4, 8, 64, 4800

@@ -22,7 +22,7 @@ from hypha_ray.data.catalogue import load as load_manifest
 from hypha_ray.data.options import Options
 from hypha_ray.data.prepare import prepare
 from hypha_ray.data.slices import read_slice
-from hypha_ray.scheduler.cluster import connected
+from hypha_ray.driver.ray_cluster import connected
 from hypha_ray.worker.outside import definition
 
 TURNS = 3

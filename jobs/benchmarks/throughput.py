@@ -19,10 +19,10 @@ from hypha_ray.data.catalogue import load as load_manifest
 from hypha_ray.data.options import Options
 from hypha_ray.data.prepare import prepare
 from hypha_ray.data.slices import read_slice
+from hypha_ray.driver.launch import records
+from hypha_ray.driver.ray_cluster import connected
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.optim.optimizers import build_optimizer
-from hypha_ray.scheduler.cluster import connected
-from hypha_ray.scheduler.launch import records
 from hypha_ray.store.directory import RunDirectory
 
 TURNS = 3

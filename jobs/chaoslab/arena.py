@@ -19,7 +19,7 @@ from chaoslab.processes import descendants
 from ray._private.state import actors
 from ray.cluster_utils import Cluster
 
-from hypha_ray.scheduler.ray_token import make_token
+from hypha_ray.driver.ray_token import make_token
 
 STORE_BYTES = 100_000_000
 """Object store of each node."""

@@ -11,8 +11,8 @@ from typing import Any
 
 from hypha_ray.config import Job
 from hypha_ray.config.load import resolved_toml
-from hypha_ray.scheduler.attempts import records
-from hypha_ray.scheduler.launch import finish
+from hypha_ray.driver.attempts import records
+from hypha_ray.driver.launch import finish
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.types import Span
 

@@ -17,10 +17,10 @@ from ray.experimental import get_object_locations
 
 from hypha_ray.config import Job
 from hypha_ray.scheduler import commands as c
-from hypha_ray.scheduler.foreman import Foreman
-from hypha_ray.scheduler.owner import Owner
-from hypha_ray.scheduler.post import Post
-from hypha_ray.scheduler.weights import Weights
+from hypha_ray.scheduler.runtime.actor_owner import Owner
+from hypha_ray.scheduler.runtime.global_weights import Weights
+from hypha_ray.scheduler.runtime.supervised_actor import Post
+from hypha_ray.scheduler.runtime.worker_dispatcher import Foreman
 from hypha_ray.types import Alive, Delta, Flat, Left, Source, Span
 
 WAIT_S = 60.0

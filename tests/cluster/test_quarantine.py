@@ -12,8 +12,8 @@ from faults import events
 from hypha_ray.config import Job
 from hypha_ray.config.load import resolved_toml
 from hypha_ray.data.catalogue import load
+from hypha_ray.driver.attempts import records
 from hypha_ray.errors import DataError
-from hypha_ray.scheduler.attempts import records
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.store.quarantine import quarantine, quarantined
 from hypha_ray.types import SliceInfo

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hypha_ray.data.manifest import Manifest, PreprocessorInfo, TensorInfo
-from hypha_ray.scheduler.claim import identity
+from hypha_ray.driver.run_identity import identity
 from hypha_ray.types import SliceInfo
 
 ONE, TWO = (SliceInfo(number, f"{number}.safetensors", f"{number}" * 64, 10 + number) for number in (0, 1))

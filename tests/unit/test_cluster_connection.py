@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import ray
 
+from hypha_ray.driver.ray_cluster import connected
 from hypha_ray.errors import ClusterError
-from hypha_ray.scheduler.cluster import connected
 
 
 @pytest.mark.parametrize("kind", [Exception, ConnectionError, RuntimeError, ValueError])

@@ -13,8 +13,8 @@ from hypha_ray.config import checks, document, settings
 from hypha_ray.config.help import help_text, renewed
 from hypha_ray.config.keys import keys, nearest
 from hypha_ray.config.load import parse
+from hypha_ray.driver.find_run import find_run
 from hypha_ray.model.tasks.table import TASKS, UNTRAINABLE
-from hypha_ray.scheduler.resume import find_run
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")

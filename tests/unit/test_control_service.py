@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
+from hypha_ray.driver import ray_cluster as cluster
+from hypha_ray.driver.ray_cluster import ControlService
 from hypha_ray.errors import ClusterError
-from hypha_ray.scheduler import cluster
-from hypha_ray.scheduler.cluster import ControlService
 
 
 class Clock:

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hypha_ray.scheduler import crew
-from hypha_ray.scheduler.crew import Crew
+from hypha_ray.scheduler.runtime import run_actors as crew
+from hypha_ray.scheduler.runtime.run_actors import Crew
 
 WORKERS, LOOKS = 1000, 300
 

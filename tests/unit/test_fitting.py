@@ -13,11 +13,11 @@ from small_models import RESNET
 
 from hypha_ray.config import Job
 from hypha_ray.data.catalogue import load
+from hypha_ray.driver.compatibility import CHECKS, Case
 from hypha_ray.errors import HyphaError
 from hypha_ray.model.loading.build import build_model, describe, skeleton
 from hypha_ray.model.positions import max_positions
 from hypha_ray.model.tasks.table import find_task
-from hypha_ray.scheduler.fitting import CHECKS, Case
 
 SMALL = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 64}
 LAYERS = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}

@@ -20,8 +20,7 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 
 from hypha_ray.config.schema import Model, Preprocessor
 from hypha_ray.errors import CheckpointError, ConfigError
-from hypha_ray.model.flat import views
-from hypha_ray.model.layout import gather, layout_of
+from hypha_ray.model.layout import gather, layout_of, views
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.model.loading.preprocess import load_preprocessor
 from hypha_ray.model.saved_model import export, open_saved

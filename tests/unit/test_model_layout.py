@@ -10,8 +10,8 @@ from small_models import RESNET
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification
 
 from hypha_ray.errors import CheckpointError, ConfigError
-from hypha_ray.model.flat import empty, pack, views
-from hypha_ray.model.layout import gather, layout_of, load, scatter
+from hypha_ray.model import layout as lay
+from hypha_ray.model.layout import empty, gather, layout_of, load, pack, scatter, views
 from hypha_ray.types import Entry, Layout
 
 GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 8, "n_positions": 16, "vocab_size": 32}
@@ -359,4 +359,4 @@ def test_layout_offsets_follow_each_other_within_a_group() -> None:
                 sum(e.size for e in entries[:i]) for i in range(len(entries))
             ]
             assert sum(entry.size for entry in entries) == size
-            assert empty(layout, fragment)[group].shape == (size,)
+            assert lay.empty(layout, fragment)[group].shape == (size,)

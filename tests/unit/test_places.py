@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from hypha_ray.config import Job
+from hypha_ray.driver.folders import check_places
 from hypha_ray.errors import ConfigError
-from hypha_ray.scheduler.places import check_places
 
 
 @pytest.fixture(autouse=True)

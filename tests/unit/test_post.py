@@ -12,10 +12,10 @@ from ray.core.generated.common_pb2 import Address
 from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayTaskError
 
 from hypha_ray.errors import ClusterError
-from hypha_ray.scheduler import post
 from hypha_ray.scheduler.commands import Merge
-from hypha_ray.scheduler.foreman import Foreman
-from hypha_ray.scheduler.post import GONE, PATIENCE, Post
+from hypha_ray.scheduler.runtime import supervised_actor as post
+from hypha_ray.scheduler.runtime.supervised_actor import GONE, PATIENCE, Post
+from hypha_ray.scheduler.runtime.worker_dispatcher import Foreman
 from hypha_ray.types import Source
 
 SILENCE_S = 0.2

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from hypha_ray.errors import ClusterError
-from hypha_ray.scheduler import reporter
-from hypha_ray.scheduler.reporter import BACKLOG, BATCH, Reporter
+from hypha_ray.scheduler.runtime import telemetry_client as reporter
+from hypha_ray.scheduler.runtime.telemetry_client import BACKLOG, BATCH, Reporter
 
 ROUND = {"kind": "round", "round": 0}
 JOIN = {"kind": "join", "worker": 1, "device": "cpu", "monotonic_s": 1.0}

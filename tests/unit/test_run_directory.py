@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from hypha_ray.driver.find_run import find_run
 from hypha_ray.errors import CheckpointError, ConfigError
-from hypha_ray.scheduler.resume import find_run
 from hypha_ray.store.directory import RunDirectory
 
 HOLD = """

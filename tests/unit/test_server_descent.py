@@ -10,8 +10,7 @@ import torch
 from small_models import RESNET
 
 from hypha_ray.config import Job
-from hypha_ray.model.flat import view
-from hypha_ray.model.layout import gather, layout_of, scatter
+from hypha_ray.model.layout import gather, layout_of, scatter, view
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.server.descent import ModelDescent

@@ -11,8 +11,8 @@ from fleet_records import fleet_records
 from packaging.requirements import Requirement
 
 from hypha_ray.config import Job
+from hypha_ray.driver.preflight import check_job
 from hypha_ray.errors import AuthenticationError, ConfigError
-from hypha_ray.scheduler.preflight import check_job
 from hypha_ray.telemetry.files import read_jsonl
 from hypha_ray.telemetry.sinks import build
 

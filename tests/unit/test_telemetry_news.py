@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hypha_ray.scheduler.launch import watch
+from hypha_ray.driver.launch import watch
 from hypha_ray.telemetry.console import Console
 from hypha_ray.telemetry.news import News
 

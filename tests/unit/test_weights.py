@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypha_ray.scheduler.weights import _joined
+from hypha_ray.scheduler.runtime.global_weights import _joined
 from hypha_ray.types import Contribution, Rejection, Verdict
 
 

@@ -122,6 +122,11 @@ def compare_weights(model: Model, *, whole: bool = False) -> list[str]:
     return require_fit(network, loaded, shapes, model.repository, whole=whole, relabelled=sets_labels(model))
 
 
+def facts(model: Model) -> Facts:
+    """Describe a model by its configuration alone."""
+    return describe(skeleton(model), find_task(model.type))
+
+
 def skeleton(model: Model) -> PreTrainedModel:
     """Build a model on torch's meta device; no weights are fetched, read or allocated.
 

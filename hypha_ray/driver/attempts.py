@@ -11,16 +11,16 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
 from hypha_ray.config import Job
+from hypha_ray.driver.cleanup import end_leftovers
+from hypha_ray.driver.ray_cluster import ControlService
+from hypha_ray.driver.run_identity import committed
 from hypha_ray.errors import ClusterError, HyphaError, LostError, QuarantinedError
 from hypha_ray.market.allocator import on_this_node
 from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.model.tasks.table import find_task
 from hypha_ray.scheduler.actor import Scheduler
-from hypha_ray.scheduler.claim import committed
-from hypha_ray.scheduler.cluster import ControlService
-from hypha_ray.scheduler.crew import outliving
-from hypha_ray.scheduler.leftovers import end_leftovers
-from hypha_ray.scheduler.owner import OWNER, Owner
+from hypha_ray.scheduler.runtime.actor_owner import OWNER, Owner
+from hypha_ray.scheduler.runtime.run_actors import outliving
 from hypha_ray.store.directory import RunDirectory
 
 log = logging.getLogger(__name__)

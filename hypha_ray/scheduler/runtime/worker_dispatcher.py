@@ -14,12 +14,12 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from hypha_ray.errors import HyphaError, QuarantinedError
 from hypha_ray.failpoints import failpoint
 from hypha_ray.scheduler import commands as c
-from hypha_ray.scheduler.crew import Crew
-from hypha_ray.scheduler.larder import Larder
-from hypha_ray.scheduler.post import GONE
-from hypha_ray.scheduler.reporter import Reporter
-from hypha_ray.scheduler.streams import upcoming
-from hypha_ray.scheduler.weights import Weights
+from hypha_ray.scheduler.runtime.global_weights import Weights
+from hypha_ray.scheduler.runtime.run_actors import Crew
+from hypha_ray.scheduler.runtime.slice_cache import Larder
+from hypha_ray.scheduler.runtime.streams import upcoming
+from hypha_ray.scheduler.runtime.supervised_actor import GONE
+from hypha_ray.scheduler.runtime.telemetry_client import Reporter
 from hypha_ray.types import Alive, Delta, Left, Source
 
 AGAIN_S = 0.2

@@ -10,7 +10,7 @@ from hypha_ray.config import Job
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.slices import UNREADABLE
 from hypha_ray.errors import DataError, QuarantinedError
-from hypha_ray.scheduler.crew import Crew
+from hypha_ray.scheduler.runtime.run_actors import Crew
 from hypha_ray.types import SliceInfo
 
 SLICES_PER_WORKER = 4

@@ -10,6 +10,7 @@ import numpy as np
 
 from hypha_ray.config import Job
 from hypha_ray.data.slices import read_slice
+from hypha_ray.driver.compatibility import Case
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
 from hypha_ray.model.loading.build import task_of
@@ -19,7 +20,6 @@ from hypha_ray.model.loading.preprocess import load_special_tokens
 from hypha_ray.model.loss_check import check_loss_on_copy
 from hypha_ray.model.tasks.masking import missing_mask_token
 from hypha_ray.model.tasks.task import Task
-from hypha_ray.scheduler.fitting import Case
 from hypha_ray.types import Samples
 
 if TYPE_CHECKING:

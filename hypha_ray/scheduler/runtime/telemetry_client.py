@@ -9,7 +9,7 @@ from typing import Any
 from ray.exceptions import RayError
 
 from hypha_ray.errors import HyphaError
-from hypha_ray.scheduler.post import Post
+from hypha_ray.scheduler.runtime.supervised_actor import Post
 from hypha_ray.telemetry.files import Record, stamped
 from hypha_ray.telemetry.news import News
 

@@ -14,16 +14,16 @@ from hypha_ray.config import Job
 from hypha_ray.config.load import Loaded, require_complete, require_secrets, resolved_toml
 from hypha_ray.data.catalogue import load, locate
 from hypha_ray.data.manifest import Manifest
+from hypha_ray.driver.advice import advice
+from hypha_ray.driver.attempts import records
+from hypha_ray.driver.find_run import no_run
+from hypha_ray.driver.folders import check_places
+from hypha_ray.driver.preflight import check_end, check_fragments, check_job, check_model
+from hypha_ray.driver.ray_cluster import connected
+from hypha_ray.driver.run_identity import committed, compare, is_done, settle
 from hypha_ray.garbage import uncollected
 from hypha_ray.market.allocator import cluster_nodes
 from hypha_ray.market.requirements import workers_to_start
-from hypha_ray.scheduler.advice import advice
-from hypha_ray.scheduler.attempts import records
-from hypha_ray.scheduler.claim import committed, compare, is_done, settle
-from hypha_ray.scheduler.cluster import connected
-from hypha_ray.scheduler.places import check_places
-from hypha_ray.scheduler.preflight import check_end, check_fragments, check_job, check_model
-from hypha_ray.scheduler.resume import no_run
 from hypha_ray.store.directory import RunDirectory, runs
 from hypha_ray.telemetry.console import Console
 

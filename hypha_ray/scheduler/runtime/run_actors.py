@@ -19,7 +19,7 @@ from hypha_ray.market.allocator import Lease, Leases, draining_nodes, on_this_no
 from hypha_ray.market.requirements import Need, NodeResources, server_need, worker_need
 from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.redaction import redacted_tree
-from hypha_ray.scheduler.post import Post, value
+from hypha_ray.scheduler.runtime.supervised_actor import Post, value
 from hypha_ray.store.actor import GROUPS, Store
 from hypha_ray.telemetry.actor import Telemetry
 from hypha_ray.types import Source

@@ -1,0 +1,1 @@
+"""Process of the submitted job: checks the job, connects to Ray, starts schedulers, and exports the model."""

@@ -1,0 +1,1 @@
+"""Hands of the scheduler: the only modules beside its actor that know Ray."""
