@@ -102,8 +102,7 @@ def tensors_of(samples: Samples) -> dict[str, torch.Tensor]:
 
 def metrics_of(task: Task, sums: EvaluationSums) -> dict[str, float | None]:
     """Return mean loss, perplexity or accuracy if the task has one, and the number of scores."""
-    what = "tokens" if task.perplexity or task.labels == "positions" else "samples"
-    return {**quality(sums.loss_sum, sums.count, sums.correct, task.perplexity), what: sums.count}
+    return {**quality(sums.loss_sum, sums.count, sums.correct, task.perplexity), task.unit: sums.count}
 
 
 def _known(batches: Iterable[Evaluated]) -> Iterator[tuple[Batch, SampleKeys]]:

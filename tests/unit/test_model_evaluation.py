@@ -173,6 +173,23 @@ def test_figures_language_model_has_perplexity() -> None:
     assert metrics_of(find_task("causal-lm"), EvaluationSums(math.nan, 4, None))["val_loss"] is None
 
 
+@pytest.mark.parametrize(
+    ("task", "unit"),
+    [
+        ("masked-lm", "tokens"),
+        ("token-classification", "tokens"),
+        ("question-answering", "samples"),
+        ("image-classification", "samples"),
+        ("semantic-segmentation", "pixels"),
+        ("masked-image-modeling", "patches"),
+        ("text-to-spectrogram", "frames"),
+        ("time-series-prediction", "samples"),
+    ],
+)
+def test_number_of_scores_is_called_what_it_counts(task: str, unit: str) -> None:
+    assert metrics_of(find_task(task), EvaluationSums(3.0, 2, None))[unit] == 2
+
+
 def test_figures_of_a_task_without_classes_are_loss_and_samples() -> None:
     assert metrics_of(find_task("question-answering"), EvaluationSums(3.0, 2, None)) == {"val_loss": 1.5, "samples": 2}
 

@@ -15,7 +15,6 @@ _ALTERNATIVES = {
     "input_values": ("input_features",),
     "input_features": ("input_values",),
     "pixel_values": ("pixel_values_videos",),
-    "bool_masked_pos": ("mask",),
 }
 """Other keywords of a tensor, by the keyword in the table."""
 _PADDING = {"rnnt": "blank_token_id", "tdt": "pad_token_id"}

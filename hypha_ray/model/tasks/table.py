@@ -19,11 +19,7 @@ _OBJECTS = (("mask_labels", "mask_labels"), ("class_labels", "class_labels"))
 _TRANSDUCED = (("decoder_input_ids", "decoder_input_ids"), ("labels", "labels"))
 _PATCHES = (("masks", "bool_masked_pos"),)
 _SPANS = (("start_positions", "start_positions"), ("end_positions", "end_positions"))
-_SERIES = tuple(
-    (name, name)
-    for name in ("past_values", "past_time_features", "past_observed_mask", "future_values", "future_time_features")
-)
-_CONTEXT = frozenset({"past_time_features", "past_observed_mask", "future_time_features", "future_observed_mask"})
+_SERIES = (("past_values", "past_values"), ("future_values", "future_values"))
 
 _TABLE = (
     Task("causal-lm", "AutoModelForCausalLM", "text", _TEXT, "shifted", perplexity=True),
@@ -77,7 +73,7 @@ _TABLE = (
     Task("speech-seq2seq", "AutoModelForSpeechSeq2Seq", "audio", _SPEECH + _LABELS, "positions", perplexity=True),
     Task("text-to-spectrogram", "AutoModelForTextToSpectrogram", "text", _TEXT + _LABELS, "frames"),
     Task("text-to-waveform", "AutoModelForTextToWaveform", "text", _TEXT + _LABELS, "positions"),
-    Task("time-series-prediction", "AutoModelForTimeSeriesPrediction", "series", _SERIES, "series", optional=_CONTEXT),
+    Task("time-series-prediction", "AutoModelForTimeSeriesPrediction", "series", _SERIES),
     Task("decision", "AutoModelForDecision", "series", (("states", "states"), ("actions", "actions"))),
     Task("pretraining", "AutoModelForPreTraining", "text", _TEXT + _LABELS, "positions"),
     Task("auto", "AutoModel", "text", _TEXT + _LABELS),

@@ -16,16 +16,14 @@ from hypha_ray.model.tasks.masking import Masking, SampleKeys, mask_tokens, miss
 
 Batch: TypeAlias = Mapping[str, Any]
 """Torch tensors by name, samples along the first axis."""
-Labels: TypeAlias = Literal[
-    "shifted", "masked", "positions", "samples", "pixels", "patches", "spans", "series", "frames"
-]
+Labels: TypeAlias = Literal["shifted", "masked", "positions", "samples", "pixels", "patches", "spans", "frames"]
 """Source of the labels, and unit of a score.
 
 *shifted*: the input or the slice's labels, one score for each token given the tokens before it. *masked*: the input at
 masked tokens, or the slice's labels. *positions*: the slice's labels, one score each. *samples*: the slice's labels,
 one score for each sample. *pixels*: the slice's labels, one score for each pixel. *patches*: the input at masked
-patches. *spans*: first and last token of an answer, one score for each sample. *series*: observed future values.
-*frames*: the slice's labels, one score for each frame of a spectrogram.
+patches. *spans*: first and last token of an answer, one score for each sample. *frames*: the slice's labels, one score
+for each frame of a spectrogram.
 """
 
 IGNORE_INDEX = -100
@@ -38,6 +36,7 @@ _NUMBERS = frozenset({"pixel_values", "pixel_values_videos", "input_values", "in
     "future_values",
 }
 """Keywords whose tensors are converted to float32, whatever dtype a slice has."""
+_UNITS = {"shifted": "tokens", "masked": "tokens", "positions": "tokens", "spans": "samples"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +118,17 @@ class Task:
                 return int((inputs["start_positions"] < OUTSIDE).sum())
             case "patches" if "bool_masked_pos" in inputs:
                 return int(inputs["bool_masked_pos"].sum())
-            case "series" if "future_observed_mask" in inputs:
-                return int(inputs["future_observed_mask"].sum())
             case "frames" if labels is not None:
                 return int((labels != self.ignored).any(-1).sum())
         if labels is None or labels.is_floating_point() or (self.labels == "samples" and labels.ndim != 1):
             return len(next(iter(inputs.values())))
         scored = labels[..., 1:] if self.labels == "shifted" else labels
         return int((scored != self.ignored).sum())
+
+    @property
+    def unit(self) -> str:
+        """Name of what is scored, in the plural."""
+        return _UNITS.get(self.labels, self.labels)
 
     def _labelled(self, name: str, batch: Batch) -> bool:
         """Return False for labels that aren't the task's: a language model has one label for each token."""
