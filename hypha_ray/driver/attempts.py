@@ -19,7 +19,7 @@ from hypha_ray.market.allocator import on_this_node
 from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.model.tasks.table import find_task
 from hypha_ray.scheduler.actor import Scheduler
-from hypha_ray.scheduler.runtime.actor_owner import OWNER, Owner
+from hypha_ray.scheduler.runtime.actor_owner import OWNER, ActorOwner
 from hypha_ray.scheduler.runtime.run_actors import outliving
 from hypha_ray.store.directory import RunDirectory
 
@@ -46,7 +46,7 @@ def records(job: Job, run: str, directory: RunDirectory, dataset: Path) -> Itera
     """
     control = ControlService(ray.get_runtime_context().gcs_address)
     end_leftovers(run)
-    owner = _here(Owner, OWNER, run, max_restarts=-1).remote()
+    owner = _here(ActorOwner, OWNER, run, max_restarts=-1).remote()
     specials = specials_of(job, dataset)
     try:
         yield from _attempts(job, run, directory, (dataset, specials, owner), control)

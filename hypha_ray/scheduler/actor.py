@@ -23,12 +23,12 @@ from hypha_ray.scheduler import commands as c
 from hypha_ray.scheduler.assigner import Sizes
 from hypha_ray.scheduler.core import Core
 from hypha_ray.scheduler.past import Past
-from hypha_ray.scheduler.runtime.global_weights import Weights
-from hypha_ray.scheduler.runtime.run_actors import Crew
-from hypha_ray.scheduler.runtime.slice_cache import Larder
+from hypha_ray.scheduler.runtime.global_weights import GlobalWeights
+from hypha_ray.scheduler.runtime.run_actors import RunActors
+from hypha_ray.scheduler.runtime.slice_cache import SliceCache
 from hypha_ray.scheduler.runtime.supervised_actor import GONE
-from hypha_ray.scheduler.runtime.telemetry_client import Reporter
-from hypha_ray.scheduler.runtime.worker_dispatcher import Foreman
+from hypha_ray.scheduler.runtime.telemetry_client import TelemetryClient
+from hypha_ray.scheduler.runtime.worker_dispatcher import WorkerDispatcher
 from hypha_ray.telemetry.files import METRICS, read_jsonl, rewind
 from hypha_ray.types import Failed, Saved, Source
 
@@ -61,13 +61,15 @@ class Scheduler:
         self._tasks: set[asyncio.Task[None]] = set()
         self._commits: set[asyncio.Task[None]] = set()
         """Of the tasks those that must be done before the run is; and those that have failed, which is heard there."""
-        self._reporter = Reporter()
-        self._crew = Crew(job, run, directory, dataset, owner, self._reporter.replaced, specials)
-        self._reporter.telemetry = self._crew.telemetry
-        self._weights = Weights(job, self._crew)
-        self._larder = Larder(job, self._crew)
+        self._telemetry = TelemetryClient()
+        self._actors = RunActors(job, run, directory, dataset, owner, self._telemetry.replaced, specials)
+        self._telemetry.telemetry = self._actors.telemetry
+        self._weights = GlobalWeights(job, self._actors)
+        self._slice_cache = SliceCache(job, self._actors)
         said = self._inbox.put_nowait
-        self._foreman = Foreman(self._crew, self._weights, self._larder, self._reporter, said, self._spawn)
+        self._dispatcher = WorkerDispatcher(
+            self._actors, self._weights, self._slice_cache, self._telemetry, said, self._spawn
+        )
 
     async def ping(self) -> int:
         """The process id: an answer shows that the actor lives."""
@@ -89,7 +91,7 @@ class Scheduler:
                 for command in commands:
                     for record in self._perform(command):
                         yield record
-                for record in self._reporter.news(core.over):
+                for record in self._telemetry.news(core.over):
                     yield record
                 if core.over:
                     _raise_what_ended(commands)
@@ -98,7 +100,7 @@ class Scheduler:
             ending = asyncio.ensure_future(self._settled())
             while not ending.done():
                 await asyncio.wait({ending}, timeout=NEWS_S)
-                for record in self._reporter.news(ending.done()):
+                for record in self._telemetry.news(ending.done()):
                     yield record
             await ending
             yield {"kind": "summary", **await self._finish()}
@@ -108,10 +110,10 @@ class Scheduler:
         except BaseException as error:
             await self._copied(error)
             await self._finish()
-            self._crew.end()
+            self._actors.end()
             raise
         else:
-            self._crew.end()
+            self._actors.end()
         finally:
             for task in self._tasks:
                 task.cancel()
@@ -120,29 +122,29 @@ class Scheduler:
 
     async def _recall(self) -> Past:
         """What an earlier scheduler of this run has left in the log."""
-        survey = await (await self._crew.store.ask(lambda store: store.survey.remote()))
+        survey = await (await self._actors.store.ask(lambda store: store.survey.remote()))
         metrics, past = self._directory / METRICS, Past(self._attempt)
         if survey is not None:
-            aside = await (await self._crew.store.ask(lambda store: store.quarantined.remote()))
+            aside = await (await self._actors.store.ask(lambda store: store.quarantined.remote()))
             used = {"epoch": survey.epoch, "used": [span for span in survey.used if span[1] not in aside]}
             evaluated = survey.next_round - 1 in {record["round"] for record in read_jsonl(metrics, kinds=("eval",))}
             inner = frozenset(survey.inner)
             known = used, survey.state, inner, evaluated, survey.layout, survey.skipped
             past = Past(self._attempt, survey.next_round, *known)
         await asyncio.to_thread(rewind, metrics, past.next_round)
-        self._reporter.open()
+        self._telemetry.open()
         return past
 
     async def _brain(self, past: Past) -> Core:
-        manifest = await self._larder.manifest()
+        manifest = await self._slice_cache.manifest()
         held_samples = self._job.worker.prefetch_mb * 1_000_000 // manifest.sample_bytes
-        slices = await self._larder.usable(manifest.slices)
+        slices = await self._slice_cache.usable(manifest.slices)
         return Core(self._job, self._run, slices, Sizes(max(1, held_samples)), past)
 
     async def _fitting(self, past: Past) -> int:
         """Workers that there is room for now; a run that has begun waits for room instead of giving up."""
         try:
-            return workers_to_start(self._job, await asyncio.to_thread(self._crew.nodes))
+            return workers_to_start(self._job, await asyncio.to_thread(self._actors.nodes))
         except CapacityError:
             if past.attempt == 1 and past.next_round == 0:
                 raise
@@ -156,7 +158,7 @@ class Scheduler:
         while True:
             await asyncio.sleep(DRAIN_CHECK_S)
             with suppress(RayError):  # The control service doesn't answer: the next look will find it.
-                if workers := await asyncio.to_thread(self._crew.draining):
+                if workers := await asyncio.to_thread(self._actors.draining):
                     self._inbox.put_nowait(c.Draining(workers, "its node is being drained"))
 
     # ── events in, commands out ───────────────────────────────────────────────────────────────────────────────────
@@ -174,11 +176,11 @@ class Scheduler:
         """Carry a command out; returns what the driver should see of it."""
         match command:
             case c.Hire(source=source):
-                self._foreman.hire(source)
+                self._dispatcher.hire(source)
             case c.Dismiss(worker=worker):
-                self._foreman.dismiss(worker)
+                self._dispatcher.dismiss(worker)
             case c.Feed() | c.Assign() | c.Merge() | c.Restore() | c.Retire():
-                self._foreman.order(command)
+                self._dispatcher.order(command)
             case c.Reduce():
                 self._spawn(self._reduce(command))
             case c.Persist():
@@ -187,15 +189,15 @@ class Scheduler:
                 self._commits.add(commit)
                 commit.add_done_callback(self._committed)
             case c.Record(fields=fields):
-                self._reporter.record(fields)
+                self._telemetry.record(fields)
                 return [dict(fields)]
             case c.Note(fields=fields):
-                self._reporter.event(fields)
+                self._telemetry.event(fields)
         return []
 
     async def _reduce(self, command: c.Reduce) -> None:
         failpoint("scheduler.before_reduce")
-        taken = self._foreman.payloads(command)
+        taken = self._dispatcher.payloads(command)
         fragments = len(exchanged(self._job, command.round))
         verdict = await self._weights.reduce(command, [refs[:fragments] for refs in taken])
         failpoint("scheduler.after_reduce")
@@ -213,17 +215,17 @@ class Scheduler:
         failpoint("scheduler.after_commit")
         commit = saved.commit
         fields = {"round": commit.round, "theta_sha256": commit.theta_sha256, "epoch": commit.epoch}
-        self._reporter.note("commit", **fields, deltas=len(commit.deltas))
+        self._telemetry.note("commit", **fields, deltas=len(commit.deltas))
         self._inbox.put_nowait(c.Committed(saved))
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _finish(self) -> dict[str, Any]:
-        return await self._reporter.finish({"parameter_bytes": self._weights.bytes, "attempt": self._attempt})
+        return await self._telemetry.finish({"parameter_bytes": self._weights.bytes, "attempt": self._attempt})
 
     async def _settled(self) -> None:
         """Wait for commits, for workers that have something to say yet, and for the mirror."""
-        await asyncio.gather(*self._commits, self._foreman.part())
+        await asyncio.gather(*self._commits, self._dispatcher.part())
         await self._copied()
 
     async def _copied(self, error: BaseException | None = None) -> None:
@@ -231,9 +233,9 @@ class Scheduler:
         if self._job.checkpoint.mirror is None or self._commits or not isinstance(error, HyphaError | None):
             return
         with suppress(RayError, HyphaError):
-            problem = await (await self._crew.store.ask(lambda store: store.settle.remote()))
+            problem = await (await self._actors.store.ask(lambda store: store.settle.remote()))
             if problem is not None:
-                self._reporter.note("problem", text=problem)
+                self._telemetry.note("problem", text=problem)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(coroutine)

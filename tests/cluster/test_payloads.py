@@ -17,10 +17,10 @@ from ray.experimental import get_object_locations
 
 from hypha_ray.config import Job
 from hypha_ray.scheduler import commands as c
-from hypha_ray.scheduler.runtime.actor_owner import Owner
-from hypha_ray.scheduler.runtime.global_weights import Weights
-from hypha_ray.scheduler.runtime.supervised_actor import Post
-from hypha_ray.scheduler.runtime.worker_dispatcher import Foreman
+from hypha_ray.scheduler.runtime.actor_owner import ActorOwner
+from hypha_ray.scheduler.runtime.global_weights import GlobalWeights
+from hypha_ray.scheduler.runtime.supervised_actor import SupervisedActor
+from hypha_ray.scheduler.runtime.worker_dispatcher import WorkerDispatcher
 from hypha_ray.types import Alive, Delta, Flat, Left, Source, Span
 
 WAIT_S = 60.0
@@ -68,17 +68,17 @@ class Worker:
         return {}
 
 
-class Reporter:
+class TelemetryClient:
     """Is told nothing of interest."""
 
     def note(self, kind: str, **fields: Any) -> None:
         pass
 
 
-class Crew:
+class RunActors:
     """One worker that is there, and a server that may not be."""
 
-    def __init__(self, stream: Any, server: Post | None = None) -> None:
+    def __init__(self, stream: Any, server: SupervisedActor | None = None) -> None:
         self._stream, self.servers, self.store = stream, [server], None
 
     def bridges(self, number: int) -> bool:
@@ -88,7 +88,7 @@ class Crew:
         return self._stream, False
 
 
-class Unheeding(Weights):
+class Unheeding(GlobalWeights):
     """Nobody asks for payloads yet."""
 
     async def fetch(self, round_number: int, payloads: list[Any]) -> None:
@@ -110,10 +110,12 @@ def places(ref: Any) -> set[str]:
     return set(get_object_locations([ref])[ref]["node_ids"])
 
 
-def listen(crew: Crew, weights: Weights, heard: Callable[[Foreman, c.Input], None], until: type) -> Foreman:
-    """Let a foreman listen to the worker until it has heard something of that kind."""
+def listen(
+    actors: RunActors, weights: GlobalWeights, heard: Callable[[WorkerDispatcher, c.Input], None], until: type
+) -> WorkerDispatcher:
+    """Let a dispatcher listen to the worker until it has heard something of that kind."""
 
-    async def run() -> Foreman:
+    async def run() -> WorkerDispatcher:
         tasks, over = set[asyncio.Task[None]](), asyncio.Event()
 
         def spawn(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -122,56 +124,56 @@ def listen(crew: Crew, weights: Weights, heard: Callable[[Foreman, c.Input], Non
             return task
 
         def inbox(event: c.Input) -> None:
-            heard(foreman, event)
+            heard(dispatcher, event)
             if isinstance(event, until):
                 over.set()
 
-        foreman = Foreman(crew, weights, None, Reporter(), inbox, spawn)  # type: ignore[arg-type]
-        foreman.hire(ME)
+        dispatcher = WorkerDispatcher(actors, weights, None, TelemetryClient(), inbox, spawn)  # type: ignore[arg-type]
+        dispatcher.hire(ME)
         await asyncio.wait_for(over.wait(), WAIT_S)
-        return foreman
+        return dispatcher
 
     return asyncio.run(run())
 
 
-def payload_of(foreman: Foreman) -> Any:
+def payload_of(dispatcher: WorkerDispatcher) -> Any:
     """Ref of the payload that was handed over."""
-    return foreman.payloads(c.Reduce(1, (ME,), (4,)))[0][0]
+    return dispatcher.payloads(c.Reduce(1, (ME,), (4,)))[0][0]
 
 
 @pytest.mark.parametrize("storing_s", [0.0, 0.2, 1.0])
 def test_scheduler_takes_a_payload_off_the_stream_and_has_no_copy_of_it(cluster: Cluster, storing_s: float) -> None:
     worker = Worker.remote()
-    crew = Crew(worker.run.remote(storing_s, False))
-    weights = Unheeding(Job.model_validate({}), crew)  # type: ignore[arg-type]
-    foreman = listen(crew, weights, lambda foreman, event: None, Delta)
-    assert places(payload_of(foreman)) == {node_of("worker")}
+    actors = RunActors(worker.run.remote(storing_s, False))
+    weights = Unheeding(Job.model_validate({}), actors)  # type: ignore[arg-type]
+    dispatcher = listen(actors, weights, lambda dispatcher, event: None, Delta)
+    assert places(payload_of(dispatcher)) == {node_of("worker")}
     ray.kill(worker)
 
 
 def test_server_has_a_leavers_payload_before_its_leave_is_heard(cluster: Cluster) -> None:
-    owner = ray.remote(num_cpus=0)(Owner).remote()
+    owner = ray.remote(num_cpus=0)(ActorOwner).remote()
     server, worker, notes = start_server(owner, "server-0"), Worker.remote(), list[str]()
     there: list[set[str]] = []
 
     async def start() -> Any:
         return server
 
-    post = Post("server-0", start, ray.kill, 5.0, WAIT_S, lambda name, reason: notes.append(reason))
-    crew = Crew(worker.run.remote(0.0, True), post)
+    post = SupervisedActor("server-0", start, ray.kill, 5.0, WAIT_S, lambda name, reason: notes.append(reason))
+    actors = RunActors(worker.run.remote(0.0, True), post)
 
-    def heard(foreman: Foreman, event: c.Input) -> None:
+    def heard(dispatcher: WorkerDispatcher, event: c.Input) -> None:
         if isinstance(event, Left):
-            there.append(places(payload_of(foreman)))
+            there.append(places(payload_of(dispatcher)))
 
-    listen(crew, Weights(Job.model_validate({}), crew), heard, Left)  # type: ignore[arg-type]
+    listen(actors, GlobalWeights(Job.model_validate({}), actors), heard, Left)  # type: ignore[arg-type]
     assert there == [{node_of("worker"), node_of("server")}] and not notes
     ray.kill(worker)
     ray.kill(server)
 
 
 def test_server_that_takes_a_step_takes_payloads_in_and_says_that_it_lives(cluster: Cluster, tmp_path: Path) -> None:
-    owner = ray.remote(num_cpus=0)(Owner).remote()
+    owner = ray.remote(num_cpus=0)(ActorOwner).remote()
     testing = {"failpoints": ["server.before_reduce=pause@*"], "failpoint_log": str(tmp_path / "hits.jsonl")}
     server, payload = start_server(owner, "busy", **testing), {GROUP: np.ones(4, np.float32)}
     ray.get(server.receive.remote(payload), timeout=WAIT_S)
@@ -182,7 +184,7 @@ def test_server_that_takes_a_step_takes_payloads_in_and_says_that_it_lives(clust
 
 
 def test_server_whose_payload_is_long_on_its_way_says_that_it_lives(cluster: Cluster) -> None:
-    owner = ray.remote(num_cpus=0)(Owner).remote()
+    owner = ray.remote(num_cpus=0)(ActorOwner).remote()
     server, worker = start_server(owner, "waiting"), Worker.remote()
     receipt = server.receive.remote(worker.late.remote())
     assert ray.get(server.ping.remote(), timeout=WAIT_S / 2)

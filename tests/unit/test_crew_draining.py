@@ -7,21 +7,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from hypha_ray.scheduler.runtime import run_actors as crew
-from hypha_ray.scheduler.runtime.run_actors import Crew
+from hypha_ray.scheduler.runtime import run_actors as actors
+from hypha_ray.scheduler.runtime.run_actors import RunActors
 
 WORKERS, LOOKS = 1000, 300
 
 
 def test_workers_that_come_and_go_meanwhile_break_no_look_at_who_is_drained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crew, "draining_nodes", lambda: frozenset({"going"}))
+    monkeypatch.setattr(actors, "draining_nodes", lambda: frozenset({"going"}))
     looks: list[dict[str, str]] = []
 
     def placed() -> dict[str, str]:
         looks.append({f"worker-{n}": "going" if n == 7 else "staying" for n in range(WORKERS)})
         return looks[-1]
 
-    one = Crew.__new__(Crew)
+    one = RunActors.__new__(RunActors)
     one._workers = dict.fromkeys(range(WORKERS))  # type: ignore[arg-type]
     one._leases = SimpleNamespace(placed=placed)  # type: ignore[assignment]
     over, errors = threading.Event(), list[Exception]()

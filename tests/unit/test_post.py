@@ -14,8 +14,8 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostErro
 from hypha_ray.errors import ClusterError
 from hypha_ray.scheduler.commands import Merge
 from hypha_ray.scheduler.runtime import supervised_actor as post
-from hypha_ray.scheduler.runtime.supervised_actor import GONE, PATIENCE, Post
-from hypha_ray.scheduler.runtime.worker_dispatcher import Foreman
+from hypha_ray.scheduler.runtime.supervised_actor import GONE, PATIENCE, SupervisedActor
+from hypha_ray.scheduler.runtime.worker_dispatcher import WorkerDispatcher
 from hypha_ray.types import Source
 
 SILENCE_S = 0.2
@@ -44,7 +44,9 @@ def ask(silent_s: float) -> list[str]:
         return Slow(silent_s)
 
     async def run() -> None:
-        kept = Post("server-0", start, lambda actor: None, SILENCE_S, 10.0, lambda name, why: reasons.append(why))
+        kept = SupervisedActor(
+            "server-0", start, lambda actor: None, SILENCE_S, 10.0, lambda name, why: reasons.append(why)
+        )
         await kept.ask(lambda actor: actor.work())
 
     asyncio.run(run())
@@ -104,7 +106,7 @@ def test_lost_argument_is_raised_and_costs_no_actor(lost: Exception) -> None:
         return actor
 
     async def run() -> None:
-        kept = Post("server-0", start, ended.append, SILENCE_S, 10.0, lambda name, why: notes.append(why))
+        kept = SupervisedActor("server-0", start, ended.append, SILENCE_S, 10.0, lambda name, why: notes.append(why))
         with pytest.raises(GONE):
             await kept.ask(lambda one: one.work())
         await kept.ask(lambda one: one.work())
@@ -120,15 +122,15 @@ def test_order_about_lost_weights_is_no_death_of_the_worker_and_not_dropped(lost
 
     async def run() -> None:
         worker, to = Told([ActorUnavailableError("away", b"0" * 16), error]), Source("run", 1, 1)
-        crew = SimpleNamespace(worker=lambda number: (worker, to))
+        actors = SimpleNamespace(worker=lambda number: (worker, to))
         weights = SimpleNamespace(orders=lambda to, number, whole: [lambda one: one.work()])
 
         def spawn(task: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
             tasks.append(asyncio.get_running_loop().create_task(task))
             return tasks[-1]
 
-        foreman = Foreman(crew, weights, None, None, print, spawn)  # type: ignore[arg-type]
-        foreman.order(Merge(1, 3))
+        dispatcher = WorkerDispatcher(actors, weights, None, None, print, spawn)  # type: ignore[arg-type]
+        dispatcher.order(Merge(1, 3))
         with pytest.raises(GONE):
             await tasks[0]
         assert worker.calls == 2, "a call that was lost on the way is made again"

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from hypha_ray.errors import ClusterError
-from hypha_ray.scheduler.runtime import telemetry_client as reporter
-from hypha_ray.scheduler.runtime.telemetry_client import BACKLOG, BATCH, Reporter
+from hypha_ray.scheduler.runtime import telemetry_client as telemetry
+from hypha_ray.scheduler.runtime.telemetry_client import BACKLOG, BATCH, TelemetryClient
 
 ROUND = {"kind": "round", "round": 0}
 JOIN = {"kind": "join", "worker": 1, "device": "cpu", "monotonic_s": 1.0}
@@ -52,9 +52,9 @@ async def settled(done: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
-def told(actor: Any, tell: Callable[[Reporter], Awaitable[None]]) -> None:
+def told(actor: Any, tell: Callable[[TelemetryClient], Awaitable[None]]) -> None:
     async def run() -> None:
-        client = Reporter()
+        client = TelemetryClient()
         client.telemetry = actor
         await tell(client)
 
@@ -62,10 +62,10 @@ def told(actor: Any, tell: Callable[[Reporter], Awaitable[None]]) -> None:
 
 
 def test_figures_of_steps_wait_for_each_other_and_are_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporter, "BATCH_S", 0.01)
+    monkeypatch.setattr(telemetry, "BATCH_S", 0.01)
     actor = Actor()
 
-    async def tell(client: Reporter) -> None:
+    async def tell(client: TelemetryClient) -> None:
         client.open()
         for number in range(3):
             client.record(step(number))
@@ -78,10 +78,10 @@ def test_figures_of_steps_wait_for_each_other_and_are_one_call(monkeypatch: pyte
 
 @pytest.mark.parametrize("kind", ["record", "event"])
 def test_anything_else_is_sent_at_once_with_the_steps_before_it(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporter, "BATCH_S", 3600.0)
+    monkeypatch.setattr(telemetry, "BATCH_S", 3600.0)
     actor = Actor()
 
-    async def tell(client: Reporter) -> None:
+    async def tell(client: TelemetryClient) -> None:
         client.open()
         client.record(step(0))
         getattr(client, kind)(ROUND if kind == "record" else JOIN)
@@ -92,10 +92,10 @@ def test_anything_else_is_sent_at_once_with_the_steps_before_it(kind: str, monke
 
 
 def test_many_steps_wait_for_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporter, "BATCH_S", 3600.0)
+    monkeypatch.setattr(telemetry, "BATCH_S", 3600.0)
     actor = Actor()
 
-    async def tell(client: Reporter) -> None:
+    async def tell(client: TelemetryClient) -> None:
         client.open()
         for number in range(BATCH):
             client.record(step(number))
@@ -108,7 +108,7 @@ def test_many_steps_wait_for_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_told_before_the_files_are_open_waits_and_the_end_of_a_run_waits_for_nothing() -> None:
     actor = Actor()
 
-    async def tell(client: Reporter) -> None:
+    async def tell(client: TelemetryClient) -> None:
         client.event(JOIN)
         client.record(ROUND)
         await asyncio.sleep(0)
@@ -125,7 +125,7 @@ def test_what_is_told_before_the_files_are_open_waits_and_the_end_of_a_run_waits
 def test_problems_of_sinks_are_events_and_news_and_none_is_lost_at_the_end() -> None:
     actor = Actor(problems=[["the disk is full"]])
 
-    async def tell(client: Reporter) -> None:
+    async def tell(client: TelemetryClient) -> None:
         client.record(ROUND)
         await client.finish({})
         assert client.news(everything=True) == [{"kind": "news", "text": "the disk is full"}]
@@ -138,7 +138,7 @@ def test_problems_of_sinks_are_events_and_news_and_none_is_lost_at_the_end() -> 
 def test_more_than_the_backlog_and_calls_that_fail_are_dropped_and_counted() -> None:
     actor = Actor()
 
-    async def overflow(client: Reporter) -> None:
+    async def overflow(client: TelemetryClient) -> None:
         for number in range(BACKLOG + 3):
             client.record(step(number))
         assert (await client.finish({}))["dropped"] == 3
@@ -146,7 +146,7 @@ def test_more_than_the_backlog_and_calls_that_fail_are_dropped_and_counted() -> 
     told(actor, overflow)
     assert [record["worker"] for records, _ in actor.calls for record in records] == list(range(BACKLOG))
 
-    async def failing(client: Reporter) -> None:
+    async def failing(client: TelemetryClient) -> None:
         client.telemetry = Actor(fails=True)  # type: ignore[assignment]
         client.open()
         client.event(JOIN)
@@ -166,7 +166,7 @@ def test_an_event_has_the_time_of_day_at_which_it_happened() -> None:
             written.extend(events)
             return []
 
-    async def tell(client: Reporter) -> None:
+    async def tell(client: TelemetryClient) -> None:
         before = datetime.now(UTC)
         client.note("join", worker=1, device="cpu")
         after = datetime.now(UTC)

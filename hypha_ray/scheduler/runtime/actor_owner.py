@@ -26,7 +26,7 @@ _ROLES = {
 }
 
 
-class Owner:
+class ActorOwner:
     """Starts actors, and holds on to them."""
 
     def __init__(self) -> None:

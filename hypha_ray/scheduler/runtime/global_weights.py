@@ -14,18 +14,18 @@ from hypha_ray.fragments import Piece, exchanged
 from hypha_ray.phases import Phase
 from hypha_ray.scheduler.commands import Initialised, Persist, Reduce
 from hypha_ray.scheduler.rounds import LOST
-from hypha_ray.scheduler.runtime.run_actors import Crew
+from hypha_ray.scheduler.runtime.run_actors import RunActors
 from hypha_ray.scheduler.runtime.supervised_actor import GONE
 from hypha_ray.types import Layout, Rejection, Saved, Source, Verdict
 
-__all__ = ["LOST", "Weights"]
+__all__ = ["LOST", "GlobalWeights"]
 
 
-class Weights:
+class GlobalWeights:
     """θ and momentum of a run, one object in the store for each fragment and round; and workers' inner states."""
 
-    def __init__(self, job: Job, crew: Crew) -> None:
-        self._job, self._crew = job, crew
+    def __init__(self, job: Job, actors: RunActors) -> None:
+        self._job, self._actors = job, actors
         self._theta: list[Any] = []
         self._momentum: list[asyncio.Future[Any]] = []
         """By fragment; a server gives it after θ, which workers wait for."""
@@ -49,7 +49,7 @@ class Weights:
         else:
             self._momentum = [asyncio.ensure_future(self._still(fragment)) for fragment in range(fragments)]
             await asyncio.gather(*self._momentum)
-        begin = await self._crew.store.ask(lambda store: store.begin.remote(self.layout, *self._theta))
+        begin = await self._actors.store.ask(lambda store: store.begin.remote(self.layout, *self._theta))
         self.bytes = self.layout.bytes()
         part_bytes = tuple(self.layout.bytes(fragment) for fragment in range(fragments))
         return Initialised(self.bytes, await begin, self.layout.sha256(), part_bytes)
@@ -61,12 +61,12 @@ class Weights:
 
     async def prepare(self) -> None:
         """See that there are servers before the first delta comes."""
-        await asyncio.gather(*(server.ask(lambda actor: actor.ping.remote()) for server in self._crew.servers))
+        await asyncio.gather(*(server.ask(lambda actor: actor.ping.remote()) for server in self._actors.servers))
 
     async def _built(self) -> Layout:
         """Layout and initial weights of the model, which the server builds."""
         returns = 1 + self._job.sync.fragments
-        *self._theta, built = await self._crew.servers[0].ask(
+        *self._theta, built = await self._actors.servers[0].ask(
             lambda server: _turned(server.initial.options(num_returns=returns).remote())
         )
         layout: Layout = await built
@@ -75,16 +75,16 @@ class Weights:
     async def _recall(self) -> None:
         """Take weights, momentum and inner states from the snapshot that the store goes on from."""
         fragments = self._job.sync.fragments
-        workers = await (await self._crew.store.ask(lambda store: store.inner.remote()))
+        workers = await (await self._actors.store.ask(lambda store: store.inner.remote()))
         count = 2 * fragments + len(workers) + 1
-        refs = await self._crew.store.ask(lambda s: s.recall.options(num_returns=count).remote(self.layout))
+        refs = await self._actors.store.ask(lambda s: s.recall.options(num_returns=count).remote(self.layout))
         self._theta = list(refs[:fragments])
         self._momentum = [asyncio.ensure_future(_known(ref)) for ref in refs[fragments : 2 * fragments]]
         self.inner = dict(zip(workers, refs[2 * fragments : -1], strict=True))
 
     async def _still(self, fragment: int) -> Any:
         """Ref of a fragment's momentum before the first round."""
-        server = self._crew.servers[fragment]
+        server = self._actors.servers[fragment]
         return (await server.ask(lambda actor: _unread(actor, actor.momentum.remote(self.layout, fragment))))[0]
 
     def orders(self, to: Source, round_number: int, whole: bool) -> list[Callable[[Any], Any]]:
@@ -152,11 +152,11 @@ class Weights:
 
     async def _step(self, fragment: int, call: tuple[Any, ...], phase: Phase | None) -> list[Any]:
         """Refs of new θ, of its difference, and of the verdict."""
-        return list(await self._crew.servers[fragment].ask(lambda server: server.reduce.remote(*call, phase=phase)))
+        return list(await self._actors.servers[fragment].ask(lambda server: server.reduce.remote(*call, phase=phase)))
 
     async def _after(self, fragment: int, call: tuple[Any, ...], phase: Phase | None) -> Any:
         """Ref of the momentum after a step, once it is there."""
-        server = self._crew.servers[fragment]
+        server = self._actors.servers[fragment]
         return (await server.ask(lambda server: server.momentum_after.remote(*call, phase=phase)))[0]
 
     async def _lost(self, round_number: int, kept: list[Any]) -> dict[int, Rejection]:
@@ -181,7 +181,10 @@ class Weights:
             RayActorError: likewise; its worker had not ended its stream.
 
         """
-        takers = [*(self._crew.servers[fragment] for fragment in exchanged(self._job, round_number)), self._crew.store]
+        takers = [
+            *(self._actors.servers[fragment] for fragment in exchanged(self._job, round_number)),
+            self._actors.store,
+        ]
         for taker, ref in zip(takers, payloads, strict=False):
             await taker.ask(partial(_received, ref=ref))
 
@@ -196,7 +199,7 @@ class Weights:
     ) -> Saved:
         async with self._saving:  # In order, also if the store dies and is asked again.
             flats = [*theta, *await asyncio.gather(*momentum), *inner]
-            call = self._crew.store.ask(lambda store: store.commit.remote(command, self.layout, workers, *flats))
+            call = self._actors.store.ask(lambda store: store.commit.remote(command, self.layout, workers, *flats))
             saved: Saved = await (await call)
             return saved
 
@@ -210,7 +213,7 @@ def _received(taker: Any, ref: Any) -> Any:
 
 
 def _unread(server: Any, ref: Any) -> list[Any]:
-    """A ref of what a server makes, and of nothing, which is there once that is: `Post.ask` reads the last one."""
+    """A ref of what a server makes, and of nothing, there once that is; `ask` reads the last one."""
     return [ref, server.receive.remote(ref)]
 
 
@@ -220,7 +223,7 @@ async def _known(ref: Any) -> Any:
 
 
 def _turned(refs: list[Any]) -> list[Any]:
-    """The same refs with the small one last, which is the one that `Post.ask` reads."""
+    """The same refs with the small one last, which `SupervisedActor.ask` reads."""
     return [*refs[1:], refs[0]]
 
 

@@ -19,7 +19,7 @@ from hypha_ray.market.allocator import Lease, Leases, draining_nodes, on_this_no
 from hypha_ray.market.requirements import Need, NodeResources, server_need, worker_need
 from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.redaction import redacted_tree
-from hypha_ray.scheduler.runtime.supervised_actor import Post, value
+from hypha_ray.scheduler.runtime.supervised_actor import SupervisedActor, value
 from hypha_ray.store.actor import GROUPS, Store
 from hypha_ray.telemetry.actor import Telemetry
 from hypha_ray.types import Source
@@ -36,7 +36,7 @@ def outliving(job: Job) -> dict[str, Need]:
     return workers | {f"server-{fragment}": server_need(job) for fragment in range(job.sync.fragments)}
 
 
-class Crew:
+class RunActors:
     """Hires and dismisses actors. Leases are placement groups, one for each actor that reserves anything.
 
     Workers and parameter servers outlive a scheduler, with their leases. The next one takes them over if they answer.
@@ -138,9 +138,11 @@ class Crew:
             post.close()
         self._leases.release_all()
 
-    def _post(self, name: str, start: Callable[[], Any]) -> Post:
+    def _post(self, name: str, start: Callable[[], Any]) -> SupervisedActor:
         end = partial(self._end, name)
-        return Post(name, start, end, self._job.worker.lease_s, self._job.resources.start_deadline_s, self._note)
+        return SupervisedActor(
+            name, start, end, self._job.worker.lease_s, self._job.resources.start_deadline_s, self._note
+        )
 
     def _end(self, name: str, actor: Any) -> None:
         self._give_back(name)

@@ -10,7 +10,7 @@ from hypha_ray.config import Job
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.slices import UNREADABLE
 from hypha_ray.errors import DataError, QuarantinedError
-from hypha_ray.scheduler.runtime.run_actors import Crew
+from hypha_ray.scheduler.runtime.run_actors import RunActors
 from hypha_ray.types import SliceInfo
 
 SLICES_PER_WORKER = 4
@@ -19,17 +19,17 @@ READS = 3
 """Times that a slice is read before it is taken to be damaged, from one shard after the other."""
 
 
-class Larder:
+class SliceCache:
     """Refs of slices, the last ones used.
 
     Args:
         job: the job file.
-        crew: has the shards.
+        actors: has the shards.
 
     """
 
-    def __init__(self, job: Job, crew: Crew) -> None:
-        self._job, self._crew = job, crew
+    def __init__(self, job: Job, actors: RunActors) -> None:
+        self._job, self._actors = job, actors
         self._slices: dict[int, asyncio.Task[Any]] = {}
 
     async def manifest(self) -> Manifest:
@@ -39,7 +39,7 @@ class Larder:
             DataError: there is none, or it is damaged.
 
         """
-        announced = await self._crew.shards[0].ask(lambda shard: shard.announce.remote())
+        announced = await self._actors.shards[0].ask(lambda shard: shard.announce.remote())
         manifest: Manifest = await announced
         return manifest
 
@@ -50,7 +50,7 @@ class Larder:
             DataError: nothing to train on is left.
 
         """
-        aside = await (await self._crew.store.ask(lambda store: store.quarantined.remote()))
+        aside = await (await self._actors.store.ask(lambda store: store.quarantined.remote()))
         left = [info for info in slices if info.index not in aside]
         if not any(info.split == "train" for info in left):
             what = f"nothing to train on is left: {len(aside)} slices are damaged"
@@ -77,7 +77,7 @@ class Larder:
             if not self._job.dataset.allow_quarantine or error.code == UNREADABLE:
                 raise
             reason = str(getattr(error, "cause", error))  # Ray's own text of it is a traceback.
-            await self._crew.store.ask(lambda store: store.quarantine.remote(index, reason))
+            await self._actors.store.ask(lambda store: store.quarantine.remote(index, reason))
             what = f"slice {index} is damaged and set aside; going on without it from the last commit"
             raise QuarantinedError("DATA029", what, got=error.what) from None
 
@@ -87,7 +87,7 @@ class Larder:
 
     async def _read(self, index: int) -> Any:
         for attempt in range(READS):
-            shard = self._crew.shards[(index + attempt) % len(self._crew.shards)]
+            shard = self._actors.shards[(index + attempt) % len(self._actors.shards)]
             try:
                 tensors, _ = await shard.ask(lambda s: s.serve.options(num_returns=2).remote(index))
                 return tensors

@@ -22,7 +22,7 @@ GONE = (ObjectLostError, RayActorError)
 """Errors by which Ray says that an object is lost: the second if the stream that it came of hadn't ended."""
 
 
-class Post:
+class SupervisedActor:
     """Holds one actor, and repeats what was asked of one that died or fell silent: calls are pure or idempotent.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any
 from ray.exceptions import RayError
 
 from hypha_ray.errors import HyphaError
-from hypha_ray.scheduler.runtime.supervised_actor import Post
+from hypha_ray.scheduler.runtime.supervised_actor import SupervisedActor
 from hypha_ray.telemetry.files import Record, stamped
 from hypha_ray.telemetry.news import News
 
@@ -21,7 +21,7 @@ FINISH_S = 10.0
 """Longest wait for telemetry at the end of a run."""
 
 
-class Reporter:
+class TelemetryClient:
     """Hands on records and events in order, many with a call, and counts what had to be dropped.
 
     Figures of steps, of which there is one a second for each worker, wait for others. Everything else is handed on at
@@ -29,8 +29,8 @@ class Reporter:
     """
 
     def __init__(self) -> None:
-        self.telemetry: Post | None = None
-        """Set once there is a crew."""
+        self.telemetry: SupervisedActor | None = None
+        """Telemetry actor; None until it is started."""
         self._records: list[Record] = []
         self._events: list[Record] = []
         self._due = asyncio.Event()

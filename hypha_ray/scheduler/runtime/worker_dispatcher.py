@@ -14,12 +14,12 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from hypha_ray.errors import HyphaError, QuarantinedError
 from hypha_ray.failpoints import failpoint
 from hypha_ray.scheduler import commands as c
-from hypha_ray.scheduler.runtime.global_weights import Weights
-from hypha_ray.scheduler.runtime.run_actors import Crew
-from hypha_ray.scheduler.runtime.slice_cache import Larder
+from hypha_ray.scheduler.runtime.global_weights import GlobalWeights
+from hypha_ray.scheduler.runtime.run_actors import RunActors
+from hypha_ray.scheduler.runtime.slice_cache import SliceCache
 from hypha_ray.scheduler.runtime.streams import upcoming
 from hypha_ray.scheduler.runtime.supervised_actor import GONE
-from hypha_ray.scheduler.runtime.telemetry_client import Reporter
+from hypha_ray.scheduler.runtime.telemetry_client import TelemetryClient
 from hypha_ray.types import Alive, Delta, Left, Source
 
 AGAIN_S = 0.2
@@ -32,14 +32,14 @@ PULSE_S = 1.0
 """Seconds between two words for a worker that is done and waits for that."""
 
 
-class Foreman:
+class WorkerDispatcher:
     """Carries out commands that concern workers.
 
     Args:
-        crew: where they are.
+        actors: where they are.
         weights: what they start from.
-        larder: what they train on.
-        reporter: told of leases.
+        slice_cache: what they train on.
+        telemetry: told of leases.
         inbox: takes what they say.
         spawn: runs a coroutine beside this.
 
@@ -47,14 +47,14 @@ class Foreman:
 
     def __init__(
         self,
-        crew: Crew,
-        weights: Weights,
-        larder: Larder,
-        reporter: Reporter,
+        actors: RunActors,
+        weights: GlobalWeights,
+        slice_cache: SliceCache,
+        telemetry: TelemetryClient,
         inbox: Callable[[c.Input], None],
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
-        self._crew, self._weights, self._larder, self._reporter = crew, weights, larder, reporter
+        self._actors, self._weights, self._slice_cache, self._telemetry = actors, weights, slice_cache, telemetry
         self._inbox, self._spawn = inbox, spawn
         self._hiring: dict[Source, asyncio.Task[None]] = {}
         self._listening: dict[int, asyncio.Task[None]] = {}
@@ -74,11 +74,11 @@ class Foreman:
         """End a worker, or the search for a machine for one."""
         for source in [source for source in self._hiring if source.worker == worker]:
             self._hiring.pop(source).cancel()
-        self._crew.dismiss(worker)
+        self._actors.dismiss(worker)
 
     def order(self, command: c.Feed | c.Assign | c.Merge | c.Restore | c.Retire) -> None:
         """Tell a worker something, in order; what gets lost on the way is told again."""
-        found = self._crew.worker(command.worker)
+        found = self._actors.worker(command.worker)
         if found is None:
             return
         worker, to = found
@@ -116,21 +116,21 @@ class Foreman:
 
     async def _hire(self, source: Source) -> None:
         try:
-            stream, kept = await self._crew.hire(source)
+            stream, kept = await self._actors.hire(source)
         except HyphaError as error:
             self._inbox(c.Unplaced(source, error.what))
             return
         finally:
             self._hiring.pop(source, None)
-        self._reporter.note("lease", worker=source.worker, incarnation=source.incarnation, kept=kept)
-        if self._crew.bridges(source.worker):
+        self._telemetry.note("lease", worker=source.worker, incarnation=source.incarnation, kept=kept)
+        if self._actors.bridges(source.worker):
             self._spawn(self._describe(source))
         self._listening[source.worker] = self._spawn(self._listen(source, stream))
 
     async def _describe(self, source: Source) -> None:
         """Tell a worker that doesn't build the model where its tensors lie, once that is known."""
         layout = await self._weights.described()
-        found = self._crew.worker(source.worker)
+        found = self._actors.worker(source.worker)
         if found is not None and found[1] == source:
             self._say(found[0], lambda one: one.describe.remote(source, layout))
 
@@ -184,15 +184,15 @@ class Foreman:
     async def _feed(self, worker: Any, index: int) -> None:
         for again in (True, False):
             try:
-                call = partial(_fed, index, await self._larder.slice(index))
+                call = partial(_fed, index, await self._slice_cache.slice(index))
             except QuarantinedError as error:
-                self._reporter.note("quarantine", slice=index, reason=error.got)
+                self._telemetry.note("quarantine", slice=index, reason=error.got)
                 raise
             try:
                 await self._heard(worker, call, call(worker))
                 return
             except GONE:
-                self._larder.forget(index)
+                self._slice_cache.forget(index)
                 if not again:
                     raise
 
