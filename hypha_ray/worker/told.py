@@ -40,7 +40,8 @@ def contents_of(arrays: Arrays) -> Contents:
     """The contents of a sample of these."""
     sizes = {name: array.size // len(array) for name, array in arrays.items()}
     tokens = sizes.get("input_ids", 0)
-    return Contents(tokens, max(1, tokens, *(size for name, size in sizes.items() if "labels" in name)))
+    scored = (size for name, size in sizes.items() if "labels" in name or "mask" in name)
+    return Contents(tokens, max(1, tokens, *scored))
 
 
 @dataclass(slots=True)

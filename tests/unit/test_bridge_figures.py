@@ -129,6 +129,8 @@ def test_data_without_tokens_has_none_whatever_a_trainer_says() -> None:
     assert images == Contents(tokens=0, positions=1)
     (said,) = report(results_of(clock, contents=images), 8, loss=1.0, tokens=8)
     assert said.tokens is None and said.scored == 8
+    patches = contents_of({"images": np.zeros((8, 1, 8, 8), np.float32), "masks": np.zeros((8, 4), bool)})
+    assert patches == Contents(0, 4)
     text = contents_of({"input_ids": np.zeros((8, 16), np.int32), "labels": np.zeros((8, 20), np.int32)})
     assert text == Contents(tokens=16, positions=20)
 
