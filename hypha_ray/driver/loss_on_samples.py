@@ -50,8 +50,7 @@ def check_loss(case: Case) -> list[str]:
     if task.summed and job.sync.strategy == "sync":
         raise ConfigError(
             "CFG011",
-            'ctc_loss_reduction = "sum" and sync.strategy = "sync" exclude each other',
-            "a step of all workers takes the mean of their gradients, and the model's loss is a sum",
+            'ctc_loss_reduction = "sum" and sync.strategy = "sync" exclude each other: a synchronous step takes a mean',
             fix='set ctc_loss_reduction = "mean", or another sync.strategy',
         )
     tensors = {tensor.name for tensor in case.manifest.tensors}

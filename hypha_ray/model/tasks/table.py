@@ -167,8 +167,7 @@ def require_trainable(task: Task) -> None:
         others = [one.name for one in _TABLE if one.modality == task.modality and one.name not in UNTRAINABLE]
         raise ConfigError(
             "MODEL012",
-            f"a {task.name} model can't be trained or scored",
-            UNTRAINABLE[task.name],
-            f"for {task.modality}: {', '.join(others)}",
-            "choose another model.type, or train it outside of Ray by bridge.commands",
+            f"a {task.name} model can't be trained or scored: {UNTRAINABLE[task.name]}",
+            allowed=f"for {task.modality}: {', '.join(others)}",
+            fix="choose another model.type, or train it outside of Ray by bridge.commands",
         )
