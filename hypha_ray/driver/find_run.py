@@ -67,7 +67,7 @@ def _fetch(url: str, copy: RunDirectory) -> None:
 
 def _attempt_of(directory: Path) -> int:
     """The attempt that made the newest commit."""
-    from hypha_ray.scheduler.roster import STARTS_PER_ATTEMPT
+    from hypha_ray.scheduler.fleet.roster import STARTS_PER_ATTEMPT
     from hypha_ray.store.commits import CommitLog
 
     with suppress(CheckpointError):

@@ -19,10 +19,10 @@ from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.fragments import exchanged
 from hypha_ray.market.requirements import workers_to_start
 from hypha_ray.model.tasks.masking import SpecialTokens
-from hypha_ray.scheduler import commands as c
-from hypha_ray.scheduler.assigner import Sizes
+from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.core import Core
-from hypha_ray.scheduler.past import Past
+from hypha_ray.scheduler.planning.round_planner import Sizes
+from hypha_ray.scheduler.resume_point import Past
 from hypha_ray.scheduler.runtime.global_weights import GlobalWeights
 from hypha_ray.scheduler.runtime.run_actors import RunActors
 from hypha_ray.scheduler.runtime.slice_cache import SliceCache

@@ -15,15 +15,15 @@ from collections.abc import Iterable, Sequence
 
 from hypha_ray.config import Job
 from hypha_ray.errors import CapacityError, CheckpointError
-from hypha_ray.scheduler import commands as c
-from hypha_ray.scheduler.assigner import Sizes
-from hypha_ray.scheduler.courses import course_of
-from hypha_ray.scheduler.fleet import Member
-from hypha_ray.scheduler.outbox import Outbox
-from hypha_ray.scheduler.pace import Pace
-from hypha_ray.scheduler.past import Past
-from hypha_ray.scheduler.proofs import Proofs
-from hypha_ray.scheduler.roster import Roster, hopeless
+from hypha_ray.scheduler import messages as c
+from hypha_ray.scheduler.fleet.roster import Roster, hopeless
+from hypha_ray.scheduler.fleet.weight_hashes import Proofs
+from hypha_ray.scheduler.fleet.worker_state import Member
+from hypha_ray.scheduler.messages import Outbox
+from hypha_ray.scheduler.planning.round_planner import Sizes
+from hypha_ray.scheduler.resume_point import Past
+from hypha_ray.scheduler.store_pace import Pace
+from hypha_ray.scheduler.strategies import course_of
 from hypha_ray.types import Alive, Damaged, Event, Failed, Leaving, Left, Merged, Ready, SliceInfo, Source
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from hypha_ray.scheduler.planner import Pace, plan
+from hypha_ray.scheduler.planning.planner import Pace, plan
 
 
 def planner() -> dict[str, dict[str, Any]]:

@@ -16,7 +16,7 @@ from ray.cluster_utils import Cluster
 from ray.experimental import get_object_locations
 
 from hypha_ray.config import Job
-from hypha_ray.scheduler import commands as c
+from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.runtime.actor_owner import ActorOwner
 from hypha_ray.scheduler.runtime.global_weights import GlobalWeights
 from hypha_ray.scheduler.runtime.supervised_actor import SupervisedActor

@@ -17,7 +17,7 @@ from hypha_ray.config import schema
 from hypha_ray.config.schema import Checkpoint
 from hypha_ray.errors import CheckpointError, HyphaError
 from hypha_ray.failpoints import hits
-from hypha_ray.scheduler.commands import Persist
+from hypha_ray.scheduler.messages import Persist
 from hypha_ray.store.actor import GROUPS, Store
 from hypha_ray.store.commits import CommitLog
 from hypha_ray.store.lock import lock_store

@@ -22,7 +22,7 @@ from hypha_ray.data.catalogue import load
 from hypha_ray.data.options import Options
 from hypha_ray.data.prepare import prepare
 from hypha_ray.model.loading.build import build_model
-from hypha_ray.scheduler.epoch import Epoch
+from hypha_ray.scheduler.ledger.epoch import Epoch
 from hypha_ray.telemetry.files import read_jsonl
 
 Done = subprocess.CompletedProcess[str]

@@ -17,7 +17,7 @@ from hypha_ray.config.load import resolved_toml
 from hypha_ray.config.schema import Checkpoint
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
-from hypha_ray.scheduler.commands import Persist
+from hypha_ray.scheduler.messages import Persist
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.store.keeper import Keeper
 from hypha_ray.types import Contribution, Flat, Span, Verdict

@@ -7,7 +7,7 @@ from typing import Any
 
 from virtual_fleet import Faults, VirtualFleet, job_of, slices_of
 
-from hypha_ray.scheduler import commands as c
+from hypha_ray.scheduler import messages as c
 
 FIRST_ONLY = Faults(room=lambda source: source.incarnation == 10_001)
 """No lost worker can be replaced."""

@@ -10,9 +10,29 @@ from types import ModuleType
 
 from hypha_ray.scheduler.core import Core
 
-ROOMS = ("market.leases", "scheduler.fleet", "scheduler.rounds", "scheduler.roster", "scheduler.proofs")
-BRAIN = ("records", "assigner", "course", "flights", "periods", "turns", "inflow", "arrivals", "courses", "core")
-PATHS = tuple(f"hypha_ray.{room}" for room in (*ROOMS, *(f"scheduler.{part}" for part in BRAIN)))
+PATHS = (
+    "hypha_ray.market.leases",
+    *(
+        f"hypha_ray.scheduler.{part}"
+        for part in (
+            "fleet.worker_state",
+            "rounds.round",
+            "fleet.roster",
+            "fleet.weight_hashes",
+            "rounds.pending",
+            "planning.round_planner",
+            "strategies.barrier",
+            "strategies.overlapped",
+            "rounds.async_round",
+            "planning.async_planner",
+            "strategies.arrival_queue",
+            "strategies.asynchronous",
+            "strategies",
+            "core",
+        )
+    ),
+)
+"""Modules that are built anew for a mutant, each after those that it imports."""
 
 MUTANTS: dict[str, tuple[str, str, str]] = {
     # ── who is there
@@ -28,7 +48,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "a lease is over a second early": ("leases", "return now >= self.expiry_s", "return now >= self.expiry_s - 2.5"),
     "a worker that makes no progress is kept": ("roster", "> self._job.worker.stall_s:", "> 1e9:"),
     "who merges or evaluates may do so for ever": (
-        "course",
+        "barrier",
         "return late | self._records.busy(self.current.weights)",
         "return late",
     ),
@@ -49,8 +69,8 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "another model is as good": ("core", "if member.layout != self._layout_sha256", "if False"),
     "nobody gives up waiting": ("core", 'self._timers["idle"] = now + limit_s', "pass"),
     # ── trust
-    "wrong weights are believed": ("proofs", "return self._known[round] == theta_sha256", "return True"),
-    "a claim isn't kept": ("proofs", "self._claims[source] = round, theta_sha256", "pass"),
+    "wrong weights are believed": ("weight_hashes", "return self._known[round] == theta_sha256", "return True"),
+    "a claim isn't kept": ("weight_hashes", "self._claims[source] = round, theta_sha256", "pass"),
     "what was handed over with wrong weights stays": ("core", "self._course.disown(source)", "pass"),
     "of two wrong joiners one is left out": (
         "core",
@@ -59,71 +79,71 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     # ── rounds
     "a delta is taken twice": (
-        "course",
+        "barrier",
         "or worker in current.deltas or worker not in current.expected",
         "or worker not in current.expected",
     ),
     "deltas of another round are taken": (
-        "course",
+        "barrier",
         "self.current is not None and event.round == self.current.number",
         "self.current is not None",
     ),
-    "a round is closed with what is there": ("course", "and set(self.current.deltas) == self.current.expected:", ":"),
+    "a round is closed with what is there": ("barrier", "and set(self.current.deltas) == self.current.expected:", ":"),
     "a lost worker is waited for": (
-        "course",
+        "barrier",
         "                current.expected.discard(worker)\n                self.correct",
         "                self.correct",
     ),
     "a lost worker's samples aren't released": (
-        "course",
+        "barrier",
         "                self._assigner.ledger.release(worker)\n",
         "",
     ),
     "an idle worker isn't given a lost one's work": (
-        "course",
+        "barrier",
         "discard(worker)\n                self.correct(now)\n",
         "discard(worker)\n",
     ),
-    "a joiner isn't given work": ("course", "share, self.newest))\n        self.correct(now)", "share, self.newest))"),
+    "a joiner isn't given work": ("barrier", "share, self.newest))\n        self.correct(now)", "share, self.newest))"),
     "a joiner isn't let in": ("core", "self._course.join(member, now)", "pass"),
     "what is left over isn't released": (
-        "assigner",
+        "round_planner",
         "            self.ledger.release(worker, ahead.get(worker, ()))\n",
         "            pass\n",
     ),
-    "a grace time never ends": ("course", "self.grace_until = now + self._job.sync.grace_s", "pass"),
+    "a grace time never ends": ("barrier", "self.grace_until = now + self._job.sync.grace_s", "pass"),
     "deltas are weighed alike": (
-        "course",
+        "barrier",
         "weights = tuple(weight(self._job.sync, delta) for",
         "weights = tuple(1 for",
     ),
     "weights are sent as differences to whoever": (
-        "assigner",
+        "round_planner",
         "whole = member.sent != newest - 1 or member.has is None or member.has < newest - 1 - self._behind",
         "whole = False",
     ),
-    "the verdict is taken twice": ("course", "or current.verdict is not None:", ":"),
+    "the verdict is taken twice": ("barrier", "or current.verdict is not None:", ":"),
     "rejected samples count as used": (
-        "course",
+        "barrier",
         "for one in verdict.accepted}\n        used",
         "for one in (*verdict.accepted, *verdict.rejected)}\n        used",
     ),
-    "totals begin anew": ("course", 'past.state.get("totals", {})', "{}"),
+    "totals begin anew": ("barrier", 'past.state.get("totals", {})', "{}"),
     "the state is written down before the strikes": (
-        "course",
+        "barrier",
         "self._out.put(c.Persist(",
         'state["workers"] = {}\n        self._out.put(c.Persist(',
     ),
-    "the result is waited for from the lost": ("records", "one.merging.discard(worker)", "pass"),
-    "a lost share is forgotten": ("records", "self.evaluation.lose(worker)", "pass"),
-    "a lost share isn't handed out": ("rounds", "self.pending[worker] = self.lost.pop()", "return ()"),
+    "the result is waited for from the lost": ("pending", "one.merging.discard(worker)", "pass"),
+    "a lost share is forgotten": ("pending", "self.evaluation.lose(worker)", "pass"),
+    "a lost share isn't handed out": ("round", "self.pending[worker] = self.lost.pop()", "return ()"),
     "nobody limits the wait for an evaluation": (
         "core",
         "(course.unevaluated if course.final else",
         "(False if course.final else",
     ),
     "a correction drops what is to be evaluated": (
-        "assigner",
+        "round_planner",
         "(*member.plan.evaluate, *spans, *member.ahead)",
         "(*spans, *member.ahead)",
     ),
@@ -133,111 +153,115 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "slot.member.batch_time, slot.member.held = before.batch_time, before.held",
     ),
     # ── several exchanges under way
-    "two rounds are reduced at a time": ("flights", "if done is self._flying[0]:", "if True:"),
+    "two rounds are reduced at a time": ("overlapped", "if done is self._flying[0]:", "if True:"),
     "the next round in flight isn't reduced": (
-        "flights",
+        "overlapped",
         "        if self._flying:\n            self._send_to_server(self._flying[0])\n",
         "",
     ),
     "rounds begin without the weights that are due": (
-        "flights",
+        "overlapped",
         "current.closed and self._assigner.due(current.number + 1) <= self.newest",
         "current.closed",
     ),
     "what is in flight is given out again": (
-        "flights",
+        "overlapped",
         "kept = self.current, {worker: self._delivered_by(worker) for worker in self._roster.slots}",
         "kept = self.current, dict.fromkeys(self._roster.slots, ())",
     ),
     "a plan's samples are given out again": (
-        "flights",
+        "overlapped",
         "                kept[worker] += member.assigned\n",
         "                pass\n",
     ),
     "a lost worker's deltas in flight are given out again": (
-        "flights",
+        "overlapped",
         "self._assigner.ledger.release(worker, self._delivered_by(worker))",
         "self._assigner.ledger.release(worker)",
     ),
     "a verdict is taken out of turn": (
-        "flights",
+        "overlapped",
         "if not self._flying or verdict.round != self._flying[0].number:",
         "if not self._flying:",
     ),
     # ── replay
-    "an orphan plan is forgotten": ("course", "current.orphans[worker] = member.plan", "pass"),
+    "an orphan plan is forgotten": ("barrier", "current.orphans[worker] = member.plan", "pass"),
     "a successor trains without the inner state": (
-        "course",
+        "barrier",
         "member.restores = member.fresh and",
         "member.restores = False and",
     ),
-    "the inner state isn't sent": ("assigner", "[Restore(worker)] if restores else []", "[]"),
+    "the inner state isn't sent": ("round_planner", "[Restore(worker)] if restores else []", "[]"),
     "a blank plan uses up the inner state": (
-        "assigner",
+        "round_planner",
         "member.fresh = member.fresh and not plan.spans",
         "member.fresh = False",
     ),
     "inner states are forgotten by the next scheduler": (
-        "course",
+        "barrier",
         "self._inner = set(past.inner)",
         "self._inner = set[int]()",
     ),
     "replay begins with fewer workers": ("core", 'if job.run.mode == "replay" else', "if False else"),
     # ── without a barrier
-    "turns are given while weights are made": ("arrivals", "or self.final or self._inflow.reducing:", "or self.final:"),
-    "deltas of another turn are taken": ("arrivals", "event.round == member.plan.round", "True"),
-    "a delta waits for ever": ("arrivals", "now + self._turns.grace_s(self._roster.free)", "now + 1e6"),
+    "turns are given while weights are made": (
+        "asynchronous",
+        "or self.final or self._inflow.reducing:",
+        "or self.final:",
+    ),
+    "deltas of another turn are taken": ("asynchronous", "event.round == member.plan.round", "True"),
+    "a delta waits for ever": ("asynchronous", "now + self._turns.grace_s(self._roster.free)", "now + 1e6"),
     "the grace time is over for nobody": (
-        "arrivals",
+        "asynchronous",
         "            self._reduce()\n\n    # ── workers",
         "            pass\n\n    #",
     ),
-    "a lost worker's turn isn't over": ("arrivals", "        self._training.pop(worker, None)\n", ""),
-    "a lost worker's delta is given out again": ("arrivals", "if worker not in self._inflow.workers:", "if True:"),
+    "a lost worker's turn isn't over": ("asynchronous", "        self._training.pop(worker, None)\n", ""),
+    "a lost worker's delta is given out again": ("asynchronous", "if worker not in self._inflow.workers:", "if True:"),
     "a lost worker's turn stays given out": (
-        "arrivals",
+        "asynchronous",
         "workers:\n            self._turns.ledger.release(worker)",
         "workers:\n            pass",
     ),
     "a rejected delta's samples stay given out": (
-        "arrivals",
+        "asynchronous",
         "        self._turns.ledger.release(rejection.worker)\n",
         "",
     ),
     "a disowned delta is merged": (
-        "arrivals",
+        "asynchronous",
         "            del self._inflow.arrived[source.worker]",
         "            pass",
     ),
     "a number trains while its delta is on its way": (
-        "arrivals",
+        "asynchronous",
         "occupied = self._inflow.workers | self._training.keys()",
         "occupied = set(self._training)",
     ),
-    "a round is a delta short": ("periods", "len(self.taken) >= self.size", "len(self.taken) >= self.size - 1"),
+    "a round is a delta short": ("async_round", "len(self.taken) >= self.size", "len(self.taken) >= self.size - 1"),
     "what a lost worker should evaluate is waited for": (
-        "arrivals",
+        "asynchronous",
         "            self._records.evaluation = None  # Nobody who comes will have its weights.",
         "            pass",
     ),
     "norms of merged deltas are forgotten": (
-        "inflow",
+        "arrival_queue",
         "self._norms.extend(one.norm for one in verdict.accepted)",
         "pass",
     ),
-    "stale deltas are merged": ("inflow", "if age > self._patience", "if False"),
-    "a step has the number of the one before": ("inflow", "self.step += 1", "self.step += 1 if taken else 0"),
-    "a verdict on other deltas is taken": ("inflow", "verdict.round == self.step", "True"),
+    "stale deltas are merged": ("arrival_queue", "if age > self._patience", "if False"),
+    "a step has the number of the one before": ("arrival_queue", "self.step += 1", "self.step += 1 if taken else 0"),
+    "a verdict on other deltas is taken": ("arrival_queue", "verdict.round == self.step", "True"),
     "a joiner is to evaluate weights that it doesn't get": (
-        "arrivals",
+        "asynchronous",
         "self._records.evaluation is not None and self._inflow.committed:",
         "self._records.evaluation is not None:",
     ),
-    "steps begin anew": ("inflow", 'int(past.state.get("step", 0))', "0"),
-    "merged deltas aren't counted": ("inflow", "self.merged += len(taken)", "self.merged += bool(taken)"),
-    "the rest of a turn isn't taken back": ("turns", "        self.ledger.release(worker)", "        pass"),
-    "a resized turn drops what is done": ("turns", "member.progress.batches + max(1, ", "max(0, "),
-    "turns end when they will": ("turns", "elif self._beat - now < length_s / 2:", "else:"),
+    "steps begin anew": ("arrival_queue", 'int(past.state.get("step", 0))', "0"),
+    "merged deltas aren't counted": ("arrival_queue", "self.merged += len(taken)", "self.merged += bool(taken)"),
+    "the rest of a turn isn't taken back": ("async_planner", "        self.ledger.release(worker)", "        pass"),
+    "a resized turn drops what is done": ("async_planner", "member.progress.batches + max(1, ", "max(0, "),
+    "turns end when they will": ("async_planner", "elif self._beat - now < length_s / 2:", "else:"),
 }
 """By name: the module, what stands there once, and what is put in its place."""
 

@@ -6,8 +6,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hypha_ray.scheduler import epoch, slices
-from hypha_ray.scheduler.slices import Ledger
+from hypha_ray.scheduler.ledger import epoch, ledger
+from hypha_ray.scheduler.ledger.ledger import Ledger
 
 AVAILABLE = "samples = min(samples, self._available)\n        self._available -="
 BACK = "self._available += span.samples\n        self._file(span.slice)"
@@ -58,13 +58,13 @@ MUTANTS = {
 def mutant(name: str) -> type[Ledger]:
     """The ledger with that defect."""
     old, new = MUTANTS[name]
-    sources = [Path(str(module.__file__)).read_text(encoding="utf-8") for module in (epoch, slices)]
+    sources = [Path(str(module.__file__)).read_text(encoding="utf-8") for module in (epoch, ledger)]
     assert sum(source.count(old) for source in sources) == 1, f"{name}: its place is gone, or isn't unique"
     namespaces = [_run(source.replace(old, new)) for source in sources]
     shared = ("Epoch", "LedgerError", "by_slice", "samples_of", "without")
     namespaces[1].update({key: namespaces[0][key] for key in shared})
-    ledger: type[Ledger] = namespaces[1]["Ledger"]
-    return ledger
+    damaged: type[Ledger] = namespaces[1]["Ledger"]
+    return damaged
 
 
 def _run(source: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from hypha_ray.config import Job
 from hypha_ray.fragments import due
-from hypha_ray.scheduler import commands as c
+from hypha_ray.scheduler import messages as c
 from hypha_ray.types import Alive, Delta, Evaluated, Event, Leaving, Left, Merged, Plan, Ready, Report, Source, window
 
 

@@ -17,11 +17,11 @@ from simulation_books_async import AsyncBooks
 from simulation_books_flights import FlightBooks
 from weather import Weather
 
-from hypha_ray.scheduler import commands as c
-from hypha_ray.scheduler.assigner import Sizes
+from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.core import Core
-from hypha_ray.scheduler.past import Past
-from hypha_ray.scheduler.rounds import LOST
+from hypha_ray.scheduler.planning.round_planner import Sizes
+from hypha_ray.scheduler.resume_point import Past
+from hypha_ray.scheduler.rounds.round import LOST
 from hypha_ray.types import (
     Commit,
     Contribution,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from hypha_ray.config import Job
-from hypha_ray.scheduler import commands as c
+from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.core import CHECK_S
 from hypha_ray.types import Delta, Event, Merged, Plan, Ready, SliceInfo, Source, Span, Verdict
 

@@ -9,7 +9,7 @@ from typing import Any
 from simulation_books import Books, samples_in
 
 from hypha_ray.phases import Phase
-from hypha_ray.scheduler import commands as c
+from hypha_ray.scheduler import messages as c
 from hypha_ray.types import Contribution, Delta, Event, Merged, Plan, Source, Span
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hypha_ray.failpoints import arm
-from hypha_ray.scheduler.commands import Persist
+from hypha_ray.scheduler.messages import Persist
 from hypha_ray.types import Contribution, Entry, Flat, Layout, Saved, Span, Verdict
 
 GROUP = "parameters/float32"

@@ -20,11 +20,11 @@ from hypha_ray.bridge.paths import WorkDirectory
 from hypha_ray.codec import encoders
 from hypha_ray.config import Job
 from hypha_ray.errors import BridgeError
-from hypha_ray.scheduler import commands as c
-from hypha_ray.scheduler.epoch import LedgerError
-from hypha_ray.scheduler.planner import Pace, plan
-from hypha_ray.scheduler.slices import Ledger
-from hypha_ray.scheduler.statistics import BatchTime
+from hypha_ray.scheduler import messages as c
+from hypha_ray.scheduler.fleet.batch_time import BatchTime
+from hypha_ray.scheduler.ledger.epoch import LedgerError
+from hypha_ray.scheduler.ledger.ledger import Ledger
+from hypha_ray.scheduler.planning.planner import Pace, plan
 from hypha_ray.store.tensorfile import chunks
 from hypha_ray.types import Delta, Entry, Evaluated, Layout, Merged, Plan, Report, Source, Span
 from hypha_ray.worker.results import Results

@@ -10,7 +10,7 @@ from fleet_scenarios import FIRST_ONLY, done, fleet_of, on, used
 from virtual_fleet import Faults, VirtualFleet, past_of, slices_of
 
 from hypha_ray.phases import Phase
-from hypha_ray.scheduler import commands as c
+from hypha_ray.scheduler import messages as c
 from hypha_ray.types import Delta, Source
 
 ASYNC = {"strategy": "async", "arrival_grace_s": 0.0}

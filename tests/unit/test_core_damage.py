@@ -9,7 +9,7 @@ import pytest
 from fleet_scenarios import done, fleet_of, rounds
 from virtual_fleet import Faults, VirtualFleet, job_of, slices_of
 
-from hypha_ray.scheduler import commands as c
+from hypha_ray.scheduler import messages as c
 from hypha_ray.types import Damaged, Delta, Source
 
 

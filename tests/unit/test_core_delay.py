@@ -9,8 +9,8 @@ import weather
 from simulation import World
 
 from hypha_ray.config import Job
-from hypha_ray.scheduler import commands as c
-from hypha_ray.scheduler.epoch import samples_of
+from hypha_ray.scheduler import messages as c
+from hypha_ray.scheduler.ledger.epoch import samples_of
 from hypha_ray.types import Plan
 
 ROUNDS, WORKERS = 8, 3

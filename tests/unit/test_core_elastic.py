@@ -10,7 +10,7 @@ from fleet_scenarios import FIRST_ONLY, done, fleet_of, on
 from virtual_fleet import Faults
 
 from hypha_ray.errors import HyphaError
-from hypha_ray.scheduler import commands as c
+from hypha_ray.scheduler import messages as c
 from hypha_ray.types import Delta, Report, Source
 
 # ── loss ──────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -7,7 +7,7 @@ import weather
 from simulation import World
 
 from hypha_ray.config import Job
-from hypha_ray.scheduler import commands as c
+from hypha_ray.scheduler import messages as c
 
 ROUNDS, WORKERS, IN_FLIGHT = 8, 3, 3
 JOB = Job.model_validate(

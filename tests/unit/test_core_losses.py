@@ -9,7 +9,7 @@ import pytest
 from fleet_scenarios import done, fleet_of, used
 from virtual_fleet import Faults, VirtualFleet, past_of, slices_of
 
-from hypha_ray.scheduler.rounds import LOST
+from hypha_ray.scheduler.rounds.round import LOST
 from hypha_ray.types import Delta
 
 BAD = "non-finite values"

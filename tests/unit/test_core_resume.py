@@ -8,7 +8,7 @@ import pytest
 from fleet_scenarios import done, fleet_of, on, rounds, used
 from virtual_fleet import Faults, VirtualFleet, job_of, past_of, slices_of
 
-from hypha_ray.scheduler import commands as c
+from hypha_ray.scheduler import messages as c
 from hypha_ray.types import Delta, Source
 
 

@@ -6,7 +6,7 @@ import pytest
 from fleet_scenarios import FIRST_ONLY, done, fleet_of, used
 from virtual_fleet import job_of
 
-from hypha_ray.scheduler.fleet import batch_size
+from hypha_ray.scheduler.fleet.worker_state import batch_size
 
 SYNC = {"strategy": "sync"}
 

@@ -7,7 +7,7 @@ from fleet_scenarios import FIRST_ONLY, done, fleet_of, on
 from virtual_fleet import Faults
 
 from hypha_ray.errors import CapacityError
-from hypha_ray.scheduler import commands as c
+from hypha_ray.scheduler import messages as c
 from hypha_ray.types import Delta, Source
 
 # ── back-off, waiting and giving up ───────────────────────────────────────────────────────────────────────────────────

@@ -20,7 +20,7 @@ from store_bench import LAYOUT, flats
 from virtual_fleet import VirtualFleet, job_of, slices_of
 
 from hypha_ray.config.schema import Checkpoint
-from hypha_ray.scheduler import commands as c
+from hypha_ray.scheduler import messages as c
 from hypha_ray.store.keeper import Keeper
 
 ROUNDS = 640

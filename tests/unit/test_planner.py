@@ -13,7 +13,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hypha_ray.scheduler.planner import (
+from hypha_ray.scheduler.planning.planner import (
     Allocation,
     Pace,
     PlannerInputError,

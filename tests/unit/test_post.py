@@ -12,7 +12,7 @@ from ray.core.generated.common_pb2 import Address
 from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayTaskError
 
 from hypha_ray.errors import ClusterError
-from hypha_ray.scheduler.commands import Merge
+from hypha_ray.scheduler.messages import Merge
 from hypha_ray.scheduler.runtime import supervised_actor as post
 from hypha_ray.scheduler.runtime.supervised_actor import GONE, PATIENCE, SupervisedActor
 from hypha_ray.scheduler.runtime.worker_dispatcher import WorkerDispatcher

@@ -7,7 +7,7 @@ import json
 import pytest
 from virtual_fleet import job_of
 
-from hypha_ray.scheduler.roster import STARTS_PER_ATTEMPT, Roster
+from hypha_ray.scheduler.fleet.roster import STARTS_PER_ATTEMPT, Roster
 from hypha_ray.types import Source
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 from ledger_model import SEED, WORKERS, samples_in, slices_of
 
-from hypha_ray.scheduler.slices import Ledger, LedgerError
+from hypha_ray.scheduler.ledger.ledger import Ledger, LedgerError
 from hypha_ray.types import SliceInfo, Span, window
 
 A, B, C = 0, 1, 2

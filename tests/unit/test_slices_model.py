@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from ledger_model import WORKERS, Books, Walker
 from mutants_slices import MUTANTS, mutant
 
-from hypha_ray.scheduler.slices import Ledger
+from hypha_ray.scheduler.ledger.ledger import Ledger
 from hypha_ray.types import window
 
 BUDGET = 60

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hypha_ray.scheduler.planner import Pace, plan
-from hypha_ray.scheduler.statistics import BatchTime, Decayed
+from hypha_ray.scheduler.fleet.batch_time import BatchTime, Decayed
+from hypha_ray.scheduler.planning.planner import Pace, plan
 
 thorough = settings(deadline=None, derandomize=True, max_examples=200)
 

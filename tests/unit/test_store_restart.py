@@ -12,7 +12,7 @@ from store_bench import GROUP, LAYOUT, PARTS, WORKERS, ask, flats, flip, inner_s
 
 from hypha_ray.config.schema import Checkpoint
 from hypha_ray.errors import CheckpointError
-from hypha_ray.scheduler.slices import Ledger
+from hypha_ray.scheduler.ledger.ledger import Ledger
 from hypha_ray.store.commits import CommitLog
 from hypha_ray.store.disk import sealed
 from hypha_ray.store.keeper import Keeper

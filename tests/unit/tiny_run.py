@@ -14,10 +14,10 @@ from typing import Any
 from simulation_books import Books
 
 from hypha_ray.config import Job
-from hypha_ray.scheduler import commands as c
-from hypha_ray.scheduler.assigner import Sizes
+from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.core import Core
-from hypha_ray.scheduler.past import Past
+from hypha_ray.scheduler.planning.round_planner import Sizes
+from hypha_ray.scheduler.resume_point import Past
 from hypha_ray.types import (
     Commit,
     Contribution,

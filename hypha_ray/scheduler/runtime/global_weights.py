@@ -12,8 +12,8 @@ from uuid import uuid4
 from hypha_ray.config import Job
 from hypha_ray.fragments import Piece, exchanged
 from hypha_ray.phases import Phase
-from hypha_ray.scheduler.commands import Initialised, Persist, Reduce
-from hypha_ray.scheduler.rounds import LOST
+from hypha_ray.scheduler.messages import Initialised, Persist, Reduce
+from hypha_ray.scheduler.rounds.round import LOST
 from hypha_ray.scheduler.runtime.run_actors import RunActors
 from hypha_ray.scheduler.runtime.supervised_actor import GONE
 from hypha_ray.types import Layout, Rejection, Saved, Source, Verdict

@@ -13,7 +13,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
 from hypha_ray.errors import HyphaError, QuarantinedError
 from hypha_ray.failpoints import failpoint
-from hypha_ray.scheduler import commands as c
+from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.runtime.global_weights import GlobalWeights
 from hypha_ray.scheduler.runtime.run_actors import RunActors
 from hypha_ray.scheduler.runtime.slice_cache import SliceCache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hypha_ray.scheduler.outbox import Outbox
+from hypha_ray.scheduler.messages import Outbox
 
 AHEAD = 4
 """Rounds that may be under way or wait for the store: each of them holds weights and momentum in memory."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hypha_ray.config import Job
-from hypha_ray.scheduler.assigner import Assigner, Sizes
-from hypha_ray.scheduler.commands import Command
-from hypha_ray.scheduler.fleet import Member, batch_seconds, batch_size, paces_at_start
-from hypha_ray.scheduler.past import Past
-from hypha_ray.scheduler.planner import Allocation
-from hypha_ray.scheduler.planner import plan as plan_batches
+from hypha_ray.scheduler.fleet.worker_state import Member, batch_seconds, batch_size, paces_at_start
+from hypha_ray.scheduler.messages import Command
+from hypha_ray.scheduler.planning.planner import Allocation
+from hypha_ray.scheduler.planning.planner import plan as plan_batches
+from hypha_ray.scheduler.planning.round_planner import Assigner, Sizes
+from hypha_ray.scheduler.resume_point import Past
 from hypha_ray.types import Plan, SliceInfo, Span
 
 RESIZE_GAIN = 0.1

@@ -8,13 +8,20 @@ from dataclasses import dataclass, replace
 
 from hypha_ray.config import Job
 from hypha_ray.fragments import due
-from hypha_ray.scheduler.commands import Assign, Command, Feed, Merge, Restore
-from hypha_ray.scheduler.epoch import samples_of
-from hypha_ray.scheduler.fleet import Member, Standing, batch_seconds, batch_size, paces_at_start, standings
-from hypha_ray.scheduler.past import Past
-from hypha_ray.scheduler.planner import plan as plan_batches
-from hypha_ray.scheduler.rounds import Round
-from hypha_ray.scheduler.slices import Ledger
+from hypha_ray.scheduler.fleet.worker_state import (
+    Member,
+    Standing,
+    batch_seconds,
+    batch_size,
+    paces_at_start,
+    standings,
+)
+from hypha_ray.scheduler.ledger.epoch import samples_of
+from hypha_ray.scheduler.ledger.ledger import Ledger
+from hypha_ray.scheduler.messages import Assign, Command, Feed, Merge, Restore
+from hypha_ray.scheduler.planning.planner import plan as plan_batches
+from hypha_ray.scheduler.resume_point import Past
+from hypha_ray.scheduler.rounds.round import Round
 from hypha_ray.types import Plan, SliceInfo, Span, window
 
 CORRECTION_GAIN = 0.02

@@ -12,16 +12,16 @@ those whose deltas came last. Between two commits weights are known by the numbe
 from __future__ import annotations
 
 from hypha_ray.config import Job
-from hypha_ray.scheduler import commands as c
-from hypha_ray.scheduler.course import Course
-from hypha_ray.scheduler.fleet import Member, known_batch_s
-from hypha_ray.scheduler.inflow import Inflow
-from hypha_ray.scheduler.outbox import Outbox
-from hypha_ray.scheduler.past import Past
-from hypha_ray.scheduler.periods import Arrival, Period, Turn
-from hypha_ray.scheduler.roster import Roster
-from hypha_ray.scheduler.rounds import Evaluation, diverged, step_record
-from hypha_ray.scheduler.turns import Turns
+from hypha_ray.scheduler import messages as c
+from hypha_ray.scheduler.fleet.roster import Roster
+from hypha_ray.scheduler.fleet.worker_state import Member, known_batch_s
+from hypha_ray.scheduler.messages import Outbox
+from hypha_ray.scheduler.planning.async_planner import Turns
+from hypha_ray.scheduler.resume_point import Past
+from hypha_ray.scheduler.rounds.async_round import Arrival, Period, Turn
+from hypha_ray.scheduler.rounds.round import Evaluation, diverged, step_record
+from hypha_ray.scheduler.strategies.arrival_queue import Inflow
+from hypha_ray.scheduler.strategies.barrier import Course
 from hypha_ray.types import Delta, Evaluated, Event, Merged, Rejection, Report, Source, Span, Verdict
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hypha_ray.scheduler.planner import SECONDS
+from hypha_ray.scheduler.planning.planner import SECONDS
 
 
 class Decayed:

@@ -6,11 +6,11 @@ from collections import deque
 
 from hypha_ray.config import Job
 from hypha_ray.model.tasks.table import find_task
-from hypha_ray.scheduler import commands as c
-from hypha_ray.scheduler.outbox import Outbox
-from hypha_ray.scheduler.rounds import Evaluation, Round
-from hypha_ray.scheduler.slices import Ledger
-from hypha_ray.scheduler.tally import Tally
+from hypha_ray.scheduler import messages as c
+from hypha_ray.scheduler.ledger.ledger import Ledger
+from hypha_ray.scheduler.messages import Outbox
+from hypha_ray.scheduler.resume_point import Tally
+from hypha_ray.scheduler.rounds.round import Evaluation, Round
 
 
 class Records:

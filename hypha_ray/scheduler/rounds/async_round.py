@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypha_ray.scheduler.rounds import Round, train_speeds
+from hypha_ray.scheduler.rounds.round import Round, train_speeds
 from hypha_ray.types import Contribution, Delta, Rejection, Span, Verdict
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hypha_ray.config import Job
-from hypha_ray.scheduler.arrivals import Arrivals
-from hypha_ray.scheduler.assigner import Assigner, Sizes
-from hypha_ray.scheduler.course import Course
-from hypha_ray.scheduler.flights import Flights
-from hypha_ray.scheduler.outbox import Outbox
-from hypha_ray.scheduler.past import Past
-from hypha_ray.scheduler.roster import Roster
-from hypha_ray.scheduler.turns import Turns
+from hypha_ray.scheduler.fleet.roster import Roster
+from hypha_ray.scheduler.messages import Outbox
+from hypha_ray.scheduler.planning.async_planner import Turns
+from hypha_ray.scheduler.planning.round_planner import Assigner, Sizes
+from hypha_ray.scheduler.resume_point import Past
+from hypha_ray.scheduler.strategies.asynchronous import Arrivals
+from hypha_ray.scheduler.strategies.barrier import Course
+from hypha_ray.scheduler.strategies.overlapped import Flights
 from hypha_ray.types import SliceInfo
 
 

@@ -1,4 +1,4 @@
-"""What the scheduler's brain asks for, and what it hears besides the workers' own events."""
+"""Messages of the scheduler's core: inputs besides workers' events, commands, and the outbox that collects them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from hypha_ray.phases import Phase
-from hypha_ray.types import Event, Plan, Saved, Source, Span, Verdict
+from hypha_ray.types import Damaged, Event, Plan, Saved, Source, Span, Verdict
 
 Used: TypeAlias = tuple[tuple[int, tuple[Span, ...]], ...]
 """What each worker's accepted deltas were trained on."""
@@ -181,3 +181,48 @@ class Tick:
 
 
 Input: TypeAlias = Event | Lost | Unplaced | Draining | Initialised | Reduced | Committed | Tick
+
+
+NAMED = 8
+"""Most samples of a batch that are named one by one."""
+
+
+class Outbox:
+    """Commands, notes for events.jsonl, and the end of the run."""
+
+    def __init__(self) -> None:
+        self._commands: list[Command] = []
+        self.over = False
+
+    def take(self) -> list[Command]:
+        """Everything that was put in since the last call."""
+        commands, self._commands = self._commands, []
+        return commands
+
+    def put(self, *commands: Command) -> None:
+        """Add commands."""
+        self._commands += commands
+
+    def note(self, kind: str, now: float, **fields: Any) -> None:
+        """Add a line for events.jsonl."""
+        self.put(Note({"kind": kind, "monotonic_s": now, **fields}))
+
+    def problem(self, text: str, now: float) -> None:
+        """Say something to the user that doesn't end the run."""
+        self.note("problem", now, text=text)
+
+    def damaged(self, event: Damaged, now: float) -> None:
+        """Name samples that can't be trained on."""
+        worker = {"worker": event.source.worker, "incarnation": event.source.incarnation}
+        for index, sample in event.samples[:NAMED]:
+            self.note("damaged", now, **worker, round=event.round, slice=index, sample=sample, whole_batch=event.whole)
+        index, sample = event.samples[0]
+        more = f" and {len(event.samples) - 1} more" if len(event.samples) > 1 else ""
+        left_out = "the batch is skipped" if event.whole else "left out"
+        self.problem(f"slice {index}, sample {sample}{more}: no finite loss and gradient, {left_out}", now)
+
+    def finish(self, error: Exception | None) -> None:
+        """End the run, once."""
+        if not self.over:
+            self.over = True
+            self.put(Finish(error))

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from hypha_ray.config import Job
-from hypha_ray.scheduler.planner import Pace
-from hypha_ray.scheduler.statistics import BatchTime, Decayed
+from hypha_ray.scheduler.fleet.batch_time import BatchTime, Decayed
+from hypha_ray.scheduler.planning.planner import Pace
 from hypha_ray.types import Delta, Plan, Report, Source, Span
 
 UNKNOWN_BATCH_S = 1.0

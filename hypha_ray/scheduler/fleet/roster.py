@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from hypha_ray.config import Job
 from hypha_ray.errors import ClusterError, ConfigError, HyphaError
 from hypha_ray.market.leases import Lease, LeaseBook
-from hypha_ray.scheduler.fleet import Member, batch_size
+from hypha_ray.scheduler.fleet.worker_state import Member, batch_size
 from hypha_ray.types import Source
 
 FIRST_WAIT_S = 1.0

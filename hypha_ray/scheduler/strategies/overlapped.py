@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections import deque
 
 from hypha_ray.config import Job
-from hypha_ray.scheduler.assigner import Assigner
-from hypha_ray.scheduler.course import Course
-from hypha_ray.scheduler.fleet import Member
-from hypha_ray.scheduler.outbox import Outbox
-from hypha_ray.scheduler.past import Past
-from hypha_ray.scheduler.roster import Roster
-from hypha_ray.scheduler.rounds import Round, disowned
+from hypha_ray.scheduler.fleet.roster import Roster
+from hypha_ray.scheduler.fleet.worker_state import Member
+from hypha_ray.scheduler.messages import Outbox
+from hypha_ray.scheduler.planning.round_planner import Assigner
+from hypha_ray.scheduler.resume_point import Past
+from hypha_ray.scheduler.rounds.round import Round, disowned
+from hypha_ray.scheduler.strategies.barrier import Course
 from hypha_ray.types import Event, Merged, Source, Span, Verdict
 
 

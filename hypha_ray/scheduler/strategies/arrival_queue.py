@@ -6,10 +6,10 @@ from collections import deque
 
 from hypha_ray.config import Job
 from hypha_ray.phases import Phase
-from hypha_ray.scheduler.commands import Reduce
-from hypha_ray.scheduler.past import Past
-from hypha_ray.scheduler.periods import Arrival, Period
-from hypha_ray.scheduler.rounds import counted, weight
+from hypha_ray.scheduler.messages import Reduce
+from hypha_ray.scheduler.resume_point import Past
+from hypha_ray.scheduler.rounds.async_round import Arrival, Period
+from hypha_ray.scheduler.rounds.round import counted, weight
 from hypha_ray.types import Contribution, Rejection, Verdict
 
 PATIENCE = 10

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from hypha_ray.config import Job
 from hypha_ray.fragments import exchanged
-from hypha_ray.scheduler import commands as c
-from hypha_ray.scheduler.assigner import Assigner
-from hypha_ray.scheduler.fleet import Member, known_batch_s
-from hypha_ray.scheduler.outbox import Outbox
-from hypha_ray.scheduler.past import Past
-from hypha_ray.scheduler.records import Records
-from hypha_ray.scheduler.roster import Roster
-from hypha_ray.scheduler.rounds import Evaluation, Round, failure, step_record, weight
-from hypha_ray.scheduler.tally import Tally
+from hypha_ray.scheduler import messages as c
+from hypha_ray.scheduler.fleet.roster import Roster
+from hypha_ray.scheduler.fleet.worker_state import Member, known_batch_s
+from hypha_ray.scheduler.messages import Outbox
+from hypha_ray.scheduler.planning.round_planner import Assigner
+from hypha_ray.scheduler.resume_point import Past, Tally
+from hypha_ray.scheduler.rounds.pending import Records
+from hypha_ray.scheduler.rounds.round import Evaluation, Round, failure, step_record, weight
 from hypha_ray.types import Delta, Evaluated, Event, Merged, Report, Source, Span, Verdict
 
 

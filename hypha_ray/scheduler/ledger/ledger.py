@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
-from hypha_ray.scheduler.epoch import Epoch, LedgerError, by_slice, samples_of, without
+from hypha_ray.scheduler.ledger.epoch import Epoch, LedgerError, by_slice, samples_of, without
 from hypha_ray.types import SliceInfo, Span, window
 
 __all__ = ["Ledger", "LedgerError"]

@@ -1,0 +1,1 @@
+"""Fleet of workers: slots, leases, states, batch times and trust."""

@@ -1,0 +1,1 @@
+"""Ledger of samples: each is available, assigned, or used by a commit."""

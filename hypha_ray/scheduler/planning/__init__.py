@@ -1,0 +1,1 @@
+"""Planning: batches, samples and slices of each worker's next round."""

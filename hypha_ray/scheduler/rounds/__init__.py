@@ -1,0 +1,1 @@
+"""Rounds and evaluations: their state, and the records made of them."""
