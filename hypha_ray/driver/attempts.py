@@ -131,7 +131,7 @@ def _stream(scheduler: Any, start_s: float, control: ControlService) -> Iterator
             ref = next(stream, None)
             if ref is None:
                 return
-            yield ray.get(ref)
+            yield from ray.get(ref)
         else:
             pulse, waits = pulse or scheduler.ping.remote(), waits + 1
             if waits > limit:

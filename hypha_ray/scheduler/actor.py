@@ -76,23 +76,22 @@ class Scheduler:
         return os.getpid()
 
     @ray.method(num_returns="streaming")
-    async def run(self) -> AsyncIterator[dict[str, Any]]:
-        """The whole job: yields status lines, records, and the summary at last; raises what ended the job."""
+    async def run(self) -> AsyncIterator[list[dict[str, Any]]]:
+        """The whole job: yields status lines and records, the summary at last; raises what ended the job."""
         try:
             failpoint("scheduler.start")
-            yield _status("leasing machines")
+            yield [_status("leasing machines")]
             past = await self._recall()
             core = await self._brain(past)
             commands = core.start(await self._fitting(past), time.monotonic())
             self._spawn(self._initialise(past))
             self._spawn(self._watch_nodes())
-            yield _status("starting workers and building the model")
+            yield [_status("starting workers and building the model")]
             while True:
                 for command in commands:
-                    for record in self._perform(command):
-                        yield record
-                for record in self._telemetry.news(core.over):
-                    yield record
+                    self._perform(command)
+                if records := self._telemetry.for_driver(core.over):
+                    yield records
                 if core.over:
                     _raise_what_ended(commands)
                     break
@@ -100,10 +99,10 @@ class Scheduler:
             ending = asyncio.ensure_future(self._settled())
             while not ending.done():
                 await asyncio.wait({ending}, timeout=NEWS_S)
-                for record in self._telemetry.news(ending.done()):
-                    yield record
+                if records := self._telemetry.for_driver(ending.done()):
+                    yield records
             await ending
-            yield {"kind": "summary", **await self._finish()}
+            yield [{"kind": "summary", **await self._finish()}]
         except (QuarantinedError, LostError):  # The next scheduler takes the workers over.
             await self._finish()
             raise
@@ -172,8 +171,8 @@ class Scheduler:
             self._weights.advance()
         return heard
 
-    def _perform(self, command: c.Command) -> list[dict[str, Any]]:
-        """Carry a command out; returns what the driver should see of it."""
+    def _perform(self, command: c.Command) -> None:
+        """Carry a command out."""
         match command:
             case c.Hire(source=source):
                 self._dispatcher.hire(source)
@@ -190,10 +189,8 @@ class Scheduler:
                 commit.add_done_callback(self._committed)
             case c.Record(fields=fields):
                 self._telemetry.record(fields)
-                return [dict(fields)]
             case c.Note(fields=fields):
                 self._telemetry.event(fields)
-        return []
 
     async def _reduce(self, command: c.Reduce) -> None:
         failpoint("scheduler.before_reduce")

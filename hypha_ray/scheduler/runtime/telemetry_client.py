@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from typing import Any
 
@@ -22,7 +23,7 @@ FINISH_S = 10.0
 
 
 class TelemetryClient:
-    """Hands on records and events in order, many with a call, and counts what had to be dropped.
+    """Hands records and events on in order, many with a call, to telemetry and to the driver; counts what it drops.
 
     Figures of steps, of which there is one a second for each worker, wait for others. Everything else is handed on at
     once, together with what waits: a scheduler that dies leaves no gap in what its successor goes on from.
@@ -41,15 +42,22 @@ class TelemetryClient:
         self._closing = False
         self._dropped = 0
         self._news = News()
+        self._shown: list[dict[str, Any]] = []
+        """Records that the driver hasn't been shown."""
+        self._show_at = math.inf
+        """When they are due, in monotonic seconds; infinity if there are none."""
 
     def open(self) -> None:
         """Let telemetry open its files; what was told before has waited for that."""
         self._sender = self._sender or asyncio.get_running_loop().create_task(self._send())
 
     def record(self, fields: Record) -> None:
-        """Add a line to metrics.jsonl and the sinks."""
+        """Add a line to metrics.jsonl and the sinks, and show it to the driver."""
         self._put(self._records, fields)
-        if fields["kind"] != "step" or len(self._records) >= BATCH:
+        self._shown.append(dict(fields))
+        waits_s = BATCH_S if fields["kind"] == "step" else 0.0
+        self._show_at = min(self._show_at, time.monotonic() + waits_s)
+        if not waits_s or len(self._records) >= BATCH:
             self._due.set()
         elif self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(BATCH_S, self._due.set)
@@ -64,9 +72,17 @@ class TelemetryClient:
         """Add an event of this moment."""
         self.event({"kind": kind, "monotonic_s": time.monotonic(), **fields})
 
-    def news(self, everything: bool = False) -> list[dict[str, Any]]:
-        """Return lines of text that the driver should show now; at the end of a run everything that waits."""
-        return [{"kind": "news", "text": text} for text in self._news.lines(time.monotonic(), everything)]
+    def for_driver(self, everything: bool = False) -> list[dict[str, Any]]:
+        """Return records and lines of text that the driver should show now; at the end of a run everything that waits.
+
+        Nothing is due for the sake of steps until the first of them has waited for `BATCH_S`.
+        """
+        now = time.monotonic()
+        news = [{"kind": "news", "text": text} for text in self._news.lines(now, everything)]
+        if not news and not everything and now < self._show_at:
+            return []
+        shown, self._shown, self._show_at = self._shown, [], math.inf
+        return [*shown, *news]
 
     def replaced(self, name: str, reason: str) -> None:
         """An actor was replaced."""

@@ -128,7 +128,7 @@ def test_problems_of_sinks_are_events_and_news_and_none_is_lost_at_the_end() -> 
     async def tell(client: TelemetryClient) -> None:
         client.record(ROUND)
         await client.finish({})
-        assert client.news(everything=True) == [{"kind": "news", "text": "the disk is full"}]
+        assert client.for_driver(everything=True) == [ROUND, {"kind": "news", "text": "the disk is full"}]
 
     told(actor, tell)
     (_, events) = actor.calls[1]
@@ -156,6 +156,26 @@ def test_more_than_the_backlog_and_calls_that_fail_are_dropped_and_counted() -> 
         assert (await client.finish({}))["dropped"] == 2
 
     told(actor, failing)
+
+
+def test_the_driver_is_shown_steps_with_whatever_comes_next_or_once_they_have_waited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def tell(client: TelemetryClient) -> None:
+        client.record(step(0))
+        assert client.for_driver() == []
+        client.record(ROUND)
+        assert client.for_driver() == [step(0), ROUND]
+        client.record(step(1))
+        client.event({**JOIN, "kind": "loss"})
+        shown = client.for_driver()
+        assert shown[0] == step(1) and shown[1]["kind"] == "news"
+        monkeypatch.setattr(telemetry, "BATCH_S", 1e-9)
+        client.record(step(2))
+        await settled(lambda: client.for_driver() == [step(2)])
+        assert client.for_driver(everything=True) == []
+
+    told(Actor(), tell)
 
 
 def test_an_event_has_the_time_of_day_at_which_it_happened() -> None:
