@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hypha_ray.config import Job
 from hypha_ray.data.slices import read_slice
 from hypha_ray.driver.compatibility import Case
-from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.errors import DataError
 from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
-from hypha_ray.model.loading.build import task_of
-from hypha_ray.model.loading.configuration import auto_class
-from hypha_ray.model.loading.hub import remote_code_allowed
+from hypha_ray.model.loading.build import random_model, task_of
 from hypha_ray.model.loading.preprocess import load_special_tokens
 from hypha_ray.model.loss_check import check_loss_on_copy
+from hypha_ray.model.losses import require_mean
 from hypha_ray.model.tasks.masking import missing_mask_token
 from hypha_ray.model.tasks.task import Task
 from hypha_ray.types import Samples
@@ -47,26 +45,15 @@ def check_loss(case: Case) -> list[str]:
         return []
     specials = load_special_tokens(job.preprocessor, case.folder, job.model) if masks else None
     task = task_of(job.model, case.network, specials)
-    if task.summed and job.sync.strategy == "sync":
-        raise ConfigError(
-            "CFG011",
-            'ctc_loss_reduction = "sum" and sync.strategy = "sync" exclude each other: a synchronous step takes a mean',
-            fix='set ctc_loss_reduction = "mean", or another sync.strategy',
-        )
+    require_mean(task, job.sync.strategy)
     tensors = {tensor.name for tensor in case.manifest.tensors}
     if masks and task.masking is None and "labels" not in tensors:
         raise missing_mask_token(task.name)
     samples = _scored(case, task)
     tried = check_loss_on_copy(
-        task, samples, case.network.config, partial(_build, job, case.task), case.facts.parameters
+        task, samples, case.network.config, partial(random_model, job.model, case.task), case.facts.parameters
     )
     return [*_left_out(case, task, samples), *([] if tried else [_untried(case.network)])]
-
-
-def _build(job: Job, task: Task, config: object) -> PreTrainedModel:
-    trusted = remote_code_allowed(job.model.trust_remote_code)
-    network: PreTrainedModel = auto_class(task).from_config(config, trust_remote_code=trusted)
-    return network
 
 
 def _scored(case: Case, task: Task) -> Samples:

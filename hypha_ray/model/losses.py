@@ -50,6 +50,21 @@ def compute_losses(task: Task, model: torch.nn.Module, inputs: Batch) -> Losses:
     return Losses(_plain(output, inputs, trained), trained, output)
 
 
+def require_mean(task: Task, strategy: str) -> None:
+    """Refuse a loss that is a sum in synchronous training, whose steps take means.
+
+    Raises:
+        ConfigError: the loss is a sum, and the strategy synchronous.
+
+    """
+    if task.summed and strategy == "sync":
+        raise ConfigError(
+            "CFG011",
+            'ctc_loss_reduction = "sum" and sync.strategy = "sync" exclude each other: a synchronous step takes a mean',
+            fix='set ctc_loss_reduction = "mean", or another sync.strategy',
+        )
+
+
 def forward(task: Task, model: torch.nn.Module, inputs: Batch) -> Any:
     """Run a model without a key/value cache: only generation reads one, and some models fail to fill it."""
     return model(**inputs, use_cache=False) if task.caches else model(**inputs)

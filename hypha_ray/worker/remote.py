@@ -31,7 +31,7 @@ def train(trainer: Trainer, device: str) -> None:
         device: ``cpu``, ``cuda`` or ``auto``.
 
     Raises:
-        HyphaError: the model can't be built, or the driver is gone.
+        HyphaError: the model can't be built, its loss isn't the task's, or the driver is gone.
 
     """
     job = job_of(trainer.job, device)
@@ -39,12 +39,12 @@ def train(trainer: Trainer, device: str) -> None:
     stepper = Stepper(job, told and SpecialTokens(told["mask_token_id"], tuple(told["all_special_ids"])))
     trainer.ready(str(stepper.device), stepper.parameters)
     chosen, peak = strategy(job, stepper), job.inner_optimizer.learning_rate
-    for work in trainer.rounds():
+    for count, work in enumerate(trainer.rounds()):
         stepper.seed(job.run.seed, work.number, trainer.job["worker"])
-        _go_through(work, stepper, chosen, peak)
+        _go_through(work, stepper, chosen, peak, first=count == 0)
 
 
-def _go_through(work: Round, stepper: Stepper, chosen: Strategy, peak: float) -> None:
+def _go_through(work: Round, stepper: Stepper, chosen: Strategy, peak: float, *, first: bool) -> None:
     layout, began = layout_of(stepper.model), time.monotonic()
     load(stepper.model, layout, work.parameters())
     work.merged(time.monotonic() - began)
@@ -52,8 +52,11 @@ def _go_through(work: Round, stepper: Stepper, chosen: Strategy, peak: float) ->
         sums = stepper.evaluate(Samples(arrays, work.keys) for arrays in work.evaluation())
         work.evaluated(sums.loss_sum, sums.count, sums.correct)
     chosen.begin()
-    for batch in work.batches():
+    for place, batch in enumerate(work.batches()):
+        samples = Samples(batch, work.keys)
+        if first and place == 0:
+            stepper.check_loss(samples)  # The driver checks no losses of trainers outside of Ray.
         stepper.optimizer.scale(work.learning_rate / peak)
-        result = chosen.train(Samples(batch, work.keys))
+        result = chosen.train(samples)
         work.step(float(result.loss), scored=result.scored, gradient_norm=float(result.norm))
     work.hand_over(named(layout, [chosen.result(layout, 0)]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -13,11 +14,12 @@ import torch
 
 from hypha_ray.config import Job
 from hypha_ray.model.evaluation import EvaluationSums, evaluate, tensors_of
-from hypha_ray.model.loading.build import build_model, task_of
+from hypha_ray.model.loading.build import build_model, random_model, task_of
 from hypha_ray.model.loading.preprocess import load_special_tokens
-from hypha_ray.model.losses import Losses, compute_losses
+from hypha_ray.model.loss_check import check_loss_on_copy
+from hypha_ray.model.losses import Losses, compute_losses, require_mean
 from hypha_ray.model.tasks.masking import SpecialTokens
-from hypha_ray.model.tasks.table import find_task
+from hypha_ray.model.tasks.table import find_task, require_trainable
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.optim.schedules import inner_steps
 from hypha_ray.types import Samples
@@ -50,11 +52,14 @@ class Stepper:
         self._accumulation = job.rounds.accumulation
         self._leaves_out = job.dataset.allow_quarantine
         self.device = torch.device(_device(job.worker.device))
+        require_trainable(find_task(job.model.type))
         self.model = build_model(job.model, job.run.seed).to(self.device).train()
         self.optimizer = build_optimizer(self.model, job.inner_optimizer, inner_steps(job), job.resources.num_workers)
         if specials is None and find_task(job.model.type).labels == "masked":
             specials = load_special_tokens(job.preprocessor, None, job.model)
         self._task, self._masking_seed = task_of(job.model, self.model, specials), job.run.seed
+        require_mean(self._task, job.sync.strategy)
+        self._build_copy = partial(random_model, job.model, self._task)
         compute = partial(compute_losses, self._task, self.model)
         self._losses = torch.compile(compute) if job.worker.compile else compute
         self._autocast = torch.bfloat16 if job.worker.autocast == "bf16" else None
@@ -66,6 +71,15 @@ class Stepper:
     def parameters(self) -> int:
         """Number of the model's parameters."""
         return sum(parameter.numel() for parameter in self.model.parameters())
+
+    def check_loss(self, batch: Samples) -> None:
+        """Refuse a model whose loss isn't that of its task, by a small copy on the CPU.
+
+        Raises:
+            ConfigError: the loss isn't the task's, or the model can't be run on the batch.
+
+        """
+        check_loss_on_copy(self._task, batch, copy.deepcopy(self.model.config), self._build_copy, self.parameters)
 
     def seed(self, *entropy: int) -> None:
         """Let all that a model draws depend on these numbers alone from here on: some draw from numpy or Python."""

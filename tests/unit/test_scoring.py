@@ -197,6 +197,26 @@ def test_large_model_is_tried_on_a_small_copy(tmp_path: Path) -> None:
     assert check_model(decoder, folder, manifest) == []
 
 
+def test_trainer_outside_of_ray_refuses_a_loss_that_is_not_the_tasks() -> None:
+    samples = Samples(ids(), keys(8))
+    with pytest.raises(HyphaError, match="MODEL016"):
+        Stepper(job_of(BERT | {"model_type": "bert"}, "causal-lm")).check_loss(samples)
+    with pytest.raises(HyphaError, match="MODEL012"):
+        Stepper(job_of(BERT | {"model_type": "bert"}, "text-encoding"))
+
+
+def test_check_of_a_loss_changes_no_step() -> None:
+    samples, found = Samples(ids(), keys(8)), []
+    for checks in (False, True):
+        stepper = Stepper(job_of(GPT, "causal-lm"))
+        stepper.seed(0)
+        if checks:
+            stepper.check_loss(samples)
+        stepper.step(samples)
+        found.append([one.detach().clone() for one in stepper.model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
 @pytest.mark.parametrize("family", ["bamba", "jamba", "mamba2", "mbart", "mixtral", "qwen3_moe"])
 def test_small_copy_can_be_made_of_a_large_model(family: str) -> None:
     large = AutoConfig.for_model(family, vocab_size=1000)

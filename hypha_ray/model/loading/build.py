@@ -138,7 +138,14 @@ def skeleton(model: Model) -> PreTrainedModel:
     _, config = configuration_of(model, task, weights=False)
     _load_class(task, config)
     with torch.device("meta"), errors_as(ConfigError, "MODEL004", "the model can't be built from its configuration"):
-        return auto_class(task).from_config(config, trust_remote_code=remote_code_allowed(model.trust_remote_code))
+        return random_model(model, task, config)
+
+
+def random_model(model: Model, task: Task, config: PretrainedConfig) -> PreTrainedModel:
+    """Build a model with random weights from any configuration, on torch's default device."""
+    trusted = remote_code_allowed(model.trust_remote_code)
+    network: PreTrainedModel = auto_class(task).from_config(config, trust_remote_code=trusted)
+    return network
 
 
 def describe(model: PreTrainedModel, task: Task) -> Facts:
