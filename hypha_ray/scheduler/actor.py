@@ -20,9 +20,9 @@ from hypha_ray.fragments import exchanged
 from hypha_ray.market.requirements import workers_to_start
 from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.scheduler import messages as c
-from hypha_ray.scheduler.core import Core
+from hypha_ray.scheduler.core import SchedulerCore
 from hypha_ray.scheduler.planning.round_planner import Sizes
-from hypha_ray.scheduler.resume_point import Past
+from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.scheduler.runtime.global_weights import GlobalWeights
 from hypha_ray.scheduler.runtime.run_actors import RunActors
 from hypha_ray.scheduler.runtime.slice_cache import SliceCache
@@ -119,28 +119,28 @@ class Scheduler:
 
     # ── the start ─────────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def _recall(self) -> Past:
+    async def _recall(self) -> ResumePoint:
         """What an earlier scheduler of this run has left in the log."""
         survey = await (await self._actors.store.ask(lambda store: store.survey.remote()))
-        metrics, past = self._directory / METRICS, Past(self._attempt)
+        metrics, past = self._directory / METRICS, ResumePoint(self._attempt)
         if survey is not None:
             aside = await (await self._actors.store.ask(lambda store: store.quarantined.remote()))
             used = {"epoch": survey.epoch, "used": [span for span in survey.used if span[1] not in aside]}
             evaluated = survey.next_round - 1 in {record["round"] for record in read_jsonl(metrics, kinds=("eval",))}
             inner = frozenset(survey.inner)
             known = used, survey.state, inner, evaluated, survey.layout, survey.skipped
-            past = Past(self._attempt, survey.next_round, *known)
+            past = ResumePoint(self._attempt, survey.next_round, *known)
         await asyncio.to_thread(rewind, metrics, past.next_round)
         self._telemetry.open()
         return past
 
-    async def _brain(self, past: Past) -> Core:
+    async def _brain(self, past: ResumePoint) -> SchedulerCore:
         manifest = await self._slice_cache.manifest()
         held_samples = self._job.worker.prefetch_mb * 1_000_000 // manifest.sample_bytes
         slices = await self._slice_cache.usable(manifest.slices)
-        return Core(self._job, self._run, slices, Sizes(max(1, held_samples)), past)
+        return SchedulerCore(self._job, self._run, slices, Sizes(max(1, held_samples)), past)
 
-    async def _fitting(self, past: Past) -> int:
+    async def _fitting(self, past: ResumePoint) -> int:
         """Workers that there is room for now; a run that has begun waits for room instead of giving up."""
         try:
             return workers_to_start(self._job, await asyncio.to_thread(self._actors.nodes))
@@ -149,7 +149,7 @@ class Scheduler:
                 raise
             return 0
 
-    async def _initialise(self, past: Past) -> None:
+    async def _initialise(self, past: ResumePoint) -> None:
         self._inbox.put_nowait(await self._weights.initialise(past.next_round > 0, past.layout))
         await self._weights.prepare()
 
@@ -178,7 +178,7 @@ class Scheduler:
                 self._dispatcher.hire(source)
             case c.Dismiss(worker=worker):
                 self._dispatcher.dismiss(worker)
-            case c.Feed() | c.Assign() | c.Merge() | c.Restore() | c.Retire():
+            case c.Feed() | c.Assign() | c.Merge() | c.RestoreInnerState() | c.Drain():
                 self._dispatcher.order(command)
             case c.Reduce():
                 self._spawn(self._reduce(command))
@@ -187,9 +187,9 @@ class Scheduler:
                 commit = self._spawn(self._persist(self._weights.persist(command)))
                 self._commits.add(commit)
                 commit.add_done_callback(self._committed)
-            case c.Record(fields=fields):
+            case c.LogMetric(fields=fields):
                 self._telemetry.record(fields)
-            case c.Note(fields=fields):
+            case c.LogEvent(fields=fields):
                 self._telemetry.event(fields)
 
     async def _reduce(self, command: c.Reduce) -> None:

@@ -17,13 +17,13 @@ from hypha_ray.config import Job
 from hypha_ray.errors import CapacityError, CheckpointError
 from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.fleet.roster import Roster, hopeless
-from hypha_ray.scheduler.fleet.weight_hashes import Proofs
-from hypha_ray.scheduler.fleet.worker_state import Member
+from hypha_ray.scheduler.fleet.weight_hashes import WeightHashes
+from hypha_ray.scheduler.fleet.worker_state import WorkerState
 from hypha_ray.scheduler.messages import Outbox
 from hypha_ray.scheduler.planning.round_planner import Sizes
-from hypha_ray.scheduler.resume_point import Past
-from hypha_ray.scheduler.store_pace import Pace
-from hypha_ray.scheduler.strategies import course_of
+from hypha_ray.scheduler.resume_point import ResumePoint
+from hypha_ray.scheduler.store_pace import StorePace
+from hypha_ray.scheduler.strategies import strategy_of
 from hypha_ray.types import Alive, Damaged, Event, Failed, Leaving, Left, Merged, Ready, SliceInfo, Source
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ CHECK_S = 1.0
 """Seconds between two looks at who is silent and what is to be filled again."""
 
 
-class Core:
+class SchedulerCore:
     """Decides for one run.
 
     Args:
@@ -44,23 +44,23 @@ class Core:
 
     """
 
-    def __init__(self, job: Job, run: str, slices: Sequence[SliceInfo], sizes: Sizes, past: Past) -> None:
+    def __init__(self, job: Job, run: str, slices: Sequence[SliceInfo], sizes: Sizes, past: ResumePoint) -> None:
         self._job, self._past, self._resources = job, past, job.resources
         self._needed = self._resources.num_workers if job.run.mode == "replay" else self._resources.min_workers
         self._out = Outbox()
         self._roster = Roster(job, run, past.attempt)
         self._roster.restore(past.state.get("workers", {}))
-        self._course = course_of(job, slices, sizes, past, self._roster, self._out)
-        self._proofs = Proofs()
+        self._strategy = strategy_of(job, slices, sizes, past, self._roster, self._out)
+        self._weight_hashes = WeightHashes()
         self._layout_sha256: str | None = None
         self._first: set[Source] = set()
         """Workers that the first round waits for."""
         self._timers: dict[str, float] = {}
-        self._pace = Pace(past.next_round, self._out)
+        self._store_pace = StorePace(past.next_round, self._out)
 
     def start(self, fitting: int, now: float) -> list[c.Command]:
         """Hire workers: the first `fitting` numbers are awaited, the others come when there is room for them."""
-        self._out.note("attempt", now, attempt=self._past.attempt, next_round=self._past.next_round)
+        self._out.event("attempt", now, attempt=self._past.attempt, next_round=self._past.next_round)
         for text in self._past.skipped:
             self._out.problem(text, now)
         self._roster.open(range(fitting), now)
@@ -78,7 +78,7 @@ class Core:
     @property
     def deadline(self) -> float:
         """When the core wants a `Tick` at the latest."""
-        grace = self._course.grace_until
+        grace = self._strategy.grace_until
         return min(*self._timers.values(), self._timers["check"] if grace is None else grace)
 
     def handle(self, event: c.Input, now: float) -> list[c.Command]:
@@ -99,23 +99,25 @@ class Core:
     def _take_in(self, event: c.Input, now: float) -> None:
         match event:
             case c.Initialised(theta_bytes=size, theta_sha256=theta, layout_sha256=layout, part_bytes=parts):
-                self._course.sent_bytes, self._layout_sha256 = (size, parts or (size,)), layout
-                self._distrust(self._proofs.know(self._past.next_round - 1, theta), now)
+                self._strategy.sent_bytes, self._layout_sha256 = (size, parts or (size,)), layout
+                self._reject_joiners(self._weight_hashes.record_commit(self._past.next_round - 1, theta), now)
             case c.Reduced(verdict=verdict):
-                for source in self._course.reduced(verdict, now):
+                for source in self._strategy.reduced(verdict, now):
                     self._lost(source, f"excluded after {self._job.sync.strikes} rejected deltas", now)
             case c.Committed(saved=saved):
-                self._pace.wrote(saved.commit.round)
+                self._store_pace.wrote(saved.commit.round)
                 if saved.problem is not None:
                     self._out.problem(saved.problem, now)
-                self._distrust(self._proofs.know(saved.commit.round, saved.commit.theta_sha256), now)
-            case c.Lost() | c.Unplaced():
+                self._reject_joiners(
+                    self._weight_hashes.record_commit(saved.commit.round, saved.commit.theta_sha256), now
+                )
+            case c.Lost() | c.PlacementFailed():
                 gone = self._lost(event.source, event.reason, now)
                 if gone and isinstance(event, c.Lost) and self._roster.broke_down(event.source.worker, event.exception):
                     alike = event.exception if self._roster.breaks_alike else None
                     self._give_up(hopeless(event.reason, alike), now)
             case c.Draining(workers=workers, reason=reason):
-                self._out.put(*(c.Retire(worker, reason) for worker in workers if self._roster.slots[worker].working))
+                self._out.put(*(c.Drain(worker, reason) for worker in workers if self._roster.slots[worker].working))
             case Event():
                 self._heard(event, now)
             case c.Tick():
@@ -138,7 +140,7 @@ class Core:
         late_s = now - self._timers["check"]
         if late_s > CHECK_S:
             self._roster.defer(late_s)
-            self._course.defer(late_s)
+            self._strategy.defer(late_s)
             self._timers = {name: at + late_s for name, at in self._timers.items()}
 
     def _tick(self, now: float) -> None:
@@ -146,13 +148,13 @@ class Core:
         due = {name for name, at in self._timers.items() if now >= at}
         if "check" in due:
             self._timers["check"] = now + CHECK_S
-            for source, reason in self._roster.silent(now, self._course.busy):
+            for source, reason in self._roster.silent(now, self._strategy.busy):
                 self._lost(source, reason, now)
             self._hire(now)
         for name in due - {"check"}:
             self._timers.pop(name, None)
-        if self._course.grace_until is not None and now >= self._course.grace_until:
-            self._course.close()
+        if self._strategy.grace_until is not None and now >= self._strategy.grace_until:
+            self._strategy.close()
         if "start" in due:
             self._give_up_waiting(now)
         if "idle" in due:
@@ -161,7 +163,7 @@ class Core:
     def _give_up_waiting(self, now: float) -> None:
         """At the start deadline go on with those who are ready, if they are enough."""
         late, self._first = self._first, set()
-        if len(self._roster.free) < self._needed:
+        if len(self._roster.assignable) < self._needed:
             self._give_up(self._too_few("were ready by the start deadline"), now)
             return
         for source in sorted(late, key=lambda one: one.worker):
@@ -169,8 +171,8 @@ class Core:
 
     def _give_up(self, error: Exception, now: float) -> None:
         """Nobody comes: the run ends, though after its last round only without the evaluation that is missing."""
-        if self._course.trained:
-            self._course.close_books(now)
+        if self._strategy.trained:
+            self._strategy.stop_waiting(now)
             self._out.finish(None)
         else:
             self._out.finish(error)
@@ -179,7 +181,7 @@ class Core:
 
     def _hire(self, now: float) -> None:
         for source in self._roster.hire(now):
-            self._out.note("hire", now, worker=source.worker, incarnation=source.incarnation)
+            self._out.event("hire", now, worker=source.worker, incarnation=source.incarnation)
             self._out.put(c.Hire(source))
 
     def _heard(self, event: Event, now: float) -> None:
@@ -196,18 +198,18 @@ class Core:
                 self._ready(event, now)
             case Leaving(reason=reason) if trusted:
                 if self._roster.leave(source):
-                    self._out.note("leaving", now, worker=source.worker, incarnation=source.incarnation, reason=reason)
-                    self._course.correct(now)
+                    self._out.event("leaving", now, worker=source.worker, incarnation=source.incarnation, reason=reason)
+                    self._strategy.correct_plans(now)
             case Left() if trusted:
                 self._lost(source, "left", now, blame=False)
             case Damaged() if trusted:
                 self._out.damaged(event, now)
             case Failed(error=error) if trusted or source.worker not in self._roster.slots:
                 self._out.finish(error)
-            case _ if trusted and member is not None and self._course.hears(member, event):
-                self._course.worked(member, event, now)
+            case _ if trusted and member is not None and self._strategy.accepts(member, event):
+                self._strategy.handle(member, event, now)
             case _:
-                self._out.note("stale", now, worker=source.worker, incarnation=source.incarnation, round=event.round)
+                self._out.event("stale", now, worker=source.worker, incarnation=source.incarnation, round=event.round)
 
     def _ready(self, event: Ready, now: float) -> None:
         source = event.source
@@ -216,70 +218,70 @@ class Core:
             return
         self._first.discard(source)
         member.layout = event.layout
-        self._out.note("join", now, worker=source.worker, incarnation=source.incarnation, device=event.device)
-        if self._course.open and self._builds_the_model([member], now):
-            self._course.join(member, now)
+        self._out.event("join", now, worker=source.worker, incarnation=source.incarnation, device=event.device)
+        if self._strategy.open and self._builds_the_model([member], now):
+            self._strategy.join(member, now)
 
     def _lost(self, source: Source, reason: str, now: float, blame: bool = True) -> bool:
         """Empty a worker's slot, let others do its share, and look for a successor; False if it was empty."""
         member = self._roster.member(source)
-        if not self._roster.vacate(source, now, blame):
+        if not self._roster.release(source, now, blame):
             return False
         self._first.discard(source)
-        self._proofs.forget(source)
+        self._weight_hashes.forget(source)
         who = {"worker": source.worker, "incarnation": source.incarnation}
-        self._out.note("loss" if blame else "leave", now, **who, reason=reason)
+        self._out.event("loss" if blame else "leave", now, **who, reason=reason)
         self._out.put(c.Dismiss(source.worker, reason))
         if member is not None:
-            self._course.forget(member, now)
+            self._strategy.forget(member, now)
         self._hire(now)
         return True
 
     def _limit_waiting(self, now: float) -> None:
         """Set a limit to how long the run waits with fewer workers than it needs; once they are there, take it away."""
-        have, course = len(self._roster.free), self._course
-        if not (course.unevaluated if course.final else have < self._needed):
+        have, strategy = len(self._roster.assignable), self._strategy
+        if not (strategy.unevaluated if strategy.final else have < self._needed):
             self._timers.pop("idle", None)
-        elif self._roster.possible < self._needed:
+        elif self._roster.eligible < self._needed:
             too_few = self._too_few("can be had: the others are excluded, see events.jsonl")
             self._give_up(self._another_model() or too_few, now)
         elif not {"start", "idle"} & self._timers.keys():
-            limit_s = self._resources.start_deadline_s if course.trained else self._resources.max_idle_s
+            limit_s = self._resources.start_deadline_s if strategy.trained else self._resources.max_idle_s
             self._timers["idle"] = now + limit_s
-            self._out.note("waiting", now, workers=have, needed=self._needed)
+            self._out.event("waiting", now, workers=have, needed=self._needed)
 
     def _begin_if_staffed(self, now: float) -> None:
         """Begin the round that is next, once weights and workers are there, and the store isn't too far behind."""
-        due = self._course.next
-        if due is None or self._layout_sha256 is None or self._first or self._pace.holds(due, now):
+        due = self._strategy.next
+        if due is None or self._layout_sha256 is None or self._first or self._store_pace.holds(due, now):
             return
         self._builds_the_model(self._roster.members, now)
-        if len(self._roster.free) >= self._needed and not self.over:
+        if len(self._roster.assignable) >= self._needed and not self.over:
             self._timers.pop("start", None)
-            self._course.begin(now)
+            self._strategy.begin(now)
 
     # ── trust ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _builds_the_model(self, members: Iterable[Member], now: float) -> bool:
+    def _builds_the_model(self, members: Iterable[WorkerState], now: float) -> bool:
         """Exclude workers that have built another model than the server: they would train something else."""
         others = [member for member in members if member.layout != self._layout_sha256]
         reason = "it builds another model: its libraries differ from the server's"
         for member in others:
             self._roster.exclude(member.source.worker)
-            self._out.note("exclude", now, worker=member.source.worker, reason=reason)
+            self._out.event("exclude", now, worker=member.source.worker, reason=reason)
             self._lost(member.source, reason, now)
         return not others
 
     def _has_right_weights(self, source: Source, round: int, theta_sha256: str, now: float) -> bool:
-        before = self._course.commit_before(round)
-        if before is None or self._proofs.claim(source, before, theta_sha256):
+        before = self._strategy.commit_before(round)
+        if before is None or self._weight_hashes.check(source, before, theta_sha256):
             return True
-        self._distrust([source], now)
+        self._reject_joiners([source], now)
         return False
 
-    def _distrust(self, sources: Sequence[Source], now: float) -> None:
+    def _reject_joiners(self, sources: Sequence[Source], now: float) -> None:
         for source in sources:  # All of them first: a loss may close the round.
-            self._course.disown(source)
+            self._strategy.discard_delta(source)
         for source in sources:
             self._lost(source, "it began with other weights than were committed", now)
 
@@ -292,7 +294,7 @@ class Core:
         return CheckpointError("CKPT005", what, fix=fix)
 
     def _too_few(self, what: str) -> CapacityError:
-        have, need = len(self._roster.free), self._needed
+        have, need = len(self._roster.assignable), self._needed
         return CapacityError(
             "CAP002", f"{have} workers of at least {need} {what}", fix="look into the logs, then resubmit"
         )

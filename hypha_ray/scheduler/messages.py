@@ -40,7 +40,7 @@ class Merge:
 
 
 @dataclass(frozen=True, slots=True)
-class Restore:
+class RestoreInnerState:
     """Send a worker the inner state with which its predecessor ended the last committed round."""
 
     worker: int
@@ -83,7 +83,7 @@ class Hire:
 
 
 @dataclass(frozen=True, slots=True)
-class Retire:
+class Drain:
     """Ask a worker to hand over what it has and to leave, because its machine goes away."""
 
     worker: int
@@ -99,14 +99,14 @@ class Dismiss:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class LogMetric:
     """A line for metrics.jsonl, the console and the other sinks."""
 
     fields: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class LogEvent:
     """A line for events.jsonl."""
 
     fields: Mapping[str, Any]
@@ -120,7 +120,18 @@ class Finish:
 
 
 Command: TypeAlias = (
-    Feed | Assign | Merge | Restore | Reduce | Persist | Hire | Retire | Dismiss | Record | Note | Finish
+    Feed
+    | Assign
+    | Merge
+    | RestoreInnerState
+    | Reduce
+    | Persist
+    | Hire
+    | Drain
+    | Dismiss
+    | LogMetric
+    | LogEvent
+    | Finish
 )
 
 
@@ -135,7 +146,7 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
-class Unplaced:
+class PlacementFailed:
     """No machine could be had for a worker that was to be hired."""
 
     source: Source
@@ -180,7 +191,7 @@ class Tick:
     """Nothing happened until the core's deadline."""
 
 
-Input: TypeAlias = Event | Lost | Unplaced | Draining | Initialised | Reduced | Committed | Tick
+Input: TypeAlias = Event | Lost | PlacementFailed | Draining | Initialised | Reduced | Committed | Tick
 
 
 NAMED = 8
@@ -203,19 +214,19 @@ class Outbox:
         """Add commands."""
         self._commands += commands
 
-    def note(self, kind: str, now: float, **fields: Any) -> None:
+    def event(self, kind: str, now: float, **fields: Any) -> None:
         """Add a line for events.jsonl."""
-        self.put(Note({"kind": kind, "monotonic_s": now, **fields}))
+        self.put(LogEvent({"kind": kind, "monotonic_s": now, **fields}))
 
     def problem(self, text: str, now: float) -> None:
         """Say something to the user that doesn't end the run."""
-        self.note("problem", now, text=text)
+        self.event("problem", now, text=text)
 
     def damaged(self, event: Damaged, now: float) -> None:
         """Name samples that can't be trained on."""
         worker = {"worker": event.source.worker, "incarnation": event.source.incarnation}
         for index, sample in event.samples[:NAMED]:
-            self.note("damaged", now, **worker, round=event.round, slice=index, sample=sample, whole_batch=event.whole)
+            self.event("damaged", now, **worker, round=event.round, slice=index, sample=sample, whole_batch=event.whole)
         index, sample = event.samples[0]
         more = f" and {len(event.samples) - 1} more" if len(event.samples) > 1 else ""
         left_out = "the batch is skipped" if event.whole else "left out"

@@ -11,7 +11,7 @@ from hypha_ray.types import Delta, Layout
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class ResumePoint:
     """Where a run stands; the defaults are those of a run that begins."""
 
     attempt: int = 1
@@ -31,7 +31,7 @@ class Past:
     """What of the log couldn't be used, and why."""
 
 
-class Tally:
+class RunTotals:
     """Samples, tokens and time. Times are monotonic seconds, passed in.
 
     Args:

@@ -12,7 +12,7 @@ HELD_S = 10.0
 """Seconds that a round waits for the store before that is told."""
 
 
-class Pace:
+class StorePace:
     """Counts rounds that the store has answered for.
 
     Args:

@@ -28,15 +28,20 @@ def key(state: State) -> bytes:
 
 
 def _core_key(core: Any) -> Any:
-    course, roster = core._course, core._roster
-    ledger, proofs = course._assigner.ledger, core._proofs
+    strategy, roster = core._strategy, core._roster
+    ledger, hashes = strategy._planner.ledger, core._weight_hashes
     slots = [_slot_key(slot) for slot in roster.slots.values()]
     books = (ledger.state(), sorted((number, spans) for number, spans in ledger._held.items() if spans))
-    rounds = [_round_key(one) for one in (course.current, *course._records.landing)]
-    evaluation = course._records.evaluation
+    rounds = [_round_key(one) for one in (strategy.current, *strategy._pending.awaiting_merge)]
+    evaluation = strategy._pending.evaluation
     evaluation = evaluation and (sorted(evaluation.pending.items()), sorted(evaluation.lost))
-    trust = (core._layout_sha256, sorted(proofs._known), sorted(proofs._claims.values()), sorted(course._inner))
-    return slots, books, rounds, evaluation, course.next, trust, len(core._first), sorted(core._timers)
+    trust = (
+        core._layout_sha256,
+        sorted(hashes._known),
+        sorted(hashes._claims.values()),
+        sorted(strategy._inner_states),
+    )
+    return slots, books, rounds, evaluation, strategy.next, trust, len(core._first), sorted(core._timers)
 
 
 def _slot_key(slot: Any) -> Any:
@@ -44,15 +49,23 @@ def _slot_key(slot: Any) -> Any:
     flags = (slot.source, slot.lease is not None, slot.failures, slot.breakdowns, slot.done)
     if member is None or slot.lease is None:
         return flags
-    held = sorted(member.held)
-    return flags, member.plan, member.assigned, held, member.fresh, member.restores, member.progress.batches
+    held = sorted(member.cached_slices)
+    return (
+        flags,
+        member.plan,
+        member.assigned,
+        held,
+        member.untrained,
+        member.needs_inner_state,
+        member.progress.batches,
+    )
 
 
 def _round_key(one: Any) -> Any:
     if one is None:
         return None
     deltas = sorted((number, delta.source.incarnation) for number, delta in one.deltas.items())
-    return one.number, one.closed, sorted(one.expected), deltas, sorted(one.orphans), sorted(one.merging)
+    return one.number, one.closed, sorted(one.awaiting), deltas, sorted(one.replay_plans), sorted(one.merging)
 
 
 @dataclass(frozen=True)

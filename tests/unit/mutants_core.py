@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
-from hypha_ray.scheduler.core import Core
+from hypha_ray.scheduler.core import SchedulerCore
 
 PATHS = (
     "hypha_ray.market.leases",
@@ -49,7 +49,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "a worker that makes no progress is kept": ("roster", "> self._job.worker.stall_s:", "> 1e9:"),
     "who merges or evaluates may do so for ever": (
         "barrier",
-        "return late | self._records.busy(self.current.weights)",
+        "return late | self._pending.busy(self.current.weights_version)",
         "return late",
     ),
     "the scheduler's own absence counts": ("core", "self._roster.defer(late_s)", "pass"),
@@ -71,41 +71,45 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     # ── trust
     "wrong weights are believed": ("weight_hashes", "return self._known[round] == theta_sha256", "return True"),
     "a claim isn't kept": ("weight_hashes", "self._claims[source] = round, theta_sha256", "pass"),
-    "what was handed over with wrong weights stays": ("core", "self._course.disown(source)", "pass"),
+    "what was handed over with wrong weights stays": ("core", "self._strategy.discard_delta(source)", "pass"),
     "of two wrong joiners one is left out": (
         "core",
-        "            self._course.disown(source)\n        for source in sources:\n",
-        "            self._course.disown(source)\n",
+        "            self._strategy.discard_delta(source)\n        for source in sources:\n",
+        "            self._strategy.discard_delta(source)\n",
     ),
     # ── rounds
     "a delta is taken twice": (
         "barrier",
-        "or worker in current.deltas or worker not in current.expected",
-        "or worker not in current.expected",
+        "or worker in current.deltas or worker not in current.awaiting",
+        "or worker not in current.awaiting",
     ),
     "deltas of another round are taken": (
         "barrier",
         "self.current is not None and event.round == self.current.number",
         "self.current is not None",
     ),
-    "a round is closed with what is there": ("barrier", "and set(self.current.deltas) == self.current.expected:", ":"),
+    "a round is closed with what is there": ("barrier", "and set(self.current.deltas) == self.current.awaiting:", ":"),
     "a lost worker is waited for": (
         "barrier",
-        "                current.expected.discard(worker)\n                self.correct",
-        "                self.correct",
+        "                current.awaiting.discard(worker)\n                self.correct_plans",
+        "                self.correct_plans",
     ),
     "a lost worker's samples aren't released": (
         "barrier",
-        "                self._assigner.ledger.release(worker)\n",
+        "                self._planner.ledger.release(worker)\n",
         "",
     ),
     "an idle worker isn't given a lost one's work": (
         "barrier",
-        "discard(worker)\n                self.correct(now)\n",
+        "discard(worker)\n                self.correct_plans(now)\n",
         "discard(worker)\n",
     ),
-    "a joiner isn't given work": ("barrier", "share, self.newest))\n        self.correct(now)", "share, self.newest))"),
-    "a joiner isn't let in": ("core", "self._course.join(member, now)", "pass"),
+    "a joiner isn't given work": (
+        "barrier",
+        "share, self.latest_version))\n        self.correct_plans(now)",
+        "share, self.latest_version))",
+    ),
+    "a joiner isn't let in": ("core", "self._strategy.join(member, now)", "pass"),
     "what is left over isn't released": (
         "round_planner",
         "            self.ledger.release(worker, ahead.get(worker, ()))\n",
@@ -119,7 +123,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "weights are sent as differences to whoever": (
         "round_planner",
-        "whole = member.sent != newest - 1 or member.has is None or member.has < newest - 1 - self._behind",
+        "whole = member.sent_version != newest - 1 or merged is None or merged < newest - 1 - self._behind",
         "whole = False",
     ),
     "the verdict is taken twice": ("barrier", "or current.verdict is not None:", ":"),
@@ -139,13 +143,13 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "a lost share isn't handed out": ("round", "self.pending[worker] = self.lost.pop()", "return ()"),
     "nobody limits the wait for an evaluation": (
         "core",
-        "(course.unevaluated if course.final else",
-        "(False if course.final else",
+        "(strategy.unevaluated if strategy.final else",
+        "(False if strategy.final else",
     ),
     "a correction drops what is to be evaluated": (
         "round_planner",
-        "(*member.plan.evaluate, *spans, *member.ahead)",
-        "(*spans, *member.ahead)",
+        "(*member.plan.evaluate, *spans, *member.overlap_spans)",
+        "(*spans, *member.overlap_spans)",
     ),
     "a slice isn't sent to a successor": (
         "roster",
@@ -153,15 +157,15 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "slot.member.batch_time, slot.member.held = before.batch_time, before.held",
     ),
     # ── several exchanges under way
-    "two rounds are reduced at a time": ("overlapped", "if done is self._flying[0]:", "if True:"),
+    "two rounds are reduced at a time": ("overlapped", "if done is self._in_flight[0]:", "if True:"),
     "the next round in flight isn't reduced": (
         "overlapped",
-        "        if self._flying:\n            self._send_to_server(self._flying[0])\n",
+        "        if self._in_flight:\n            self._send_to_server(self._in_flight[0])\n",
         "",
     ),
     "rounds begin without the weights that are due": (
         "overlapped",
-        "current.closed and self._assigner.due(current.number + 1) <= self.newest",
+        "current.closed and self._planner.due(current.number + 1) <= self.latest_version",
         "current.closed",
     ),
     "what is in flight is given out again": (
@@ -176,72 +180,80 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "a lost worker's deltas in flight are given out again": (
         "overlapped",
-        "self._assigner.ledger.release(worker, self._delivered_by(worker))",
-        "self._assigner.ledger.release(worker)",
+        "self._planner.ledger.release(worker, self._delivered_by(worker))",
+        "self._planner.ledger.release(worker)",
     ),
     "a verdict is taken out of turn": (
         "overlapped",
-        "if not self._flying or verdict.round != self._flying[0].number:",
-        "if not self._flying:",
+        "if not self._in_flight or verdict.round != self._in_flight[0].number:",
+        "if not self._in_flight:",
     ),
     # ── replay
-    "an orphan plan is forgotten": ("barrier", "current.orphans[worker] = member.plan", "pass"),
+    "an orphan plan is forgotten": ("barrier", "current.replay_plans[worker] = member.plan", "pass"),
     "a successor trains without the inner state": (
         "barrier",
-        "member.restores = member.fresh and",
-        "member.restores = False and",
+        "member.needs_inner_state = member.untrained and",
+        "member.needs_inner_state = False and",
     ),
-    "the inner state isn't sent": ("round_planner", "[Restore(worker)] if restores else []", "[]"),
+    "the inner state isn't sent": ("round_planner", "[RestoreInnerState(worker)] if restores else []", "[]"),
     "a blank plan uses up the inner state": (
         "round_planner",
-        "member.fresh = member.fresh and not plan.spans",
-        "member.fresh = False",
+        "member.untrained = member.untrained and not plan.spans",
+        "member.untrained = False",
     ),
     "inner states are forgotten by the next scheduler": (
         "barrier",
-        "self._inner = set(past.inner)",
-        "self._inner = set[int]()",
+        "self._inner_states = set(past.inner)",
+        "self._inner_states = set[int]()",
     ),
     "replay begins with fewer workers": ("core", 'if job.run.mode == "replay" else', "if False else"),
     # ── without a barrier
     "turns are given while weights are made": (
         "asynchronous",
-        "or self.final or self._inflow.reducing:",
+        "or self.final or self._queue.reducing:",
         "or self.final:",
     ),
     "deltas of another turn are taken": ("asynchronous", "event.round == member.plan.round", "True"),
-    "a delta waits for ever": ("asynchronous", "now + self._turns.grace_s(self._roster.free)", "now + 1e6"),
+    "a delta waits for ever": (
+        "asynchronous",
+        "now + self._async_planner.grace_s(self._roster.assignable)",
+        "now + 1e6",
+    ),
     "the grace time is over for nobody": (
         "asynchronous",
         "            self._reduce()\n\n    # ── workers",
         "            pass\n\n    #",
     ),
     "a lost worker's turn isn't over": ("asynchronous", "        self._training.pop(worker, None)\n", ""),
-    "a lost worker's delta is given out again": ("asynchronous", "if worker not in self._inflow.workers:", "if True:"),
+    "a lost worker's delta is given out again": ("asynchronous", "if worker not in self._queue.workers:", "if True:"),
     "a lost worker's turn stays given out": (
         "asynchronous",
-        "workers:\n            self._turns.ledger.release(worker)",
+        "workers:\n            self._async_planner.ledger.release(worker)",
         "workers:\n            pass",
     ),
     "a rejected delta's samples stay given out": (
         "asynchronous",
-        "        self._turns.ledger.release(rejection.worker)\n",
+        "        self._async_planner.ledger.release(rejection.worker)\n",
         "",
     ),
     "a disowned delta is merged": (
         "asynchronous",
-        "            del self._inflow.arrived[source.worker]",
+        "            del self._queue.arrived[source.worker]",
         "            pass",
     ),
     "a number trains while its delta is on its way": (
         "asynchronous",
-        "occupied = self._inflow.workers | self._training.keys()",
+        "occupied = self._queue.workers | self._training.keys()",
         "occupied = set(self._training)",
     ),
-    "a round is a delta short": ("async_round", "len(self.taken) >= self.size", "len(self.taken) >= self.size - 1"),
+    "a round is a delta short": (
+        "async_round",
+        "len(self.accepted) >= self.size",
+        "len(self.accepted) >= self.size - 1",
+    ),
     "what a lost worker should evaluate is waited for": (
         "asynchronous",
-        "            self._records.evaluation = None  # Nobody who comes will have its weights.",
+        "            self._pending.evaluation = None  # Nobody who comes will have its weights.",
         "            pass",
     ),
     "norms of merged deltas are forgotten": (
@@ -254,8 +266,8 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "a verdict on other deltas is taken": ("arrival_queue", "verdict.round == self.step", "True"),
     "a joiner is to evaluate weights that it doesn't get": (
         "asynchronous",
-        "self._records.evaluation is not None and self._inflow.committed:",
-        "self._records.evaluation is not None:",
+        "self._pending.evaluation is not None and self._queue.committed:",
+        "self._pending.evaluation is not None:",
     ),
     "steps begin anew": ("arrival_queue", 'int(past.state.get("step", 0))', "0"),
     "merged deltas aren't counted": ("arrival_queue", "self.merged += len(taken)", "self.merged += bool(taken)"),
@@ -267,7 +279,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
 
 
 @cache
-def mutant(name: str) -> type[Core]:
+def mutant(name: str) -> type[SchedulerCore]:
     """The brain with that defect."""
     module, old, new = MUTANTS[name]
     real = {path: sys.modules[path] for path in PATHS}
@@ -278,7 +290,7 @@ def mutant(name: str) -> type[Core]:
                 assert source.count(old) == 1, f"{name}: its place is gone, or isn't unique"
                 source = source.replace(old, new)
             sys.modules[path] = _run(path, source)
-        core: type[Core] = sys.modules[PATHS[-1]].Core
+        core: type[SchedulerCore] = sys.modules[PATHS[-1]].SchedulerCore
         return core
     finally:
         sys.modules.update(real)

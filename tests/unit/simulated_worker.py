@@ -57,7 +57,7 @@ class SimulatedWorker:
     # ── orders ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def order(self, command: c.Command, state: int | None = None) -> None:
-        """What the control thread does; `state` comes with `Restore`."""
+        """What the control thread does; `state` comes with `RestoreInnerState`."""
         match command:
             case c.Assign(plan=plan):
                 newest = self._plan
@@ -68,9 +68,9 @@ class SimulatedWorker:
                 assert whole or late or self._at >= number - 1, "a difference to weights that it doesn't have"
                 if number > self._at:
                     self._weights[number] = whole
-            case c.Restore():
+            case c.RestoreInnerState():
                 self._state = None if self._restored else (state,)
-            case c.Retire(reason=reason):
+            case c.Drain(reason=reason):
                 self.leave(reason)
         self.go()
 

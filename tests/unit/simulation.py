@@ -18,9 +18,9 @@ from simulation_books_flights import FlightBooks
 from weather import Weather
 
 from hypha_ray.scheduler import messages as c
-from hypha_ray.scheduler.core import Core
+from hypha_ray.scheduler.core import SchedulerCore
 from hypha_ray.scheduler.planning.round_planner import Sizes
-from hypha_ray.scheduler.resume_point import Past
+from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.scheduler.rounds.round import LOST
 from hypha_ray.types import (
     Commit,
@@ -50,7 +50,7 @@ class World:
 
     """
 
-    def __init__(self, seed: int, core: type[Core] = Core, storm: bool = True) -> None:
+    def __init__(self, seed: int, core: type[SchedulerCore] = SchedulerCore, storm: bool = True) -> None:
         self.random = random.Random(seed)
         self.weather = Weather(self.random, storm)
         self.job, self._core_class = self.weather.job, core
@@ -119,7 +119,7 @@ class World:
         spans = sorted(span for persist in log for _, spans in persist.spans for span in spans)
         used = [[span.epoch, span.slice, span.start, span.stop] for span in spans if span.epoch >= self.books.epoch]
         state = log[-1].state if log else {}
-        past = Past(
+        past = ResumePoint(
             self._attempt, len(log), {"epoch": self.books.epoch, "used": used}, state, frozenset(self.books.inner)
         )
         self.core = self._core_class(self.job, "run", self.weather.slices, Sizes(self.weather.held), past)
@@ -190,7 +190,7 @@ class World:
 
     def _finish(self, error: Exception | None) -> None:
         self.books.finish(self.core, error)
-        hopeless = self.core._roster.possible < self.core._needed
+        hopeless = self.core._roster.eligible < self.core._needed
         self.over = error is None or hopeless
         if not self.over:  # The user submits the run again.
             self._restart(len(self.books.log))
@@ -205,7 +205,7 @@ class World:
             case c.Dismiss(worker=number):
                 self._hiring.pop(number, None)
                 self._bury(number)
-            case c.Feed() | c.Assign() | c.Merge() | c.Restore() | c.Retire():
+            case c.Feed() | c.Assign() | c.Merge() | c.RestoreInnerState() | c.Drain():
                 self._send(command)
             case c.Reduce():
                 verdict = c.Reduced(self._verdict(command))
@@ -221,7 +221,7 @@ class World:
                 self.later(self._written - self.now, lambda: self._acknowledge(attempt, Saved(commit, problem)))
 
     def _send(self, command: c.Command) -> None:
-        assert isinstance(command, c.Feed | c.Assign | c.Merge | c.Restore | c.Retire)
+        assert isinstance(command, c.Feed | c.Assign | c.Merge | c.RestoreInnerState | c.Drain)
         number = command.worker
         worker, state = self.workers[number], self.books.inner.get(number)
         for _ in range(self._copies()):
@@ -250,7 +250,7 @@ class World:
         if self._hiring.get(source.worker) != source:
             return
         if self.now < self.weather.full_until.get(source.worker, 0.0):
-            self.tell(c.Unplaced(source, "no room"))
+            self.tell(c.PlacementFailed(source, "no room"))
             return
         self._hiring.pop(source.worker)
         worker = SimulatedWorker(source, self, self.job.run.mode == "replay")

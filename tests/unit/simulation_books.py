@@ -116,15 +116,15 @@ class Books:
                 self._hire(source)
             case c.Dismiss(worker=worker, reason=reason):
                 self._dismiss(worker, reason)
-            case c.Feed() | c.Assign() | c.Merge() | c.Restore() | c.Retire():
+            case c.Feed() | c.Assign() | c.Merge() | c.RestoreInnerState() | c.Drain():
                 self._order(command)
             case c.Reduce():
                 self._reduce(command)
             case c.Persist():
                 self._persist(command)
-            case c.Record(fields=fields) if fields["kind"] == "eval":
+            case c.LogMetric(fields=fields) if fields["kind"] == "eval":
                 assert self.weights(fields["val_loss"]) == f"theta-{fields['round']}", "other weights are evaluated"
-            case c.Record(fields=fields) if fields["kind"] == "round":
+            case c.LogMetric(fields=fields) if fields["kind"] == "round":
                 assert fields["round"] in range(self.began, len(self.log)), "a record of a round without a commit"
                 assert not self.recorded or fields["round"] > self.recorded[-1], "a round is recorded twice"
                 assert fields["samples_total"] == _samples_total(self.log[: fields["round"] + 1])
@@ -167,10 +167,10 @@ class Books:
                 if number == worker and taken == source and round >= len(self.log) + self._reducing:
                     del self.taken[round, number]
 
-    def _order(self, command: c.Feed | c.Assign | c.Merge | c.Restore | c.Retire) -> None:
+    def _order(self, command: c.Feed | c.Assign | c.Merge | c.RestoreInnerState | c.Drain) -> None:
         assert command.worker in self.at_work, f"{command} to nobody"
         source = self.at_work[command.worker]
-        assert source not in self.misbuilt or isinstance(command, c.Feed | c.Retire), (
+        assert source not in self.misbuilt or isinstance(command, c.Feed | c.Drain), (
             "a worker with another model is employed"
         )
         match command:
@@ -190,7 +190,7 @@ class Books:
                 if self.job.sync.overlaps and not whole and plan is not None and plan.spans:
                     accepted = {(one.worker, one.incarnation) for one in self.log[-1].verdict.accepted}
                     assert (source.worker, source.incarnation) in accepted, "weights of its own have seen lost samples"
-            case c.Restore(worker=worker):
+            case c.RestoreInnerState(worker=worker):
                 assert worker in self.inner, "there is no inner state"
 
     @property
@@ -290,12 +290,12 @@ class Books:
 
     def check(self, core: Any) -> None:
         """Compare the core's own books."""
-        course, roster = core._course, core._roster
-        course._assigner.ledger.check()
+        strategy, roster = core._strategy, core._roster
+        strategy._planner.ledger.check()
         leased = {slot.number: slot.source for slot in roster.slots.values() if slot.lease is not None}
         assert leased == self.at_work, "the roster and the world disagree on who is at work"
         assert len(roster._book.leases) == len(leased), "a lease has no holder"
-        self._check_round(course, set(leased))
+        self._check_round(strategy, set(leased))
         for number, (_, due) in self.due.items():
             slot = roster.slots[number]
             waits = number not in self.hired and not slot.excluded and not slot.done
@@ -308,11 +308,11 @@ class Books:
                 "a silent worker isn't missed"
             )
 
-    def _check_round(self, course: Any, leased: set[int]) -> None:
-        current = course.current
+    def _check_round(self, strategy: Any, leased: set[int]) -> None:
+        current = strategy.current
         if current is None or current.closed:
             return
-        held, owners = course._assigner.ledger._held, {*leased, *current.deltas, *current.orphans}
+        held, owners = strategy._planner.ledger._held, {*leased, *current.deltas, *current.replay_plans}
         assert all(number in owners for number, spans in held.items() if spans), "nobody has these samples"
         for number, delta in current.deltas.items():
             taken = delta.source, current.delivered_at[number]
@@ -327,7 +327,7 @@ class Books:
             case None:
                 assert error is None and len(self.log) == self.job.rounds.update_rounds, "the run ends too early"
             case "CAP002":
-                assert len(core._roster.free) < needed, "there are workers enough"
+                assert len(core._roster.assignable) < needed, "there are workers enough"
             case "CKPT005":
                 assert self.began and {source.worker for source in self.misbuilt} == set(core._roster.slots)
             case "NET008":

@@ -80,7 +80,7 @@ class AsyncBooks(Books):
 
     # ── what the core commands ────────────────────────────────────────────────────────────────────────────────────
 
-    def _order(self, command: c.Feed | c.Assign | c.Merge | c.Restore | c.Retire) -> None:
+    def _order(self, command: c.Feed | c.Assign | c.Merge | c.RestoreInnerState | c.Drain) -> None:
         super()._order(command)
         if isinstance(command, c.Assign) and command.plan.spans:
             merged = {sample for _, delta in self.accepted for sample in samples_in(delta.spans)}
@@ -137,17 +137,17 @@ class AsyncBooks(Books):
 
     # ── after each step ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def _check_round(self, course: Any, leased: set[int]) -> None:
-        current = course.current
+    def _check_round(self, strategy: Any, leased: set[int]) -> None:
+        current = strategy.current
         if current is None:
             return
-        inflow = course._inflow
-        on_their_way = {*inflow.arrived, *inflow.reducing}
-        held = course._assigner.ledger._held
+        queue = strategy._queue
+        on_their_way = {*queue.arrived, *queue.reducing}
+        held = strategy._planner.ledger._held
         assert all(number in leased | on_their_way for number, spans in held.items() if spans), (
             "nobody has these samples"
         )
-        assert not set(course._training) & on_their_way, "a number trains while its delta is on its way"
-        if course.next is None and not current.final and not inflow.reducing:
-            assert not course._idle(), "a worker has nothing to do"
-            assert not inflow.arrived or course.grace_until is not None, "a delta is kept waiting"
+        assert not set(strategy._training) & on_their_way, "a number trains while its delta is on its way"
+        if strategy.next is None and not current.final and not queue.reducing:
+            assert not strategy._idle(), "a worker has nothing to do"
+            assert not queue.arrived or strategy.grace_until is not None, "a delta is kept waiting"

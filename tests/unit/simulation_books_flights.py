@@ -19,8 +19,8 @@ class FlightBooks(Books):
         assert plan.round - len(self.log) < self.job.sync.in_flight, "more exchanges are under way than may be"
         return plan.round
 
-    def _check_round(self, course: Any, leased: set[int]) -> None:
-        flying = {number for one in course._flying for number in one.deltas}
-        super()._check_round(course, leased | flying)
-        for one in course._flying:
+    def _check_round(self, strategy: Any, leased: set[int]) -> None:
+        in_flight = {number for one in strategy._in_flight for number in one.deltas}
+        super()._check_round(strategy, leased | in_flight)
+        for one in strategy._in_flight:
             assert one.deltas and one.number >= len(self.log), "nothing is in flight"

@@ -133,7 +133,7 @@ def test_draining_worker_is_asked_to_leave_and_replaced() -> None:
     fleet = fleet_of(0.1, 0.1)
     fleet.at(2.0, lambda: fleet.tell(c.Draining((1,), "maintenance")))
     done(fleet)
-    assert [(command.worker, command.reason) for _, command in fleet.commanded(c.Retire)] == [(1, "maintenance")]
+    assert [(command.worker, command.reason) for _, command in fleet.commanded(c.Drain)] == [(1, "maintenance")]
     assert [note["incarnation"] for note in fleet.noted("join")] == [10_001, 10_001, 10_002]
 
 

@@ -32,9 +32,9 @@ class Watched(World):
         match command:
             case c.Merge():
                 self.merges.append(command)
-            case c.Record(fields=fields) if fields["kind"] in ("eval", "round"):
+            case c.LogMetric(fields=fields) if fields["kind"] in ("eval", "round"):
                 self.written.append((fields["kind"], fields["round"]))
-        self.in_flight.add(len(self.core._course._flying))  # type: ignore[attr-defined]
+        self.in_flight.add(len(self.core._strategy._in_flight))  # type: ignore[attr-defined]
         super()._do(command)
 
 

@@ -42,14 +42,14 @@ def test_successor_in_replay_has_the_very_plan_and_the_inner_state_of_its_predec
     done(fleet)
     plans = [(at, one.plan) for at, one in fleet.commanded(c.Assign) if one.worker == 1 and one.plan.round == 2]
     assert plans[0][1].spans == plans[1][1].spans and not plans[0][1].restores and plans[1][1].restores
-    assert [(at, one.worker) for at, one in fleet.commanded(c.Restore)] == [(plans[1][0], 1)]
+    assert [(at, one.worker) for at, one in fleet.commanded(c.RestoreInnerState)] == [(plans[1][0], 1)]
 
 
 def test_successor_in_the_first_round_of_replay_has_nothing_to_restore() -> None:
     fleet = replaying(0.1, 0.2)
     fleet.at(1.0, lambda: fleet.kill(1))
     done(fleet)
-    assert not fleet.commanded(c.Restore)
+    assert not fleet.commanded(c.RestoreInnerState)
 
 
 def test_successor_of_a_worker_that_had_handed_over_restores_in_the_next_round() -> None:
@@ -59,7 +59,7 @@ def test_successor_of_a_worker_that_had_handed_over_restores_in_the_next_round()
     assert fleet.reduces[0].sources[0].incarnation == 10_001
     restored = [one.plan for _, one in fleet.commanded(c.Assign) if one.plan.restores]
     assert [(plan.round, len(plan.spans) > 0) for plan in restored] == [(1, True)]
-    assert [one.worker for _, one in fleet.commanded(c.Restore)] == [0]
+    assert [one.worker for _, one in fleet.commanded(c.RestoreInnerState)] == [0]
 
 
 def test_preempted_worker_in_replay_hands_nothing_over_and_its_successor_does_all() -> None:
@@ -95,7 +95,7 @@ def test_run_that_goes_on_from_any_commit_uses_every_sample_once(mode: str, stop
     assert totals[-1]["samples_total"] == 600 and totals[0]["elapsed_s"] > log[-1].state["totals"]["elapsed_s"]
     if mode == "replay":
         assert spans(rest) == spans(whole)[stopped_after:]
-        assert {one.worker for _, one in rest.commanded(c.Restore)} == {0, 1}
+        assert {one.worker for _, one in rest.commanded(c.RestoreInnerState)} == {0, 1}
     rest.persisted[:0] = log
     counts = used(rest)
     assert set(counts.values()) == {1} and counts.total() == 600

@@ -16,7 +16,7 @@ from mutants_core import MUTANTS, mutant
 from mutants_found import FOUND_IN
 from simulation import World
 
-from hypha_ray.scheduler.core import Core
+from hypha_ray.scheduler.core import SchedulerCore
 
 SOON, LATE = range(60), range(60, 600)
 """Seeds before and after the scenarios are tried."""
@@ -32,13 +32,13 @@ SCENARIOS: list[Callable[[], None]] = [
 @pytest.mark.parametrize("name", MUTANTS)
 def test_simulation_or_scenario_finds_the_defect(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     core = mutant(name)
-    monkeypatch.setattr(virtual_fleet, "Core", core)
+    monkeypatch.setattr(virtual_fleet, "SchedulerCore", core)
     found = _known(core, FOUND_IN.get(name)) or _walked(core, SOON) or _played(SCENARIOS) or _walked(core, LATE)
     print(f"{name}: {found}")
     assert found is not None, f"nobody noticed: {name}"
 
 
-def _walked(core: type[Core], seeds: range) -> str | None:
+def _walked(core: type[SchedulerCore], seeds: range) -> str | None:
     for seed in seeds:
         try:
             World(seed, core).run()
@@ -47,7 +47,7 @@ def _walked(core: type[Core], seeds: range) -> str | None:
     return None
 
 
-def _known(core: type[Core], place: int | str | None) -> str | None:
+def _known(core: type[SchedulerCore], place: int | str | None) -> str | None:
     if isinstance(place, int):
         return _walked(core, range(place, place + 1))
     return _played([scenario for scenario in SCENARIOS if scenario.__name__ == place])
@@ -63,4 +63,4 @@ def _played(scenarios: list[Callable[[], None]]) -> str | None:
 
 
 def test_brain_without_a_defect_is_not_blamed() -> None:
-    assert _walked(Core, SOON) is None and _played(SCENARIOS) is None
+    assert _walked(SchedulerCore, SOON) is None and _played(SCENARIOS) is None

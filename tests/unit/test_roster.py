@@ -28,7 +28,7 @@ def test_hire_fills_each_open_slot_once() -> None:
     roster.open(range(2), 0.0)
     assert [source.worker for source in roster.hire(0.0)] == [0, 1]
     assert roster.hire(0.5) == [] and [source.worker for source in roster.hire(1.0)] == [2]
-    assert len(roster.starting) == 3 and roster.free == []
+    assert len(roster.starting) == 3 and roster.assignable == []
 
 
 def test_incarnations_of_a_later_attempt_are_greater() -> None:
@@ -36,7 +36,7 @@ def test_incarnations_of_a_later_attempt_are_greater() -> None:
     for _ in range(50):
         first.open(range(1), 0.0)
         (source,) = first.hire(0.0)
-        first.vacate(source, 0.0)
+        first.release(source, 0.0)
     assert source.incarnation == STARTS_PER_ATTEMPT + 50 < at_work(second)[0].incarnation
 
 
@@ -77,7 +77,7 @@ def test_absence_of_the_scheduler_counts_for_nobody() -> None:
 def test_vacated_slot_has_no_lease_and_its_worker_no_voice() -> None:
     roster = roster_of(1)
     (source,) = at_work(roster)
-    assert roster.vacate(source, 1.0) and not roster.vacate(source, 1.0)
+    assert roster.release(source, 1.0) and not roster.release(source, 1.0)
     assert not roster.heard(source, 1.0, progress=True) and roster.members == [] and not roster._book.leases
 
 
@@ -86,22 +86,22 @@ def test_back_off_doubles_to_a_minute_and_ends_with_a_contribution() -> None:
     at_work(roster)
     for _ in range(10):
         source = roster.slots[0].source
-        assert source is not None and roster.vacate(source, now)
+        assert source is not None and roster.release(source, now)
         waits.append((roster.slots[0].retry_at or 0.0) - now)
         now += waits[-1]
         assert len(roster.hire(now)) == 1
     assert waits == [0, 1, 2, 4, 8, 16, 32, 60, 60, 60]
     roster.contributed(0)
     source = roster.slots[0].source
-    assert source is not None and roster.vacate(source, now) and len(roster.hire(now)) == 1
+    assert source is not None and roster.release(source, now) and len(roster.hire(now)) == 1
 
 
 def test_worker_that_leaves_is_replaced_at_once_and_gets_no_more_work() -> None:
     roster = roster_of(2)
     leaver, other = at_work(roster)
     assert roster.leave(leaver) and not roster.leave(leaver)
-    assert [member.source for member in roster.free] == [other] and len(roster.members) == 2
-    assert roster.vacate(leaver, 3.0, blame=False) and [one.worker for one in roster.hire(3.0)] == [0]
+    assert [member.source for member in roster.assignable] == [other] and len(roster.members) == 2
+    assert roster.release(leaver, 3.0, blame=False) and [one.worker for one in roster.hire(3.0)] == [0]
 
 
 def test_successor_inherits_the_batch_time_and_nothing_that_was_sent() -> None:
@@ -109,20 +109,20 @@ def test_successor_inherits_the_batch_time_and_nothing_that_was_sent() -> None:
     (source,) = at_work(roster)
     (member,) = roster.members
     member.batch_time.observe(0.7)
-    member.hold(3, 10, 100)
-    roster.vacate(source, 1.0)
+    member.cache_slice(3, 10, 100)
+    roster.release(source, 1.0)
     (successor,) = roster.hire(1.0)
     heir = roster.ready(successor, 2.0)
-    assert heir is not None and heir.batch_time.mean == 0.7 and heir.held == {} and heir.fresh
+    assert heir is not None and heir.batch_time.mean == 0.7 and heir.cached_slices == {} and heir.untrained
 
 
 def test_last_strike_excludes_for_good_across_attempts() -> None:
     roster = roster_of(2, sync={"strikes": 2})
     at_work(roster)
-    assert not roster.strike(1) and roster.strike(1) and roster.possible == 1
+    assert not roster.strike(1) and roster.strike(1) and roster.eligible == 1
     later = roster_of(2, attempt=2, sync={"strikes": 2})
     later.restore(json.loads(json.dumps(roster.state())))
-    assert [source.worker for source in at_work(later)] == [0] and later.possible == 1
+    assert [source.worker for source in at_work(later)] == [0] and later.eligible == 1
 
 
 @pytest.mark.parametrize("number", ["0", "9"])
@@ -139,7 +139,7 @@ def test_worker_that_did_its_final_plan_may_fall_silent_and_is_not_replaced() ->
     (source,) = at_work(roster)
     roster.done(0)
     assert roster.silent(1000.0, {0}) == []
-    roster.vacate(source, 1000.0)
+    roster.release(source, 1000.0)
     assert roster.hire(2000.0) == []
 
 

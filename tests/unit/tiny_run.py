@@ -15,9 +15,9 @@ from simulation_books import Books
 
 from hypha_ray.config import Job
 from hypha_ray.scheduler import messages as c
-from hypha_ray.scheduler.core import Core
+from hypha_ray.scheduler.core import SchedulerCore
 from hypha_ray.scheduler.planning.round_planner import Sizes
-from hypha_ray.scheduler.resume_point import Past
+from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.types import (
     Commit,
     Contribution,
@@ -58,7 +58,7 @@ class Worker:
 class State:
     """A run in the middle."""
 
-    def __init__(self, mode: str, core: type[Core] = Core) -> None:
+    def __init__(self, mode: str, core: type[SchedulerCore] = SchedulerCore) -> None:
         tables: dict[str, Any] = {
             "run": {"name": "run", "mode": mode},
             "rounds": {
@@ -88,7 +88,7 @@ class State:
         used = [[s.epoch, s.slice, s.start, s.stop] for s in spans if s.epoch >= self.books.epoch]
         state = log[-1].state if log else {}
         epochs, inner = {"epoch": self.books.epoch, "used": used}, frozenset(self.books.inner)
-        past = Past(self.attempt, len(log), epochs, state, inner)
+        past = ResumePoint(self.attempt, len(log), epochs, state, inner)
         self.core = self._core_class(self.job, "run", self.slices, Sizes(100), past)
         self.workers.clear()
         self.arriving.clear()
@@ -203,7 +203,7 @@ class State:
                 case c.Merge(worker=number, round=round_):
                     self.workers[number].weights = round_
                     self._go(self.workers[number])
-                case c.Restore(worker=number):
+                case c.RestoreInnerState(worker=number):
                     self.workers[number].inner = self.books.inner[number]
                 case c.Reduce():
                     self.reduce = command

@@ -10,9 +10,9 @@ from typing import Any
 
 from hypha_ray.config import Job
 from hypha_ray.scheduler import messages as c
-from hypha_ray.scheduler.core import Core
+from hypha_ray.scheduler.core import SchedulerCore
 from hypha_ray.scheduler.planning.round_planner import Sizes
-from hypha_ray.scheduler.resume_point import Past
+from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.scheduler.rounds.round import LOST
 from hypha_ray.types import (
     Alive,
@@ -87,7 +87,7 @@ class VirtualFleet:
         speeds: list[float | Callable[[float], float]],
         slices: list[SliceInfo],
         faults: Faults | None = None,
-        past: Past | None = None,
+        past: ResumePoint | None = None,
     ) -> None:
         tables = job.model_dump(exclude_unset=True)
         tables["resources"] = {"num_workers": len(speeds), **tables.get("resources", {})}
@@ -96,8 +96,8 @@ class VirtualFleet:
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._speeds = [s if callable(s) else lambda _, s=s: s for s in speeds]
         self.workers: dict[int, VirtualWorker] = {}
-        self._past = past or Past()
-        self.core = Core(self.job, "virtual", slices, Sizes(10_000), self._past)
+        self._past = past or ResumePoint()
+        self.core = SchedulerCore(self.job, "virtual", slices, Sizes(10_000), self._past)
         self.commands: list[tuple[float, c.Command]] = []
         self.records: list[dict[str, Any]] = []
         self.notes: list[dict[str, Any]] = []
@@ -155,7 +155,7 @@ class VirtualFleet:
 
     def _hire(self, source: Source) -> None:
         if not self.faults.room(source):
-            self.tell(c.Unplaced(source, "no room"))
+            self.tell(c.PlacementFailed(source, "no room"))
             return
         worker = VirtualWorker(source, self._speeds[source.worker])
         self.workers[source.worker] = worker
@@ -186,7 +186,7 @@ class VirtualFleet:
         match command:
             case c.Hire(source=source):
                 self.at(self.faults.start_s, lambda: self._hire(source))
-            case c.Retire(worker=worker):
+            case c.Drain(worker=worker):
                 self.at(0.01, lambda: self.preempt(worker))
             case c.Dismiss(worker=worker):
                 if worker in self.workers:
@@ -200,9 +200,9 @@ class VirtualFleet:
                 self.persisted.append(command)
                 self._stored_at = max(self.now, self._stored_at) + self.faults.commit_s(command.round)
                 self.at(self._stored_at - self.now, lambda: self._committed(command))
-            case c.Record(fields=fields):
+            case c.LogMetric(fields=fields):
                 self.records.append(dict(fields))
-            case c.Note(fields=fields):
+            case c.LogEvent(fields=fields):
                 self.notes.append(dict(fields))
             case c.Finish():
                 self.finished = command
@@ -228,7 +228,7 @@ class VirtualFleet:
             return
         first = worker.merged < 0
         worker.merged, worker.training, worker.done, worker.reported = number, -1, 0, 0
-        before = self.core._course.commit_before(number)
+        before = self.core._strategy.commit_before(number)
         proof = self.faults.proof(worker.source, f"theta-{before}")
         self.tell(Merged(worker.source, number, 0.01, proof if first else None))
         if worker.plan.evaluate:
@@ -299,13 +299,13 @@ class VirtualFleet:
         self.tell(c.Reduced(Verdict(command.round, tuple(accepted), tuple(rejected), 0.5)))
 
 
-def past_of(persisted: list[c.Persist], attempt: int = 2) -> Past:
+def past_of(persisted: list[c.Persist], attempt: int = 2) -> ResumePoint:
     """What a scheduler goes on from when the log has these rounds."""
     newest = persisted[-1]
     spans = sorted(span for persist in persisted for _, spans in persist.spans for span in spans)
     used = [[one.epoch, one.slice, one.start, one.stop] for one in spans if one.epoch >= newest.epoch]
     inner = frozenset(worker for persist in persisted for worker, _ in persist.spans)
-    return Past(attempt, newest.round + 1, {"epoch": newest.epoch, "used": used}, newest.state, inner)
+    return ResumePoint(attempt, newest.round + 1, {"epoch": newest.epoch, "used": used}, newest.state, inner)
 
 
 def _hash_before(round: int) -> str:

@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from hypha_ray.config import Job
 from hypha_ray.errors import ClusterError, ConfigError, HyphaError
 from hypha_ray.market.leases import Lease, LeaseBook
-from hypha_ray.scheduler.fleet.worker_state import Member, batch_size
+from hypha_ray.scheduler.fleet.worker_state import WorkerState, batch_size
 from hypha_ray.types import Source
 
 FIRST_WAIT_S = 1.0
 """Wait before a slot's second attempt in a row that came to nothing; doubled for each further one."""
 LONGEST_WAIT_S = 60.0
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
-HOPELESS = 5
+MAX_CRASHES = 5
 """Workers of every slot in a row that may break down before anybody has contributed anything."""
 STARTS_PER_ATTEMPT = 10_000
 """Incarnations grow with the attempt first, so that a later scheduler's are greater."""
@@ -37,7 +37,7 @@ class Slot:
     number: int
     source: Source | None = None
     """Of the worker that is starting or at work."""
-    member: Member | None = None
+    member: WorkerState | None = None
     """Once it is at work; stays there for its successor to learn from."""
     lease: Lease | None = None
     leaving: bool = False
@@ -53,7 +53,7 @@ class Slot:
     excluded: bool = False
     done: bool = False
     """It has done its final plan."""
-    since: float = 0.0
+    progress_at: float = 0.0
     """When the worker was hired, was first heard of, or last made progress."""
     retry_at: float | None = None
 
@@ -84,17 +84,17 @@ class Roster:
         self.slots = {number: Slot(number) for number in range(job.resources.num_workers)}
 
     @property
-    def members(self) -> list[Member]:
+    def members(self) -> list[WorkerState]:
         """All that are at work, in the order of their numbers; those that are leaving too."""
         return [slot.member for slot in self.slots.values() if slot.lease is not None and slot.member is not None]
 
     @property
-    def free(self) -> list[Member]:
+    def assignable(self) -> list[WorkerState]:
         """Those that may be given work: at work and not leaving."""
         return [slot.member for slot in self.slots.values() if slot.working and slot.member is not None]
 
     @property
-    def possible(self) -> int:
+    def eligible(self) -> int:
         """Numbers that aren't excluded."""
         return sum(not slot.excluded for slot in self.slots.values())
 
@@ -108,7 +108,7 @@ class Roster:
         """Workers that are hired and not ready yet."""
         return [slot.source for slot in self.slots.values() if slot.source is not None and slot.lease is None]
 
-    def member(self, source: Source) -> Member | None:
+    def member(self, source: Source) -> WorkerState | None:
         """The worker that speaks, if it is the slot's present one and at work."""
         slot = self._slot(source)
         return None if slot is None or slot.lease is None else slot.member
@@ -124,20 +124,20 @@ class Roster:
         for slot in due:
             slot.starts += 1
             slot.source = Source(self._run, slot.number, self._attempt * STARTS_PER_ATTEMPT + slot.starts)
-            slot.since, slot.retry_at = now, None
+            slot.progress_at, slot.retry_at = now, None
         return [slot.source for slot in due if slot.source is not None]
 
-    def ready(self, source: Source, now: float) -> Member | None:
+    def ready(self, source: Source, now: float) -> WorkerState | None:
         """A worker that was starting is at work; None if nobody waits for it."""
         slot = self._slot(source)
         if slot is None or slot.lease is not None:
             return None
         before = slot.member
-        slot.member = Member(source, batch_size(self._job))
+        slot.member = WorkerState(source, batch_size(self._job))
         if before is not None:  # Probably the same machine.
             slot.member.batch_time, slot.member.overhead = before.batch_time, before.overhead
         slot.lease = self._book.grant(f"worker-{slot.number}", {}, now, self._job.worker.lease_s)
-        slot.since = now
+        slot.progress_at = now
         return slot.member
 
     def heard(self, source: Source, now: float, progress: bool) -> bool:
@@ -150,7 +150,7 @@ class Roster:
         lease = self._book.renew(slot.lease.id, slot.lease.holder, slot.lease.fence, now, self._job.worker.lease_s)
         slot.lease = lease or slot.lease
         if progress:
-            slot.since = now
+            slot.progress_at = now
         return lease is not None
 
     def silent(self, now: float, busy: Container[int]) -> list[tuple[Source, str]]:
@@ -164,13 +164,13 @@ class Roster:
             if slot.source is None or slot.done:
                 continue
             if slot.lease is None:
-                if now - slot.since > 2 * self._job.resources.start_deadline_s:
+                if now - slot.progress_at > 2 * self._job.resources.start_deadline_s:
                     found.append((slot.source, "not ready in time"))
             elif slot.lease.id in over:
                 found.append((slot.source, f"silent for {self._job.worker.lease_s:g} s"))
             elif slot.number not in busy:
-                slot.since = now
-            elif now - slot.since > self._job.worker.stall_s:
+                slot.progress_at = now
+            elif now - slot.progress_at > self._job.worker.stall_s:
                 found.append((slot.source, f"no progress for {self._job.worker.stall_s:g} s"))
         return found
 
@@ -178,7 +178,7 @@ class Roster:
         """The scheduler itself was stopped for a while: nobody's silence in that time counts."""
         self._book.defer(seconds)
         for slot in self.slots.values():
-            slot.since += seconds
+            slot.progress_at += seconds
 
     def leave(self, source: Source) -> bool:
         """Note that a worker is leaving; False if it was known, or is nobody."""
@@ -188,7 +188,7 @@ class Roster:
         slot.leaving = True
         return True
 
-    def vacate(self, source: Source, now: float, blame: bool = True) -> bool:
+    def release(self, source: Source, now: float, blame: bool = True) -> bool:
         """Empty a worker's slot, to be filled again; False if that worker isn't there any more."""
         slot = self._slot(source)
         if slot is None:
@@ -213,7 +213,7 @@ class Roster:
         """Count a worker whose process ended by itself; True: it happens everywhere, again and again, and only that."""
         self.slots[number].breakdowns += 1
         self.slots[number].exceptions.add(exception and _NUMBER.sub("0", exception))
-        return all(slot.excluded or slot.breakdowns >= HOPELESS for slot in self.slots.values())
+        return all(slot.excluded or slot.breakdowns >= MAX_CRASHES for slot in self.slots.values())
 
     def refused(self, sources: Collection[Source]) -> set[int]:
         """Have workers whose deltas were rejected begin with a new inner state; returns their numbers."""
@@ -259,7 +259,7 @@ class Roster:
                 continue
             slot.strikes, slot.excluded = int(known.get("strikes", 0)), bool(known.get("excluded", 0))
             if "batch_s" in known:
-                slot.member = Member(Source(self._run, slot.number, 0), batch_size(self._job))
+                slot.member = WorkerState(Source(self._run, slot.number, 0), batch_size(self._job))
                 slot.member.batch_time.observe(known["batch_s"])
 
     def _slot(self, source: Source) -> Slot | None:
@@ -275,7 +275,7 @@ def _wait_s(failures: int) -> float:
 def hopeless(reason: str, exception: str | None) -> HyphaError:
     """Why a run ends whose workers all break down; one exception that ended them all, every retry would meet again."""
     if exception is not None:
-        what = f"every worker breaks down by the same exception, {HOPELESS} times in a row"
+        what = f"every worker breaks down by the same exception, {MAX_CRASHES} times in a row"
         return ConfigError("NET008", what, got=exception, fix="mend what it names in the job or its data")
     fix = "look into the workers' logs in Ray's dashboard, then submit again: the run goes on from its last commit"
-    return ClusterError("NET008", f"every worker breaks down, {HOPELESS} times in a row", got=reason, fix=fix)
+    return ClusterError("NET008", f"every worker breaks down, {MAX_CRASHES} times in a row", got=reason, fix=fix)

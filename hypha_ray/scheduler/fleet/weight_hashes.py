@@ -8,14 +8,14 @@ REMEMBERED = 4
 """Rounds whose hashes are kept; commits lag behind by one round or two."""
 
 
-class Proofs:
+class WeightHashes:
     """Either side may come first: the store hashes in the background, while joiners train already."""
 
     def __init__(self) -> None:
         self._known: dict[int, str] = {}
         self._claims: dict[Source, tuple[int, str]] = {}
 
-    def know(self, round: int, theta_sha256: str) -> list[Source]:
+    def record_commit(self, round: int, theta_sha256: str) -> list[Source]:
         """Take note of the weights after a round; returns the joiners that have others."""
         self._known[round] = theta_sha256
         for old in sorted(self._known)[:-REMEMBERED]:
@@ -25,7 +25,7 @@ class Proofs:
             del self._claims[source]
         return [source for source, (_, claimed) in settled.items() if claimed != theta_sha256]
 
-    def claim(self, source: Source, round: int, theta_sha256: str) -> bool:
+    def check(self, source: Source, round: int, theta_sha256: str) -> bool:
         """Take note of what a joiner says that it has as the weights after a round; False if that is wrong."""
         if round in self._known:
             return self._known[round] == theta_sha256

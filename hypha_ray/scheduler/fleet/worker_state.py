@@ -30,7 +30,7 @@ class Progress:
 
 
 @dataclass(slots=True)
-class Member:
+class WorkerState:
     """One worker of the fleet. Times are the scheduler's monotonic clock, in seconds."""
 
     source: Source
@@ -39,26 +39,26 @@ class Member:
     overhead: dict[bool, Decayed] = field(default_factory=lambda: {False: Decayed(), True: Decayed()})
     """Seconds of a round that aren't batches (merge, first batch, upload), without and with an evaluation."""
     assigned: tuple[Span, ...] = ()
-    ahead: tuple[Span, ...] = ()
+    overlap_spans: tuple[Span, ...] = ()
     """Assigned for the next round, so that it may begin with them before that is planned."""
-    begun: int = 0
+    prestarted_batches: int = 0
     """Batches that it may have begun its round with like that."""
     plan: Plan | None = None
     progress: Progress = field(default_factory=Progress)
-    held: dict[int, int] = field(default_factory=dict)
+    cached_slices: dict[int, int] = field(default_factory=dict)
     """Slices that were sent, with their samples, oldest first."""
     merged_at: float | None = None
-    has: int | None = None
+    merged_version: int | None = None
     """Number of the weights that it has merged last; None: none, or it has to drop its own."""
-    sent: int | None = None
+    sent_version: int | None = None
     """Number of those that it was sent last."""
-    whole: int | None = None
+    full_version: int | None = None
     """Number of those that were the last to be sent whole."""
     layout: str = ""
     """Fingerprint of the model that it has built."""
-    fresh: bool = True
+    untrained: bool = True
     """It hasn't been given anything to train on yet."""
-    restores: bool = False
+    needs_inner_state: bool = False
     """Before it trains, it takes over the inner state of its predecessor."""
     rejections: int = 0
     """Number of its deltas that were rejected."""
@@ -96,18 +96,18 @@ class Member:
         if self.plan is not None and not self.plan.spans:
             self.batch_time.fade(IDLE_FADE)
 
-    def hold(self, slice_index: int, samples: int, limit: int) -> bool:
+    def cache_slice(self, slice_index: int, samples: int, limit: int) -> bool:
         """Note that a slice is at the worker; forget the oldest beyond `limit` samples. False: it was there before."""
-        new = slice_index not in self.held
-        self.held.pop(slice_index, None)
-        self.held[slice_index] = samples
-        while len(self.held) > 1 and sum(self.held.values()) > limit:
-            self.held.pop(next(iter(self.held)))
+        new = slice_index not in self.cached_slices
+        self.cached_slices.pop(slice_index, None)
+        self.cached_slices[slice_index] = samples
+        while len(self.cached_slices) > 1 and sum(self.cached_slices.values()) > limit:
+            self.cached_slices.pop(next(iter(self.cached_slices)))
         return new
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ExpectedProgress:
     """Where a worker is expected to be by now: `done` batches, its next one ready at `next_s` after the origin."""
 
     done: int
@@ -122,7 +122,7 @@ def batch_size(job: Job) -> int:
     return -(-target // (workers * -(-target // (workers * most))))
 
 
-def batch_seconds(members: Iterable[Member], equal: bool) -> dict[int, float]:
+def batch_seconds(members: Iterable[WorkerState], equal: bool) -> dict[int, float]:
     """Seconds per batch of each worker; the fleet's median where nothing is known, the same for all if `equal`."""
     members = list(members)
     known = [member.batch_time.mean for member in members if member.batch_time.mean is not None]
@@ -133,13 +133,13 @@ def batch_seconds(members: Iterable[Member], equal: bool) -> dict[int, float]:
     }
 
 
-def known_batch_s(members: Iterable[Member]) -> dict[int, float]:
+def known_batch_s(members: Iterable[WorkerState]) -> dict[int, float]:
     """Seconds per batch of the workers of which they are known."""
     found = {member.source.worker: member.batch_time.mean for member in members}
     return {worker: batch_s for worker, batch_s in found.items() if batch_s is not None}
 
 
-def paces_at_start(members: Sequence[Member], evaluating: bool, equal: bool) -> list[Pace]:
+def paces_at_start(members: Sequence[WorkerState], evaluating: bool, equal: bool) -> list[Pace]:
     """The fleet before a round."""
     seconds = batch_seconds(members, equal)
     return [
@@ -154,8 +154,8 @@ def paces_at_start(members: Sequence[Member], evaluating: bool, equal: bool) -> 
 
 
 def standings(
-    members: Sequence[Member], started_at: float, evaluating: bool, report_every_s: float, now: float
-) -> tuple[float, list[Standing]]:
+    members: Sequence[WorkerState], started_at: float, evaluating: bool, report_every_s: float, now: float
+) -> tuple[float, list[ExpectedProgress]]:
     """The fleet in the middle of a round: (origin, standings), paces relative to that origin on the scheduler's clock.
 
     A worker trains on between two reports, so the batches that it must have finished since the last one are counted.
@@ -172,11 +172,11 @@ def standings(
         unseen = max(0, math.floor((now - since[worker]) / seconds[worker]))
         offset_s = max(0.0, since[worker] + unseen * seconds[worker] - origin)
         pace = Pace(worker, seconds[worker], member.batch_size, offset_s)
-        found.append(Standing(min(member.progress.batches + unseen, member.planned), pace))
+        found.append(ExpectedProgress(min(member.progress.batches + unseen, member.planned), pace))
     return origin, found
 
 
-def _since(member: Member, started_at: float, evaluating: bool, now: float) -> float:
+def _since(member: WorkerState, started_at: float, evaluating: bool, now: float) -> float:
     """When the worker last reported or began with its batches, or will begin with them."""
     if member.idle:
         return now

@@ -10,22 +10,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hypha_ray.config import Job
-from hypha_ray.scheduler.fleet.worker_state import Member, batch_seconds, batch_size, paces_at_start
+from hypha_ray.scheduler.fleet.worker_state import WorkerState, batch_seconds, batch_size, paces_at_start
 from hypha_ray.scheduler.messages import Command
 from hypha_ray.scheduler.planning.planner import Allocation
 from hypha_ray.scheduler.planning.planner import plan as plan_batches
-from hypha_ray.scheduler.planning.round_planner import Assigner, Sizes
-from hypha_ray.scheduler.resume_point import Past
+from hypha_ray.scheduler.planning.round_planner import RoundPlanner, Sizes
+from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.types import Plan, SliceInfo, Span
 
 RESIZE_GAIN = 0.1
 """A turn is made longer or shorter once it is wrong by this part of its length, and by more than a batch."""
 
 
-class Turns(Assigner):
+class AsyncPlanner(RoundPlanner):
     """Makes turns, and keeps the ledger."""
 
-    def __init__(self, job: Job, slices: Sequence[SliceInfo], sizes: Sizes, past: Past) -> None:
+    def __init__(self, job: Job, slices: Sequence[SliceInfo], sizes: Sizes, past: ResumePoint) -> None:
         super().__init__(job, slices, sizes, past)
         self._target = job.rounds.samples_between_updates
         self._beat: float | None = None
@@ -46,12 +46,18 @@ class Turns(Assigner):
         """Samples of one turn of each of so many workers, so that the deltas of a round have a round's samples."""
         return -(-self._job.rounds.samples_between_updates * workers // self.size)
 
-    def shares(self, number: int, members: Sequence[Member]) -> dict[int, tuple[Span, ...]]:
+    def eval_shares(self, number: int, members: Sequence[WorkerState]) -> dict[int, tuple[Span, ...]]:
         """What each of these workers evaluates of the weights that a round begins with; nothing, if that isn't due."""
         return self._evaluation_shares(members) if members and self._evaluates(number) else {}
 
-    def turn(
-        self, step: int, member: Member, fleet: Sequence[Member], share: tuple[Span, ...], at: float, now: float
+    def plan_local_round(
+        self,
+        step: int,
+        member: WorkerState,
+        fleet: Sequence[WorkerState],
+        share: tuple[Span, ...],
+        at: float,
+        now: float,
     ) -> list[Command]:
         """Give a worker its next turn.
 
@@ -69,14 +75,14 @@ class Turns(Assigner):
         progress = min(at, rounds), min(at + self._length(member, fleet, spans), rounds)
         feeds = self._feed(member, [span.slice for span in (*share, *spans)])
         plan = Plan(step, 0, spans, member.batch_size, share, progress=progress)
-        return [*feeds, *self._begin(member, plan, step)]
+        return [*feeds, *self._start(member, plan, step)]
 
-    def last(self, step: int, member: Member, share: tuple[Span, ...]) -> list[Command]:
+    def plan_last(self, step: int, member: WorkerState, share: tuple[Span, ...]) -> list[Command]:
         """Tell a worker that there is nothing more to train; it evaluates its share, and ends."""
         feeds = self._feed(member, [span.slice for span in share])
-        return [*feeds, *self._begin(member, Plan(step, 0, (), member.batch_size, share, final=True), step)]
+        return [*feeds, *self._start(member, Plan(step, 0, (), member.batch_size, share, final=True), step)]
 
-    def resize(self, member: Member, fleet: Sequence[Member], began_at: float, now: float) -> list[Command]:
+    def resize(self, member: WorkerState, fleet: Sequence[WorkerState], began_at: float, now: float) -> list[Command]:
         """Let a worker that has just reported end its turn when it should, by what is known now."""
         batch_s = member.batch_time.mean
         if self._equal or batch_s is None or member.plan is None:
@@ -87,7 +93,7 @@ class Turns(Assigner):
             return []
         return self._replan(member, batches, now)
 
-    def grace_s(self, fleet: Sequence[Member]) -> float:
+    def grace_s(self, fleet: Sequence[WorkerState]) -> float:
         """How long a delta waits for others: where turns are to end together they do so within a batch or so."""
         given = self._job.sync.arrival_grace_s
         if given is not None or self._equal:
@@ -99,7 +105,7 @@ class Turns(Assigner):
         self.ledger.commit({worker: spans})
         self.ledger.release(worker)
 
-    def _batches(self, member: Member, fleet: Sequence[Member], now: float) -> int:
+    def _batches(self, member: WorkerState, fleet: Sequence[WorkerState], now: float) -> int:
         """Batches of a turn: as many deltas as make a round have a round's samples, more or less."""
         if self._equal:
             return -(-self._target // (self.size * member.batch_size))
@@ -112,7 +118,7 @@ class Turns(Assigner):
             return max(1, allotted.batches[worker])
         return self._bounded(member, int((end - now - (member.overhead[False].mean or 0.0)) / batch_s))
 
-    def _bounded(self, member: Member, batches: int) -> int:
+    def _bounded(self, member: WorkerState, batches: int) -> int:
         """So many batches, but at least one, and no more than anybody may be given."""
         return min(max(1, batches), self._everything(self._job.resources.num_workers) // member.batch_size + 1)
 
@@ -127,12 +133,12 @@ class Turns(Assigner):
             self._beat += length_s
         return self._beat
 
-    def _allotted(self, fleet: Sequence[Member]) -> Allocation:
+    def _allotted(self, fleet: Sequence[WorkerState]) -> Allocation:
         """What all would do who began now: as many samples as belong to their number of deltas."""
         paces = paces_at_start(fleet, evaluating=False, equal=False)
         return plan_batches(paces, self._everything(len(fleet)))
 
-    def _length(self, member: Member, fleet: Sequence[Member], spans: Sequence[Span]) -> float:
+    def _length(self, member: WorkerState, fleet: Sequence[WorkerState], spans: Sequence[Span]) -> float:
         """How far the whole fleet comes while a worker trains on these spans, in rounds."""
         seconds = batch_seconds(fleet, equal=False)
         speeds = {one.source.worker: one.batch_size / seconds[one.source.worker] for one in fleet}

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from hypha_ray.config import Job
 from hypha_ray.fragments import due
 from hypha_ray.scheduler.fleet.worker_state import (
-    Member,
-    Standing,
+    ExpectedProgress,
+    WorkerState,
     batch_seconds,
     batch_size,
     paces_at_start,
@@ -18,9 +18,9 @@ from hypha_ray.scheduler.fleet.worker_state import (
 )
 from hypha_ray.scheduler.ledger.epoch import samples_of
 from hypha_ray.scheduler.ledger.ledger import Ledger
-from hypha_ray.scheduler.messages import Assign, Command, Feed, Merge, Restore
+from hypha_ray.scheduler.messages import Assign, Command, Feed, Merge, RestoreInnerState
 from hypha_ray.scheduler.planning.planner import plan as plan_batches
-from hypha_ray.scheduler.resume_point import Past
+from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.scheduler.rounds.round import Round
 from hypha_ray.types import Plan, SliceInfo, Span, window
 
@@ -38,10 +38,10 @@ class Sizes:
     held_samples: int
 
 
-class Assigner:
+class RoundPlanner:
     """Makes and corrects the plans of a round, and keeps the ledger."""
 
-    def __init__(self, job: Job, slices: Sequence[SliceInfo], sizes: Sizes, past: Past) -> None:
+    def __init__(self, job: Job, slices: Sequence[SliceInfo], sizes: Sizes, past: ResumePoint) -> None:
         self._job, self._sizes = job, sizes
         self._fixed = job.run.mode == "replay"
         """Plans stay as they are."""
@@ -68,7 +68,9 @@ class Assigner:
         """Number of the weights that workers must have in a round; its own, unless several exchanges are under way."""
         return max(self._first, due(self._job, number))
 
-    def open(self, number: int, members: Sequence[Member], newest: int, now: float) -> tuple[Round, list[Command]]:
+    def plan_round(
+        self, number: int, members: Sequence[WorkerState], newest: int, now: float
+    ) -> tuple[Round, list[Command]]:
         """Plan a round, with weights up to a number there; the one after the last only evaluates.
 
         What is evaluated are the weights that are due in it, also on behalf of those that no round has waited for.
@@ -77,7 +79,9 @@ class Assigner:
         since = self.due(number - 1) + 1 if number > self._first else weights
         evaluated = any(map(self._evaluates, range(since, weights + 1)))
         # Who has been sent newer ones as a whole may take those.
-        shares = self._evaluation_shares([one for one in members if (one.whole or 0) <= weights]) if evaluated else {}
+        shares = (
+            self._evaluation_shares([one for one in members if (one.full_version or 0) <= weights]) if evaluated else {}
+        )
         equal = self._equal_in(number)
         paces = paces_at_start(members, bool(shares), equal)
         allocation = plan_batches(paces, 0 if final else self._job.samples(number))
@@ -86,52 +90,55 @@ class Assigner:
         commands: list[Command] = []
         for member in members:
             worker = member.source.worker
-            ahead = samples_of(member.ahead)
+            ahead = samples_of(member.overlap_spans)
             samples = max(allocation.batches[worker] * member.batch_size, ahead + member.batch_size if ahead else 0)
-            member.begun = -(-ahead // member.batch_size)
-            spans = member.ahead + self._assign(member, samples - ahead)
+            member.prestarted_batches = -(-ahead // member.batch_size)
+            spans = member.overlap_spans + self._assign(member, samples - ahead)
             share = shares.get(worker, ())
-            member.ahead = self._ahead(member, number, samples_of(spans))
-            commands += self._feed(member, [span.slice for span in (*share, *spans, *member.ahead)])
-            plan = Plan(number, 0, spans, member.batch_size, share, final=final, ahead=member.ahead)
-            commands += self._begin(member, plan, newest)
+            member.overlap_spans = self._overlap_spans(member, number, samples_of(spans))
+            commands += self._feed(member, [span.slice for span in (*share, *spans, *member.overlap_spans)])
+            plan = Plan(number, 0, spans, member.batch_size, share, final=final, ahead=member.overlap_spans)
+            commands += self._start(member, plan, newest)
             if spans:
-                opened.expected.add(worker)
+                opened.awaiting.add(worker)
         return opened, commands
 
-    def join(self, current: Round, member: Member, share: tuple[Span, ...], newest: int) -> list[Command]:
+    def plan_joiner(self, current: Round, member: WorkerState, share: tuple[Span, ...], newest: int) -> list[Command]:
         """Let a worker into a round that goes on; to train on it gets what `correct` finds for it.
 
         In replay mode it takes its predecessor's place.
         """
         worker = member.source.worker
-        orphan = current.orphans.pop(worker, None)
+        orphan = current.replay_plans.pop(worker, None)
         blank = Plan(current.number, 0, (), member.batch_size, final=current.final)
         plan = replace(blank if orphan is None else orphan, version=0, evaluate=share)
         feeds = self._feed(member, [span.slice for span in (*share, *plan.spans)])
-        return [*feeds, *self._begin(member, plan, newest)]
+        return [*feeds, *self._start(member, plan, newest)]
 
-    def bring(self, member: Member, newest: int) -> list[Command]:
+    def send_weights(self, member: WorkerState, newest: int) -> list[Command]:
         """Send a worker the newest weights, if that isn't done.
 
         All of them go to whoever has no others, isn't to keep its own, or has slept for longer than exchanges take.
         """
-        if member.sent == newest:
+        if member.sent_version == newest:
             return []
-        whole = member.sent != newest - 1 or member.has is None or member.has < newest - 1 - self._behind
-        member.sent, member.whole = newest, newest if whole else member.whole
+        merged = member.merged_version
+        whole = member.sent_version != newest - 1 or merged is None or merged < newest - 1 - self._behind
+        member.sent_version, member.full_version = newest, newest if whole else member.full_version
         return [Merge(member.source.worker, newest, whole)]
 
-    def _begin(self, member: Member, plan: Plan, newest: int) -> list[Command]:
+    def _start(self, member: WorkerState, plan: Plan, newest: int) -> list[Command]:
         """Tell a worker what it does in a round, and send what it needs for that."""
-        worker, restores = member.source.worker, member.restores and bool(plan.spans)
-        member.start(replace(plan, keep=frozenset(member.held), restores=restores, rejections=member.rejections))
+        worker, restores = member.source.worker, member.needs_inner_state and bool(plan.spans)
+        member.start(
+            replace(plan, keep=frozenset(member.cached_slices), restores=restores, rejections=member.rejections)
+        )
         assert member.plan is not None
-        restore: list[Command] = [Restore(worker)] if restores else []
-        member.fresh = member.fresh and not plan.spans
-        return [Assign(worker, member.plan), *restore, *self.bring(member, newest)]
+        restore: list[Command] = [RestoreInnerState(worker)] if restores else []
+        member.untrained = member.untrained and not plan.spans
+        return [Assign(worker, member.plan), *restore, *self.send_weights(member, newest)]
 
-    def correct(self, current: Round, members: Sequence[Member], now: float) -> tuple[float, list[Command]]:
+    def replan(self, current: Round, members: Sequence[WorkerState], now: float) -> tuple[float, list[Command]]:
         """Plan the rest of the round anew, for those who haven't handed over: (seconds saved, new plans).
 
         Nothing is done unless the plans that are out miss the target, or new ones would end the round notably earlier.
@@ -154,12 +161,12 @@ class Assigner:
         for member, standing in zip(members, fleet, strict=True):
             batches = standing.done + allocation.batches[member.source.worker]
             # Whoever has work is at its first batch after the merge at least, and hands that over.
-            commands += self._replan(member, max(batches, 0 if member.idle else member.begun + 1), now)
+            commands += self._replan(member, max(batches, 0 if member.idle else member.prestarted_batches + 1), now)
             if not member.idle:
-                current.expected.add(member.source.worker)
+                current.awaiting.add(member.source.worker)
         return saved_s, commands
 
-    def feed_ahead(self, number: int, members: Sequence[Member]) -> list[Command]:
+    def feed_ahead(self, number: int, members: Sequence[WorkerState]) -> list[Command]:
         """Send what the round of that number will probably need, while the server works."""
         upcoming = deque(self.ledger.upcoming(self._job.samples(number)))
         commands: list[Command] = []
@@ -178,7 +185,7 @@ class Assigner:
             self.ledger.release(worker, ahead.get(worker, ()))
         self._assigned = set(ahead)
 
-    def _ahead(self, member: Member, number: int, samples: int) -> tuple[Span, ...]:
+    def _overlap_spans(self, member: WorkerState, number: int, samples: int) -> tuple[Span, ...]:
         """Samples for the steps that a worker makes after a round of so many before it has the round's result.
 
         They are fewer than the next round has: what comes after the merge is what its delta is made of.
@@ -192,10 +199,10 @@ class Assigner:
         """Do all workers get equally much in a round?"""
         return self._equal or number < self._job.rounds.warmup_rounds
 
-    def _assign(self, member: Member, samples: int) -> tuple[Span, ...]:
+    def _assign(self, member: WorkerState, samples: int) -> tuple[Span, ...]:
         """Give samples to a worker; in replay mode whatever it holds, so that a repeated run gives the same."""
         self._assigned.add(member.source.worker)
-        return self.ledger.assign(member.source.worker, samples, () if self._fixed else member.held)
+        return self.ledger.assign(member.source.worker, samples, () if self._fixed else member.cached_slices)
 
     def _evaluates(self, number: int) -> bool:
         """Are the weights that round `number` starts from to be evaluated?"""
@@ -203,7 +210,7 @@ class Assigner:
         due = number > 0 and (last or (every > 0 and number % every == 0))
         return bool(self._validation) and due and number != self._evaluated
 
-    def _evaluation_shares(self, members: Sequence[Member]) -> dict[int, tuple[Span, ...]]:
+    def _evaluation_shares(self, members: Sequence[WorkerState]) -> dict[int, tuple[Span, ...]]:
         """Validation samples for each worker, in proportion to its speed."""
         seconds = batch_seconds(members, self._equal)
         speeds = {member.source.worker: member.batch_size / seconds[member.source.worker] for member in members}
@@ -218,7 +225,7 @@ class Assigner:
             start = stop
         return shares
 
-    def _replan(self, member: Member, batches: int, now: float) -> list[Command]:
+    def _replan(self, member: WorkerState, batches: int, now: float) -> list[Command]:
         """A new version of a worker's plan. What is cut off stays assigned: the worker may already be past it."""
         assert member.plan is not None
         if batches == member.plan.batches:
@@ -230,19 +237,21 @@ class Assigner:
         if missing > 0:
             member.assigned += self._assign(member, missing)
         spans = window(member.assigned, 0, samples)
-        feeds = self._feed(member, [span.slice for span in (*member.plan.evaluate, *spans, *member.ahead)])
-        member.plan = replace(member.plan, version=member.plan.version + 1, spans=spans, keep=frozenset(member.held))
+        feeds = self._feed(member, [span.slice for span in (*member.plan.evaluate, *spans, *member.overlap_spans)])
+        member.plan = replace(
+            member.plan, version=member.plan.version + 1, spans=spans, keep=frozenset(member.cached_slices)
+        )
         return [*feeds, Assign(worker, member.plan)]
 
-    def _feed(self, member: Member, slices: Sequence[int]) -> list[Command]:
+    def _feed(self, member: WorkerState, slices: Sequence[int]) -> list[Command]:
         """Send the slices that the worker lacks; it never has to forget one that is needed now for another."""
         needed = dict.fromkeys(slices)
         limit = max(self._sizes.held_samples, sum(self._samples[index] for index in needed))
         worker = member.source.worker
-        return [Feed(worker, index) for index in needed if member.hold(index, self._samples[index], limit)]
+        return [Feed(worker, index) for index in needed if member.cache_slice(index, self._samples[index], limit)]
 
 
-def _planned_finish(member: Member, standing: Standing) -> float:
+def _planned_finish(member: WorkerState, standing: ExpectedProgress) -> float:
     """When the worker's present plan will be done, after the standings' origin."""
     assert member.plan is not None
     return standing.pace.offset_s + max(0, member.plan.batches - standing.done) * standing.pace.batch_s

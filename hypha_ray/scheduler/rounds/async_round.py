@@ -11,7 +11,7 @@ from hypha_ray.types import Contribution, Delta, Rejection, Span, Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class LocalRound:
     """What a worker is at: it trains from weights that it was given until it hands its delta over.
 
     Times in seconds, monotonic.
@@ -28,22 +28,22 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class ReceivedDelta:
     """A delta that came, and the turn that it ends."""
 
     delta: Delta
-    turn: Turn
+    turn: LocalRound
 
 
 @dataclass(slots=True)
-class Period(Round):
+class AsyncRound(Round):
     """A round without a barrier: it ends with so many accepted deltas, whoever they are of.
 
     Of what a round has beside that, `worked_s` and `waited_s` are sums over the turns that began in it.
     """
 
     size: int = 1
-    taken: list[tuple[Contribution, Arrival, int]] = field(default_factory=list)
+    accepted: list[tuple[Contribution, ReceivedDelta, int]] = field(default_factory=list)
     """Accepted deltas in order, with their staleness."""
     rejected: list[Rejection] = field(default_factory=list)
     fleet: int = 0
@@ -55,12 +55,12 @@ class Period(Round):
     @property
     def whole(self) -> bool:
         """Whether there are deltas enough."""
-        return len(self.taken) >= self.size
+        return len(self.accepted) >= self.size
 
     @property
     def samples(self) -> int:
         """Samples behind the deltas that are accepted."""
-        return sum(arrival.delta.samples for _, arrival, _ in self.taken)
+        return sum(arrival.delta.samples for _, arrival, _ in self.accepted)
 
     def began(self, worker: int, waited_s: float | None, worked_s: float, sent_bytes: int) -> None:
         """Note that a worker has weights to begin with, for which it has waited since its last delta, if it had one."""
@@ -73,7 +73,7 @@ class Period(Round):
     def end(self, update_norm: float, fleet: int, now: float) -> Verdict:
         """The round is over; returns what became of all of its deltas."""
         self.closed, self.fleet, self.ended_at = True, fleet, now
-        accepted = tuple(one for one, _, _ in self.taken)
+        accepted = tuple(one for one, _, _ in self.accepted)
         self.verdict = Verdict(self.number, accepted, tuple(self.rejected), update_norm)
         return self.verdict
 
@@ -81,15 +81,15 @@ class Period(Round):
     def spans(self) -> tuple[tuple[int, tuple[Span, ...]], ...]:
         """What each worker's deltas were trained on."""
         found: dict[int, tuple[Span, ...]] = {}
-        for one, arrival, _ in self.taken:
+        for one, arrival, _ in self.accepted:
             found[one.worker] = found.get(one.worker, ()) + arrival.delta.spans
         return tuple(sorted(found.items()))
 
     def record(self, rounds: int, elapsed_s: float, epoch: int) -> dict[str, Any]:
         """The metrics of the round, one of so many, and the run's totals with it; see docs/telemetry.md."""
         assert self.verdict is not None
-        deltas = [arrival.delta for _, arrival, _ in self.taken]
-        staleness = [stale for _, _, stale in self.taken]
+        deltas = [arrival.delta for _, arrival, _ in self.accepted]
+        staleness = [stale for _, _, stale in self.accepted]
         batches: Counter[int] = Counter()
         for delta in deltas:
             batches[delta.source.worker] += delta.batches

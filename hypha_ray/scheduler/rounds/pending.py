@@ -9,11 +9,11 @@ from hypha_ray.model.tasks.table import find_task
 from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.ledger.ledger import Ledger
 from hypha_ray.scheduler.messages import Outbox
-from hypha_ray.scheduler.resume_point import Tally
+from hypha_ray.scheduler.resume_point import RunTotals
 from hypha_ray.scheduler.rounds.round import Evaluation, Round
 
 
-class Records:
+class PendingRounds:
     """Committed rounds whose results some workers have yet to merge, and the evaluation that goes on.
 
     Args:
@@ -24,60 +24,60 @@ class Records:
 
     """
 
-    def __init__(self, job: Job, tally: Tally, ledger: Ledger, out: Outbox) -> None:
-        self._rounds, self._tally, self._ledger, self._out = job.rounds.update_rounds, tally, ledger, out
+    def __init__(self, job: Job, tally: RunTotals, ledger: Ledger, out: Outbox) -> None:
+        self._rounds, self._totals, self._ledger, self._out = job.rounds.update_rounds, tally, ledger, out
         self._perplexity = find_task(job.model.type).perplexity
-        self.landing: deque[Round] = deque()
+        self.awaiting_merge: deque[Round] = deque()
         """Oldest first."""
         self.evaluation: Evaluation | None = None
 
     @property
-    def written(self) -> bool:
+    def empty(self) -> bool:
         """Whether nothing is open."""
-        return not self.landing and self.evaluation is None
+        return not self.awaiting_merge and self.evaluation is None
 
     def busy(self, due: int) -> set[int]:
         """Workers that have to evaluate, or to merge results up to the weights of that number."""
         found = set(() if self.evaluation is None else self.evaluation.pending)
-        return found.union(*(one.merging for one in self.landing if one.number < due))
+        return found.union(*(one.merging for one in self.awaiting_merge if one.number < due))
 
     def forget(self, worker: int) -> None:
         """Wait no longer for a lost worker; somebody else will evaluate its share."""
-        for one in self.landing:
+        for one in self.awaiting_merge:
             one.merging.discard(worker)
         if self.evaluation is not None:
             self.evaluation.lose(worker)
 
-    def give_up(self, due: int, now: float) -> None:
+    def stop_waiting(self, due: int, now: float) -> None:
         """Wait no longer for those who haven't merged, or evaluated, weights before that number; write that down.
 
         Of a part of an evaluation there is no record.
         """
-        for one in self.landing:
+        for one in self.awaiting_merge:
             if one.number < due:
                 one.merging.clear()
-        if self.evaluation is not None and self.evaluation.number < due:
+        if self.evaluation is not None and self.evaluation.weights_round < due:
             self.evaluation = None
         self.settle(now)
 
     def settle(self, now: float) -> None:
         """Write what is complete, a round after the evaluation of its weights."""
         self.settle_evaluation(now)
-        while self.landing and not self.landing[0].merging:
-            if self.evaluation is not None and self.evaluation.number == self.landing[0].number:
+        while self.awaiting_merge and not self.awaiting_merge[0].merging:
+            if self.evaluation is not None and self.evaluation.weights_round == self.awaiting_merge[0].number:
                 break
-            self.write_down(now)
+            self.emit(now)
 
     def settle_evaluation(self, now: float) -> None:
         """Write the record of the evaluation, if it is complete."""
         if self.evaluation is not None and self.evaluation.complete:
             record = self.evaluation.record(self._perplexity)
             if record is not None:
-                self._out.put(c.Record({**record, "elapsed_s": self._tally.elapsed_s(now)}))
+                self._out.put(c.LogMetric({**record, "elapsed_s": self._totals.elapsed_s(now)}))
             self.evaluation = None
 
-    def write_down(self, now: float) -> None:
+    def emit(self, now: float) -> None:
         """Write the record of the oldest round, if there is one."""
-        if self.landing:
-            done = self.landing.popleft()
-            self._out.put(c.Record(done.record(self._rounds, self._tally.elapsed_s(now), self._ledger.epoch)))
+        if self.awaiting_merge:
+            done = self.awaiting_merge.popleft()
+            self._out.put(c.LogMetric(done.record(self._rounds, self._totals.elapsed_s(now), self._ledger.epoch)))

@@ -25,17 +25,17 @@ class Round:
     predicted_s: float | None
     final: bool = False
     """It only evaluates."""
-    shares: dict[int, tuple[Span, ...]] = field(default_factory=dict)
+    eval_shares: dict[int, tuple[Span, ...]] = field(default_factory=dict)
     """What each worker evaluates of the validation split before it trains."""
-    weights: int = 0
+    weights_version: int = 0
     """Number of the weights that are due in it, and evaluated."""
     overlapped: bool = False
     """Workers train on while its result is on its way."""
     closed: bool = False
     """No more deltas are taken."""
-    orphans: dict[int, Plan] = field(default_factory=dict)
+    replay_plans: dict[int, Plan] = field(default_factory=dict)
     """Plans of lost workers that their successors carry out to the letter, in replay mode."""
-    expected: set[int] = field(default_factory=set)
+    awaiting: set[int] = field(default_factory=set)
     """Workers whose delta is awaited."""
     deltas: dict[int, Delta] = field(default_factory=dict)
     delivered_at: dict[int, float] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Round:
     @property
     def evaluating(self) -> bool:
         """Does the round begin with an evaluation?"""
-        return bool(self.shares)
+        return bool(self.eval_shares)
 
     @property
     def samples(self) -> int:
@@ -78,7 +78,7 @@ class Round:
         numbers = set() if self.verdict is None else {one.worker for one in self.verdict.rejected if one.blamed}
         return {delta.source for worker, delta in self.deltas.items() if worker in numbers}
 
-    def disown(self, source: Source) -> bool:
+    def discard_delta(self, source: Source) -> bool:
         """Leave out what a worker has handed over; False if that is nothing."""
         delta = self.deltas.get(source.worker)
         if delta is None or delta.source != source:
@@ -154,7 +154,7 @@ class Round:
 class Evaluation:
     """The validation of the weights after round `number`, shared out to the workers."""
 
-    number: int
+    weights_round: int
     pending: dict[int, tuple[Span, ...]]
     """Shares that are being evaluated, by worker."""
     lost: list[tuple[Span, ...]] = field(default_factory=list)
@@ -194,7 +194,7 @@ class Evaluation:
         correct = sum(hits) if len(hits) == len(parts) else None
         found = quality(sum(part.loss_sum for part in parts), count, correct, perplexity)
         seconds = max(part.seconds for part in parts)
-        return {"kind": "eval", "round": self.number, **found, "count": count, "seconds": seconds}
+        return {"kind": "eval", "round": self.weights_round, **found, "count": count, "seconds": seconds}
 
 
 def weight(sync: Sync, delta: Delta) -> int:

@@ -76,7 +76,7 @@ class WorkerDispatcher:
             self._hiring.pop(source).cancel()
         self._actors.dismiss(worker)
 
-    def order(self, command: c.Feed | c.Assign | c.Merge | c.Restore | c.Retire) -> None:
+    def order(self, command: c.Feed | c.Assign | c.Merge | c.RestoreInnerState | c.Drain) -> None:
         """Tell a worker something, in order; what gets lost on the way is told again."""
         found = self._actors.worker(command.worker)
         if found is None:
@@ -93,10 +93,10 @@ class WorkerDispatcher:
                 for call in self._weights.orders(to, number, whole):
                     self._say(worker, call)
                 failpoint("scheduler.mid_broadcast")
-            case c.Restore():
+            case c.RestoreInnerState():
                 state = self._weights.inner[command.worker]
                 self._say(worker, lambda one: one.restore.remote(to, state))
-            case c.Retire(reason=reason):
+            case c.Drain(reason=reason):
                 self._say(worker, lambda one: one.leave.remote(reason))
 
     async def part(self) -> None:
@@ -118,7 +118,7 @@ class WorkerDispatcher:
         try:
             stream, kept = await self._actors.hire(source)
         except HyphaError as error:
-            self._inbox(c.Unplaced(source, error.what))
+            self._inbox(c.PlacementFailed(source, error.what))
             return
         finally:
             self._hiring.pop(source, None)

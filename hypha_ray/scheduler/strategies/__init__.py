@@ -7,19 +7,21 @@ from collections.abc import Sequence
 from hypha_ray.config import Job
 from hypha_ray.scheduler.fleet.roster import Roster
 from hypha_ray.scheduler.messages import Outbox
-from hypha_ray.scheduler.planning.async_planner import Turns
-from hypha_ray.scheduler.planning.round_planner import Assigner, Sizes
-from hypha_ray.scheduler.resume_point import Past
-from hypha_ray.scheduler.strategies.asynchronous import Arrivals
-from hypha_ray.scheduler.strategies.barrier import Course
-from hypha_ray.scheduler.strategies.overlapped import Flights
+from hypha_ray.scheduler.planning.async_planner import AsyncPlanner
+from hypha_ray.scheduler.planning.round_planner import RoundPlanner, Sizes
+from hypha_ray.scheduler.resume_point import ResumePoint
+from hypha_ray.scheduler.strategies.asynchronous import AsyncRounds
+from hypha_ray.scheduler.strategies.barrier import BarrierRounds
+from hypha_ray.scheduler.strategies.overlapped import OverlappedRounds
 from hypha_ray.types import SliceInfo
 
 
-def course_of(job: Job, slices: Sequence[SliceInfo], sizes: Sizes, past: Past, roster: Roster, out: Outbox) -> Course:
+def strategy_of(
+    job: Job, slices: Sequence[SliceInfo], sizes: Sizes, past: ResumePoint, roster: Roster, out: Outbox
+) -> BarrierRounds:
     """Rounds with a barrier at their end, several of them under way, or deltas that are merged as they come."""
     if job.sync.strategy == "async":
-        return Arrivals(job, past, roster, Turns(job, slices, sizes, past), out)
+        return AsyncRounds(job, past, roster, AsyncPlanner(job, slices, sizes, past), out)
     if job.sync.in_flight > 1:
-        return Flights(job, past, roster, Assigner(job, slices, sizes, past), out)
-    return Course(job, past, roster, Assigner(job, slices, sizes, past), out)
+        return OverlappedRounds(job, past, roster, RoundPlanner(job, slices, sizes, past), out)
+    return BarrierRounds(job, past, roster, RoundPlanner(job, slices, sizes, past), out)

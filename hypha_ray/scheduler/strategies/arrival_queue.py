@@ -7,8 +7,8 @@ from collections import deque
 from hypha_ray.config import Job
 from hypha_ray.phases import Phase
 from hypha_ray.scheduler.messages import Reduce
-from hypha_ray.scheduler.resume_point import Past
-from hypha_ray.scheduler.rounds.async_round import Arrival, Period
+from hypha_ray.scheduler.resume_point import ResumePoint
+from hypha_ray.scheduler.rounds.async_round import AsyncRound, ReceivedDelta
 from hypha_ray.scheduler.rounds.round import counted, weight
 from hypha_ray.types import Contribution, Rejection, Verdict
 
@@ -18,7 +18,7 @@ REMEMBERED = 4
 """Commits whose steps are kept, to know them by."""
 
 
-class Inflow:
+class ArrivalQueue:
     """Counts the steps that the weights make, and knows how old the weights are that a delta was trained from.
 
     Args:
@@ -28,7 +28,7 @@ class Inflow:
 
     """
 
-    def __init__(self, job: Job, size: int, past: Past) -> None:
+    def __init__(self, job: Job, size: int, past: ResumePoint) -> None:
         self._sync, self._target = job.sync, job.rounds.samples_between_updates
         self._patience = PATIENCE * size if job.sync.max_staleness is None else job.sync.max_staleness
         self._size = size
@@ -38,8 +38,8 @@ class Inflow:
         """Deltas of the run that are in them."""
         self.commits = {self.step: past.next_round - 1}
         """Steps whose weights are committed, and in which round; the last ones."""
-        self.arrived: dict[int, Arrival] = {}
-        self.reducing: dict[int, Arrival] = {}
+        self.arrived: dict[int, ReceivedDelta] = {}
+        self.reducing: dict[int, ReceivedDelta] = {}
         self._norms: deque[float] = deque(maxlen=2 * size)
         self._in_vain = 0
 
@@ -73,7 +73,7 @@ class Inflow:
         """What a later scheduler needs of this, as plain JSON."""
         return {"step": self.step, "merged": self.merged}
 
-    def stale(self) -> list[Rejection]:
+    def drop_stale(self) -> list[Rejection]:
         """Drop what was trained from weights that are too old."""
         ages = {worker: self._staleness(arrival) for worker, arrival in self.arrived.items()}
         old = {worker: age for worker, age in ages.items() if age > self._patience}
@@ -81,7 +81,7 @@ class Inflow:
         text = "{} deltas were merged since its weights, more than {}"
         return [Rejection(worker, text.format(age, self._patience)) for worker, age in sorted(old.items())]
 
-    def reduce(self, current: Period, since: int | None) -> Reduce:
+    def reduce(self, current: AsyncRound, since: int | None) -> Reduce:
         """Have all reduced that has arrived, in the order of worker numbers.
 
         Args:
@@ -91,7 +91,7 @@ class Inflow:
         """
         self.reducing, self.arrived = dict(sorted(self.arrived.items())), {}
         deltas = [arrival.delta for arrival in self.reducing.values()]
-        taken = sum(weight(self._sync, arrival.delta) for _, arrival, _ in current.taken)
+        taken = sum(weight(self._sync, arrival.delta) for _, arrival, _ in current.accepted)
         unit = self._size if self._sync.weighting == "uniform" else self._target
         return Reduce(
             self.step,
@@ -99,14 +99,14 @@ class Inflow:
             tuple(weight(self._sync, delta) for delta in deltas),
             tuple(delta.round for delta in deltas),
             self.step if since is None else since,
-            Phase(current.number, self._size, unit, len(current.taken), taken, tuple(self._norms)),
+            Phase(current.number, self._size, unit, len(current.accepted), taken, tuple(self._norms)),
         )
 
-    def awaits(self, verdict: Verdict) -> bool:
+    def is_awaited(self, verdict: Verdict) -> bool:
         """Whether a verdict is that on the deltas that are being reduced."""
         return bool(self.reducing) and verdict.round == self.step
 
-    def answered(self, verdict: Verdict) -> list[tuple[Contribution, Arrival, int]]:
+    def take_verdict(self, verdict: Verdict) -> list[tuple[Contribution, ReceivedDelta, int]]:
         """Make a step; returns the accepted deltas with their staleness."""
         batch, self.reducing = self.reducing, {}
         arrivals = [(one, batch[one.worker]) for one in verdict.accepted]
@@ -117,6 +117,6 @@ class Inflow:
         self._in_vain = 0 if taken else self._in_vain + sum(one.blamed for one in verdict.rejected)
         return taken
 
-    def _staleness(self, arrival: Arrival) -> int:
+    def _staleness(self, arrival: ReceivedDelta) -> int:
         """Deltas that were merged since the weights that one was trained from."""
         return self.merged - arrival.turn.merged

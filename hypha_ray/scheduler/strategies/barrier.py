@@ -6,16 +6,16 @@ from hypha_ray.config import Job
 from hypha_ray.fragments import exchanged
 from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.fleet.roster import Roster
-from hypha_ray.scheduler.fleet.worker_state import Member, known_batch_s
+from hypha_ray.scheduler.fleet.worker_state import WorkerState, known_batch_s
 from hypha_ray.scheduler.messages import Outbox
-from hypha_ray.scheduler.planning.round_planner import Assigner
-from hypha_ray.scheduler.resume_point import Past, Tally
-from hypha_ray.scheduler.rounds.pending import Records
+from hypha_ray.scheduler.planning.round_planner import RoundPlanner
+from hypha_ray.scheduler.resume_point import ResumePoint, RunTotals
+from hypha_ray.scheduler.rounds.pending import PendingRounds
 from hypha_ray.scheduler.rounds.round import Evaluation, Round, failure, step_record, weight
 from hypha_ray.types import Delta, Evaluated, Event, Merged, Report, Source, Span, Verdict
 
 
-class Course:
+class BarrierRounds:
     """Where the run is.
 
     Args:
@@ -27,16 +27,16 @@ class Course:
 
     """
 
-    def __init__(self, job: Job, past: Past, roster: Roster, assigner: Assigner, out: Outbox) -> None:
-        self._job, self._roster, self._assigner, self._out = job, roster, assigner, out
+    def __init__(self, job: Job, past: ResumePoint, roster: Roster, assigner: RoundPlanner, out: Outbox) -> None:
+        self._job, self._roster, self._planner, self._out = job, roster, assigner, out
         self._replay = job.run.mode == "replay"
         self.next: int | None = past.next_round  # The round that is to begin; None while one goes on.
-        self.newest = past.next_round
+        self.latest_version = past.next_round
         """Number of the newest weights, those after the last commit; round n begins number n."""
         self.current: Round | None = None
-        self._tally = Tally(past.state.get("totals", {}))
-        self._records = Records(job, self._tally, assigner.ledger, out)
-        self._inner = set(past.inner)
+        self._totals = RunTotals(past.state.get("totals", {}))
+        self._pending = PendingRounds(job, self._totals, assigner.ledger, out)
+        self._inner_states = set(past.inner)
         """Workers whose successors have an inner state to take over."""
         self.sent_bytes: tuple[int, tuple[int, ...]] = 0, ()
         """Of all of θ, and of each fragment."""
@@ -61,17 +61,17 @@ class Course:
     @property
     def unevaluated(self) -> bool:
         """Whether a part of the evaluation waits for a worker that has yet to come."""
-        return self._records.evaluation is not None and bool(self._records.evaluation.lost)
+        return self._pending.evaluation is not None and bool(self._pending.evaluation.lost)
 
     @property
     def busy(self) -> set[int]:
         """Workers that have something to do: to merge what is due, to evaluate, or to train and hand over."""
         if self.current is None or self.next is not None:
             return set()
-        late = set() if self.current.closed else self.current.expected - set(self.current.deltas)
-        return late | self._records.busy(self.current.weights)
+        late = set() if self.current.closed else self.current.awaiting - set(self.current.deltas)
+        return late | self._pending.busy(self.current.weights_version)
 
-    def hears(self, member: Member, event: Event) -> bool:
+    def accepts(self, member: WorkerState, event: Event) -> bool:
         """Whether a worker speaks of the round that it and everybody else is in."""
         return self.current is not None and event.round == self.current.number
 
@@ -83,57 +83,57 @@ class Course:
         """Plan the next round, and tell every worker."""
         assert self.next is not None
         number, self.next = self.next, None
-        self._tally.begin(now)
-        members, before = self._roster.free, self.current
+        self._totals.begin(now)
+        members, before = self._roster.assignable, self.current
         for member in members:
             self._inherit(member)
-        self.current, commands = self._assigner.open(number, members, self.newest, now)
+        self.current, commands = self._planner.plan_round(number, members, self.latest_version, now)
         if before is not None and before.overlapped:
             self.current.started_at = before.ready_at
-        self.current.overlapped = any(member.ahead for member in members)
+        self.current.overlapped = any(member.overlap_spans for member in members)
         if self.current.evaluating:
-            self._records.evaluation = Evaluation(self.current.weights - 1, dict(self.current.shares))
+            self._pending.evaluation = Evaluation(self.current.weights_version - 1, dict(self.current.eval_shares))
         batches = {member.source.worker: member.plan.batches for member in members if member.plan is not None}
-        self._out.note("plan", now, round=number, batches=batches, predicted_s=self.current.predicted_s)
+        self._out.event("plan", now, round=number, batches=batches, predicted_s=self.current.predicted_s)
         self._out.put(*commands)
 
     # ── workers come and go ───────────────────────────────────────────────────────────────────────────────────────
 
-    def join(self, member: Member, now: float) -> None:
+    def join(self, member: WorkerState, now: float) -> None:
         """Let a worker into the round that goes on, with fewer batches or in its predecessor's place."""
         if self.current is None or self.current.closed:
             return
         self._inherit(member)
         share: tuple[Span, ...] = ()
-        if (evaluation := self._records.evaluation) is not None and evaluation.number == self.newest - 1:
+        if (evaluation := self._pending.evaluation) is not None and evaluation.weights_round == self.latest_version - 1:
             share = evaluation.hand_out(member.source.worker)
-        self._out.put(*self._assigner.join(self.current, member, share, self.newest))
-        self.correct(now)
+        self._out.put(*self._planner.plan_joiner(self.current, member, share, self.latest_version))
+        self.correct_plans(now)
 
-    def _inherit(self, member: Member) -> None:
+    def _inherit(self, member: WorkerState) -> None:
         """A worker that hasn't trained yet takes over what its predecessor left."""
-        member.restores = member.fresh and member.source.worker in self._inner
+        member.needs_inner_state = member.untrained and member.source.worker in self._inner_states
 
-    def forget(self, member: Member, now: float) -> None:
+    def forget(self, member: WorkerState, now: float) -> None:
         """Wait no longer for a lost worker, and let the others, or its successor, take its share over."""
         worker, current = member.source.worker, self.current
-        self._records.forget(worker)
+        self._pending.forget(worker)
         if current is not None and not current.closed and worker not in current.deltas:
             if self._replay and member.plan is not None:
-                current.orphans[worker] = member.plan
+                current.replay_plans[worker] = member.plan
             else:
-                self._assigner.ledger.release(worker)
-                current.expected.discard(worker)
-                self.correct(now)
+                self._planner.ledger.release(worker)
+                current.awaiting.discard(worker)
+                self.correct_plans(now)
                 self._close_if_complete()
         elif current is not None and current.verdict is not None:
-            self._assigner.ledger.release(worker)  # It has begun the next round, which isn't planned yet.
+            self._planner.ledger.release(worker)  # It has begun the next round, which isn't planned yet.
         self._settle(now)
 
-    def disown(self, source: Source) -> None:
+    def discard_delta(self, source: Source) -> None:
         """Leave out what a worker has handed over in this round: it began with wrong weights."""
         current = self.current
-        if current is None or current.closed or not current.disown(source):
+        if current is None or current.closed or not current.discard_delta(source):
             return
         self.grace_until = None if len(current.deltas) < (self._job.sync.quorum or 1) else self.grace_until
 
@@ -141,7 +141,7 @@ class Course:
         """The scheduler itself was stopped for a while: the grace time is so much longer."""
         self.grace_until = None if self.grace_until is None else self.grace_until + seconds
 
-    def worked(self, member: Member, event: Event, now: float) -> None:
+    def handle(self, member: WorkerState, event: Event, now: float) -> None:
         """Take in what a worker says of the round that it and everybody else is in."""
         assert self.current is not None
         match event:
@@ -149,44 +149,44 @@ class Course:
                 member.report(event, now)
                 self.current.learning_rate = event.learning_rate
                 samples = sum(one.progress.samples for one in self._roster.members)
-                self._out.put(c.Record(step_record(event, samples, self._job.samples(event.round))))
-                self.correct(now)
+                self._out.put(c.LogMetric(step_record(event, samples, self._job.samples(event.round))))
+                self.correct_plans(now)
             case Delta():
                 self._delivered(member, self.current, event, now)
             case Merged():
                 self._merged(member, event, now)
             case Evaluated():
                 member.progress.heard_at = now
-                if self._records.evaluation is not None:
-                    self._records.evaluation.take(event)
+                if self._pending.evaluation is not None:
+                    self._pending.evaluation.take(event)
                 self._done_if_final(member)
                 self._settle(now)
 
-    def correct(self, now: float) -> None:
+    def correct_plans(self, now: float) -> None:
         """Adapt the plans of those who haven't handed over to what has become of the others."""
         current = self.current
         if current is None or current.closed:
             return
-        late = [member for member in self._roster.free if member.source.worker not in current.deltas]
-        saved_s, commands = self._assigner.correct(current, late, now)
+        late = [member for member in self._roster.assignable if member.source.worker not in current.deltas]
+        saved_s, commands = self._planner.replan(current, late, now)
         if commands:
-            self._out.note("correction", now, round=current.number, saved_s=saved_s)
+            self._out.event("correction", now, round=current.number, saved_s=saved_s)
         self._out.put(*commands)
 
-    def _delivered(self, member: Member, current: Round, delta: Delta, now: float) -> None:
+    def _delivered(self, member: WorkerState, current: Round, delta: Delta, now: float) -> None:
         worker = member.source.worker
-        if current.closed or worker in current.deltas or worker not in current.expected:
-            self._out.note("stale", now, worker=worker, incarnation=member.source.incarnation, round=delta.round)
+        if current.closed or worker in current.deltas or worker not in current.awaiting:
+            self._out.event("stale", now, worker=worker, incarnation=member.source.incarnation, round=delta.round)
             return
         current.deltas[worker], current.delivered_at[worker] = delta, now
         member.delivered(delta, now - current.started_at, current.evaluating)
         if len(current.deltas) == self._job.sync.quorum and not self._replay:
             self.grace_until = now + self._job.sync.grace_s
-        self.correct(now)
+        self.correct_plans(now)
         self._close_if_complete()
 
     def _close_if_complete(self) -> None:
-        if self.current is not None and self.current.deltas and set(self.current.deltas) == self.current.expected:
+        if self.current is not None and self.current.deltas and set(self.current.deltas) == self.current.awaiting:
             self.close()
 
     def close(self) -> None:
@@ -194,7 +194,7 @@ class Course:
         assert self.current is not None
         self.current.closed, self.grace_until = True, None
         self._send_to_server(self.current)
-        self._out.put(*self._assigner.feed_ahead(self.current.number + 1, self._roster.free))
+        self._out.put(*self._planner.feed_ahead(self.current.number + 1, self._roster.assignable))
 
     def _send_to_server(self, done: Round) -> None:
         deltas = [delta for _, delta in sorted(done.deltas.items())]
@@ -208,7 +208,7 @@ class Course:
         current = self.current
         if current is None or not current.closed or verdict.round != current.number or current.verdict is not None:
             return []
-        self._records.give_up(current.weights, now)
+        self._pending.stop_waiting(current.weights_version, now)
         excluded = self._decide(current, verdict, now)
         if self._out.over:
             return []
@@ -221,40 +221,41 @@ class Course:
         """Commit a round, if it can be; returns the workers that are excluded for their deltas."""
         verdict = done.judged(verdict, now)
         for rejection in verdict.rejected:
-            self._out.note("reject", now, round=done.number, worker=rejection.worker, reason=rejection.reason)
+            self._out.event("reject", now, round=done.number, worker=rejection.worker, reason=rejection.reason)
         if (error := failure(done.number, verdict, self._replay)) is not None:
             self._out.finish(error)
             return []
         excluded = self._strike(verdict, now)
         self._commit(done, verdict, now)
         members, accepted = self._roster.members, {one.worker for one in verdict.accepted}
-        self._inner -= self._roster.refused(done.refused)
+        self._inner_states -= self._roster.refused(done.refused)
         for member in members if self._job.sync.overlaps else ():
-            if member.source.worker in done.expected - accepted:
-                member.has = None  # Its own weights have seen samples that are given out again: it drops them.
-        done.merging = {member.source.worker for member in self._roster.free}
-        done.batch_s, self.newest = known_batch_s(members), done.number + 1
-        self._records.landing.append(done)
+            if member.source.worker in done.awaiting - accepted:
+                member.merged_version = None  # Its own weights contain samples that are given out again.
+        done.merging = {member.source.worker for member in self._roster.assignable}
+        done.batch_s, self.latest_version = known_batch_s(members), done.number + 1
+        self._pending.awaiting_merge.append(done)
         return excluded
 
-    def _ahead(self) -> dict[int, tuple[Span, ...]]:
+    def _spans_of_later_rounds(self) -> dict[int, tuple[Span, ...]]:
         """What workers have begun the next round with, when one is committed."""
-        return {member.source.worker: member.ahead for member in self._roster.free if member.ahead}
+        members = self._roster.assignable
+        return {member.source.worker: member.overlap_spans for member in members if member.overlap_spans}
 
     def _commit(self, current: Round, verdict: Verdict, now: float) -> None:
         """Count the samples of accepted deltas as used, and have it all written down."""
         deltas = {one.worker: current.deltas[one.worker] for one in verdict.accepted}
         used = {worker: delta.spans for worker, delta in sorted(deltas.items())}
-        self._assigner.commit(used, self._ahead())
+        self._planner.commit(used, self._spans_of_later_rounds())
         for worker, delta in deltas.items():
             self._roster.contributed(worker)
-            self._tally.count(delta)
-        self._inner |= {worker for worker, delta in deltas.items() if delta.inner_state}
+            self._totals.count(delta)
+        self._inner_states |= {worker for worker, delta in deltas.items() if delta.inner_state}
         self._persist(current, verdict, tuple(used.items()), now)
 
     def _persist(self, current: Round, verdict: Verdict, used: c.Used, now: float, **more: int) -> None:
         """Have a round's weights written down, and all that a later scheduler needs beside them."""
-        current.totals, ledger = self._tally.totals(now), self._assigner.ledger
+        current.totals, ledger = self._totals.totals(now), self._planner.ledger
         state = {"totals": current.totals, "workers": self._roster.state(), **more}
         figures = (ledger.cursors(), ledger.epoch, ledger.ahead(), state)
         self._out.put(c.Persist(current.number, verdict, used, *figures))
@@ -263,37 +264,37 @@ class Course:
         """Count what was rejected for what it is; returns the workers that are excluded for it."""
         excluded = [one.worker for one in verdict.rejected if one.blamed and self._roster.strike(one.worker)]
         for worker in excluded:
-            self._out.note("exclude", now, worker=worker, strikes=self._job.sync.strikes)
+            self._out.event("exclude", now, worker=worker, strikes=self._job.sync.strikes)
         return [source for worker in excluded if (source := self._roster.slots[worker].source) is not None]
 
-    def _merged(self, member: Member, event: Merged, now: float) -> None:
-        for one in self._records.landing:
+    def _merged(self, member: WorkerState, event: Merged, now: float) -> None:
+        for one in self._pending.awaiting_merge:
             if one.number < event.round:
                 one.merged(member.source.worker, member.merged_at, now, self._size(one, member, event), event.waited_s)
-        member.merged_at, member.has = now, event.round
+        member.merged_at, member.merged_version = now, event.round
         if member.plan is not None and not member.plan.evaluate:
             member.progress.heard_at = now
             self._done_if_final(member)
         self._settle(now)
 
-    def _size(self, done: Round, member: Member, event: Merged) -> int:
+    def _size(self, done: Round, member: WorkerState, event: Merged) -> int:
         """Bytes of what a worker has merged as a round's result."""
         every, parts = self.sent_bytes
-        if member.whole == event.round:
+        if member.full_version == event.round:
             return every if done.number == event.round - 1 else 0
         return done.coded_bytes or sum(parts[n] for n in exchanged(self._job, done.number))
 
-    def _done_if_final(self, member: Member) -> None:
-        if member.plan is not None and member.plan.final and member.has == member.plan.round:
+    def _done_if_final(self, member: WorkerState) -> None:
+        if member.plan is not None and member.plan.final and member.merged_version == member.plan.round:
             self._roster.done(member.source.worker)
 
     def _settle(self, now: float) -> None:
         """Write the records that are complete; end the run after those of the last round."""
-        self._records.settle(now)
-        if self.final and self._records.written:
+        self._pending.settle(now)
+        if self.final and self._pending.empty:
             self._out.finish(None)
 
-    def close_books(self, now: float) -> None:
+    def stop_waiting(self, now: float) -> None:
         """Wait no longer for anybody to merge or to evaluate."""
-        self._records.give_up(self.newest + 1, now)
+        self._pending.stop_waiting(self.latest_version + 1, now)
         self._settle(now)

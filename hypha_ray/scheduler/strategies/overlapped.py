@@ -14,53 +14,53 @@ from collections import deque
 
 from hypha_ray.config import Job
 from hypha_ray.scheduler.fleet.roster import Roster
-from hypha_ray.scheduler.fleet.worker_state import Member
+from hypha_ray.scheduler.fleet.worker_state import WorkerState
 from hypha_ray.scheduler.messages import Outbox
-from hypha_ray.scheduler.planning.round_planner import Assigner
-from hypha_ray.scheduler.resume_point import Past
+from hypha_ray.scheduler.planning.round_planner import RoundPlanner
+from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.scheduler.rounds.round import Round, disowned
-from hypha_ray.scheduler.strategies.barrier import Course
+from hypha_ray.scheduler.strategies.barrier import BarrierRounds
 from hypha_ray.types import Event, Merged, Source, Span, Verdict
 
 
-class Flights(Course):
-    """Where the run is; for the arguments, see `Course`."""
+class OverlappedRounds(BarrierRounds):
+    """Where the run is; for the arguments, see `BarrierRounds`."""
 
-    def __init__(self, job: Job, past: Past, roster: Roster, assigner: Assigner, out: Outbox) -> None:
+    def __init__(self, job: Job, past: ResumePoint, roster: Roster, assigner: RoundPlanner, out: Outbox) -> None:
         super().__init__(job, past, roster, assigner, out)
-        self._flying: deque[Round] = deque()
+        self._in_flight: deque[Round] = deque()
         """Rounds whose deltas are in, oldest first; that one is being reduced."""
 
     # ── what the core asks ────────────────────────────────────────────────────────────────────────────────────────
 
-    def hears(self, member: Member, event: Event) -> bool:
+    def accepts(self, member: WorkerState, event: Event) -> bool:
         """Whether a worker speaks of the present round, or of weights that it may not have had before."""
         if isinstance(event, Merged):
-            return (-1 if member.has is None else member.has) < event.round <= self.newest
-        return super().hears(member, event)
+            return (-1 if member.merged_version is None else member.merged_version) < event.round <= self.latest_version
+        return super().accepts(member, event)
 
     def begin(self, now: float) -> None:
         """Plan the next round, and tell every worker."""
         super().begin(now)
         assert self.current is not None
-        self.current.overlapped |= self._assigner.due(self.current.number + 1) <= self.current.number
+        self.current.overlapped |= self._planner.due(self.current.number + 1) <= self.current.number
 
-    def forget(self, member: Member, now: float) -> None:
+    def forget(self, member: WorkerState, now: float) -> None:
         """Wait no longer for a lost worker. What it has handed over stays, and others take over what it hasn't."""
         worker, current = member.source.worker, self.current
-        self._records.forget(worker)
-        self._assigner.ledger.release(worker, self._delivered_by(worker))
+        self._pending.forget(worker)
+        self._planner.ledger.release(worker, self._delivered_by(worker))
         if current is not None and not current.closed and worker not in current.deltas:
-            current.expected.discard(worker)
-            self.correct(now)
+            current.awaiting.discard(worker)
+            self.correct_plans(now)
             self._close_if_complete()
         self._settle(now)
 
-    def disown(self, source: Source) -> None:
+    def discard_delta(self, source: Source) -> None:
         """Leave out what a worker has handed over that isn't being reduced: it began with wrong weights."""
-        super().disown(source)
-        for one in list(self._flying)[1:]:
-            if one.disown(source) and not one.deltas:
+        super().discard_delta(source)
+        for one in list(self._in_flight)[1:]:
+            if one.discard_delta(source) and not one.deltas:
                 self._out.finish(disowned(one.number))
 
     # ── from the deltas to the weights ────────────────────────────────────────────────────────────────────────────
@@ -68,51 +68,51 @@ class Flights(Course):
     def close(self) -> None:
         """Have reduced what is there, in its turn; the next round may begin before that, if no result of it is due."""
         assert self.current is not None
-        self._flying.append(self.current)
+        self._in_flight.append(self.current)
         for member in self._roster.members:
             member.rest_if_idle()
         super().close()
-        self._go_on()
+        self._advance()
 
     def _send_to_server(self, done: Round) -> None:
         """Have a round's deltas reduced, unless those of another one are."""
-        if done is self._flying[0]:
+        if done is self._in_flight[0]:
             super()._send_to_server(done)
 
-    def _go_on(self) -> None:
+    def _advance(self) -> None:
         """Let the next round begin, if the weights are there that are due in it."""
         current = self.current
-        if current is not None and current.closed and self._assigner.due(current.number + 1) <= self.newest:
+        if current is not None and current.closed and self._planner.due(current.number + 1) <= self.latest_version:
             self.next = current.number + 1
 
     def reduced(self, verdict: Verdict, now: float) -> list[Source]:
         """Commit the oldest round in flight, and send its result to all; returns the workers that are excluded."""
-        if not self._flying or verdict.round != self._flying[0].number:
+        if not self._in_flight or verdict.round != self._in_flight[0].number:
             return []
-        done = self._flying.popleft()
-        self._records.give_up(done.weights, now)
+        done = self._in_flight.popleft()
+        self._pending.stop_waiting(done.weights_version, now)
         excluded = self._decide(done, verdict, now)
         if self._out.over:
             return []
-        for member in self._roster.free:
+        for member in self._roster.assignable:
             if member.plan is not None:
-                self._out.put(*self._assigner.bring(member, self.newest))
-        if self._flying:
-            self._send_to_server(self._flying[0])
-        self._go_on()
+                self._out.put(*self._planner.send_weights(member, self.latest_version))
+        if self._in_flight:
+            self._send_to_server(self._in_flight[0])
+        self._advance()
         return excluded
 
-    def _ahead(self) -> dict[int, tuple[Span, ...]]:
+    def _spans_of_later_rounds(self) -> dict[int, tuple[Span, ...]]:
         """What workers have of rounds after the one that is committed: handed over, in their plans, or begun with."""
         current, kept = self.current, {worker: self._delivered_by(worker) for worker in self._roster.slots}
         for member in self._roster.members:
             worker = member.source.worker
-            if current is not None and not current.closed and worker in current.expected - current.deltas.keys():
+            if current is not None and not current.closed and worker in current.awaiting - current.deltas.keys():
                 kept[worker] += member.assigned
-            kept[worker] += member.ahead
+            kept[worker] += member.overlap_spans
         return {worker: spans for worker, spans in kept.items() if spans}
 
     def _delivered_by(self, worker: int) -> tuple[Span, ...]:
         """Samples behind a worker's deltas that are in and not committed."""
-        taken = [*self._flying, *([self.current] if self.current is not None and not self.current.closed else [])]
+        taken = [*self._in_flight, *([self.current] if self.current is not None and not self.current.closed else [])]
         return tuple(span for one in taken if worker in one.deltas for span in one.deltas[worker].spans)
