@@ -30,7 +30,6 @@ NOT_YET = (
     "hypha_ray/modes.py",
     "hypha_ray/phases.py",
     "jobs/",
-    "README.md",
     "docs/",
 )
 
