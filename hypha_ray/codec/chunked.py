@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from hypha_ray.codec.base import Form
-from hypha_ray.groups import dtype_of, is_trained
 from hypha_ray.types import Flat
+from hypha_ray.types.layout import dtype_of, is_trained
 
 Parts = dict[str, torch.Tensor]
 """The arrays of a run of chunks, by name: one row a chunk."""

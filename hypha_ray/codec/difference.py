@@ -9,8 +9,8 @@ from hypha_ray.codec.blocks import blocks
 from hypha_ray.codec.chunked import Chunked
 from hypha_ray.codec.feedback import Feedback
 from hypha_ray.codec.views import tensors
-from hypha_ray.groups import is_trained
 from hypha_ray.types import Flat
+from hypha_ray.types.layout import is_trained
 
 
 def advance(codec: Chunked, theta: Flat, payload: Flat, out: Flat | None = None) -> Flat:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from hypha_ray.codec.base import Form, Quality
-from hypha_ray.groups import dtype_of, is_trained
 from hypha_ray.types import Flat
+from hypha_ray.types.layout import dtype_of, is_trained
 
 if TYPE_CHECKING:
     import torch

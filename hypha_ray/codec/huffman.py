@@ -18,8 +18,8 @@ from hypha_ray.codec.blocks import BLOCK, blocks
 from hypha_ray.codec.chunked import Parts
 from hypha_ray.codec.floats import bf16_of_bits, bits_of_bf16
 from hypha_ray.codec.integers import FourBits, multiples, pack4, pairs
-from hypha_ray.groups import is_trained
 from hypha_ray.types import Flat
+from hypha_ray.types.layout import is_trained
 
 _MOST = 7
 _RAW, _MEMORY = -15, 9

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from hypha_ray.config import Job
-from hypha_ray.fragments import turn
+from hypha_ray.exchange_schedule import outer_steps_before
 
 SETTLING = 5.0
 """Steps that outer momentum takes to settle, in times of 1 / (1 − μ): by then 99 % of its final sum are there."""
@@ -28,7 +28,7 @@ def _of_sparse_gradients(job: Job) -> Iterator[str]:
 def _of_momentum(job: Job) -> Iterator[str]:
     """Momentum steps once in a round of a fragment's, or asynchronously with every delta."""
     sync, momentum, rounds = job.sync, job.outer_optimizer.momentum, job.rounds.update_rounds
-    steps, whose = min(turn(job, rounds, fragment) for fragment in range(sync.fragments)), "there are"
+    steps, whose = min(outer_steps_before(job, rounds, fragment) for fragment in range(sync.fragments)), "there are"
     if sync.staggered:
         whose = f"each of {sync.fragments} fragments has"
     if sync.strategy == "async" and not sync.delayed_nesterov:

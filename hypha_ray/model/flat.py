@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hypha_ray.errors import CheckpointError
-from hypha_ray.groups import dtype_of
 from hypha_ray.types import Entry, Flat, Layout
+from hypha_ray.types.layout import dtype_of
 
 Array: TypeAlias = npt.NDArray[Any]
 Groups: TypeAlias = Mapping[str, Array]

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 from hypha_ray.errors import ConfigError
-from hypha_ray.groups import dtype_of, is_trained
 from hypha_ray.kernels import copy
 from hypha_ray.model.flat import Array, check, check_names, empty, pack, view, views
 from hypha_ray.model.partition import contiguous, strided
 from hypha_ray.types import Entry, Flat, Layout
+from hypha_ray.types.layout import dtype_of, is_trained
 
 __all__ = ["Array", "empty", "gather", "layout_of", "load", "pack", "scatter", "view", "views"]
 

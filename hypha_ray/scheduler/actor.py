@@ -15,8 +15,8 @@ from ray.exceptions import RayError
 
 from hypha_ray.config import Job
 from hypha_ray.errors import CapacityError, HyphaError, LostError, QuarantinedError
+from hypha_ray.exchange_schedule import fragments_of_round
 from hypha_ray.failpoints import arm, failpoint
-from hypha_ray.fragments import exchanged
 from hypha_ray.market.requirements import workers_to_start
 from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.scheduler import messages as c
@@ -195,7 +195,7 @@ class Scheduler:
     async def _reduce(self, command: c.Reduce) -> None:
         failpoint("scheduler.before_reduce")
         taken = self._dispatcher.payloads(command)
-        fragments = len(exchanged(self._job, command.round))
+        fragments = len(fragments_of_round(self._job, command.round))
         verdict = await self._weights.reduce(command, [refs[:fragments] for refs in taken])
         failpoint("scheduler.after_reduce")
         for rejection in verdict.rejected:

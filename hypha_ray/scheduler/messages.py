@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from hypha_ray.phases import Phase
-from hypha_ray.types import Damaged, Event, Plan, Saved, Source, Span, Verdict
+from hypha_ray.types import Damaged, Event, Plan, RoundProgress, Saved, Source, Span, Verdict
 
 Used: TypeAlias = tuple[tuple[int, tuple[Span, ...]], ...]
 """What each worker's accepted deltas were trained on."""
@@ -57,7 +56,7 @@ class Reduce:
     """Those that the deltas are of; none named: they are all of this one."""
     since: int | None = None
     """Deltas of earlier rounds are of no use any more; None: nor are others of this one."""
-    phase: Phase | None = None
+    phase: RoundProgress | None = None
     """What the step is, where rounds have several."""
 
 

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import ray
 
 from hypha_ray.config.schema import Job, OuterOptimizer
+from hypha_ray.exchange_schedule import outer_steps_before
 from hypha_ray.failpoints import arm, failpoint
-from hypha_ray.fragments import turn
 from hypha_ray.garbage import uncollected
-from hypha_ray.phases import Phase
-from hypha_ray.types import Flat, Layout, Verdict
+from hypha_ray.types import Flat, Layout, RoundProgress, Verdict
 
 if TYPE_CHECKING:
     from hypha_ray.server.reducer import State
@@ -87,7 +86,7 @@ class ParameterServer:
         return {} if self._sync else initial_momentum(layout, fragment, self._job.outer_optimizer.name)
 
     @ray.method(num_returns=3)
-    def reduce(self, step: str, *what: Any, phase: Phase | None = None) -> tuple[Flat, Flat, Verdict]:
+    def reduce(self, step: str, *what: Any, phase: RoundProgress | None = None) -> tuple[Flat, Flat, Verdict]:
         """Take an outer step; see `reducer.reduce`.
 
         Workers wait for θ, and nobody does for momentum: so that stays here until it is asked for, or is left out.
@@ -112,7 +111,7 @@ class ParameterServer:
         return theta, difference, verdict
 
     @ray.method(num_returns=2)
-    def momentum_after(self, step: str, *what: Any, phase: Phase | None = None) -> tuple[Flat, None]:
+    def momentum_after(self, step: str, *what: Any, phase: RoundProgress | None = None) -> tuple[Flat, None]:
         """New momentum of the latest step, which `reduce` took; who doesn't have that takes the step again.
 
         But not at once: θ is being stored and copied now, and memory is what all of that waits for.
@@ -143,7 +142,7 @@ class ParameterServer:
         momentum: Flat,
         meta: tuple[tuple[int, int, int], ...],
         *payloads: Flat,
-        phase: Phase | None = None,
+        phase: RoundProgress | None = None,
         wanted: Literal["theta", "state"],
     ) -> tuple[Flat, Flat | None, Flat, Verdict]:
         """New θ, new momentum if it was no detour, the coded difference of θ if there is to be one, and the verdict.
@@ -173,7 +172,7 @@ class ParameterServer:
         warms_up = round < self._job.rounds.warmup_rounds
         outer = OuterOptimizer(name="average") if warms_up else self._job.outer_optimizer
         descent = self._descent(layout) if self._sync else None
-        turns, read = turn(self._job, round, fragment), upward_codec(sync)
+        turns, read = outer_steps_before(self._job, round, fragment), upward_codec(sync)
         down = difference_codec(sync.downward_codec)
         part: Literal["all", "theta", "state"] = wanted if down is None else "all"
         rules = Rules(layout, fragment, outer, sync, read, descent, rounds, turns, self._threads, phase, part)

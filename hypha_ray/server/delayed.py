@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import torch
 
-from hypha_ray.phases import Phase
 from hypha_ray.server.gates import square_distance, square_sum
 from hypha_ray.server.merge import Step
 from hypha_ray.server.outer import Group
+from hypha_ray.types import RoundProgress
 
 SUM = "sum/"
 """Before a group's name, in the outer state: what θ has been moved by in this round, divided by η."""
@@ -33,7 +33,7 @@ class Part(NamedTuple):
     closes: bool
 
 
-def part_of(phase: Phase, weights: Sequence[int]) -> Part:
+def part_of(phase: RoundProgress, weights: Sequence[int]) -> Part:
     """What deltas of such weights are of their round."""
     weight = sum(weights)
     whole = phase.weight + weight

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 from hypha_ray.config import Job
-from hypha_ray.groups import is_trained
 from hypha_ray.model.layout import gather, scatter, view
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.optim.schedules import inner_steps
 from hypha_ray.optim.state import export_state, load_state
 from hypha_ray.types import Flat, Layout
+from hypha_ray.types.layout import is_trained
 
 
 class ModelDescent:

@@ -14,7 +14,6 @@ from hypha_ray.codec import Codec
 from hypha_ray.codec.blocks import BLOCK, blocks
 from hypha_ray.codec.views import tensors
 from hypha_ray.config.schema import Sync
-from hypha_ray.groups import dtype_of, is_trained
 from hypha_ray.model.flat import empty
 from hypha_ray.optim.schedules import outer_rate
 from hypha_ray.server.delayed import SUM, Part, blended, delayed, part_of, undelayed
@@ -34,6 +33,7 @@ from hypha_ray.server.onepass import in_one_pass, is_common
 from hypha_ray.server.outer import SLOTS, Group, collection, outer_step, replacement
 from hypha_ray.server.rules import Descent, Rules
 from hypha_ray.types import Contribution, Flat, Layout, Rejection, Verdict
+from hypha_ray.types.layout import dtype_of, is_trained
 
 State = tuple[Flat, Flat]
 """Global weights θ and outer momentum of a fragment: whatever state the outer optimizer has of parameters."""

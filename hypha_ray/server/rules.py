@@ -7,8 +7,7 @@ from typing import Literal, Protocol
 
 from hypha_ray.codec import Codec, Fp32
 from hypha_ray.config.schema import OuterOptimizer, Sync
-from hypha_ray.phases import Phase
-from hypha_ray.types import Flat, Layout
+from hypha_ray.types import Flat, Layout, RoundProgress
 
 
 class Descent(Protocol):
@@ -37,7 +36,7 @@ class Rules:
     """Steps that the fragment has made before; None: one in each round."""
     threads: int = 1
     """Blocks of memory that are worked on at a time; changes no bit."""
-    phase: Phase | None = None
+    phase: RoundProgress | None = None
     """Rounds have several steps, and this is one of them; None: they have one."""
     wanted: Literal["all", "theta", "state"] = "all"
     """What is not wanted may be left out, where that is quicker."""

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load_file
 
-from hypha_ray.groups import dtype_of, is_trained
 from hypha_ray.store.disk import new_file
 from hypha_ray.types import Flat, Layout
+from hypha_ray.types.layout import dtype_of, is_trained
 
 Array: TypeAlias = npt.NDArray[Any]
 

@@ -16,12 +16,11 @@ from hypha_ray.types.events import (
     Leaving,
     Left,
     Merged,
-    Plan,
     Ready,
     Report,
-    Source,
 )
 from hypha_ray.types.layout import Entry, Flat, Layout
+from hypha_ray.types.plans import FragmentUpdate, Plan, RoundProgress, Source
 
 __all__ = [
     "Alive",
@@ -35,6 +34,7 @@ __all__ = [
     "Event",
     "Failed",
     "Flat",
+    "FragmentUpdate",
     "Layout",
     "Leaving",
     "Left",
@@ -43,6 +43,7 @@ __all__ = [
     "Ready",
     "Rejection",
     "Report",
+    "RoundProgress",
     "Samples",
     "Saved",
     "SliceInfo",

@@ -1,53 +1,11 @@
-"""Orders to a worker, and the events that it streams."""
+"""Events that a worker streams to the scheduler."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from hypha_ray.types.data import Span
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Who speaks: a worker's number, and its incarnation, which grows with every (re)start under that number."""
-
-    run: str
-    worker: int
-    incarnation: int
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What one worker does in one round: first evaluate, then train on the spans, then hand over its delta.
-
-    A later version of a round's plan has the same spans at its start. `ahead` is what the next round begins with, for
-    while this one's result is on its way. `progress`: where in the schedule its samples begin and end, in rounds.
-    """
-
-    round: int
-    version: int
-    spans: tuple[Span, ...]
-    batch_size: int
-    evaluate: tuple[Span, ...] = ()
-    keep: frozenset[int] = frozenset()
-    final: bool = False
-    """No more training: evaluate, then end."""
-    restores: bool = False
-    """Training waits for the inner state of the worker's predecessor, which is on its way."""
-    ahead: tuple[Span, ...] = ()
-    progress: tuple[float, float] | None = None
-    rejections: int = 0
-    """Deltas of this incarnation that were rejected; after each one its inner state begins anew."""
-
-    @property
-    def samples(self) -> int:
-        """Samples to train on in this round."""
-        return sum(span.samples for span in self.spans)
-
-    @property
-    def batches(self) -> int:
-        """Batches to train on in this round; the last one may be short."""
-        return -(-self.samples // self.batch_size)
+from hypha_ray.types.plans import Source
 
 
 @dataclass(frozen=True, slots=True)

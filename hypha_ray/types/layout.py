@@ -55,3 +55,13 @@ class Layout:
     def sha256(self) -> str:
         """Fingerprint by which two processes know that they mean the same model."""
         return hashlib.sha256(repr((self.entries, self.tied, self.fragments)).encode()).hexdigest()
+
+
+def is_trained(group: str) -> bool:
+    """Whether a group is one of parameters, which are encoded and stepped; buffers are passed on and averaged."""
+    return group.startswith("parameters/")
+
+
+def dtype_of(group: str) -> str:
+    """Numpy's name of the dtype of a group's array."""
+    return group.rpartition("/")[2]

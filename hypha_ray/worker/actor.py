@@ -17,10 +17,9 @@ import ray
 
 from hypha_ray.config import Job
 from hypha_ray.failpoints import arm
-from hypha_ray.fragments import Piece
 from hypha_ray.garbage import uncollected
 from hypha_ray.model.tasks.masking import SpecialTokens
-from hypha_ray.types import Arrays, Flat, Layout, Plan, Source
+from hypha_ray.types import Arrays, Flat, FragmentUpdate, Layout, Plan, Source
 from hypha_ray.worker.desk import Desk
 from hypha_ray.worker.feeder import Feeder
 from hypha_ray.worker.stint import Emit, Item, Loop, Stint
@@ -83,7 +82,7 @@ class TrainWorker:
             self._stint.feeder.keep(plan.keep)
 
     @ray.method(concurrency_group="control")
-    def merge(self, to: Source, piece: Piece, weights: Flat) -> None:
+    def merge(self, to: Source, piece: FragmentUpdate, weights: Flat) -> None:
         """Take a piece of the global weights of a round."""
         if to == self._stint.source:
             self._stint.desk.merge(piece, weights)

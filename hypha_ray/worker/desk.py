@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from hypha_ray.fragments import Piece
-from hypha_ray.types import Flat, Layout, Plan
+from hypha_ray.types import Flat, FragmentUpdate, Layout, Plan
 from hypha_ray.worker.held import Held
 from hypha_ray.worker.waits import Waits
 
@@ -30,7 +29,7 @@ class Desk(Waits):
         super().__init__()
         self._held = Held(downward)
         self._plan: Plan | None = None
-        self._weights: dict[int, dict[int, tuple[Piece, Flat]]] = {}
+        self._weights: dict[int, dict[int, tuple[FragmentUpdate, Flat]]] = {}
         self._state: Flat | None = None
         self._layout: Layout | None = None
         self._restored = False
@@ -46,7 +45,7 @@ class Desk(Waits):
             self._changed.notify_all()
             return True
 
-    def merge(self, piece: Piece, weights: Flat) -> None:
+    def merge(self, piece: FragmentUpdate, weights: Flat) -> None:
         """Put a piece of the weights down with which a round starts."""
         with self._changed:
             if piece.round > self.round:

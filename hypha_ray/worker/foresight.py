@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from hypha_ray.config import Job
-from hypha_ray.groups import is_trained
 from hypha_ray.model.flat import Array, Groups
 from hypha_ray.optim.schedules import outer_rate
 from hypha_ray.types import Flat
+from hypha_ray.types.layout import is_trained
 
 
 class Foresight:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from hypha_ray.codec import difference_codec
-from hypha_ray.fragments import Piece
-from hypha_ray.types import Flat
+from hypha_ray.types import Flat, FragmentUpdate
 
 
 class Held:
@@ -21,7 +20,7 @@ class Held:
         self._spare: dict[int, Flat] = {}
         """Arrays of the round before the last: the last one's may still be read."""
 
-    def take(self, piece: Piece, weights: Flat) -> Flat:
+    def take(self, piece: FragmentUpdate, weights: Flat) -> Flat:
         """The weights of a fragment: what came, or what it makes of those that were here before."""
         fragment = piece.fragment
         if self._codec is None:

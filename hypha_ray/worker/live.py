@@ -8,11 +8,11 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 
-from hypha_ray.groups import is_trained
 from hypha_ray.kernels import load_ahead
 from hypha_ray.model.flat import Groups
 from hypha_ray.model.layout import gather, scatter
 from hypha_ray.types import Flat, Layout
+from hypha_ray.types.layout import is_trained
 from hypha_ray.worker.desk import Arrived
 
 _NARROW = frozenset({"bfloat16", "float16"})

@@ -9,8 +9,8 @@ from dataclasses import replace
 from hypha_ray.codec import encoded, encoders, payload_bytes, sends_differences
 from hypha_ray.config import Job
 from hypha_ray.errors import ConfigError
+from hypha_ray.exchange_schedule import fragments_of_round, version_due
 from hypha_ray.failpoints import failpoint
-from hypha_ray.fragments import due, exchanged
 from hypha_ray.model.layout import layout_of
 from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.optim.schedules import position
@@ -118,7 +118,7 @@ class InnerLoop:
         asked = time.monotonic()
         plan = self._desk.plan(self._next)
         self._next = plan.round + 1
-        while self._desk.round < (number := due(self._job, plan.round)):
+        while self._desk.round < (number := version_due(self._job, plan.round)):
             self._merge(number, asked)
             asked = time.monotonic()
         return plan
@@ -190,7 +190,7 @@ class InnerLoop:
         if not plan.ahead:
             return
         if self._foresight is not None:
-            for fragment in exchanged(self._job, plan.round):
+            for fragment in fragments_of_round(self._job, plan.round):
                 theta, result = self._live.theta[fragment], self._results[fragment]
                 self._live.expect(fragment, self._foresight.guess(plan.round, fragment, theta, result))
         self._begun = meter = self._begin(plan.round + 1)
@@ -250,7 +250,7 @@ class InnerLoop:
             self._emit(meter.report())
         failpoint("worker.before_delta", self._source.worker)
         train_s = meter.train_s
-        fragments = exchanged(self._job, plan.round)
+        fragments = fragments_of_round(self._job, plan.round)
         for fragment in fragments:
             # The arrays of the last time are free: its result couldn't have been merged before they were read.
             out = self._results.get(fragment)

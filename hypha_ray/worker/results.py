@@ -12,9 +12,9 @@ from hypha_ray.bridge.scratch import SPOOL, private_folder
 from hypha_ray.bridge.tensors import read
 from hypha_ray.codec import Encoder, encoded, payload_bytes
 from hypha_ray.errors import BridgeError
-from hypha_ray.groups import dtype_of
 from hypha_ray.store.tensorfile import flattened
 from hypha_ray.types import Delta, Evaluated, Event, Flat, Layout, Merged, Plan, Report, Source, window
+from hypha_ray.types.layout import dtype_of
 from hypha_ray.worker.told import UNKNOWN, Contents, Told
 
 FOLDER = "updates/"

@@ -7,9 +7,9 @@ from typing import Protocol
 import torch
 
 from hypha_ray.config import Job
-from hypha_ray.groups import is_trained
 from hypha_ray.model.layout import gather
 from hypha_ray.types import Flat, Layout, Samples
+from hypha_ray.types.layout import is_trained
 from hypha_ray.worker.stepper import Gradient, Stepper
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from hypha_ray.groups import is_trained
 from hypha_ray.model.layout import Array
 from hypha_ray.types import Delta, Flat
+from hypha_ray.types.layout import is_trained
 
 _FACTORS = {"zero": 0.0, "flip": -1.0, "huge": 1e6}
 """Actions that scale w − θ."""

@@ -10,7 +10,7 @@ import pytest
 from faults import events, survive
 
 from hypha_ray.codec import codec
-from hypha_ray.fragments import exchanged
+from hypha_ray.exchange_schedule import fragments_of_round
 from hypha_ray.model.layout import layout_of
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.types import Layout
@@ -38,7 +38,7 @@ def test_fragments_take_turns_and_a_round_moves_no_more_than_its_own(corpus: Pat
     assert set(run.used().values()) == {1} and len(run.commits()) == 8
     layout = layout_of(build_model(job.model, 0), 2, "strided")
     for record in run.of_kind("round"):
-        fragments = exchanged(job, record["round"])
+        fragments = fragments_of_round(job, record["round"])
         assert len(fragments) == (2 if record["round"] in (0, 1, 7) else 1)
         assert record["samples"] == (8 if record["round"] < 2 else 64)
         assert record["bytes_up"] == 2 * part_bytes("int8", layout, fragments)
@@ -57,7 +57,7 @@ def test_bytes_of_codes_of_any_length_are_those_that_were_sent(corpus: Path, tmp
     layout = layout_of(build_model(job.model, 0), 2)
     rounds = run.of_kind("round")
     for record in rounds:
-        elements = 2 * sum(layout.bytes(fragment) // 4 for fragment in exchanged(job, record["round"]))
+        elements = 2 * sum(layout.bytes(fragment) // 4 for fragment in fragments_of_round(job, record["round"]))
         assert 1 < 8 * record["bytes_up"] / elements < 2.2
         assert 1.8 < 8 * record["bytes_down"] / elements < 3.3
         assert 0.2 < record["codec_error"] < 0.6

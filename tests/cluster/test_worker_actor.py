@@ -17,10 +17,9 @@ from ray.exceptions import RayActorError
 
 from hypha_ray.config import Job
 from hypha_ray.failpoints import hits
-from hypha_ray.fragments import Piece
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
-from hypha_ray.types import Alive, Delta, Leaving, Left, Plan, Ready, Report, Source, Span
+from hypha_ray.types import Alive, Delta, FragmentUpdate, Leaving, Left, Plan, Ready, Report, Source, Span
 from hypha_ray.worker.actor import TrainWorker
 
 MODEL = {
@@ -70,7 +69,7 @@ class Seat:
         ids = np.random.default_rng(0).integers(0, 256, (SAMPLES, 32)).astype(np.int32)
         self.worker.feed.remote(0, {"input_ids": ids, "attention_mask": np.ones_like(ids)})
         self.worker.assign.remote(self.source, Plan(number, 0, spans, 4, keep=frozenset({0})))
-        self.worker.merge.remote(self.source, Piece(number, 0), gather(model, layout_of(model), 0))
+        self.worker.merge.remote(self.source, FragmentUpdate(number, 0), gather(model, layout_of(model), 0))
 
     def __iter__(self) -> Iterator[Any]:
         for ref in self._stream:

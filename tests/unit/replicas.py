@@ -11,13 +11,13 @@ from worker_bench import CONFIG
 
 from hypha_ray.codec import Fp32
 from hypha_ray.config import Job
-from hypha_ray.fragments import Piece, exchanged
+from hypha_ray.exchange_schedule import fragments_of_round
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.server.gates import Received
 from hypha_ray.server.reducer import initial_momentum, reduce
 from hypha_ray.server.rules import Rules
-from hypha_ray.types import Delta, Flat, Layout, Plan, Source, Span
+from hypha_ray.types import Delta, Flat, FragmentUpdate, Layout, Plan, Source, Span
 from hypha_ray.worker.desk import Desk
 from hypha_ray.worker.feeder import Feeder
 from hypha_ray.worker.loop import InnerLoop
@@ -51,7 +51,7 @@ def steps(replica: int, first: int, last: int) -> tuple[Span, ...]:
 
 def outer_step(job: Job, layout: Layout, number: int, theta: Flat, momentum: Flat, payloads: dict[int, Flat]) -> Any:
     """New weights and momentum of the fragment whose turn it is."""
-    (fragment,) = exchanged(job, number)
+    (fragment,) = fragments_of_round(job, number)
     received = [Received(replica, 1, BATCH, payload) for replica, payload in sorted(payloads.items(), reverse=True)]
     rules = Rules(layout, fragment, job.outer_optimizer, job.sync, Fp32())
     *new, verdict = reduce(number, theta, momentum, received, rules)
@@ -89,7 +89,7 @@ class Fleet:
                 ahead = steps(replica, last, last + delay)
                 desk.assign(Plan(number, 0, steps(replica, first, last), BATCH, ahead=ahead))
             self._reduce(number)
-            self._send(number + 1, exchanged(self.job, number), whole=False)
+            self._send(number + 1, fragments_of_round(self.job, number), whole=False)
         for desk in self._desks:
             desk.assign(Plan(STEPS // WINDOW, 0, (), BATCH, final=True))
         for thread in threads:
@@ -99,10 +99,10 @@ class Fleet:
     def _send(self, number: int, fragments: Any, whole: bool) -> None:
         for desk in self._desks:
             for fragment in fragments:
-                desk.merge(Piece(number, fragment, len(fragments), whole), self.theta[fragment])
+                desk.merge(FragmentUpdate(number, fragment, len(fragments), whole), self.theta[fragment])
 
     def _reduce(self, number: int) -> None:
-        (fragment,) = exchanged(self.job, number)
+        (fragment,) = fragments_of_round(self.job, number)
         payloads: dict[int, Flat] = {}
         while len(payloads) < REPLICAS:
             replica, item = self.said.get(timeout=60)

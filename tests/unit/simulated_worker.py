@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from hypha_ray.config import Job
-from hypha_ray.fragments import due
+from hypha_ray.exchange_schedule import version_due
 from hypha_ray.scheduler import messages as c
 from hypha_ray.types import Alive, Delta, Evaluated, Event, Leaving, Left, Merged, Plan, Ready, Report, Source, window
 
@@ -132,7 +132,7 @@ class SimulatedWorker:
             if self._plan is None or self._plan.round <= self.round:
                 return False
             self._next = self._plan.round
-        while self._at < (wanted := due(self._world.job, self._next)):
+        while self._at < (wanted := version_due(self._world.job, self._next)):
             if not self._merge(wanted):
                 return False
         self.round, self._next, self._merged, self._evaluated = self._next, None, True, False

@@ -8,9 +8,8 @@ from typing import Any
 
 from simulation_books import Books, samples_in
 
-from hypha_ray.phases import Phase
 from hypha_ray.scheduler import messages as c
-from hypha_ray.types import Contribution, Delta, Event, Merged, Plan, Source, Span
+from hypha_ray.types import Contribution, Delta, Event, Merged, Plan, RoundProgress, Source, Span
 
 
 class AsyncBooks(Books):
@@ -117,7 +116,9 @@ class AsyncBooks(Books):
         self.payloads = kept - set(zip(command.sources, command.rounds, strict=True))
         unit = self.size if uniform else self.job.rounds.samples_between_updates
         weight = sum(1 if uniform else delta.samples for _, delta in self.accepted)
-        assert command.phase == Phase(len(self.log), self.size, unit, len(self.accepted), weight, tuple(self.norms))
+        assert command.phase == RoundProgress(
+            len(self.log), self.size, unit, len(self.accepted), weight, tuple(self.norms)
+        )
         self.reduce, self.waiting = command, True
 
     def _persist(self, persist: c.Persist) -> None:

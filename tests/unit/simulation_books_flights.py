@@ -6,7 +6,7 @@ from typing import Any
 
 from simulation_books import Books
 
-from hypha_ray.fragments import due
+from hypha_ray.exchange_schedule import version_due
 from hypha_ray.types import Plan, Source
 
 
@@ -14,7 +14,7 @@ class FlightBooks(Books):
     """Rounds are planned before the ones before them are committed."""
 
     def _due(self, source: Source, plan: Plan) -> int:
-        wanted = max(self.began, due(self.job, plan.round))
+        wanted = max(self.began, version_due(self.job, plan.round))
         assert wanted <= len(self.log) <= plan.round, "a round is begun before the weights are there that are due in it"
         assert plan.round - len(self.log) < self.job.sync.in_flight, "more exchanges are under way than may be"
         return plan.round

@@ -9,9 +9,8 @@ import pytest
 from fleet_scenarios import FIRST_ONLY, done, fleet_of, on, used
 from virtual_fleet import Faults, VirtualFleet, past_of, slices_of
 
-from hypha_ray.phases import Phase
 from hypha_ray.scheduler import messages as c
-from hypha_ray.types import Delta, Source
+from hypha_ray.types import Delta, RoundProgress, Source
 
 ASYNC = {"strategy": "async", "arrival_grace_s": 0.0}
 GATHERING = {"strategy": "async"}
@@ -51,7 +50,7 @@ def test_each_reduction_says_how_far_its_round_has_come() -> None:
     fleet = done(fleet_of(0.1, 0.13, 0.17, update_rounds=5, sync=ASYNC, faults=faults))
     number, count, weight, norms = 0, 0, 0, list[float]()
     for reduce in fleet.reduces:
-        assert reduce.phase == Phase(number, 3, 400, count, weight, tuple(norms[-6:]))
+        assert reduce.phase == RoundProgress(number, 3, 400, count, weight, tuple(norms[-6:]))
         for source, round, samples in zip(reduce.sources, reduce.rounds, reduce.weights, strict=True):
             if (source.worker, round) not in ((1, 3), (2, 5)):
                 count, weight = count + 1, weight + samples

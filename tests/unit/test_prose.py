@@ -26,9 +26,7 @@ NOT_YET = (
     "hypha_ray/errors.py",
     "hypha_ray/failpoints.py",
     "hypha_ray/garbage.py",
-    "hypha_ray/groups.py",
     "hypha_ray/modes.py",
-    "hypha_ray/phases.py",
     "jobs/",
     "docs/",
 )

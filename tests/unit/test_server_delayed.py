@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from hypha_ray.codec import upward_codec
 from hypha_ray.config.schema import OuterOptimizer, Sync
-from hypha_ray.phases import Phase
 from hypha_ray.server.delayed import SUM
 from hypha_ray.server.gates import Received
 from hypha_ray.server.reducer import reduce
 from hypha_ray.server.rules import Rules
-from hypha_ray.types import Entry, Flat, Layout
+from hypha_ray.types import Entry, Flat, Layout, RoundProgress
 
 GROUP, MEAN, COUNT = "parameters/float32", "buffers/float32", "buffers/int64"
 SIZES = {GROUP: 300, MEAN: 3, COUNT: 2}
@@ -49,7 +48,7 @@ def arrive(
     """Reduce one batch of deltas after the other, as one round."""
     size, count, weight = sum(map(len, batches)), 0, 0
     for step, batch in enumerate(batches):
-        phase = Phase(round, size, unit, count, weight)
+        phase = RoundProgress(round, size, unit, count, weight)
         theta, momentum, verdict = reduce(step, theta, momentum, batch, replace(rules, phase=phase))
         assert len(verdict.accepted) == len(batch)
         count, weight = count + len(batch), weight + sum(delta.weight for delta in batch)
@@ -111,11 +110,11 @@ def test_simultaneous_arrivals_give_the_synchronous_reducers_own_result() -> Non
 def test_between_milestones_theta_moves_by_each_deltas_part_and_velocity_stays() -> None:
     theta, momentum = flat(100), {GROUP: flat(101, 0.1)[GROUP]}
     first, second = deltas_of(2, [30, 20])
-    rules = replace(rules_of(ASYNC), phase=Phase(0, 3, 100, 0, 0))
+    rules = replace(rules_of(ASYNC), phase=RoundProgress(0, 3, 100, 0, 0))
     new, state, _ = reduce(0, theta, momentum, [first], rules)
     np.testing.assert_allclose(new[GROUP], theta[GROUP] + 0.7 * 0.3 * first.payload[GROUP], rtol=1e-6, atol=1e-6)
     assert (state[GROUP] == momentum[GROUP]).all()
-    new, state, verdict = reduce(1, new, state, [second], replace(rules, phase=Phase(0, 3, 100, 1, 30)))
+    new, state, verdict = reduce(1, new, state, [second], replace(rules, phase=RoundProgress(0, 3, 100, 1, 30)))
     moved = 0.3 * first.payload[GROUP] + 0.2 * second.payload[GROUP]
     np.testing.assert_allclose(state[SUM + GROUP], moved, rtol=1e-6, atol=1e-6)
     assert verdict.update_norm == pytest.approx(0.7 * 0.2 * np.linalg.norm(second.payload[GROUP]), rel=1e-5)
@@ -147,7 +146,7 @@ def test_average_makes_the_weighted_mean_of_the_round() -> None:
 def test_order_in_which_deltas_are_given_changes_no_bit() -> None:
     theta, momentum = flat(100), {GROUP: flat(101, 0.1)[GROUP]}
     deltas = deltas_of(4, [10, 20, 30, 40])
-    rules = replace(rules_of(ASYNC), phase=Phase(0, 9, 200, 2, 50))
+    rules = replace(rules_of(ASYNC), phase=RoundProgress(0, 9, 200, 2, 50))
     one, other = (reduce(0, theta, momentum, given, rules) for given in (deltas, deltas[::-1]))
     assert all((one[0][group] == other[0][group]).all() for group in theta)
 
@@ -156,7 +155,7 @@ def test_rejected_delta_is_an_absent_one_and_closes_no_round() -> None:
     theta, momentum = flat(100), {GROUP: flat(101, 0.1)[GROUP]}
     good, bad = deltas_of(2, [10, 20])
     bad.payload[GROUP][7] = np.nan
-    rules = replace(rules_of(ASYNC), phase=Phase(0, 2, 30, 0, 0))
+    rules = replace(rules_of(ASYNC), phase=RoundProgress(0, 2, 30, 0, 0))
     with_bad, without = (reduce(0, theta, momentum, given, rules) for given in ([good, bad], [good]))
     assert (with_bad[0][GROUP] == without[0][GROUP]).all()
     assert [one.worker for one in with_bad[2].rejected] == [1]
@@ -168,7 +167,7 @@ def test_single_delta_is_judged_by_the_norms_of_those_before() -> None:
     (delta,) = deltas_of(1, [10])
     norm = float(np.linalg.norm(delta.payload[GROUP]))
     usual, small = ((norm,) * 4, (norm / 50,) * 4)
-    phases = [Phase(0, 4, 40, 0, 0, norms) for norms in (usual, small)]
+    phases = [RoundProgress(0, 4, 40, 0, 0, norms) for norms in (usual, small)]
     kept, gated = (reduce(0, theta, momentum, [delta], replace(rules_of(ASYNC), phase=phase))[2] for phase in phases)
     assert kept.accepted and not gated.accepted
     assert "times the median" in gated.rejected[0].reason

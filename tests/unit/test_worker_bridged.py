@@ -17,9 +17,22 @@ import pytest
 
 from hypha_ray.bridge.scratch import PREFIX, sweep
 from hypha_ray.config import Job
-from hypha_ray.fragments import Piece
 from hypha_ray.store.tensorfile import digest, named
-from hypha_ray.types import Delta, Entry, Evaluated, Flat, Layout, Left, Merged, Plan, Ready, Report, Source, Span
+from hypha_ray.types import (
+    Delta,
+    Entry,
+    Evaluated,
+    Flat,
+    FragmentUpdate,
+    Layout,
+    Left,
+    Merged,
+    Plan,
+    Ready,
+    Report,
+    Source,
+    Span,
+)
 from hypha_ray.worker import outside, printed
 from hypha_ray.worker.bridged import BridgedLoop
 from hypha_ray.worker.desk import Desk
@@ -60,7 +73,7 @@ class Bench:
         self.on_event: Any = lambda event: None
         self.feeder.put(0, {"x": np.arange(SAMPLES)})
         self.desk.describe(LAYOUT)
-        self.desk.merge(Piece(0, 0), THETA)
+        self.desk.merge(FragmentUpdate(0, 0), THETA)
 
     def run(self, *plans: Plan) -> Bench:
         for plan in plans:
@@ -90,7 +103,7 @@ def test_trainer_is_one_worker_among_others_and_nothing_is_unpickled(monkeypatch
 
     def go_on(event: Any) -> None:
         if isinstance(event, dict):
-            bench.desk.merge(Piece(1, 0), {name: array + 1 for name, array in THETA.items()})
+            bench.desk.merge(FragmentUpdate(1, 0), {name: array + 1 for name, array in THETA.items()})
             bench.desk.assign(plan_of(number=1, evaluate=10, final=True))
 
     bench.on_event = go_on
@@ -148,7 +161,7 @@ def test_trainer_in_whose_directory_nothing_can_be_written_is_lost_and_ends_noth
 
     def go_on(event: Any) -> None:
         if isinstance(event, dict):
-            bench.desk.merge(Piece(1, 0), THETA)
+            bench.desk.merge(FragmentUpdate(1, 0), THETA)
             bench.desk.assign(plan_of(Span(0, 0, 32, 64), number=1))
 
     bench.on_event = go_on

@@ -10,10 +10,9 @@ import torch
 from worker_bench import Bench, plan_of
 
 from hypha_ray.errors import ConfigError
-from hypha_ray.fragments import Piece
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
-from hypha_ray.types import Damaged, Delta, Plan, Span
+from hypha_ray.types import Damaged, Delta, FragmentUpdate, Plan, Span
 from hypha_ray.worker.feeder import order
 
 PARAMETERS, BUFFERS = "parameters/float32", "buffers/float32"
@@ -129,7 +128,7 @@ def test_inner_state_begins_anew_after_a_rejected_delta(rejections: int) -> None
             if isinstance(event, Delta) and event.round == 0:
                 spans = (Span(0, 0, 16, 32),)
                 bench.desk.assign(Plan(1, 0, spans, 8, keep=frozenset({0}), rejections=told))
-                bench.desk.merge(Piece(1, 0), bench.theta)
+                bench.desk.merge(FragmentUpdate(1, 0), bench.theta)
 
         bench.on_event = next_round
         flat: dict[str, np.ndarray] = bench.run(plan_of(16)).of(dict)[1]

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from hypha_ray.codec import codec, encoder
 from hypha_ray.codec.views import tensors
-from hypha_ray.fragments import Piece
-from hypha_ray.types import Flat, Plan, Span
+from hypha_ray.types import Flat, FragmentUpdate, Plan, Span
 from hypha_ray.worker.desk import Desk
 from hypha_ray.worker.feeder import Feeder
 from hypha_ray.worker.waits import Closed, Retired
@@ -41,7 +40,7 @@ def put(desk: Desk, order: Order) -> None:
         case ("assign", number, version):
             desk.assign(plan(number, version))
         case ("merge", number, fragment):
-            desk.merge(Piece(number, fragment, FRAGMENTS), flat(number, fragment))
+            desk.merge(FragmentUpdate(number, fragment, FRAGMENTS), flat(number, fragment))
         case _:
             desk.restore(flat(-1))
 
@@ -88,31 +87,31 @@ def test_desk_keeps_the_newest_plan_whatever_the_order() -> None:
 
 def test_desk_hands_out_weights_once_all_fragments_are_there_and_never_twice() -> None:
     desk = Desk()
-    desk.merge(Piece(3, 1, of=2), flat(3, 1))
-    desk.merge(Piece(3, 0, of=2), flat(3, 0))
+    desk.merge(FragmentUpdate(3, 1, of=2), flat(3, 1))
+    desk.merge(FragmentUpdate(3, 0, of=2), flat(3, 0))
     npt.assert_equal(desk.weights(), (3, True, {0: flat(3, 0), 1: flat(3, 1)}))
     for number in (3, 4):
         for fragment in (0, 1):
-            desk.merge(Piece(number, fragment, of=2), flat(number, fragment))
+            desk.merge(FragmentUpdate(number, fragment, of=2), flat(number, fragment))
     assert desk.weights().round == 4
 
 
 def test_desk_hands_out_a_part_of_the_weights_where_that_is_all_that_comes() -> None:
     desk = Desk()
-    desk.merge(Piece(0, 0), flat(0))
+    desk.merge(FragmentUpdate(0, 0), flat(0))
     desk.weights()
-    desk.merge(Piece(1, 2, of=1, whole=False), flat(1, 2))
+    desk.merge(FragmentUpdate(1, 2, of=1, whole=False), flat(1, 2))
     npt.assert_equal(desk.weights(), (1, False, {2: flat(1, 2)}))
 
 
 def test_parts_of_several_rounds_are_handed_out_one_after_the_other_whatever_the_order() -> None:
     desk = Desk()
-    desk.merge(Piece(0, 0), flat(0))
+    desk.merge(FragmentUpdate(0, 0), flat(0))
     desk.weights()
-    desk.merge(Piece(2, 1, whole=False), flat(2, 1))
+    desk.merge(FragmentUpdate(2, 1, whole=False), flat(2, 1))
     thread, results = reader_of(lambda: [desk.weights(2) for _ in range(2)])
     assert thread.is_alive() and results == []
-    desk.merge(Piece(1, 0, whole=False), flat(1, 0))
+    desk.merge(FragmentUpdate(1, 0, whole=False), flat(1, 0))
     thread.join(timeout=10)
     npt.assert_equal(results, [[(1, False, {0: flat(1, 0)}), (2, False, {1: flat(2, 1)})]])
 
@@ -122,10 +121,10 @@ def test_whole_weights_replace_all_before_them_and_newer_ones_are_taken_only_for
     due: int | None, taken: list[int]
 ) -> None:
     desk = Desk()
-    desk.merge(Piece(0, 0), flat(0))
+    desk.merge(FragmentUpdate(0, 0), flat(0))
     desk.weights()
     for number, whole in ((1, False), (2, True), (5, True)):
-        desk.merge(Piece(number, 0, whole=whole), flat(number))
+        desk.merge(FragmentUpdate(number, 0, whole=whole), flat(number))
     assert [desk.weights(due).round for _ in taken] == taken
 
 
@@ -142,7 +141,7 @@ def test_idle_worker_whose_round_is_over_waits_for_the_next_plan_and_not_for_wei
     desk = Desk()
     desk.assign(plan(1, 0))
     thread, results = reader_of(lambda: desk.correction(plan(1, 0)))
-    desk.merge(Piece(2, 0), flat(2))
+    desk.merge(FragmentUpdate(2, 0), flat(2))
     thread.join(timeout=0.2)
     assert results == []
     desk.assign(plan(2, 0))
@@ -181,18 +180,18 @@ def test_differences_are_added_to_the_weights_before_and_those_are_left_alone() 
     rng, group = np.random.default_rng(0), "parameters/float32"
     steps = [{group: rng.standard_normal(5000).astype(np.float32)} for _ in range(4)]
     sender, desk = encoder("int8", 1.0), Desk("int8")
-    desk.merge(Piece(0, 0), steps[0])
+    desk.merge(FragmentUpdate(0, 0), steps[0])
     (_, _, weights), taken = desk.weights(), []
     taken.append((weights[0], weights[0][group].copy()))
     for number, step in enumerate(steps[1:], 1):
         payload, _ = sender.encode(step, None)
         for _ in range(2):
-            desk.merge(Piece(number, 0, whole=False, difference=True), payload)
+            desk.merge(FragmentUpdate(number, 0, whole=False, difference=True), payload)
         round_number, _, weights = desk.weights()
         taken.append((weights[0], weights[0][group].copy()))
         decoded = codec("int8").decode(tensors(payload), group, slice(0, 5000)).numpy()
         assert round_number == number and np.array_equal(taken[-1][1], taken[-2][1] + decoded)
         assert np.array_equal(taken[-2][0][group], taken[-2][1]), "somebody may still read them"
     whole = {group: np.zeros(5000, np.float32)}
-    desk.merge(Piece(9, 0), whole)
+    desk.merge(FragmentUpdate(9, 0), whole)
     assert desk.weights() == (9, True, {0: whole})

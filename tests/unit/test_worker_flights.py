@@ -10,7 +10,7 @@ import torch
 from replicas import BATCH, REPLICAS, STEPS, WINDOW, Fleet, job_of, outer_step, samples_of, steps
 
 from hypha_ray.config import Job
-from hypha_ray.fragments import due, exchanged
+from hypha_ray.exchange_schedule import fragments_of_round, version_due
 from hypha_ray.model.layout import gather, layout_of, scatter
 from hypha_ray.server.reducer import initial_momentum
 from hypha_ray.types import Flat
@@ -39,14 +39,14 @@ def step_by_step(job: Job) -> tuple[list[torch.nn.Module], list[Flat]]:
         handed_over, over = divmod(step + job.sync.delay_steps, WINDOW)
         if not over:
             number = handed_over - 1
-            (fragment,) = exchanged(job, number)
+            (fragment,) = fragments_of_round(job, number)
             payloads = {replica: gather(one.model, layout, fragment) for replica, one in enumerate(steppers)}
             new = outer_step(job, layout, number, theta[fragment], momentum[fragment], payloads)
             theta[fragment], momentum[fragment] = new
             on_its_way[number] = theta[fragment]
         arrived, over = divmod(step, WINDOW)
         if not over and (number := arrived - job.sync.in_flight) >= 0:
-            (fragment,) = exchanged(job, number)
+            (fragment,) = fragments_of_round(job, number)
             for stepper in steppers:
                 scatter(stepper.model, layout, fragment, on_its_way[number], job.sync.mixing)
     return [stepper.model for stepper in steppers], theta
@@ -71,7 +71,7 @@ def test_results_are_merged_so_many_rounds_later_and_not_before(in_flight: int, 
 def numbers(**tables: Any) -> list[int]:
     rounds = {"update_rounds": 9, **tables.pop("rounds", {})}
     job = Job.model_validate({"rounds": rounds, "sync": {"fragments": 4, **tables}})
-    return [due(job, number) for number in range(10)]
+    return [version_due(job, number) for number in range(10)]
 
 
 def test_weights_that_are_due_stay_behind_until_the_last_round_and_only_after_the_warm_up() -> None:

@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from worker_bench import Bench, plan_of
 
-from hypha_ray.fragments import Piece
-from hypha_ray.types import Delta, Evaluated, Left, Merged, Plan, Ready, Report, Span
+from hypha_ray.types import Delta, Evaluated, FragmentUpdate, Left, Merged, Plan, Ready, Report, Span
 from hypha_ray.worker.desk import Desk
 
 REPLAY = {"run": {"mode": "replay"}}
@@ -93,7 +92,7 @@ def test_idle_worker_goes_on_with_the_next_round_if_that_comes_first() -> None:
     def move_on(event: Any) -> None:
         if isinstance(event, Evaluated) and event.round == 0:
             bench.desk.assign(plan_of(8, number=1))
-            bench.desk.merge(Piece(1, 0), bench.theta)
+            bench.desk.merge(FragmentUpdate(1, 0), bench.theta)
 
     bench.on_event = move_on
     assert [delta.round for delta in bench.run(plan_of(0, evaluate=10)).of(Delta)] == [1]
@@ -137,7 +136,7 @@ def test_orders_to_a_joiner_in_any_order_lead_to_the_same_bits(
         "feed": lambda: bench.feeder.put(0, bench.slice),
         "blank": lambda: bench.desk.assign(plan_of(0, number=1)),
         "plan": lambda: bench.desk.assign(plan),
-        "merge": lambda: bench.desk.merge(Piece(1, 0), predecessor.of(dict)[0]),
+        "merge": lambda: bench.desk.merge(FragmentUpdate(1, 0), predecessor.of(dict)[0]),
         "restore": lambda: bench.desk.restore(predecessor.of(dict)[1]),
     }
 
@@ -168,7 +167,7 @@ def uninterrupted() -> list[Any]:
     def next_round(event: Any) -> None:
         if isinstance(event, dict) and len(bench.of(dict)) == 2:
             bench.desk.assign(plan_of(16, number=1))
-            bench.desk.merge(Piece(1, 0), bench.of(dict)[0])
+            bench.desk.merge(FragmentUpdate(1, 0), bench.of(dict)[0])
 
     bench.on_event = next_round
     return bench.run(plan_of(24)).of(dict)[2:]

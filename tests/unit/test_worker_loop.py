@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from worker_bench import CONFIG, Bench, plan_of
 
-from hypha_ray.fragments import Piece
 from hypha_ray.store.tensorfile import digest, named
-from hypha_ray.types import Delta, Evaluated, Merged, Plan, Ready, Report, Span
+from hypha_ray.types import Delta, Evaluated, FragmentUpdate, Merged, Plan, Ready, Report, Span
 
 
 def test_round_says_what_it_did() -> None:
@@ -33,7 +32,7 @@ def test_first_merge_proves_the_weights_by_their_hash_and_later_ones_say_nothing
     def next_round(event: Any) -> None:
         if isinstance(event, Delta) and event.round == 0:
             bench.desk.assign(plan_of(8, number=1))
-            bench.desk.merge(Piece(1, 0), bench.theta)
+            bench.desk.merge(FragmentUpdate(1, 0), bench.theta)
 
     bench.on_event = next_round
     hashes = [event.theta_sha256 for event in bench.run(plan_of(8)).of(Merged)]
@@ -112,7 +111,7 @@ def test_round_that_the_fleet_has_left_is_dropped() -> None:
     def move_on(event: Any) -> None:
         if isinstance(event, Report) and event.round == 0:
             bench.desk.assign(Plan(1, 0, (Span(0, 0, 32, 40),), 8, keep=frozenset({0})))
-            bench.desk.merge(Piece(1, 0), bench.theta)
+            bench.desk.merge(FragmentUpdate(1, 0), bench.theta)
 
     bench.on_event = move_on
     deltas = bench.run(plan_of(32)).of(Delta)

@@ -11,11 +11,10 @@ from worker_bench import CONFIG, Bench, plan_of
 
 from hypha_ray.codec import upward_codec
 from hypha_ray.config.schema import OuterOptimizer, Sync
-from hypha_ray.fragments import Piece
 from hypha_ray.server.gates import Received
 from hypha_ray.server.reducer import initial_momentum, reduce
 from hypha_ray.server.rules import Rules
-from hypha_ray.types import Delta, Flat
+from hypha_ray.types import Delta, Flat, FragmentUpdate
 
 GROUP = "parameters/float32"
 STILL = {"learning_rate": 1e-12, "weight_decay": 0.0}
@@ -76,7 +75,7 @@ def test_nothing_learned_is_no_delta_after_results_were_mixed_in(mixing: float) 
     def answer(event: Any) -> None:
         if isinstance(event, Delta) and event.round == 0:
             bench.desk.assign(plan_of(16, number=1))
-            bench.desk.merge(Piece(1, 0, whole=False), bench.theta)
+            bench.desk.merge(FragmentUpdate(1, 0, whole=False), bench.theta)
 
     bench.on_event = answer
     bench.run(plan_of(16))

@@ -9,8 +9,8 @@ import pytest
 from worker_bench import CONFIG, Bench, plan_of
 
 from hypha_ray.config import Job
-from hypha_ray.fragments import Piece, exchanged, turn
-from hypha_ray.types import Delta, Evaluated, Merged, Plan, Report, Span
+from hypha_ray.exchange_schedule import fragments_of_round, outer_steps_before
+from hypha_ray.types import Delta, Evaluated, FragmentUpdate, Merged, Plan, Report, Span
 from hypha_ray.worker.meter import Meter
 
 
@@ -20,7 +20,7 @@ def at_first_result(bench: Bench, plan: Plan, whole: bool = False) -> None:
     def answer(event: Any) -> None:
         if isinstance(event, dict) and len(bench.of(dict)) == 1:
             bench.desk.assign(plan)
-            bench.desk.merge(Piece(plan.round, 0, whole=whole), bench.theta)
+            bench.desk.merge(FragmentUpdate(plan.round, 0, whole=whole), bench.theta)
 
     bench.on_event = answer
 
@@ -31,12 +31,12 @@ def at_first_result(bench: Bench, plan: Plan, whole: bool = False) -> None:
 def test_every_fragment_has_its_turn_and_the_last_round_has_all(fragments: int, stagger: bool, warmup: int) -> None:
     rounds = {"update_rounds": 11, "warmup_rounds": warmup}
     job = Job.model_validate({"rounds": rounds, "sync": {"fragments": fragments, "stagger": stagger}})
-    shown = [exchanged(job, number) for number in range(11)]
+    shown = [fragments_of_round(job, number) for number in range(11)]
     assert all(shown[number] == tuple(range(fragments)) for number in (*range(warmup), 10))
     assert all(len(one) == (1 if stagger else fragments) for one in shown[warmup:-1])
     for number in range(11):
         for fragment in shown[number]:
-            assert turn(job, number, fragment) == sum(fragment in one for one in shown[warmup:number])
+            assert outer_steps_before(job, number, fragment) == sum(fragment in one for one in shown[warmup:number])
 
 
 def ahead_of(number: int, first: int, samples: int, ahead: int) -> Plan:
@@ -52,7 +52,7 @@ def test_worker_goes_ahead_while_the_result_is_on_its_way_and_counts_that_to_the
         if isinstance(event, Delta) and event.round == 0:
             bench.desk.assign(ahead_of(1, 24, 32, 0))
         if isinstance(event, dict) and len(bench.of(dict)) == 1:
-            bench.desk.merge(Piece(1, 0, whole=False), bench.theta)
+            bench.desk.merge(FragmentUpdate(1, 0, whole=False), bench.theta)
 
     bench.on_event = answer
     bench.run(ahead_of(0, 0, 24, 16))

@@ -13,11 +13,10 @@ from hypha_ray.codec import codec, encoded, encoder, payload_bytes
 from hypha_ray.codec.blocks import blocks
 from hypha_ray.codec.views import tensors
 from hypha_ray.config.schema import InnerOptimizer
-from hypha_ray.fragments import Piece
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.optim.optimizers import build_optimizer
-from hypha_ray.types import Delta, Report
+from hypha_ray.types import Delta, FragmentUpdate, Report
 from hypha_ray.worker.bequest import bequest, inherit
 from hypha_ray.worker.feeder import order
 
@@ -51,7 +50,7 @@ def test_gradients_of_a_round_are_forgotten_in_the_next_and_the_model_stays() ->
     def next_round(event: Any) -> None:
         if isinstance(event, Delta) and event.round == 0:
             bench.desk.assign(plan_of(16, number=1))
-            bench.desk.merge(Piece(1, 0), bench.theta)
+            bench.desk.merge(FragmentUpdate(1, 0), bench.theta)
 
     bench.on_event = next_round
     bench.run(plan_of(16))

@@ -9,10 +9,9 @@ import numpy as np
 import torch
 
 from hypha_ray.config import Job
-from hypha_ray.fragments import Piece
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
-from hypha_ray.types import Flat, Plan, Source, Span
+from hypha_ray.types import Flat, FragmentUpdate, Plan, Source, Span
 from hypha_ray.worker.desk import Desk
 from hypha_ray.worker.feeder import Feeder
 from hypha_ray.worker.loop import InnerLoop
@@ -65,7 +64,7 @@ class Bench:
         for plan in plans:
             self.desk.assign(plan)
         for fragment, theta in enumerate(self.thetas):
-            self.desk.merge(Piece(plans[0].round, fragment, len(self.thetas)), theta)
+            self.desk.merge(FragmentUpdate(plans[0].round, fragment, len(self.thetas)), theta)
         return self.work()
 
     def work(self) -> Bench:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hypha_ray.config import Job
-from hypha_ray.fragments import due
+from hypha_ray.exchange_schedule import version_due
 from hypha_ray.scheduler.fleet.worker_state import (
     ExpectedProgress,
     WorkerState,
@@ -66,7 +66,7 @@ class RoundPlanner:
 
     def due(self, number: int) -> int:
         """Number of the weights that workers must have in a round; its own, unless several exchanges are under way."""
-        return max(self._first, due(self._job, number))
+        return max(self._first, version_due(self._job, number))
 
     def plan_round(
         self, number: int, members: Sequence[WorkerState], newest: int, now: float

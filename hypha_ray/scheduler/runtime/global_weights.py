@@ -10,13 +10,12 @@ from typing import Any
 from uuid import uuid4
 
 from hypha_ray.config import Job
-from hypha_ray.fragments import Piece, exchanged
-from hypha_ray.phases import Phase
+from hypha_ray.exchange_schedule import fragments_of_round
 from hypha_ray.scheduler.messages import Initialised, Persist, Reduce
 from hypha_ray.scheduler.rounds.round import LOST
 from hypha_ray.scheduler.runtime.run_actors import RunActors
 from hypha_ray.scheduler.runtime.supervised_actor import GONE
-from hypha_ray.types import Layout, Rejection, Saved, Source, Verdict
+from hypha_ray.types import FragmentUpdate, Layout, Rejection, RoundProgress, Saved, Source, Verdict
 
 __all__ = ["LOST", "GlobalWeights"]
 
@@ -96,18 +95,20 @@ class GlobalWeights:
             whole: the worker is sent all of them; or else what the round before has changed.
 
         """
-        fragments = range(len(self._theta)) if whole else exchanged(self._job, round_number - 1)
+        fragments = range(len(self._theta)) if whole else fragments_of_round(self._job, round_number - 1)
         orders: list[Callable[[Any], Any]] = []
         for fragment in fragments:
             difference = not whole and fragment in self._differences
             ref = self._differences[fragment] if difference else self._theta[fragment]
-            orders.append(partial(_merged, to, Piece(round_number, fragment, len(fragments), whole, difference), ref))
+            orders.append(
+                partial(_merged, to, FragmentUpdate(round_number, fragment, len(fragments), whole, difference), ref)
+            )
         return orders
 
     async def reduce(self, command: Reduce, payloads: list[list[Any]]) -> Verdict:
         """One outer step of the round's fragments. A delta that one of them rejects is left out of all."""
         rejected: dict[int, Rejection] = {}
-        fragments, phase = exchanged(self._job, command.round), command.phase
+        fragments, phase = fragments_of_round(self._job, command.round), command.phase
         while True:
             kept = [
                 (source, weight, refs)
@@ -150,11 +151,11 @@ class GlobalWeights:
         state = self._theta[fragment], await self._momentum[fragment]
         return uuid4().hex, self.layout, fragment, round_number, *state, meta, *(refs[place] for _, _, refs in kept)
 
-    async def _step(self, fragment: int, call: tuple[Any, ...], phase: Phase | None) -> list[Any]:
+    async def _step(self, fragment: int, call: tuple[Any, ...], phase: RoundProgress | None) -> list[Any]:
         """Refs of new θ, of its difference, and of the verdict."""
         return list(await self._actors.servers[fragment].ask(lambda server: server.reduce.remote(*call, phase=phase)))
 
-    async def _after(self, fragment: int, call: tuple[Any, ...], phase: Phase | None) -> Any:
+    async def _after(self, fragment: int, call: tuple[Any, ...], phase: RoundProgress | None) -> Any:
         """Ref of the momentum after a step, once it is there."""
         server = self._actors.servers[fragment]
         return (await server.ask(lambda server: server.momentum_after.remote(*call, phase=phase)))[0]
@@ -182,7 +183,7 @@ class GlobalWeights:
 
         """
         takers = [
-            *(self._actors.servers[fragment] for fragment in exchanged(self._job, round_number)),
+            *(self._actors.servers[fragment] for fragment in fragments_of_round(self._job, round_number)),
             self._actors.store,
         ]
         for taker, ref in zip(takers, payloads, strict=False):
@@ -204,7 +205,7 @@ class GlobalWeights:
             return saved
 
 
-def _merged(to: Source, piece: Piece, ref: Any, worker: Any) -> Any:
+def _merged(to: Source, piece: FragmentUpdate, ref: Any, worker: Any) -> Any:
     return worker.merge.remote(to, piece, ref)
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import deque
 
 from hypha_ray.config import Job
-from hypha_ray.phases import Phase
 from hypha_ray.scheduler.messages import Reduce
 from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.scheduler.rounds.async_round import AsyncRound, ReceivedDelta
 from hypha_ray.scheduler.rounds.round import counted, weight
-from hypha_ray.types import Contribution, Rejection, Verdict
+from hypha_ray.types import Contribution, Rejection, RoundProgress, Verdict
 
 PATIENCE = 10
 """Rounds of merged deltas by which a worker may be behind, unless the job says otherwise."""
@@ -99,7 +98,7 @@ class ArrivalQueue:
             tuple(weight(self._sync, delta) for delta in deltas),
             tuple(delta.round for delta in deltas),
             self.step if since is None else since,
-            Phase(current.number, self._size, unit, len(current.accepted), taken, tuple(self._norms)),
+            RoundProgress(current.number, self._size, unit, len(current.accepted), taken, tuple(self._norms)),
         )
 
     def is_awaited(self, verdict: Verdict) -> bool:

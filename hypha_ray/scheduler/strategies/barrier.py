@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hypha_ray.config import Job
-from hypha_ray.fragments import exchanged
+from hypha_ray.exchange_schedule import fragments_of_round
 from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.fleet.roster import Roster
 from hypha_ray.scheduler.fleet.worker_state import WorkerState, known_batch_s
@@ -282,7 +282,7 @@ class BarrierRounds:
         every, parts = self.sent_bytes
         if member.full_version == event.round:
             return every if done.number == event.round - 1 else 0
-        return done.coded_bytes or sum(parts[n] for n in exchanged(self._job, done.number))
+        return done.coded_bytes or sum(parts[n] for n in fragments_of_round(self._job, done.number))
 
     def _done_if_final(self, member: WorkerState) -> None:
         if member.plan is not None and member.plan.final and member.merged_version == member.plan.round:
