@@ -137,9 +137,7 @@ def _asks(network: PreTrainedModel, key: str) -> bool:
 
 
 def _lacks(case: Case, key: str, hint: str) -> ConfigError:
-    what = (
-        f"a {case.task.name} model of class {type(case.network).__name__} needs {key}, and its configuration has none"
-    )
+    what = f"{type(case.network).__name__} needs {key} for {case.task.name}, and its configuration has none"
     return ConfigError("MODEL018", what, fix=f"set {key} in [model.config]: {hint}")
 
 

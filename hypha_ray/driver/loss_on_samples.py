@@ -69,7 +69,7 @@ def _scored(case: Case, task: Task) -> Samples:
             raise DataError(
                 "DATA052",
                 f"nothing in {case.manifest.name}/{split} can be scored",
-                f"a {task.name} model ignores all labels",
+                f"{task.name} ignores all labels",
                 fix="prepare the dataset for this task",
             )
     assert samples is not None
@@ -97,7 +97,7 @@ def _left_out(case: Case, task: Task, samples: Samples) -> list[str]:
     fed = {name for name, _, _ in task.fed(tensors_of(samples))}
     padding = {"attention_mask"} if "attention_mask" not in task.accepts else set()  # It still marks what is scored.
     left = sorted(set(samples.arrays) - fed - padding)
-    takes = f"a {task.name} model of class {type(case.network).__name__} takes none like it"
+    takes = f"{type(case.network).__name__} takes none like it"
     return [f"the dataset's tensor {name!r} is left out: {takes}" for name in left]
 
 

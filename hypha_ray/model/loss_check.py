@@ -66,7 +66,7 @@ def check_loss_on_copy(task: Task, samples: Samples, config: Any, build: Build, 
     for copy in chain(copies, [config] if parameters <= BUDGET else []):
         with _silent():
             try:
-                _try(task, _build(copy, build), samples)
+                _check(task, _build(copy, build), samples)
             except HyphaError:
                 raise
             except Exception as error:  # The next copy is more like the model itself.
@@ -85,14 +85,14 @@ def check_loss_of(task: Task, network: Any, samples: Samples) -> None:
 
     """
     try:
-        _try(task, network, samples)
+        _check(task, network, samples)
     except HyphaError:
         raise
     except Exception as error:  # Models raise anything.
         raise _unusable(error) from error
 
 
-def _try(task: Task, network: Any, samples: Samples) -> None:
+def _check(task: Task, network: Any, samples: Samples) -> None:
     with _evaluating(network):
         samples = _choose(task, samples)
         inputs = _inputs(task, samples, network)
@@ -109,7 +109,7 @@ def _check_against_own(task: Task, network: Any, inputs: dict[str, Any], ours: L
     """Compare a loss computed from logits with the model's own, which may lack the shift of labels."""
     if task.labels == "shifted" and "labels" in inputs:
         plain = token_cross_entropy(ours.output.logits[:, -inputs["labels"].shape[1] :], inputs["labels"])
-        found = _own(task, network, inputs)
+        found = _own_loss(task, network, inputs)
         expected = [float(ours.trained), float(ours.trained - ours.reported + plain)]
     elif task.perplexity and isinstance(getattr(ours.output, "logits", None), torch.Tensor):
         logits = ours.output.logits
@@ -119,7 +119,7 @@ def _check_against_own(task: Task, network: Any, inputs: dict[str, Any], ours: L
     else:
         return
     if found is not None and not any(_close(found, one) for one in expected):
-        raise _other(network, task, f"{found:.6g} where the cross entropy of its tokens is {expected[0]:.6g}")
+        raise _wrong_loss(network, task, f"{found:.6g} where the cross entropy of its tokens is {expected[0]:.6g}")
 
 
 def _check_additive(task: Task, network: Any, samples: Samples, whole: float) -> None:
@@ -130,7 +130,9 @@ def _check_additive(task: Task, network: Any, samples: Samples, whole: float) ->
         if count := task.count(inputs):
             parts += float(compute_losses(task, network, inputs).reported) * count
     if not _close(parts, whole, _ADDITIVE):
-        raise _other(network, task, f"{whole:.6g} for {len(samples)} samples together, {parts:.6g} for each by itself")
+        raise _wrong_loss(
+            network, task, f"{whole:.6g} for {len(samples)} samples together, {parts:.6g} for each by itself"
+        )
 
 
 def _check_causal(task: Task, network: Any, inputs: dict[str, Any], output: Any) -> None:
@@ -160,7 +162,7 @@ def _check_causal(task: Task, network: Any, inputs: dict[str, Any], output: Any)
         if place and float(moved[row, :before].max()) > _LEAK * float(moved[row].max()) + noise:
             raise ConfigError(
                 "MODEL016",
-                f"{type(network).__name__} sees the tokens that a {task.name} model has to predict",
+                f"{type(network).__name__} sees the tokens that it has to predict in {task.name}",
                 f"token {place} changes the predictions before it",
                 "a model that sees only earlier tokens",
                 "set is_decoder = true in the model's configuration if it has that key, or choose another model.type",
@@ -170,7 +172,7 @@ def _check_causal(task: Task, network: Any, inputs: dict[str, Any], output: Any)
 def _choose(task: Task, samples: Samples) -> Samples:
     """Return a few samples that differ as much as possible in the size of what is scored, with sequences cut."""
     short = _cut(task, samples)
-    made = [_made(task, short.part(slice(i, i + 1))) for i in range(min(len(short), 32))]
+    made = [_make_inputs(task, short.part(slice(i, i + 1))) for i in range(min(len(short), 32))]
     sizes = {
         index: (count, _filled(task, inputs)) for index, inputs in enumerate(made) if (count := task.count(inputs))
     }
@@ -202,16 +204,16 @@ def _cut(task: Task, samples: Samples) -> Samples:
     return Samples(arrays, samples.keys)
 
 
-def _made(task: Task, samples: Samples) -> dict[str, Any]:
+def _make_inputs(task: Task, samples: Samples) -> dict[str, Any]:
     return task.inputs(tensors_of(samples), samples.keys, MASKING_SEED)
 
 
 def _inputs(task: Task, samples: Samples, network: Any) -> dict[str, Any]:
     device = next(network.parameters()).device
-    return {name: tensor.to(device) for name, tensor in _made(task, samples).items()}
+    return {name: tensor.to(device) for name, tensor in _make_inputs(task, samples).items()}
 
 
-def _own(task: Task, network: Any, inputs: dict[str, Any]) -> float | None:
+def _own_loss(task: Task, network: Any, inputs: dict[str, Any]) -> float | None:
     """Return the model's own loss; None if it computes none."""
     try:
         return float(loss_of(forward(task, network, inputs)))
@@ -270,10 +272,10 @@ def _evaluating(network: Any) -> Iterator[None]:
         network.train(training)
 
 
-def _other(network: Any, task: Task, got: str) -> ConfigError:
+def _wrong_loss(network: Any, task: Task, got: str) -> ConfigError:
     return ConfigError(
         "MODEL015",
-        f"the loss of {type(network).__name__} is no mean over the scores of a {task.name} model",
+        f"the loss of {type(network).__name__} is no mean over the scores of {task.name}",
         got,
         "one value, however samples are batched",
         "choose another model or model.type",

@@ -132,7 +132,7 @@ def test_job_with_the_loss_of_its_task_may_start(case: Case, tmp_path: Path) -> 
 @pytest.mark.parametrize("name", UNTRAINABLE)
 def test_task_that_nothing_here_can_train_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
     job = Job.model_validate({"model": {"type": name, "config": {"model_type": "bert"}}})
-    with pytest.raises(ConfigError, match=rf"^error\[MODEL012\]: a {name} model .* bridge.commands$") as refusal:
+    with pytest.raises(ConfigError, match=rf"^error\[MODEL012\]: {name} models .* bridge.commands$") as refusal:
         check_model(job, tmp_path, Manifest(name="small", modality="other", slices=(), tensors=()))
     assert refusal.value.exit_code == 2
 

@@ -79,7 +79,7 @@ def missing_mask_token(name: str) -> ConfigError:
     """Return the error for a masked language model without a mask token."""
     return ConfigError(
         "MODEL007",
-        f"a {name} model needs a mask token, and neither tokenizer nor model configuration has one",
+        f"{name} needs a mask token, and neither tokenizer nor model configuration has one",
         fix="name a tokenizer with a mask token in preprocessor.repository, or set mask_token_id in model.config",
     )
 

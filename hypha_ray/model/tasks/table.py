@@ -93,16 +93,16 @@ UNTRAINABLE = dict.fromkeys(
         "text-encoding",
         "text-recognition",
     ),
-    "its models have no loss in transformers",
+    "they have no loss in transformers",
 )
 """Reasons why workers can't train any model of a task."""
 UNTRAINABLE |= dict.fromkeys(
     ("image-segmentation", "object-detection", "zero-shot-object-detection"),
-    "its labels are a list of objects for each image, and slices hold tensors of one shape",
+    "their labels are a list of objects for each image, and slices hold tensors of one shape",
 )
 UNTRAINABLE |= {
-    "depth-estimation": "its one loss in transformers, GLPN's, is no mean over samples",
-    "zero-shot-image-classification": "its loss compares the samples of a batch with each other",
+    "depth-estimation": "their one loss in transformers, GLPN's, is no mean over samples",
+    "zero-shot-image-classification": "their loss compares the samples of a batch with each other",
 }
 
 _ALIASES = {
@@ -167,7 +167,7 @@ def require_trainable(task: Task) -> None:
         others = [one.name for one in _TABLE if one.modality == task.modality and one.name not in UNTRAINABLE]
         raise ConfigError(
             "MODEL012",
-            f"a {task.name} model can't be trained or scored: {UNTRAINABLE[task.name]}",
+            f"{task.name} models can't be trained or scored: {UNTRAINABLE[task.name]}",
             allowed=f"for {task.modality}: {', '.join(others)}",
             fix="choose another model.type, or train it outside of Ray by bridge.commands",
         )

@@ -149,7 +149,7 @@ class Task:
     def _lacks(self, name: str, batch: Batch) -> DataError:
         return DataError(
             "DATA050",
-            f"slices lack the tensor {name!r}, which a {self.name} model is fed",
+            f"slices lack the tensor {name!r}, which {self.name} models are fed",
             ", ".join(sorted(batch)) or "no tensors",
             fix="prepare the dataset for this task, or choose tensors with model.input_names",
         )
