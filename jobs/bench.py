@@ -59,7 +59,7 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
     return {
         ("planner",): planner,
         ("plan_64_ms", "plan_10000_ms"): plan_time,
-        ("inner_overhead", "data_wait_fraction"): inner_loop,
+        ("inner_overhead", "inner_loop_cpu", "data_wait_fraction"): inner_loop,
         ("bridge_receive", "bridge_throughput", "bridge_file"): bridge,
         ("bridge_relay",): relay,
         tuple(f"{row}_{millions}M_{count}" for millions, count in SIZES for row in EXCHANGES): exchange,

@@ -27,6 +27,25 @@ def born(pid: int) -> str | None:
     return None if fields is None or fields[0] in "ZX" else fields[19]
 
 
+def title(pid: int) -> str:
+    """The Python file that a process runs, or its program; ``ray::Class`` of an actor; empty: there is no process."""
+    with suppress(OSError):
+        words = (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").split()
+        return next((word for word in words if word.endswith(".py")), *words[:1]).rpartition("/")[2] if words else ""
+    return ""
+
+
+def cpu_s(pid: int, thread: int | None = None) -> float:
+    """Seconds that a process has worked, or one of its threads; 0 if there is no such process."""
+    fields = _stat(pid, thread)
+    return 0.0 if fields is None else (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def busiest_thread_s(pid: int) -> float:
+    """Seconds that the thread of a process has worked which has worked most."""
+    return max((cpu_s(pid, int(path.name)) for path in (_PROC / str(pid) / "task").glob("[0-9]*")), default=0.0)
+
+
 def descendants(root: int) -> list[int]:
     """Processes that a process has started, and those that they have."""
     children: dict[int, list[int]] = {}
@@ -58,8 +77,9 @@ def machine() -> dict[str, Any]:
     }
 
 
-def _stat(pid: int) -> list[str] | None:
+def _stat(pid: int, thread: int | None = None) -> list[str] | None:
     """Fields of ``/proc/PID/stat`` from the third one on: state, parent, …; before them is a name of any characters."""
     with suppress(OSError):
-        return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        folder = _PROC / str(pid) if thread is None else _PROC / str(pid) / "task" / str(thread)
+        return (folder / "stat").read_text().rpartition(")")[2].split()
     return None
