@@ -115,7 +115,8 @@ class VirtualFleet:
     def run(self, limit: int = 200_000) -> VirtualFleet:
         for command in self.core.start(len(self._speeds), self.now):
             self._perform(command)
-        self.at(0.05, lambda: self.tell(c.Initialised(1000, _hash_before(self._past.next_round), "layout")))
+        parts = (1000 // self.job.sync.fragments,) * self.job.sync.fragments
+        self.at(0.05, lambda: self.tell(c.Initialised(1000, _hash_before(self._past.next_round), "layout", parts)))
         for _ in range(limit):
             if self.finished:
                 return self
