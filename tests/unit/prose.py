@@ -17,6 +17,7 @@ QUESTION = re.compile(r"(What|Who|Whom|Whose|Whoever|Whatever|Where|Wherever|Whe
 PERSON = re.compile(r"\b(who|whom|whoever|somebody|someone|nobody|anybody|anyone|everybody|everyone)\b", re.IGNORECASE)
 CODE_SPAN = re.compile(r"``.+?``|`[^`]+`|\$[^$]+\$", re.DOTALL)
 CODE_BLOCK = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+QUOTED = re.compile(r"\*\w+\*")
 END_OF_SENTENCE = re.compile(r"(?<=[.!?:])[)\"']*\s+(?=\S)")
 ABBREVIATION = re.compile(r"\b(e\.g|i\.e|et al|cf|vs|No|Fig|Eq|resp|approx)\.")
 LIST_ITEM = re.compile(r"^\s*(?:[-*•]|\d+\.|[\w.*`\[\], ]+:)\s+", re.MULTILINE)
@@ -76,9 +77,9 @@ def offences(path: Path) -> list[str]:
 
 
 def persons(text: str) -> Iterator[tuple[str, str]]:
-    """Yield each word for a person in a text, with the words around it."""
-    plain = CODE_BLOCK.sub("", text)
-    for found in PERSON.finditer(CODE_SPAN.sub("code", plain) if "\n```" in text else plain):
+    """Yield each word for a person in a text, with the words around it; code and quoted words don't count."""
+    plain = QUOTED.sub("code", CODE_SPAN.sub("code", CODE_BLOCK.sub("", text)))
+    for found in PERSON.finditer(plain):
         start, end = max(0, found.start() - 30), found.end() + 30
         yield found.group(), " ".join(plain[start:end].split())
 
