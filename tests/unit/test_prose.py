@@ -28,7 +28,6 @@ NOT_YET = (
     "hypha_ray/garbage.py",
     "hypha_ray/modes.py",
     "jobs/",
-    "docs/",
 )
 
 
