@@ -51,6 +51,7 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
     from benchmarks.planner import plan_time, planner
     from benchmarks.quality import KINDS, quality
     from benchmarks.relay import relay
+    from benchmarks.streams import streams
     from benchmarks.throughput import inner_loop
     from benchmarks.time_to_loss import time_to_loss
 
@@ -60,6 +61,7 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
         ("planner",): planner,
         ("plan_64_ms", "plan_10000_ms"): plan_time,
         ("inner_overhead", "inner_loop_cpu", "data_wait_fraction"): inner_loop,
+        ("streams_500",): streams,
         ("bridge_receive", "bridge_throughput", "bridge_file"): bridge,
         ("bridge_relay",): relay,
         tuple(f"{row}_{millions}M_{count}" for millions, count in SIZES for row in EXCHANGES): exchange,
