@@ -48,9 +48,9 @@ def calls() -> Iterator[tuple[str, set[str]]]:
     """Kinds of events and the fields that they are made with, wherever the scheduler makes one."""
     for file in sorted((ROOT / "hypha_ray" / "scheduler").rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.func.attr != "note":
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or not node.keywords:
                 continue
-            if ast.unparse(node.func.value) != "console":
+            if node.func.attr in {"note", "event"}:
                 for kind in texts(node.args[0]):
                     yield kind, {keyword.arg for keyword in node.keywords if keyword.arg is not None}
 
