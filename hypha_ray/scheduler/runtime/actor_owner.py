@@ -19,11 +19,12 @@ from hypha_ray.worker.actor import BridgedWorker, TrainWorker
 OWNER = "owner"
 """Its name in the namespace of the run."""
 _WORKER = {"concurrency_groups": {"control": 1}, "allow_out_of_order_execution": True}
-_ROLES = {
+ROLES = {
     "worker": ray.remote(**_WORKER)(TrainWorker),
     "bridged": ray.remote(**_WORKER)(BridgedWorker),
     "server": ray.remote(concurrency_groups=GROUPS, allow_out_of_order_execution=True)(ParameterServer),
 }
+"""Actor classes by role, with the concurrency groups that their methods need."""
 
 
 class ActorOwner:
@@ -49,6 +50,6 @@ class ActorOwner:
             ValueError: the name is taken.
 
         """
-        actor = _ROLES[role].options(**options).remote(*arguments)
+        actor = ROLES[role].options(**options).remote(*arguments)
         self._held[options["name"]] = actor
         return actor
