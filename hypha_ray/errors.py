@@ -93,7 +93,7 @@ class ClusterError(TryAgainError):
 
 
 class LostError(ClusterError):
-    """What a run had in memory went with a node: the run goes on from its last commit."""
+    """Objects in memory were lost with a node: the run continues from its last commit."""
 
 
 class BridgeError(TryAgainError):

@@ -110,7 +110,7 @@ def failpoint(name: str, key: object = None) -> str | None:
 
 
 def hits(log: str | Path, name: str, fired: bool = True) -> int:
-    """How often a point was hit, or only how often it fired, over all processes."""
+    """Number of hits of a point, or only of those that fired, over all processes."""
     if not Path(log).exists():
         return 0
     lines = [json.loads(line) for line in Path(log).read_text(encoding="utf-8").splitlines()]

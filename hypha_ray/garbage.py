@@ -12,9 +12,9 @@ from contextlib import contextmanager
 def uncollected() -> Iterator[None]:
     """Load libraries without searching for garbage among what they make, nor ever afterwards.
 
-    torch and transformers make a million objects, which stay. To go through them again and again takes an eighth of
-    the time of loading them, and as much at the end of the process (`gc.freeze`). Models, which come and go, are to be
-    made outside: their garbage would stay as well. May be within another one.
+    torch and transformers make a million objects, which stay. Repeated searches among them take an eighth of the time
+    of loading, and as much at the end of the process (`gc.freeze`). Models, which come and go, are to be made outside:
+    their garbage would stay as well. May be within another one.
     """
     was_on, modules = gc.isenabled(), len(sys.modules)
     gc.disable()

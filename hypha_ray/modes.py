@@ -21,7 +21,7 @@ def opener(path: str, flags: int) -> int:
 
 
 def make_private(path: Path) -> None:
-    """Let nobody but the owner read a file or enter a folder; a link, and what it leads to, stays as it is."""
+    """Let only the owner read a file or enter a folder; a link, and what it leads to, stays as it is."""
     facts = path.lstat()
     wanted = {stat.S_IFREG: FILE, stat.S_IFDIR: FOLDER}.get(stat.S_IFMT(facts.st_mode))
     if wanted is not None and stat.S_IMODE(facts.st_mode) != wanted:

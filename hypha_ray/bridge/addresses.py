@@ -1,4 +1,4 @@
-"""Addresses of the bridge: ``host:port``, ``[IPv6]:port`` or ``unix:PATH``; and who may be talked to without TLS."""
+"""Addresses of the bridge: ``host:port``, ``[IPv6]:port`` or ``unix:PATH``; and the peers that need no TLS."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def dial(address: str, tls: ssl.SSLContext | None = None, timeout_s: float = 10.
 
     Args:
         address: where it listens.
-        tls: whom to trust; needed for anything but this machine.
+        tls: trusted authorities; needed for anything but this machine.
         timeout_s: longest wait.
 
     Raises:
         ConfigError: CFG020 not an address, SEC001 it would talk to another machine without TLS.
-        BridgeError: NET010 nobody listens there, NET011 it can't prove to be that machine.
+        BridgeError: NET010 no process listens there, NET011 it can't prove to be that machine.
 
     """
     stream: socket.socket | None = None
@@ -112,7 +112,7 @@ def server_tls(certificate: Path, key: Path) -> ssl.SSLContext:
 
 
 def client_tls(authority: Path | None) -> ssl.SSLContext:
-    """TLS 1.3 of whoever dials.
+    """TLS 1.3 of the side that dials.
 
     Args:
         authority: certificates that are trusted, PEM; None: those of the system.

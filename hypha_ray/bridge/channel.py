@@ -27,7 +27,7 @@ _MESSAGES = {
 
 
 class Channel:
-    """A connection whose both sides have proved who they are, once `greet` has returned.
+    """A connection, mutually authenticated once `greet` has returned.
 
     One thread may hear while others speak. Whatever the other side does wrong is told to it, and the connection is
     closed; the error says what it was.
@@ -53,7 +53,7 @@ class Channel:
         self._admit: Callable[[str, int], None] = _nothing
 
     def greet(self, name: str = "", shares_files: bool = False, silence_s: float = GREETING_S) -> None:
-        """Let both sides prove who they are.
+        """Authenticate both sides.
 
         Args:
             name: of this program, if it is a trainer.
@@ -201,7 +201,7 @@ class Channel:
 
     @contextlib.contextmanager
     def _closing(self, hearing: bool = True) -> Iterator[None]:
-        """Whatever goes wrong ends the connection; the other side is told what.
+        """End the connection on any error, and tell the other side the reason.
 
         If it has hung up while this one speaks, then its last word, which says why, is still to be heard.
         """

@@ -80,7 +80,7 @@ class Trainer:
             address: ``host:port`` or ``unix:PATH``.
             token_file: readable by its owner alone.
             work_dir: the driver's work directory; None: files come and go over the connection.
-            authority: certificates of who may have signed the driver's, PEM.
+            authority: certificates of authorities that may have signed the driver's, PEM.
 
         Raises:
             ConfigError: CFG021 no address or no token file.

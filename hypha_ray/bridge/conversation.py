@@ -1,4 +1,4 @@
-"""The order of messages: what each side may say when, and that nothing was said twice, left out or by somebody else.
+"""Order of messages: each side's turns, and a check that none was repeated, left out or sent by another process.
 
     trainer: hello ─► driver: challenge ─► trainer: authenticate ─► driver: welcome ─► both: work
 

@@ -34,7 +34,7 @@ _OTHERS = {b"GET ": "HTTP", b"POST": "HTTP", b"HEAD": "HTTP", b"PUT ": "HTTP", b
 
 
 class Stream(Protocol):
-    """What frames need of a socket."""
+    """Socket as frames use it."""
 
     def recv_into(self, buffer: memoryview, /) -> int:
         """Put down what has come; 0 at the end."""

@@ -92,7 +92,7 @@ class Line:
         return None if self.ending else self.parameters
 
     def over(self, round_number: int) -> bool:
-        """Whether nobody waits for more of a round."""
+        """Whether the driver waits for nothing more of a round."""
         return self.ending or self.newer(round_number)
 
     def newer(self, round_number: int) -> bool:

@@ -1,4 +1,4 @@
-"""Where trainers dial in: a TCP or Unix socket that admits whoever has the token."""
+"""Listener for trainers: a TCP or Unix socket that admits connections with the token."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Listener:
 
     Args:
         address: ``host:port``, where port 0 is any that is free; or ``unix:PATH`` with a path that isn't there yet.
-        token: who has it is admitted.
+        token: a connection that proves to have it is admitted.
         silence_s: the limit that is set for silence on its connections.
         tls: certificate and key; needed on anything but the loopback interface.
 
@@ -58,7 +58,7 @@ class Listener:
             return None
 
     def close(self) -> None:
-        """Listen no more, and hang up on whoever was not taken out of the queue; may come twice."""
+        """Stop listening, and close connections that were not taken out of the queue; may be called twice."""
         with self._changing:
             self._closed = True
             for stranger in self._strangers:
@@ -83,7 +83,7 @@ class Listener:
             time.sleep(PACE_S)
 
     def _meet(self, stream: socket.socket) -> None:
-        """Let a connection prove who it is, or end it."""
+        """Authenticate a connection, or end it."""
         try:
             if self._tls is not None:
                 stream = self._tls.wrap_socket(stream, server_side=True, do_handshake_on_connect=False)
@@ -97,7 +97,7 @@ class Listener:
             self._admit(channel)
 
     def _greeted(self, stream: socket.socket) -> Channel | None:
-        """The connection of a trainer that has proved who it is; None if it could not."""
+        """The connection of an authenticated trainer; None if authentication failed."""
         stream.settimeout(GREETING_S)
         if isinstance(stream, ssl.SSLSocket):
             stream.do_handshake()
@@ -110,7 +110,7 @@ class Listener:
         return channel
 
     def _admit(self, channel: Channel) -> None:
-        """Let a trainer wait in the queue. It is no stranger any more, whom the next one or the end drives away."""
+        """Let a trainer wait in the queue. Neither the next stranger nor the end closes it any more."""
         with self._changing:
             if self._closed:
                 channel.close()

@@ -1,4 +1,4 @@
-"""What is checked of every message before anybody looks at it."""
+"""Checks of every message before its use."""
 
 from __future__ import annotations
 

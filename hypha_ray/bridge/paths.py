@@ -1,8 +1,8 @@
 """Files of a work directory, which another process that isn't trusted writes to as well.
 
 Every path is opened beneath the directory, component by component, without following a link: to be read, written and
-removed, our own files as well. Only a regular file of one name and of the expected size is read; and what is used
-afterwards is a copy, of which the hash is taken.
+removed, our own files as well. Only a regular file of one name and of the expected size is read. A copy is hashed and
+used.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def sweep() -> None:
 
 
 def _deserted(folder: Path) -> bool:
-    """Whether a folder is ours, and nobody holds it; its process may be one of another container, unknown here."""
+    """Whether a folder is ours and without a holder; its process may be one of another container, unknown here."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

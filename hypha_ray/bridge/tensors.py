@@ -19,7 +19,7 @@ _HEADER_BYTES = 512
 
 
 def read(path: Path, expected: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Array]:
-    """Read a safetensors file that is ours: nobody else may change it meanwhile.
+    """Read a safetensors file of our own, which no other process may change meanwhile.
 
     Args:
         path: the file.
@@ -49,7 +49,7 @@ def read(path: Path, expected: Mapping[str, tuple[str, tuple[int, ...]]]) -> dic
 
 
 def _check_header(path: Path, room: int) -> None:
-    """See that the header isn't longer than it can be, before anybody parses it."""
+    """Check the length of the header before it is parsed."""
     limit = min(MAX_HEADER_BYTES, 4 * room + 1024)
     with path.open("rb") as file:
         start = file.read(9)

@@ -1,4 +1,4 @@
-"""Tokens: who has one may take part. It never goes over the connection: each side proves to have it."""
+"""Tokens, which admit to a job. A token never goes over the connection: each side proves to have it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def read_token(path: Path) -> bytes:
 
 
 def prove(token: bytes, side: Side, session: bytes, driver_nonce: bytes, trainer_nonce: bytes) -> bytes:
-    """What shows that a side has the token: HMAC-SHA256 of whom it is and of both nonces (RFC 2104)."""
+    """Proof that a side has the token: HMAC-SHA256 of its name and both nonces (RFC 2104)."""
     said = b"hypha-bridge 1 " + side.encode() + session + driver_nonce + trainer_nonce
     return hmac.new(token, said, hashlib.sha256).digest()
 

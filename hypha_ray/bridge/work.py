@@ -1,4 +1,4 @@
-"""What an external trainer does in one round."""
+"""One round of an external trainer."""
 
 from __future__ import annotations
 

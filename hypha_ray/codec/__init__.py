@@ -1,4 +1,4 @@
-"""What a worker's result is encoded as on its way to the parameter server."""
+"""Encodings of a worker's result on its way to the parameter server."""
 
 from hypha_ray.codec.base import Codec, Encoder, Form, Quality, encoded, payload_bytes
 from hypha_ray.codec.fp32 import Fp32

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Form(NamedTuple):
-    """What an array of a payload must look like: numpy's name of its dtype, and its number of elements or the most."""
+    """Form of an array in a payload: numpy's name of its dtype, and its number of elements or the most."""
 
     dtype: str
     size: int
@@ -33,7 +33,7 @@ class Codec(Protocol):
         ...
 
     def decode(self, payload: Mapping[str, torch.Tensor], group: str, part: slice) -> torch.Tensor:
-        """Decode elements of a group; the result may be a view of the payload, so nobody writes into it.
+        """Decode elements of a group; the result may be a view of the payload, so it must not be written to.
 
         Args:
             payload: its arrays, as `form` has them.
@@ -46,7 +46,7 @@ class Codec(Protocol):
 
 @dataclass(slots=True)
 class Quality:
-    """How near payloads are to what they encode; sums of squares and products."""
+    """Error of payloads, as sums of squares and products."""
 
     target: float = 0.0
     decoded: float = 0.0

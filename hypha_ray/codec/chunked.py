@@ -23,7 +23,7 @@ Parts = dict[str, torch.Tensor]
 
 
 class Chunked(ABC):
-    """What such codecs have in common."""
+    """Common part of codecs that work by chunks."""
 
     name: str
     chunk: int
@@ -73,7 +73,7 @@ class Chunked(ABC):
         return {name: Form(dtype, chunks * n) for name, (dtype, n) in self.arrays.items()}
 
     def pack(self, arrays: Flat) -> Flat:
-        """What goes over the wire of these arrays, once all blocks are written."""
+        """Payload of these arrays, once all blocks are written."""
         return arrays
 
     def encode_block(self, values: torch.Tensor, out: Mapping[str, torch.Tensor], start: int) -> torch.Tensor:

@@ -35,13 +35,13 @@ def advance(codec: Chunked, theta: Flat, payload: Flat, out: Flat | None = None)
 
 
 def publish(codec: Chunked, decay: float, theta: Flat, new: Flat, left_out: Flat) -> tuple[Flat, Flat]:
-    """Encode a step of the weights, and let them be what whoever has the old ones will make of it.
+    """Encode a step of the weights, and set them to the weights that its decoding gives.
 
     Args:
         codec: what it is encoded by.
         decay: part of what was left out before that is made up for.
-        theta: the weights before the step, which everybody has.
-        new: the weights after it; overwritten by what everybody will have.
+        theta: the weights before the step, which all workers have.
+        new: the weights after it; overwritten by the weights that all workers will have.
         left_out: what was left out so far, by group; never written to.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What makes a sender's payloads, round after round: a codec, and what it has left out so far."""
+"""Encoder with error feedback: a codec, and the error of its payloads so far."""
 
 from __future__ import annotations
 

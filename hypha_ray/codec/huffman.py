@@ -1,7 +1,7 @@
 """Multiples of a scale in as few bits as their frequencies allow: entropy-coded scalar quantization.
 
 Most multiples are small ones, and these get short codes. So a step can be shorter for the same bytes, and an outlier
-costs its own long code but makes nobody else's step longer.
+costs its own long code but makes no other step longer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NO_NUMBER = 0x7FC0
 
 
 def _levels(inward: float) -> torch.Tensor:
-    """What codes stand for, in steps: multiples, moved towards zero, where most of what is rounded to them lies."""
+    """Levels of the codes, in steps: multiples, moved towards zero, where most of the values rounded to them lie."""
     above = [float(code) - inward for code in range(1, _MOST + 1)]
     return pairs([0.0, *above, -8.0, *(-level for level in reversed(above))])
 
@@ -58,7 +58,7 @@ class Huffman(FourBits):
         return {"codes": pack4(codes.bitwise_and_(15)), "scales": scales}
 
     def form(self, groups: Mapping[str, int]) -> dict[str, Form]:
-        """How many bytes the codes take, nobody knows before; but there is a limit."""
+        """Upper limit of the bytes that the codes take; their number is known only afterwards."""
         found = super().form(groups)
         for group in filter(is_trained, groups):
             streams = -(-found[f"{group}/codes"].size // _BYTES)

@@ -57,12 +57,12 @@ def encoder(name: str, decay: float) -> Encoder:
 
 
 def upward_codec(sync: Sync) -> Codec:
-    """What payloads are read by. Without a barrier θ has moved on when they come: differences are sent in fp32, too."""
+    """Codec that reads payloads. Without a barrier θ has moved on when they come: differences are sent in fp32, too."""
     return Fp32Differences() if _subtracts(sync) else codec(sync.codec)
 
 
 def encoders(sync: Sync) -> list[Encoder]:
-    """What a worker's payloads are made by, one encoder for each fragment."""
+    """Encoders of a worker's payloads, one for each fragment."""
     if _subtracts(sync):
         return [Subtraction() for _ in range(sync.fragments)]
     return [encoder(sync.codec, sync.error_feedback) for _ in range(sync.fragments)]

@@ -13,7 +13,7 @@ def tensors(flat: Flat) -> dict[str, torch.Tensor]:
     """View arrays as tensors, without a copy.
 
     What Ray delivers is read-only and shared by all readers on a node, and torch has no read-only tensors: it warns,
-    and would write all the same. Whoever calls this promises not to write into tensors of arrays that aren't its own.
+    and would write all the same. The caller promises not to write into tensors of arrays that aren't its own.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)

@@ -1,4 +1,4 @@
-"""What makes a job: values in range, values that agree, and everything there that a run needs."""
+"""Checks of a job: values in range, values that agree, and the presence of all that a run needs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def require_complete(job: Job) -> None:
 
 
 def worker_needs(job: Job) -> WorkerResources:
-    """What a worker needs, with the training guide's names for it folded in: of two minima the larger counts."""
+    """Needs of a worker, merged with the training guide's names for them: of two minima the larger counts."""
     resources, worker = job.resources, job.resources.worker
     folded = {
         "gpu": max(worker.gpu, float(resources.min_gpus or 0)),

@@ -14,8 +14,8 @@ INTERRUPTED = 130
 def run(main: Callable[[], None]) -> None:
     """Run a job script's `main`.
 
-    An error that comes out of a Ray task is its own class and Ray's at once, and its text is a traceback; what the
-    task raised is its `cause`, and that is what the user is shown.
+    An error of a Ray task has both its own class and Ray's, and a traceback as its text. The user is shown its
+    `cause`, the error that the task raised.
 
     Raises:
         SystemExit: with the error's exit code after a HyphaError, with 130 after Ctrl-C.

@@ -1,4 +1,4 @@
-"""What two jobs differ in, and whether they are the same training all the same."""
+"""Differences between two jobs, and whether both are one training in spite of them."""
 
 from __future__ import annotations
 

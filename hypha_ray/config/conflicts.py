@@ -57,7 +57,7 @@ def conflicts(job: Job) -> Iterator[Conflict]:
 
 
 def _of_labels(job: Job) -> Iterator[Conflict]:
-    """Where the number of labels and their names don't agree."""
+    """Conflicts between the number of labels and their names."""
     told = job.model.config or {}
     for name in ("id2label", "label2id"):
         names = told.get(name)
@@ -66,7 +66,7 @@ def _of_labels(job: Job) -> Iterator[Conflict]:
 
 
 def _of_overlap(job: Job, replay: bool) -> Iterator[Conflict]:
-    """Where workers can't have weights of their own."""
+    """Conflicts of strategies in which workers have weights of their own."""
     name = "delay_steps" if job.sync.delay_steps else "mixing" if job.sync.mixing else "fragments"
     way_out = "; or set sync.stagger = false" if name == "fragments" else ""
     others = (
@@ -78,7 +78,7 @@ def _of_overlap(job: Job, replay: bool) -> Iterator[Conflict]:
 
 
 def _of_asynchrony(job: Job, replay: bool) -> Iterator[Conflict]:
-    """What needs everybody's deltas, or everybody's weights, at the same time."""
+    """Conflicts of options that need all workers' deltas or weights at one time."""
     sync, outer = job.sync, job.outer_optimizer.name
     others = (
         ("run.mode", replay, "who comes first can't be repeated: choose elastic"),

@@ -1,4 +1,4 @@
-"""TOML text that anyone may have written, read within limits; and on which line of it a key stands."""
+"""TOML text of unknown origin, read within limits, with the line of each key."""
 
 from __future__ import annotations
 

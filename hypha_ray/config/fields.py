@@ -1,4 +1,4 @@
-"""What the values of a job file may be."""
+"""Kinds of values in a job file."""
 
 from __future__ import annotations
 

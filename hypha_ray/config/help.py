@@ -21,7 +21,7 @@ _BEGIN, _END = "<!-- keys: made by hypha_ray.config.help -->", "<!-- end of keys
 
 
 def help_text(doc: str) -> str:
-    """What ``--help`` prints: a job script's doc, its arguments, and one line for each key."""
+    """Text of ``--help``: a job script's doc, its arguments, and one line for each key."""
     parts = [doc.strip(), "", _ARGUMENTS.rstrip()]
     for path, table in tables().items():
         lines = [_line(key) for key in keys().values() if key.path[:-1] == path]

@@ -1,4 +1,4 @@
-"""What may stand in a job file, read off the schema: every table and key, its kind, default and meaning."""
+"""Contents of a job file, read off the schema: every table and key, its kind, default and meaning."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ FindRun: TypeAlias = Callable[[str, str | None, str | None], Path]
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a command line asks for; `notes` are for the user.
+    """Job that a command line asks for; `notes` are for the user.
 
     With `resume` the run that `run.name` and `run.dir` name has to be there, and goes on even if the job has changed.
     """

@@ -1,4 +1,4 @@
-"""The tables of a job file about machines: what is leased, how it computes, and who takes part from outside."""
+"""The tables of a job file about machines: leases, computation, and trainers from outside."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypha_ray.config.fields import Count, NotNegative, Positive, Table
 
 
 class WorkerResources(Table):
-    """What one actor needs of a node."""
+    """Needs of one actor."""
 
     cpu: NotNegative = Field(1.0, description="CPU cores")
     gpu: NotNegative = Field(0.0, description="GPUs")
@@ -19,20 +19,20 @@ class WorkerResources(Table):
 
 
 class ServerResources(WorkerResources):
-    """What a parameter server needs; it computes while workers wait, so it reserves no CPU unless told to."""
+    """Needs of a parameter server; it computes while workers wait, so it reserves no CPU unless told to."""
 
     cpu: NotNegative = Field(0.0, description="CPU cores")
 
 
 class Price(Table):
-    """What a job pays for a lease."""
+    """Price of a lease."""
 
     bid: NotNegative = Field(100.0, description="public bid")
     max: NotNegative = Field(100.0, description="private limit")
 
 
 class Resources(Table):
-    """How many machines, and which."""
+    """Number and kind of machines."""
 
     num_workers: Count = Field(2, description="workers wanted")
     min_workers: Count = Field(1, description="workers needed to go on")
@@ -48,7 +48,7 @@ class Resources(Table):
 
 
 class Worker(Table):
-    """How a worker computes."""
+    """Computation of a worker."""
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where the lease has one")
     autocast: Literal["none", "bf16"] = Field("none", description="bf16: mixed precision in forward and backward")

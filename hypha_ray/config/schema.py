@@ -74,7 +74,7 @@ class Dataset(Table):
 
 
 class Rounds(Table):
-    """How much work there is, and how it is cut."""
+    """Amount of work, and its division into rounds and batches."""
 
     update_rounds: Count = Field(100, description="outer rounds")
     samples_between_updates: Count = Field(1200, description="samples over all workers in a round")
@@ -89,7 +89,7 @@ class Rounds(Table):
 
 
 class InnerOptimizer(Table):
-    """What every worker does with its own gradients; in synchronous training, what the server does with their mean."""
+    """Optimizer of every worker; in synchronous training, of the server, which steps on the mean gradient."""
 
     name: Annotated[str, AfterValidator(identifier)] = Field(
         "adamw", description="adamw, sgd, muon (2-D weights by Muon, the rest by AdamW), or a class of torch.optim"
@@ -116,7 +116,7 @@ class InnerOptimizer(Table):
 
 
 class OuterOptimizer(Table):
-    """What the parameter server does with the mean delta."""
+    """Optimizer of the parameter server, which steps on the mean delta."""
 
     name: Literal["nesterov", "average", "adam"] = Field(
         "nesterov", description="average: the workers' mean itself, which is nesterov with η = 1 and μ = 0"
@@ -132,7 +132,7 @@ class OuterOptimizer(Table):
 
 
 class Sync(Table):
-    """When and how workers exchange deltas."""
+    """Exchange of deltas: strategy, encoding, overlap, and rejection."""
 
     strategy: Literal["diloco", "async", "sync"] = Field(
         "diloco",
@@ -212,7 +212,7 @@ class Checkpoint(Table):
 
 
 class Telemetry(Table):
-    """Where metrics go."""
+    """Destinations of metrics."""
 
     sinks: list[Literal["console", "jsonl", "prometheus", "otel", "aim"]] = Field(
         ["console", "jsonl", "prometheus"], fail_fast=True, description="metrics.jsonl is always written"

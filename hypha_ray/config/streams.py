@@ -1,7 +1,7 @@
 """Standard streams that don't end a job.
 
 A job may run for days and print its result at the end. ``| head -1``, a closed stream or an ASCII locale must not turn
-that into a failure: text that nobody reads is dropped, and a character that the encoding lacks becomes a question mark.
+that into a failure: text without a reader is dropped, and a character that the encoding lacks becomes a question mark.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def endure() -> None:
-    """Put such streams in place of standard output and standard error, once; streams of somebody else stay."""
+    """Put such streams in place of standard output and standard error, once; foreign streams stay."""
     _occupy()
     if sys.stdout is sys.__stdout__:
         sys.stdout = _enduring(sys.stdout, 1)

@@ -28,7 +28,7 @@ class Omission:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a dataset's samples come from; `files` is 0 where the source has none of its own."""
+    """Origin of a dataset's samples; `files` is 0 where the source has none of its own."""
 
     files: int
     documents: int
@@ -75,7 +75,7 @@ class Account:
 
     @property
     def left_out(self) -> str:
-        """What was left out, in one line; nothing if nothing was."""
+        """Omissions in one line; empty without any."""
         return "; ".join(str(omission).strip() for omission in self.origin().omissions)
 
     def origin(self) -> Origin:

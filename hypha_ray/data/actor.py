@@ -21,7 +21,7 @@ class DataShard:
     """Serves one folder. Several shards may serve the same one; each reads only what it is asked for.
 
     What `read` returns goes to the object store once, and every reader on a node maps the same copy. Nothing is opened
-    before the first call, so that what is wrong with a dataset comes out as a `DataError` and not as a dead actor.
+    before the first call, so an unusable dataset is a `DataError` and not a dead actor.
 
     Args:
         folder: a prepared dataset, on this actor's node. No more than a path: Ray keeps constructor arguments.
@@ -35,7 +35,7 @@ class DataShard:
             arm(testing.failpoints, testing.failpoint_log)
 
     def announce(self) -> Manifest:
-        """What this shard has.
+        """Announcement of this shard's dataset.
 
         Raises:
             DataError: the folder is missing, holds no dataset, or a damaged one.

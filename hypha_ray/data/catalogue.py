@@ -1,4 +1,4 @@
-"""Where datasets are: by path, or by name under the data roots."""
+"""Lookup of datasets: by path, or by name under the data roots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where documents come from: Python's own sources, files, Hugging Face datasets; and images from scikit-learn.
+"""Sources of documents: Python's own sources, files, Hugging Face datasets; and images from scikit-learn.
 
 Every source gives its documents in the same order each time, one after the other, so that a corpus of any size fits.
 """
@@ -41,7 +41,7 @@ def documents(options: Options, account: Account | None = None) -> Iterator[str]
 
     Args:
         options: the source, and what of it.
-        account: told what is read and what is left out; None: nobody wants to know.
+        account: told what is read and what is left out; None: not recorded.
 
     Raises:
         DataError: there is no such source, or it is damaged.
@@ -226,7 +226,7 @@ def _is_utf8(path: Path) -> bool:
 
 
 def _near(path: Path, *others: str) -> str:
-    """What the user may have meant."""
+    """Sources that the user may have meant."""
     names = [child.name for child in path.parent.iterdir()] if path.parent.is_dir() else []
     near = difflib.get_close_matches(path.name, [*others, *names], n=1, cutoff=0.6)
     return f"did you mean {near[0]!r}?" if near else "give stdlib, digits, a path, or a Hugging Face name"

@@ -37,7 +37,7 @@ class Encoder(Protocol):
 
     @property
     def advice(self) -> str:
-        """What the user of the saved tokenizer has to know; nothing if there is nothing."""
+        """Note for users of the saved tokenizer; empty without any."""
         ...
 
 

@@ -101,7 +101,7 @@ def is_binary(path: Path) -> bool:
 
 
 def unfit(path: Path) -> str:
-    """Why a file can't be read; nothing if it can. It is read once for that, so that no half of it is taken."""
+    """Reason that a file can't be read; empty if it can. The whole file is read for that, so no half of it is taken."""
     binary = kind_of(path) == ".parquet"
     decoder = codecs.getincrementaldecoder("utf-8")()
     empty = True

@@ -1,4 +1,4 @@
-"""What the `datasets` library raises, as errors that say what to do."""
+"""Errors of the `datasets` library, as errors with a remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a prepared dataset says about itself: the file ``manifest.json`` beside its slices.
+"""Description of a prepared dataset: the file ``manifest.json`` beside its slices.
 
 The manifest is written last, so a folder that has one is whole. Its bounds let a job refuse a model whose vocabulary or
 number of classes is too small before anything starts.
@@ -188,7 +188,7 @@ def _parse(data: bytes, path: Path) -> Manifest:
 
 
 def _problems(manifest: Manifest, folder: Path) -> Iterator[str]:
-    """What pydantic doesn't see. A slice's file name must not lead out of the folder."""
+    """Checks beyond pydantic's. A slice's file name must not lead out of the folder."""
     if not manifest.slices:
         yield "no slices"
     if len({info.index for info in manifest.slices}) < len(manifest.slices):

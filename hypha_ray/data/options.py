@@ -1,4 +1,4 @@
-"""What `prepare` can be told. Free of heavy imports: the command line is made from here."""
+"""Options of `prepare`. Free of heavy imports: the command line is made from here."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ def _why_none(documents: int, limit: int | None) -> str:
 
 
 def digest(document: str) -> bytes:
-    """What two documents with the same text have in common."""
+    """Key that is equal for two documents with equal texts."""
     return hashlib.blake2b(document.encode(), digest_size=16).digest()
 
 

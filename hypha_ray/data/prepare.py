@@ -3,8 +3,8 @@
  documents ─► shuffle ─┬─► held out ─► pack ────────────► validation slices ─┐
                        └─► the rest ─► pack ─► shuffle ─► training slices ───┴─► manifest, last
 
-A document is in one split only, its exact repetitions too. What is in memory is bounded by the sizes below, whatever
-the size of the corpus; one that fits in them is shuffled as a whole.
+A document is in one split only, its exact repetitions too. Memory is bounded by the sizes below, whatever the size of
+the corpus. One that fits in them is shuffled as a whole.
 """
 
 from __future__ import annotations

@@ -68,6 +68,6 @@ def _clear(out: Path) -> None:
 
 
 def _belongings(out: Path) -> list[Path]:
-    """What makes up a dataset, the manifest first."""
+    """Files of a dataset, the manifest first."""
     found = [out / MANIFEST, out / FOLDER, *sorted(out.glob("*.safetensors"))]
     return [path for path in found if path.exists()]

@@ -29,7 +29,7 @@ Row: TypeAlias = tuple[str, Mapping[str, Any]]
 
 
 def texts(rows: Iterable[Row], column: str, account: Account) -> Iterator[str]:
-    """The texts in a column; rows without one, and columns that nobody asked for, are put into the account.
+    """The texts in a column; rows without one, and columns that are not used, are put into the account.
 
     Raises:
         DataError: no row has the column, or none has text in it.

@@ -1,6 +1,6 @@
 """A mean and Nesterov's step on it in one loop: each array is read from memory once, and only results are written.
 
-Every result is to the bit that of the same operations by torch, which rounds product and sum at once (FMA) in `lerp`
+Results are bit-identical to those of torch, which rounds product and sum at once (FMA) in `lerp`
 and in `add` with `alpha`.
 """
 

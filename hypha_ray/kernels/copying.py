@@ -8,7 +8,7 @@ from hypha_ray.kernels.loading import compiled, is_worth_it
 
 
 def copy(source: torch.Tensor, out: torch.Tensor) -> None:
-    """What ``out.copy_(source)`` does; large fp32 arrays are written without being read into the caches before.
+    """Copy as ``out.copy_(source)``; large fp32 arrays are written without being read into the caches before.
 
     `torch` and the C library read each line of the target from memory first, unless they copy tens of megabytes at
     once. Without that two processes can copy at the same time as fast as one alone.

@@ -17,7 +17,7 @@ _Table = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 
 
 def portions(shares: Sequence[float]) -> _Table:
-    """What `torch.lerp` needs to know of values that each have such a share in the mean of those so far.
+    """Arguments of `torch.lerp` for values, each with its share in the mean so far.
 
     Returns:
         Shape (values, 2): the weight that is ½ or more, of the value or else of the mean, less 1; and whether it is

@@ -1,1 +1,1 @@
-"""What a job needs of machines, and the leases of placement groups that give it."""
+"""Needs of a job, and the leases of placement groups that satisfy them."""

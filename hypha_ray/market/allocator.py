@@ -3,7 +3,7 @@
     acquire ──placed──► lease ──options──► an actor on it ──release──► gone, the actor too
        └──not placed by the deadline──► CapacityError, and nothing stays behind
 
-A placement group outlives the actor that made it. So whoever takes a run up again first reclaims what was held before.
+A placement group outlives the actor that made it. So a resumed run first reclaims what was held before.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def on_this_node() -> dict[str, Any]:
 
 
 def reclaim(run: str, spared: Container[str] = ()) -> int:
-    """End all leases of a run, whoever holds them, but placed ones of some names; returns how many there were."""
+    """End all leases of a run but placed ones of some names; returns their number."""
     found = [row for name, row in _rows(run) if row["state"] != "CREATED" or name not in spared]
     for row in found:
         remove_placement_group(_group(row))
@@ -186,7 +186,7 @@ class Leases:
             remove_placement_group(found[1])
 
     def _no_room(self, name: str, need: Need, nodes: list[NodeResources]) -> CapacityError:
-        """Why a lease came to nothing: all of this run's together are too much, or others are in the way."""
+        """Reason of a failed lease: this run asks for too much, or others hold the resources."""
         idle = [replace(node, free=node.total) for node in nodes]
         missing = shortage(Counter(wanted for wanted, _ in self._groups.values()), idle) or shortage({need: 1}, nodes)
         if missing is not None:

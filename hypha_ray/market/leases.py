@@ -1,7 +1,7 @@
-"""The book of leases: who holds what, and until when.
+"""The book of leases: holder, resources and expiry of each.
 
-A lease ends by release, or by expiry when its holder falls silent. A renewal sets the expiry anew and never adds up;
-one that comes late is refused, for by then another holder may have been promised the same. Times are monotonic
+A lease ends by release, or by expiry when its holder falls silent. A renewal sets the expiry anew and never adds up. A
+late one is refused, since the resources may be promised to another holder by then. Times are monotonic
 seconds, passed in, so that no wall clock matters.
 """
 
@@ -37,7 +37,7 @@ class LeaseBook:
     """Grants, renews and ends leases. Never grants more than there is.
 
     Args:
-        capacity: amounts that there are in all; None where somebody else counts, as Ray does for placement groups.
+        capacity: amounts that there are in all; None if they are counted elsewhere, as Ray does for placement groups.
 
     """
 
@@ -57,7 +57,7 @@ class LeaseBook:
         return lease.id in self._leases
 
     def free(self) -> dict[str, float]:
-        """What isn't leased. An expired lease counts until `expire` takes it out: its holder may still be at work."""
+        """Unleased resources. An expired lease counts until `expire` removes it: its holder may still be at work."""
         left = dict(self._capacity or {})
         for lease in self._leases.values():
             for name, amount in lease.amounts.items():
@@ -85,7 +85,7 @@ class LeaseBook:
     def renew(self, lease_id: int, holder: str, fence: int, now: float, ttl_s: float) -> Lease | None:
         """The lease with its expiry at least `ttl_s` seconds from now.
 
-        None if it is over, expired or somebody else's: the holder has lost it and must stop.
+        None if it is over, expired or another holder's: the holder has lost it and must stop.
         """
         lease = self._leases.get(lease_id)
         if lease is None or (lease.holder, lease.fence) != (holder, fence) or lease.expired(now):
@@ -105,6 +105,6 @@ class LeaseBook:
         return over
 
     def defer(self, seconds: float) -> None:
-        """Let every lease end so much later: whoever judges by the clock was stopped for that long."""
+        """Extend every lease by the time that the judging process was stopped."""
         for key, lease in self._leases.items():
             self._leases[key] = replace(lease, expiry_s=lease.expiry_s + seconds)

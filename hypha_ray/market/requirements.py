@@ -1,4 +1,4 @@
-"""What a job's actors need of the cluster, and whether its nodes offer that.
+"""Needs of a job's actors, and whether the cluster's nodes satisfy them.
 
 Needs become bundles of placement groups, one group for each actor. `shortage` packs them onto the nodes beforehand and
 says in a user's words what is missing; Ray itself would only wait.
@@ -38,7 +38,7 @@ class NodeResources:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What one actor needs of one node; `gpu_type` is ``nvidia``, ``amd``, or what a label says."""
+    """Needs of one actor on one node; `gpu_type` is ``nvidia``, ``amd``, or what a label says."""
 
     role: str
     cpu: float = 0.0
@@ -74,7 +74,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """Why not all actors fit: for `short` of the `wanted` ones that have this need there is no node."""
+    """Reason that not all actors fit: for `short` of the `wanted` ones with this need there is no node."""
 
     need: Need
     wanted: int
@@ -93,17 +93,17 @@ class Shortage:
 
 
 def worker_need(job: Job, number: int = 0) -> Need:
-    """What the worker of that number needs; nothing if its trainer dials in from elsewhere."""
+    """Needs of the worker of that number; empty if its trainer dials in from elsewhere."""
     return Need("worker") if job.awaits(number) else _need("worker", worker_needs(job))
 
 
 def server_need(job: Job) -> Need:
-    """What one parameter server needs."""
+    """Needs of one parameter server."""
     return _need("server", job.resources.parameter_server)
 
 
 def needs(job: Job, workers: int) -> dict[Need, int]:
-    """What that many workers and all parameter servers need: how often each need occurs."""
+    """Needs of that many workers and all parameter servers, each with its count."""
     wanted = Counter(worker_need(job, number) for number in range(workers))
     return {**wanted, server_need(job): job.sync.fragments}
 
@@ -124,7 +124,7 @@ def workers_to_start(job: Job, nodes: Sequence[NodeResources]) -> int:
 
 
 def shortage(wanted: Mapping[Need, int], nodes: Sequence[NodeResources]) -> Shortage | None:
-    """Why the needs don't fit on the nodes as they are now; None if they do.
+    """First shortage of the nodes as they are now; None if all needs fit.
 
     First fit, the largest need first: exact for equal needs, and for one kind beside others that reserve nothing.
     """
@@ -151,7 +151,7 @@ def _pack(
 
 
 def _times(need: Need, amounts: Mapping[str, float]) -> int:
-    """How often a need fits; Ray counts in ten-thousandths, so does this."""
+    """Number of times that a need fits, counted in ten-thousandths as Ray does."""
     asked = need.bundle().items()
     fits = (_units(amounts.get(name, 0.0)) // max(1, _units(amount)) for name, amount in asked)
     return min(fits, default=sys.maxsize)
@@ -162,7 +162,7 @@ def _units(amount: float) -> int:
 
 
 def _lack(need: Need, rooms: Sequence[tuple[NodeResources, Mapping[str, float]]]) -> str:
-    """What the node lacks that comes closest: fewest resources short, then the smallest gap, then the most in all."""
+    """Lack of the node that comes closest: fewest resources short, then the smallest gap, then the most in all."""
 
     def gaps(left: Mapping[str, float]) -> list[tuple[float, str]]:
         lacks = ((1 - left.get(name, 0.0) / amount, name) for name, amount in need.bundle().items())

@@ -1,1 +1,1 @@
-"""What is done with gradients: optimizers, their schedules and their state, whoever has the gradients."""
+"""Optimizers, their schedules and their state, for workers and servers."""

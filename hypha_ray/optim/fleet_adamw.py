@@ -14,7 +14,7 @@ class FleetAdamW(GroupOptimizer):
 
     Where gradients are mostly noise, Adam's second moment is mostly the noise's variance σ². That of the mean of K
     gradients is a K-th, so synchronous training takes longer steps at the same rate. Here v is lessened by
-    (1 − 1/K) σ², with σ² = (v − m²) / (1 − c) by this worker's own averages; c is the part of the noise that is left in
+    (1 − 1/K) σ², with σ² = (v − m²) / (1 − c) by this worker's own averages. c is the part of the noise that is left in
     m. Never is it less than v/K. With K = 1 this is `torch.optim.AdamW`, and its state has the same names.
 
     Args:

@@ -20,7 +20,7 @@ _LEAST_NORM = 1e-7
 class Muon(GroupOptimizer):
     """`torch.optim.Muon` (Jordan 2024) with a call for each shape instead of one for each matrix.
 
-    Small matrices cost what the calls cost, so a step is several times as fast; and on CPUs it computes in float32,
+    Small matrices cost what the calls cost, so a step is several times as fast. On CPUs it computes in float32,
     since most have no units for bfloat16. Steps have the length √max(1, outputs/inputs).
 
     Args:

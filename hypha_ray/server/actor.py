@@ -2,7 +2,7 @@
 
 It keeps nothing that a round depends on: weights and momentum come as arguments and go as results. So one that dies
 costs a repeated call and nothing else, and no round can be applied twice. Momentum goes after θ, in a call with the
-same arguments, and may be computed only then, while workers copy θ: anybody can.
+same arguments, and may be computed only then, while workers copy θ: any server can do so.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ COPYING = 2
 class ParameterServer:
     """Reduces the deltas of one fragment.
 
-    What is heavy is imported in its methods: whoever only starts this actor needs none of it.
+    What is heavy is imported in its methods: a process that only starts this actor needs none of it.
 
     Args:
         job: the job file.
@@ -89,7 +89,7 @@ class ParameterServer:
     def reduce(self, step: str, *what: Any, phase: RoundProgress | None = None) -> tuple[Flat, Flat, Verdict]:
         """Take an outer step; see `reducer.reduce`.
 
-        Workers wait for θ, and nobody does for momentum: so that stays here until it is asked for, or is left out.
+        Workers wait for θ, but not for momentum, so momentum stays here until it is asked for, or is left out.
 
         Args:
             step: a name for it, like no other's.
@@ -112,7 +112,7 @@ class ParameterServer:
 
     @ray.method(num_returns=2)
     def momentum_after(self, step: str, *what: Any, phase: RoundProgress | None = None) -> tuple[Flat, None]:
-        """New momentum of the latest step, which `reduce` took; who doesn't have that takes the step again.
+        """New momentum of the latest step, which `reduce` took; a server without it takes the step again.
 
         But not at once: θ is being stored and copied now, and memory is what all of that waits for.
 

@@ -1,8 +1,8 @@
-"""The outer step where there is no barrier: deltas move θ as they arrive, and outer momentum once in a round of them.
+"""Outer step without a barrier: deltas move θ as they arrive, and outer momentum once in a round of them.
 
-That is delayed Nesterov (Liu et al., Async Local-SGD, arXiv 2401.09135, algorithm 3, with c = 0). Its sums are kept so
-that a round's steps add up to the very step that Nesterov momentum makes on the weighted mean of all its deltas,
-whatever part of them came together: the step that ends a round makes up for weights that weren't as expected.
+That is delayed Nesterov (Liu et al., Async Local-SGD, arXiv 2401.09135, algorithm 3, with c = 0). Its sums make a
+round's steps add up to the step of Nesterov momentum on the weighted mean of all its deltas, however they are grouped:
+the step that ends a round makes up for weights that weren't as expected.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SUM = "sum/"
 
 
 class Part(NamedTuple):
-    """What the deltas that are reduced together are of their round."""
+    """Share of jointly reduced deltas in their round."""
 
     portion: float
     """Of the weight that a round is expected to have."""
@@ -34,7 +34,7 @@ class Part(NamedTuple):
 
 
 def part_of(phase: RoundProgress, weights: Sequence[int]) -> Part:
-    """What deltas of such weights are of their round."""
+    """Share of deltas with these weights in their round."""
     weight = sum(weights)
     whole = phase.weight + weight
     return Part(weight / phase.unit, weight / whole, phase.unit / whole, phase.closes(len(weights)))

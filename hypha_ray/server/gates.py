@@ -1,8 +1,8 @@
-"""What keeps a damaged payload out of the mean.
+"""Admission of payloads to the mean: form, finite values, and norm.
 
-A payload must have the right form before it is touched. Whether its values are finite shows in its norm, which is
-measured in the same sweep over memory that averages it; a payload that fails there is left out, and the sweep done
-again without it. So a rejected delta is the same as an absent one, bit for bit.
+A payload must have the right form before it is touched. Values that aren't finite show in the norm, which the averaging
+sweep over memory measures. The sweep is repeated without a payload that fails there. So a rejected delta is the same as
+an absent one, bit for bit.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def excessive(norms: Sequence[float], times: float, known: Sequence[float] = ())
 
 
 def clip_scales(norms: Sequence[float], times: float, known: Sequence[float] = ()) -> list[float]:
-    """What each delta has to be multiplied by so that none is longer than so many times the median norm."""
+    """Factor of each delta, by which none is longer than so many times the median norm."""
     limit = times * _typical([*norms, *known])
     return [limit / norm if norm > limit > 0 else 1.0 for norm in norms]
 
@@ -91,7 +91,7 @@ def square_sum(values: torch.Tensor) -> float:
     """Sum of squares of a block, in float64; NaN or infinite only if a value is.
 
     The squares of 4096 values at a time are added in the tensor's own precision, which costs a quarter of converting
-    them all; where squares are so large or so small that they'd be lost, all is done in float64.
+    them all. If squares would overflow or vanish, all is done in float64.
     """
     array = values.numpy()
     whole = array.size - array.size % _ROW

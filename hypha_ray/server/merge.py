@@ -200,7 +200,7 @@ def measure(values: Values, threads: int = 1) -> list[float]:
 
 
 def merge_and_step(values: Values, merge: Merge, step: Step) -> Work[list[float]]:
-    """What `sweep` does with a block: merge the workers' values, and take a step with what comes of them."""
+    """Work of `sweep` on a block: merge the workers' values, and take a step with the result."""
 
     def work(part: slice, merged: torch.Tensor, room: torch.Tensor) -> list[float]:
         squares: list[float] = []

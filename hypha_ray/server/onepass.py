@@ -29,7 +29,7 @@ def get_ready(job: Job, flats: Iterable[Flat]) -> None:
 def in_one_pass(
     values: Values, weights: Sequence[int], eta: float, mu: float, group: Group, theta: bool, state: bool
 ) -> Work[list[float]] | None:
-    """What `merge.sweep` does with a block; results are to the bit those of `mean` and `outer_step`.
+    """Work of `merge.sweep` on a block; results are bit-identical to those of `mean` and `outer_step`.
 
     Args:
         values: the workers' weights.

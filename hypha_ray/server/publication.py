@@ -1,4 +1,4 @@
-"""What workers are sent of a step: the new weights' coded difference to the old ones, if the job asks for that."""
+"""Weights as workers are sent them: with a downward codec, as encoded difference to the old ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def apart(momentum: Flat) -> tuple[Flat, Flat]:
 def published(
     codec: Chunked, decay: float, theta: Flat, left_out: Flat, result: tuple[Flat, Flat, Verdict]
 ) -> tuple[Flat, Flat, Flat, Verdict]:
-    """A reduction's result as everybody will have it.
+    """A reduction's result as all workers will have it.
 
     Args:
         codec: what differences are encoded by.

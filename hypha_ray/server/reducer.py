@@ -65,8 +65,8 @@ def reduce(
     """Check deltas, merge them, and take the outer step.
 
     The result doesn't depend on the order in which the deltas are given: they are taken in worker order. Inputs are
-    never written to. A delta that is rejected is the same as one that never came; if all are, θ and momentum are
-    returned as they are, and the verdict has no `accepted`. Finite θ and momentum stay finite.
+    never written to. A rejected delta has the effect of an absent one. If all are rejected, θ and momentum are returned
+    as they are, and the verdict has no `accepted`. Finite θ and momentum stay finite.
 
     Args:
         round: number of the round, for the verdict.
@@ -115,8 +115,8 @@ class _Attempt(NamedTuple):
     def complaints(self, workers: int, gate: float, known: Sequence[float] = ()) -> list[str | None]:
         """Say of each delta why it can't stay; None if it can.
 
-        Norms are compared once no delta is damaged, so that none of those shifts their median; and a step that
-        overflows is everybody's fault only when nobody's delta is excessive.
+        Norms are compared once no delta is damaged, since damaged ones would shift the median. A step that overflows
+        is the fault of all only if no delta is excessive.
         """
         damaged = [self._damage(index) for index in range(workers)]
         if any(damaged):
@@ -244,7 +244,7 @@ def _distance(before: torch.Tensor, after: torch.Tensor) -> float:
 
 
 def _scales(theta: _Tensors, payloads: Sequence[_Tensors], rules: Rules) -> list[float]:
-    """What each delta is multiplied by. Only where clipping asks for it are deltas measured before they are merged."""
+    """Factor of each delta. Only for clipping are deltas measured before they are merged."""
     workers = range(len(payloads))
     if rules.sync.clip is None:
         return [1.0 for _ in workers]
@@ -262,7 +262,7 @@ def _values(
     scales: Sequence[float] | None = None,
     deltas: bool = False,
 ) -> Values:
-    """What the workers have for a group; deltas are multiplied by `scales`."""
+    """Workers' values of a group; deltas are multiplied by `scales`."""
     relative = is_trained(group) and (rules.codec.yields == "deltas" or rules.descent is not None)
     read = partial(_read, rules.codec, payloads, group)
     return Values(read, theta, relative, scales or [1.0] * len(payloads), deltas)

@@ -1,4 +1,4 @@
-"""What a reduction goes by."""
+"""Rules of a reduction."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Descent(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a reduction goes by."""
+    """Rules of a reduction."""
 
     layout: Layout
     fragment: int

@@ -25,8 +25,8 @@ GROUPS = {"pulse": 1, "intake": 1}
 class Store:
     """The `Keeper` of a run as an actor; it lives where the run directory is.
 
-    Nothing is opened before the first call, so that what is wrong with a directory comes out as an error and not as a
-    dead actor. From then on it holds the lock ``store.lock``; it waits for a predecessor that is being killed.
+    Nothing is opened before the first call, so an unusable directory comes out as an error and not as a dead actor.
+    From then on it holds the lock ``store.lock``; it waits for a predecessor that is being killed.
 
     Args:
         directory: the run directory.
@@ -46,7 +46,7 @@ class Store:
             arm(testing.failpoints, testing.failpoint_log)
 
     def survey(self) -> Restart | None:
-        """What there is to go on from, without any tensor; the log is cut there. None: nothing.
+        """State to resume from, without tensors; the log is cut there. None: nothing to resume.
 
         Raises:
             CheckpointError: see `restart`; also if another process has the lock.
@@ -62,7 +62,7 @@ class Store:
         return tuple(sorted(past.inner)) if past else ()
 
     def recall(self, layout: Layout) -> tuple[Flat | int, ...]:
-        """What there is to go on from, as `Restart.flats` has it, and the number of the next round as a receipt.
+        """Weights to resume from, as in `Restart.flats`, and the number of the next round as a receipt.
 
         To be called with ``num_returns = 2 * layout.fragments + len(inner) + 1``.
 

@@ -33,7 +33,7 @@ class Outcome(Protocol):
 
     @property
     def spans(self) -> tuple[tuple[int, tuple[Span, ...]], ...]:
-        """What each accepted delta was trained on, by worker."""
+        """Samples that each accepted delta was trained on, by worker."""
 
     @property
     def cursors(self) -> Mapping[int, int]:
@@ -49,7 +49,7 @@ class Outcome(Protocol):
 
     @property
     def state(self) -> Mapping[str, Any]:
-        """What a scheduler that takes over needs beside the log; plain JSON. It goes into the snapshot."""
+        """State that a successor of the scheduler needs beside the log; plain JSON, saved in the snapshot."""
 
 
 def commit_of(outcome: Outcome, parent_sha256: str | None, theta_sha256: str, outer_sha256: str) -> Commit:
@@ -123,8 +123,8 @@ class CommitLog:
         """Add the record of the next round; once this returns, it survives any crash. Again, it changes nothing.
 
         Raises:
-            CheckpointError: it isn't the next round, or didn't begin with the weights that the last one ended with, or
-                another process has just written a record of that round.
+            CheckpointError: it isn't the next round, or began with other weights than the last one ended with, or
+                another process has just written its record.
             TryAgainError: the disk is full or can't be written.
 
         """

@@ -1,4 +1,4 @@
-"""Copies on their way to a mirror: on a thread of their own, the newest commit only. One that hangs delays nobody."""
+"""Copies on their way to a mirror: on a thread of their own, the newest commit only. One that hangs delays nothing."""
 
 from __future__ import annotations
 

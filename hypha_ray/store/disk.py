@@ -82,7 +82,7 @@ def publish_once(temporary: Path, path: Path) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Wait until the disk has a file's contents, whoever has written them."""
+    """Wait until the disk has a file's contents, whichever process wrote them."""
     sync_folder(path)  # The kernel is asked in the same way.
 
 

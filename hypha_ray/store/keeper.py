@@ -1,4 +1,4 @@
-"""What the store does: one round after the other, snapshot first, then record; a full disk is borne for a while."""
+"""Writing of commits: one round after the other, snapshot first, then record; a full disk is borne for a while."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def _compare(commit: Commit, outcome: Outcome, parts: _Parts) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """What a snapshot is made of."""
+    """Contents of a snapshot."""
 
     theta: dict[str, Array]
     outer: dict[str, Array]

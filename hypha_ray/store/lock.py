@@ -22,7 +22,7 @@ _TAKEOVER_S = 10.0
 
 
 class Held(Exception):
-    """Somebody else has the lock; what they wrote about themselves is None where it can't be read."""
+    """Another process has the lock; its description of itself is None if it can't be read."""
 
     def __init__(self, pid: int | None, host: str | None, since: str | None) -> None:
         super().__init__(pid, host, since)
@@ -45,10 +45,10 @@ class Lock:
 
         Args:
             path: the file; it is made if need be, and stays.
-            wait_s: how long to wait for whoever has it.
+            wait_s: longest time to wait for the holder.
 
         Raises:
-            Held: somebody still has it.
+            Held: another process still has it.
             OSError: the file can't be made.
 
         """
@@ -83,7 +83,7 @@ class Lock:
 
 
 def lock_store(directory: Path) -> Lock:
-    """Take the lock that whoever reads or writes a run's log for good has; waits for a store that is being killed.
+    """Take the lock of a run's log; waits for a store that is being killed.
 
     Raises:
         CheckpointError: another process has it.

@@ -11,7 +11,7 @@ QUARANTINE = "quarantine.json"
 
 
 def quarantined(directory: Path) -> dict[int, str]:
-    """What is wrong with each slice that was set aside, by its index.
+    """Reasons of slices that were set aside, by index.
 
     Raises:
         CheckpointError: the list is damaged.

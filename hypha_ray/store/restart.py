@@ -1,4 +1,4 @@
-"""What a run goes on from: the newest commit whose snapshot is there, undamaged, and the one that the record means."""
+"""Resumption of a run: the newest commit with an undamaged snapshot that is the one of its record."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OURS = {
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Where a run stands, once `rewind` has been called."""
+    """State of a run, once `rewind` has been called."""
 
     directory: Path
     next_round: int
@@ -87,8 +87,8 @@ def restart(directory: Path) -> Restart | None:
         None if the run has no commit; records that are of no use are set aside then.
 
     Raises:
-        CheckpointError: none of the run's snapshots can be used, a record before the newest one is damaged or missing,
-            or a snapshot was written by newer code.
+        CheckpointError: no snapshot can be used, a record before the newest one is damaged or missing, or newer code
+            wrote a snapshot.
 
     """
     for folder in _OURS:

@@ -33,7 +33,7 @@ _HEADERS_BYTES = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a snapshot holds: θ and momentum by tensor name, workers' inner states, and the state saved with them."""
+    """Contents of a snapshot: θ and momentum by tensor name, workers' inner states, and the state saved with them."""
 
     round: int
     tensors: dict[str, Array]
@@ -44,7 +44,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What a snapshot says of itself; its files may say otherwise."""
+    """Description of a snapshot; its files may not agree with it."""
 
     hashes: tuple[str, str]
     """Sha256 of the weights' file and of the momentum's."""

@@ -1,7 +1,7 @@
 """Safetensors files whose bytes depend on their tensors only.
 
-The library copies all tensors to write them, and promises no order; here the same tensors give the same file on every
-machine, so its sha256 names them, and that can be had without writing the file at all.
+The library copies all tensors to write them, and promises no order. Here equal tensors give equal files on every
+machine, so the sha256 names the tensors, and can be computed without writing the file.
 """
 
 from __future__ import annotations

@@ -63,9 +63,9 @@ def local(repository: str) -> Path:
 class Aim:
     """A sink into a local Aim repository, one Aim run for every attempt of the job.
 
-    Round figures carry the context ``{"subset": "train"}``, evaluations ``{"subset": "val"}``, a worker's own
-    figures ``{"worker": "3"}``; steps of rounds and evaluations are round numbers, those of workers count reports.
-    An Aim run may be open in one process only.
+    Round figures carry the context ``{"subset": "train"}``, evaluations ``{"subset": "val"}``, a worker's figures
+    ``{"worker": "3"}``; steps of rounds and evaluations are round numbers, those of workers count reports. An Aim run
+    may be open in one process only.
 
     Raises:
         AuthenticationError: SEC002, the repository is not a local folder.

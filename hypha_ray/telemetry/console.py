@@ -13,7 +13,7 @@ from hypha_ray.telemetry.files import Record
 
 
 class View(Protocol):
-    """What the console needs of a way to show things."""
+    """Protocol of a view of the console."""
 
     def row(self, record: Record) -> None:
         """Show a complete round."""
@@ -69,7 +69,7 @@ class Console:
 
     Rounds are counted from one here, as a count of all: ``3/100``. A round's `val_loss` is that of the weights it
     ended with; the record of the evaluation comes before that of the round. A stream that can't be written to any
-    more is let be: nobody is watching, and training goes on.
+    more is let be: there is no reader, and training continues.
 
     Args:
         total_rounds: rounds planned.

@@ -115,7 +115,7 @@ def _parsed(line: str) -> dict[str, Any] | None:
 def rewind(path: Path, next_round: int) -> None:
     """Drop the records of rounds that will be trained again: those of `next_round` and of all later ones.
 
-    A reader sees the old file or the new one, never a part. Nobody may have it open for writing.
+    A reader sees the old file or the new one, never a part. No process may have it open for writing.
 
     Raises:
         OSError: the disk is full or can't be written; the file is as it was.
@@ -210,7 +210,7 @@ def _work(rounds: list[Record]) -> dict[str, Any]:
 
 
 def _since(rounds: list[Record], total: str, own: str) -> float | None:
-    """What these rounds have added to a total of the run; what was before the first of them is not in it."""
+    """Sum that these rounds have added to a total of the run, without the rounds before them."""
     if not rounds or rounds[-1].get(total) is None:
         return None
     first = rounds[0]

@@ -23,7 +23,7 @@ NAMES = 8
 
 
 class Sentence(NamedTuple):
-    """How a kind of event is told: of one, and of several."""
+    """Text for a kind of event: for one, and for several."""
 
     one: str
     many: str
@@ -140,7 +140,7 @@ def told_of(kind: str, events: Sequence[Record]) -> str:
 
 
 def _reason(event: Record) -> str:
-    """Why."""
+    """Reason of an event."""
     reason = event.get("reason", "")
     match event["kind"]:
         case "join":

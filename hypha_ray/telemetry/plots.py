@@ -1,4 +1,4 @@
-"""Plots of a run, drawn from its files: what was learned, who worked how much, what was sent and who waited."""
+"""Plots of a run, drawn from its files: loss, work of each worker, traffic and waiting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where records go: the protocol of a sink, many sinks as one, and the isolation that keeps training safe from them.
+"""Destinations of records: the protocol of a sink, many sinks as one, and the isolation of training from them.
 
 A sink other than the files may fail, hang or be gone. So each has a thread and a bounded queue of its own: handing it
 a record takes microseconds whatever happens, and what it loses is counted.
@@ -46,7 +46,7 @@ class Sink(Protocol):
 
 
 class Tally:
-    """What a sink has lost, by cause; the first loss is a problem that is told, the others are only counted."""
+    """Losses of a sink, by cause; the first loss is reported as a problem, the others are only counted."""
 
     def __init__(self, name: str) -> None:
         self.name = name

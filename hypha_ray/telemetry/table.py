@@ -1,4 +1,4 @@
-"""How a round looks as a row of text: the columns that the console prints, and numbers short enough for them."""
+"""Rounds as rows of text: the columns that the console prints, and numbers short enough for them."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def closing(figures: Record) -> str:
 
 
 def _work(figures: Record) -> list[str]:
-    """What was trained on; the speed stands beside tokens, or beside samples where there are no tokens."""
+    """Samples and tokens; the speed stands beside tokens, or beside samples if there are no tokens."""
     samples = f"{si(figures.get('samples'))} samples"
     if figures.get("tokens"):
         return [samples, f"{si(figures['tokens'])} tokens ({si(figures.get('tokens_per_s'))}/s)"]

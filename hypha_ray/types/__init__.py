@@ -1,7 +1,7 @@
 """The frozen records that travel between scheduler, workers, server and store.
 
-A *span* is a run of samples of one slice in one epoch; every trained sample is in exactly one span of exactly one
-committed delta. Every event from a worker carries its `Source`, so late, repeated and foreign ones are recognised.
+A *span* is a run of samples of one slice in one epoch. Every trained sample is in exactly one span of one committed
+delta. Every event from a worker carries its `Source`, so late, repeated and foreign ones are recognised.
 """
 
 from hypha_ray.types.commits import Commit, Contribution, Rejection, Saved, Verdict

@@ -19,7 +19,7 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A delta that did not go into a round, and why; nobody is to blame for one that got lost."""
+    """A delta that did not go into a round, and why; no worker is to blame for one that got lost."""
 
     worker: int
     reason: str
@@ -28,7 +28,7 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the server did with a round's deltas; the L2 norm of the change of θ, and its bytes if that is sent down."""
+    """Result of a round at the server; the L2 norm of the change of θ, and its bytes if that is sent down."""
 
     round: int
     accepted: tuple[Contribution, ...]
@@ -41,7 +41,7 @@ class Verdict:
 class Commit:
     """One outer round in the commit log, the only truth about a run.
 
-    `cursors` maps a slice to its samples used in `epoch`, the oldest epoch that isn't complete; `ahead` holds the same
+    `cursors` maps a slice to its samples used in `epoch`, the oldest incomplete epoch; `ahead` holds the same
     for newer epochs that have begun. Hashes are sha256 of the snapshot files, as `sha256sum` prints them.
     """
 
@@ -59,7 +59,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What came of writing a round down: its record, and if something could not be written yet, what and why."""
+    """Result of writing a round: its record, and the reason of anything that could not be written yet."""
 
     commit: Commit
     problem: str | None = None

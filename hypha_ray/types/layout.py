@@ -14,7 +14,7 @@ Flat = dict[str, npt.NDArray[np.generic]]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where one tensor lies: elements ``offset … offset + size - 1`` of a group of a fragment.
+    """Place of one tensor: elements ``offset … offset + size - 1`` of a group of a fragment.
 
     `dtype` is the tensor's own, by its torch name without the prefix (``bfloat16``); the group's is at least float32.
     """

@@ -9,7 +9,7 @@ from hypha_ray.types.data import Span
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Who speaks: a worker's number, and its incarnation, which grows with every (re)start under that number."""
+    """Sender of an event: a worker's number, and its incarnation, which grows with every start under that number."""
 
     run: str
     worker: int
@@ -18,7 +18,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one worker does in one round: first evaluate, then train on the spans, then hand over its delta.
+    """Work of one worker in one round: evaluate, train on the spans, then hand over the delta.
 
     A later version of a round's plan has the same spans at its start. `ahead` is what the next round begins with, for
     while this one's result is on its way. `progress`: where in the schedule its samples begin and end, in rounds.
@@ -72,7 +72,7 @@ class FragmentUpdate:
 
 @dataclass(frozen=True, slots=True)
 class RoundProgress:
-    """How far a round of an asynchronous run has come when deltas are reduced.
+    """Progress of a round of an asynchronous run when deltas are reduced.
 
     `unit` is the weight that a whole round is expected to have; `weight` is what the `arrivals` so far have of it.
     """

@@ -30,11 +30,11 @@ class TrainWorker:
 
     `run` yields events; a `Delta` is followed by its payloads. Everything else only puts orders down, so it returns at
     once and may come twice or in another order. Orders are addressed: one that an earlier scheduler gave, and that was
-    long on its way, is for nobody. SIGTERM, by which machines announce that they go away, is an order to leave.
+    long on its way, has no effect. SIGTERM, by which machines announce that they go away, is an order to leave.
 
     Args:
         job: the job file.
-        source: who the worker is.
+        source: number and incarnation of the worker.
         specials: tokens that a masked language model has to know; None: the worker looks for them itself.
 
     """
@@ -111,7 +111,7 @@ class TrainWorker:
 
 
 class BridgedWorker(TrainWorker):
-    """Has a process of any kind train, over the bridge. To everybody else it is a worker like any other."""
+    """Has a process of any kind train, over the bridge. To all other actors it is a worker like any other."""
 
     def _loop(self, job: Job, source: Source, feeder: Feeder, desk: Desk, emit: Emit) -> Loop:
         from hypha_ray.worker.bridged import BridgedLoop
@@ -120,6 +120,6 @@ class BridgedWorker(TrainWorker):
 
     @ray.method(concurrency_group="control")
     def describe(self, to: Source, layout: Layout) -> None:
-        """Take in where the tensors lie: nobody builds the model here."""
+        """Receive the layout of the tensors, since no model is built here."""
         if to == self._stint.source:
             self._stint.desk.describe(layout)

@@ -1,4 +1,4 @@
-"""What a worker leaves to its successor, where a run is to be repeated to the bit."""
+"""Inner state that a worker leaves to its successor, for runs that repeat to the bit."""
 
 from __future__ import annotations
 

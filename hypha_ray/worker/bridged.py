@@ -47,7 +47,7 @@ class BridgedLoop:
 
     Args:
         job: the job file.
-        source: who this worker is.
+        source: number and incarnation of this worker.
         feeder: where samples come from.
         desk: where plans and weights come from.
         emit: takes events and payloads; must not block.

@@ -1,4 +1,4 @@
-"""Where a worker's orders lie until its inner loop takes them: plan, weights of a round, predecessor's inner state."""
+"""Orders of a worker until its inner loop takes them: plan, weights of a round, predecessor's inner state."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Desk(Waits):
             self._changed.notify_all()
 
     def layout(self) -> Layout:
-        """Where the tensors lie; waits for it."""
+        """Layout of the tensors; waits for it."""
         with self._changed:
             self._wait(lambda: self._layout is not None)
             assert self._layout is not None
@@ -89,7 +89,7 @@ class Desk(Waits):
     def weights(self, due: int | None = None) -> Arrived:
         """The weights that are to be taken next, of those of which all pieces are there; waits for such.
 
-        Whoever hasn't the weights before takes whole ones; so it does where others are older than these.
+        A worker without the previous weights takes whole ones; so it does if others are older than these.
 
         Args:
             due: number up to which they are wanted, newer ones only where there are no others; None: the newest.

@@ -1,4 +1,4 @@
-"""Where trainers from elsewhere dial in: addresses and tokens of a run, on the node of its scheduler."""
+"""Endpoints for trainers from elsewhere: addresses and tokens of a run, on the node of its scheduler."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def listening(job: Job, worker: int) -> Listener:
     """Await a worker's trainer, and write down where: a free port stays the same, for a trainer that dials again.
 
     Raises:
-        ConfigError: SEC001 or SEC005 nobody may dial in like that.
+        ConfigError: SEC001 or SEC005 trainers may not dial in like that.
         ClusterError: NET001 the address can't be had.
 
     """

@@ -1,6 +1,6 @@
-"""What a worker expects the outer step to be, before the others' deltas are known.
+"""A worker's estimate of the outer step, before the others' deltas are known.
 
-It takes the others' mean delta for what it was the last time, and puts its own new delta in the place of its old one
+It assumes the last mean delta, with this worker's old delta replaced by its new one
 (Kale et al., Eager Updates for Overlapped Communication, arXiv 2502.12996). The outer optimizer's momentum isn't sent
 to workers: it follows from the steps that they have seen.
 """

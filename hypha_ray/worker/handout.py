@@ -1,4 +1,4 @@
-"""What an external trainer is given: weights and samples, as files of its work directory."""
+"""Weights and samples for an external trainer, as files of its work directory."""
 
 from __future__ import annotations
 

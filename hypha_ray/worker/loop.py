@@ -37,7 +37,7 @@ class InnerLoop:
 
     Args:
         job: the job file.
-        source: who this worker is.
+        source: number and incarnation of this worker.
         feeder: where batches come from.
         desk: where plans and weights come from.
         emit: takes events and payloads; must not block.

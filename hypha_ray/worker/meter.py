@@ -87,7 +87,7 @@ class Meter:
         return self._loss_sum / self.scored if self.scored else None
 
     def report(self) -> Report:
-        """What has come since the last report. Waits for the device, so that the seconds are true."""
+        """Figures since the last report. Waits for the device, so that the seconds are true."""
         loss_sum = sum(float(loss) * scored for loss, scored in self._losses)
         now = time.monotonic()
         batches, samples, tokens, scored, waited_s = self._reported

@@ -56,7 +56,7 @@ class Outside:
         specials: tokens that a masked language model has to know.
 
     Raises:
-        ConfigError: CFG009 there is no such program; SEC001 or SEC005 nobody may dial in like that.
+        ConfigError: CFG009 there is no such program; SEC001 or SEC005 trainers may not dial in like that.
         ClusterError: NET001 the address can't be had.
 
     """
@@ -152,7 +152,7 @@ def command(job: Job, worker: int) -> list[str]:
 
 
 def definition(job: Job, worker: int, specials: SpecialTokens | None = None) -> dict[str, Any]:
-    """What a trainer is told of the job; see docs/bridge.md."""
+    """Job as a trainer is told it; see docs/bridge.md."""
     return {
         **({"special_tokens": asdict(specials)} if specials is not None else {}),
         "run": job.run.name,

@@ -1,4 +1,4 @@
-"""What an external trainer prints: kept in a log up to a limit, since it could fill the run's disk otherwise."""
+"""Output of an external trainer: kept in a log up to a limit, since it could otherwise fill the run's disk."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Printed:
         self._thread.start()
 
     def wait(self, seconds: float) -> None:
-        """Wait for the end, which comes when nobody has the pipe any more; it isn't given to anybody from here on."""
+        """Wait until no process has the pipe any more; no other process is given it from here on."""
         self.target.close()
         self._thread.join(seconds)
 

@@ -1,4 +1,4 @@
-"""What an external trainer has done: its messages as the events of a worker."""
+"""Results of an external trainer: its messages as the events of a worker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Results:
     """Makes events of messages. One thread begins rounds, another one hears of them.
 
     Args:
-        source: who the worker is.
+        source: number and incarnation of the worker.
         directory: where the trainer's files are.
         encoders: what payloads are encoded by, one for each fragment.
         now: a monotonic clock, in seconds.
@@ -157,7 +157,7 @@ class Results:
         yield from payloads
 
     def _read(self, path: str, content: pb.Content, layout: Layout) -> dict[str, Any]:
-        """The tensors of an update, from a copy that nobody else changes."""
+        """The tensors of an update, from a copy that no other process changes."""
         self._check_file(path, content.size)
         expected = {entry.name: (dtype_of(entry.group), entry.shape) for entry in layout.entries}
         with private_folder(SPOOL) as folder:

@@ -1,4 +1,4 @@
-"""What a worker does under one scheduler: orders in, a stream of events out, and the inner loop on a thread between."""
+"""Work under one scheduler: orders in, a stream of events out, and the inner loop on a thread between."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Emit: TypeAlias = Callable[[Item], None]
 
 
 class Loop(Protocol):
-    """What trains."""
+    """Loop that trains."""
 
     def run(self) -> None:
         """Train until the final plan, or until the worker has left; raises `Closed` when it is stopped before."""
@@ -42,7 +42,7 @@ class Stint:
 
     Args:
         job: the job file.
-        source: who the worker is, for as long as this lasts.
+        source: number and incarnation of the worker, for as long as this lasts.
         loop: makes the inner loop, on its thread.
         before: the stint whose inner loop has to be over before that of this one begins.
 
@@ -85,7 +85,7 @@ class Stint:
         self._end(Closed)
 
     def abandon(self) -> None:
-        """Stop; nobody listens to the stream any more, so it ends at once."""
+        """Stop; the stream has no reader any more, so it ends at once."""
         self._end(Closed)
         self._out.put(None)
 
@@ -94,7 +94,7 @@ class Stint:
         self.feeder.close(why)
 
     def _next(self) -> Item | tuple[Item, ...] | None:
-        """What is to be said next; raises what broke the inner loop."""
+        """Next event; raises the error that broke the inner loop."""
         try:
             item = self._out.get(timeout=self._job.worker.lease_s / PULSES)
         except Empty:
@@ -104,7 +104,7 @@ class Stint:
         return item
 
     def _emit(self, item: Item) -> None:
-        """Put down what the inner loop says: a delta and its parts as one, so that nobody's word comes in between."""
+        """Put down what the inner loop says: a delta and its parts as one, so that no other event comes in between."""
         match item:
             case Delta():
                 self._parcel = (item,)

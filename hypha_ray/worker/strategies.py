@@ -28,7 +28,7 @@ class Strategy(Protocol):
         ...
 
     def result(self, layout: Layout, fragment: int, out: Flat | None = None) -> Flat:
-        """What a fragment's payload is made of, as `gather` gives it."""
+        """Arrays of a fragment's payload, as `gather` gives them."""
         ...
 
 

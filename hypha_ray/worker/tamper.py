@@ -1,4 +1,4 @@
-"""What the failpoint ``worker.payload`` does to a delta on its way out, so that tests see it turned away."""
+"""Damage that the failpoint ``worker.payload`` does to a delta, so that tests see it rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the inner loop waits for the control thread, and how it is called away from there."""
+"""Waits of the inner loop for the control thread, and their interruption."""
 
 from __future__ import annotations
 
