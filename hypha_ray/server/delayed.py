@@ -1,7 +1,7 @@
 """Outer step without a barrier: deltas move θ as they arrive, and outer momentum once in a round of them.
 
 That is delayed Nesterov (Liu et al., Async Local-SGD, arXiv 2401.09135, algorithm 3, with c = 0). Its sums make a
-round's steps add up to the step of Nesterov momentum on the weighted mean of all its deltas, however they are grouped:
+round's steps add up to the step of Nesterov momentum on the weighted mean of its deltas, however they are grouped:
 the step that ends a round makes up for weights that weren't as expected.
 """
 
