@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import ray
 
@@ -29,7 +30,23 @@ GROUPS = {"pulse": 1, "intake": 1}
 THREADS = 4
 """Of a server that has reserved fewer CPUs: workers wait while it computes, so theirs are idle."""
 COPYING = 2
-"""How many times as long as a step it may take to store θ and to copy it, where all is on one machine."""
+"""Time that storing and copying θ may take, as a multiple of the step's, if the cluster is a single machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRequest:
+    """An outer step of one fragment. Its θ, momentum and payloads are arguments beside it, which Ray fetches."""
+
+    id: str
+    """Name of the step, unlike that of any other."""
+    layout: Layout
+    """Layout of the whole model."""
+    fragment: int
+    round: int
+    senders: tuple[tuple[int, int, int], ...]
+    """Worker, incarnation and weight of each payload, in the payloads' order."""
+    phase: RoundProgress | None = None
+    """Place of the step in a round that has several; None in a round of one step."""
 
 
 class ParameterServer:
@@ -53,7 +70,8 @@ class ParameterServer:
         self._last: tuple[str, Flat] | None = None
         """Name of the latest step, and the momentum that came of it, if all of it did."""
         self._busy_until = 0.0
-        """When workers on this machine will have copied the latest θ, by the clock that doesn't go back."""
+        """Monotonic time at which workers on this machine will have copied the latest θ; 0 on a cluster of several."""
+        self._alone = sum(node["Alive"] for node in ray.nodes()) == 1
         self._descents: dict[str, Descent] = {}
         reserved = max(1, int(ray.get_runtime_context().get_assigned_resources().get("CPU", 0)))
         torch.set_num_threads(reserved if self._sync else 1)
@@ -86,15 +104,16 @@ class ParameterServer:
         return {} if self._sync else initial_momentum(layout, fragment, self._job.outer_optimizer.name)
 
     @ray.method(num_returns=3)
-    def reduce(self, step: str, *what: Any, phase: RoundProgress | None = None) -> tuple[Flat, Flat, Verdict]:
+    def reduce(self, request: StepRequest, theta: Flat, momentum: Flat, *payloads: Flat) -> tuple[Flat, Flat, Verdict]:
         """Take an outer step; see `reducer.reduce`.
 
         Workers wait for θ, but not for momentum, so momentum stays here until it is asked for, or is left out.
 
         Args:
-            step: a name for it, like no other's.
-            what: as `_step` has it.
-            phase: what the step is, where rounds have several.
+            request: the step.
+            theta: global weights of the fragment.
+            momentum: outer momentum of the fragment.
+            payloads: contributions of the senders.
 
         Returns:
             As separate results: new θ, the coded difference of θ if there is to be one, and the verdict.
@@ -102,64 +121,49 @@ class ParameterServer:
         """
         failpoint("server.before_reduce")
         self._last, began = None, time.monotonic()
-        theta, state, difference, verdict = self._step(*what, phase=phase, wanted="theta")
+        new, state, difference, verdict = self._step(request, theta, momentum, payloads, wanted="theta")
         ended = time.monotonic()
-        self._busy_until = ended + COPYING * (ended - began)
+        self._busy_until = ended + COPYING * (ended - began) if self._alone else 0.0
         if state is not None:
-            self._last = step, state
+            self._last = request.id, state
         failpoint("server.after_reduce")
-        return theta, difference, verdict
+        return new, difference, verdict
 
     @ray.method(num_returns=2)
-    def momentum_after(self, step: str, *what: Any, phase: RoundProgress | None = None) -> tuple[Flat, None]:
-        """New momentum of the latest step, which `reduce` took; a server without it takes the step again.
+    def momentum_after(self, request: StepRequest, theta: Flat, momentum: Flat, *payloads: Flat) -> tuple[Flat, None]:
+        """Return new momentum of a step, taking the step again unless it was the latest one here.
 
-        But not at once: θ is being stored and copied now, and memory is what all of that waits for.
+        On a single machine that waits for workers to have copied θ: they need the same memory.
 
         Args:
-            step: its name.
-            what: what `reduce` was given.
-            phase: likewise.
+            request: the step that `reduce` was given, and so for all others.
+            theta: likewise.
+            momentum: likewise.
+            payloads: likewise.
 
         Returns:
-            As separate results: momentum, and nothing, which is sooner read.
+            As separate results: momentum, and None as a receipt.
 
         """
-        if self._last is None or self._last[0] != step:
+        if self._last is None or self._last[0] != request.id:
             self._last = None  # A step is written over the one before.
             time.sleep(max(0.0, self._busy_until - time.monotonic()))
-            state = self._step(*what, phase=phase, wanted="state")[1]
+            state = self._step(request, theta, momentum, payloads, wanted="state")[1]
             assert state is not None
-            self._last = step, state
+            self._last = request.id, state
         return self._last[1], None
 
     def _step(
         self,
-        layout: Layout,
-        fragment: int,
-        round: int,
+        request: StepRequest,
         theta: Flat,
         momentum: Flat,
-        meta: tuple[tuple[int, int, int], ...],
-        *payloads: Flat,
-        phase: RoundProgress | None = None,
+        payloads: tuple[Flat, ...],
         wanted: Literal["theta", "state"],
     ) -> tuple[Flat, Flat | None, Flat, Verdict]:
         """New θ, new momentum if it was no detour, the coded difference of θ if there is to be one, and the verdict.
 
-        Ray fetches references that are arguments of their own before the call begins, hence the flat list of payloads.
-
-        Args:
-            layout: of the whole model.
-            fragment: which part of it.
-            round: number of the round.
-            theta: global weights of the fragment.
-            momentum: outer momentum of the fragment.
-            meta: worker, incarnation and weight of each payload.
-            payloads: what the workers sent, in the same order.
-            phase: what the step is, where rounds have several.
-            wanted: what may not be left out; but differences to θ have to do with both.
-
+        `wanted` may not be left out; but differences to θ have to do with both.
         """
         from hypha_ray.codec import difference_codec, upward_codec
         from hypha_ray.server.gates import Received
@@ -167,7 +171,8 @@ class ParameterServer:
         from hypha_ray.server.reducer import is_whole, reduce
         from hypha_ray.server.rules import Rules
 
-        received = [Received(*who, payload) for who, payload in zip(meta, payloads, strict=True)]
+        layout, fragment, round = request.layout, request.fragment, request.round
+        received = [Received(*sender, payload) for sender, payload in zip(request.senders, payloads, strict=True)]
         sync, rounds = self._job.sync, self._job.rounds.update_rounds
         warms_up = round < self._job.rounds.warmup_rounds
         outer = OuterOptimizer(name="average") if warms_up else self._job.outer_optimizer
@@ -175,7 +180,7 @@ class ParameterServer:
         turns, read = outer_steps_before(self._job, round, fragment), upward_codec(sync)
         down = difference_codec(sync.downward_codec)
         part: Literal["all", "theta", "state"] = wanted if down is None else "all"
-        rules = Rules(layout, fragment, outer, sync, read, descent, rounds, turns, self._threads, phase, part)
+        rules = Rules(layout, fragment, outer, sync, read, descent, rounds, turns, self._threads, request.phase, part)
         own, left_out = apart(momentum)
         new, state, verdict = reduce(round, theta, own, received, rules, self._room(layout, fragment))
         state = own if warms_up else state

@@ -23,6 +23,7 @@ from benchmarks.peers import PEERS, Peer, installed
 from hypha_ray.config import Job
 from hypha_ray.model.layout import gather, layout_of, scatter
 from hypha_ray.scheduler.runtime.actor_owner import ROLES
+from hypha_ray.server.actor import StepRequest
 from hypha_ray.types import Flat, Layout
 
 TURNS, WARM = 27, 9
@@ -101,9 +102,9 @@ def _ours(server: Any, workers: list[Any], layout: Layout, number: int, state: l
     """Seconds until every worker has new weights, and until the server's new momentum is in the store too."""
     payloads = [worker.result.remote() for worker in workers]
     ray.get([server.receive.remote(payload) for payload in payloads])
-    meta = tuple((rank, 0, 1) for rank in range(len(workers)))
+    senders = tuple((rank, 0, 1) for rank in range(len(workers)))
     began = time.perf_counter()
-    call = str(number), layout, 0, number, *state, meta, *payloads
+    call = StepRequest(str(number), layout, 0, number, senders), *state, *payloads
     theta, _, verdict = server.reduce.remote(*call)
     merged = [worker.merge.remote(theta) for worker in workers]
     ray.get(verdict)

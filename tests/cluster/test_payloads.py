@@ -177,7 +177,7 @@ def test_server_that_takes_a_step_takes_payloads_in_and_says_that_it_lives(clust
     testing = {"failpoints": ["server.before_reduce=pause@*"], "failpoint_log": str(tmp_path / "hits.jsonl")}
     server, payload = start_server(owner, "busy", **testing), {GROUP: np.ones(4, np.float32)}
     ray.get(server.receive.remote(payload), timeout=WAIT_S)
-    step = server.reduce.remote("step", None, 0, 0, payload, payload, ())[-1]
+    step = server.reduce.remote(None, payload, payload)[-1]
     assert ray.wait([step, server.receive.remote(payload)], timeout=WAIT_S)[0] != [step]
     assert ray.wait([step, server.ping.remote()], timeout=WAIT_S)[0] != [step]
     ray.kill(server)

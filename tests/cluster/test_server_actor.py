@@ -18,7 +18,7 @@ from hypha_ray.errors import ConfigError
 from hypha_ray.failpoints import hits
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
-from hypha_ray.server.actor import GROUPS, ParameterServer
+from hypha_ray.server.actor import GROUPS, ParameterServer, StepRequest
 from hypha_ray.server.gates import Received
 from hypha_ray.server.reducer import initial_momentum, reduce
 from hypha_ray.server.rules import Rules
@@ -88,12 +88,13 @@ def test_initial_of_a_model_that_cannot_be_cut_raises_the_users_error() -> None:
 
 def rounds(server: Any, refs: list[Any], payloads: list[list[Any]], fragment: int) -> list[list[Any]]:
     """Refs of θ, momentum and verdict after each round."""
-    layout_ref, theta_ref = refs[0], refs[1 + fragment]
-    momentum_ref = server.momentum.remote(layout_ref, fragment)
+    layout, theta_ref = ray.get(refs[0], timeout=WAIT_S), refs[1 + fragment]
+    momentum_ref = server.momentum.remote(layout, fragment)
     results = []
     for number, round_payloads in enumerate(payloads):
-        meta = tuple((worker, 0, 10 + worker) for worker in range(len(round_payloads)))
-        call = f"step {number}", layout_ref, fragment, number, theta_ref, momentum_ref, meta, *round_payloads
+        senders = tuple((worker, 0, 10 + worker) for worker in range(len(round_payloads)))
+        request = StepRequest(f"step {number}", layout, fragment, number, senders)
+        call = request, theta_ref, momentum_ref, *round_payloads
         theta_ref, _, verdict_ref = server.reduce.remote(*call)
         momentum_ref, _ = server.momentum_after.remote(*call)
         results.append([theta_ref, momentum_ref, verdict_ref])
@@ -158,8 +159,9 @@ def test_momentum_asked_of_whoever_did_not_take_the_step_or_took_another_since_h
     refs = initial(server)
     layout, theta = ray.get(refs[:2], timeout=WAIT_S)
     payloads = [[ray.put(drifted(theta, 5 * number + worker)) for worker in range(2)] for number in range(2)]
-    still, meta = server.momentum.remote(refs[0], 0), ((0, 0, 10), (1, 0, 11))
-    calls = [(f"one {n}", refs[0], 0, 0, refs[1], still, meta, *flats) for n, flats in enumerate(payloads)]
+    still, senders = server.momentum.remote(refs[0], 0), ((0, 0, 10), (1, 0, 11))
+    requests = [StepRequest(f"one {n}", layout, 0, 0, senders) for n in range(2)]
+    calls = [(request, refs[1], still, *flats) for request, flats in zip(requests, payloads, strict=True)]
     verdicts = [server.reduce.remote(*call)[2] for call in calls]
     whole = [expected(layout, theta, [ray.get(flats)], 0)[0] for flats in payloads]
     for one in (server, start(job_of(2))):

@@ -15,7 +15,8 @@ from hypha_ray.scheduler.messages import Initialised, Persist, Reduce
 from hypha_ray.scheduler.rounds.round import LOST
 from hypha_ray.scheduler.runtime.run_actors import RunActors
 from hypha_ray.scheduler.runtime.supervised_actor import GONE
-from hypha_ray.types import FragmentUpdate, Layout, Rejection, RoundProgress, Saved, Source, Verdict
+from hypha_ray.server.actor import StepRequest
+from hypha_ray.types import FragmentUpdate, Layout, Rejection, Saved, Source, Verdict
 
 __all__ = ["LOST", "GlobalWeights"]
 
@@ -65,8 +66,8 @@ class GlobalWeights:
     async def _built(self) -> Layout:
         """Layout and initial weights of the model, which the server builds."""
         returns = 1 + self._job.sync.fragments
-        *self._theta, built = await self._actors.servers[0].ask(
-            lambda server: _turned(server.initial.options(num_returns=returns).remote())
+        built, *self._theta = await self._actors.servers[0].ask(
+            lambda server: server.initial.options(num_returns=returns).remote(), receipt=0
         )
         layout: Layout = await built
         return layout
@@ -108,7 +109,7 @@ class GlobalWeights:
     async def reduce(self, command: Reduce, payloads: list[list[Any]]) -> Verdict:
         """One outer step of the round's fragments. A delta that one of them rejects is left out of all."""
         rejected: dict[int, Rejection] = {}
-        fragments, phase = fragments_of_round(self._job, command.round), command.phase
+        fragments = fragments_of_round(self._job, command.round)
         while True:
             kept = [
                 (source, weight, refs)
@@ -116,10 +117,8 @@ class GlobalWeights:
                 if source.worker not in rejected
             ]
             try:
-                calls = await asyncio.gather(*(self._call(n, f, command.round, kept) for n, f in enumerate(fragments)))
-                steps = await asyncio.gather(
-                    *(self._step(f, call, phase) for f, call in zip(fragments, calls, strict=True))
-                )
+                calls = await asyncio.gather(*(self._call(n, f, command, kept) for n, f in enumerate(fragments)))
+                steps = await asyncio.gather(*(self._step(*call) for call in calls))
             except GONE:
                 lost = await self._lost(command.round, kept)
                 if not lost:
@@ -134,7 +133,7 @@ class GlobalWeights:
                 break
         if verdicts[0].accepted:
             for fragment, call, step in zip(fragments, calls, steps, strict=True):
-                self._made[fragment] = step[0], asyncio.ensure_future(self._after(fragment, call, phase)), step[1]
+                self._made[fragment] = step[0], asyncio.ensure_future(self._after(*call)), step[1]
         return _joined(verdicts, tuple(rejected[worker] for worker in sorted(rejected)))
 
     def advance(self) -> None:
@@ -145,20 +144,21 @@ class GlobalWeights:
                 self._differences[fragment] = difference
         self._made.clear()
 
-    async def _call(self, place: int, fragment: int, round_number: int, kept: list[Any]) -> tuple[Any, ...]:
-        """What a server is given for a step, beginning with a name of its own."""
-        meta = tuple((source.worker, source.incarnation, weight) for source, weight, _ in kept)
-        state = self._theta[fragment], await self._momentum[fragment]
-        return uuid4().hex, self.layout, fragment, round_number, *state, meta, *(refs[place] for _, _, refs in kept)
+    async def _call(self, place: int, fragment: int, command: Reduce, kept: list[Any]) -> tuple[StepRequest, list[Any]]:
+        """A step as a server is asked for it, and refs of θ, momentum and payloads, which lie at `place` of deltas."""
+        senders = tuple((source.worker, source.incarnation, weight) for source, weight, _ in kept)
+        request = StepRequest(uuid4().hex, self.layout, fragment, command.round, senders, command.phase)
+        return request, [self._theta[fragment], await self._momentum[fragment], *(refs[place] for _, _, refs in kept)]
 
-    async def _step(self, fragment: int, call: tuple[Any, ...], phase: RoundProgress | None) -> list[Any]:
+    async def _step(self, request: StepRequest, refs: list[Any]) -> list[Any]:
         """Refs of new θ, of its difference, and of the verdict."""
-        return list(await self._actors.servers[fragment].ask(lambda server: server.reduce.remote(*call, phase=phase)))
+        server = self._actors.servers[request.fragment]
+        return list(await server.ask(lambda server: server.reduce.remote(request, *refs)))
 
-    async def _after(self, fragment: int, call: tuple[Any, ...], phase: RoundProgress | None) -> Any:
+    async def _after(self, request: StepRequest, refs: list[Any]) -> Any:
         """Ref of the momentum after a step, once it is there."""
-        server = self._actors.servers[fragment]
-        return (await server.ask(lambda server: server.momentum_after.remote(*call, phase=phase)))[0]
+        server = self._actors.servers[request.fragment]
+        return (await server.ask(lambda server: server.momentum_after.remote(request, *refs)))[0]
 
     async def _lost(self, round_number: int, kept: list[Any]) -> dict[int, Rejection]:
         """Workers whose payloads went with their nodes before the server had them."""
@@ -221,11 +221,6 @@ def _unread(server: Any, ref: Any) -> list[Any]:
 async def _known(ref: Any) -> Any:
     """A ref that is there already, for who waits for one."""
     return ref
-
-
-def _turned(refs: list[Any]) -> list[Any]:
-    """The same refs with the small one last, which `SupervisedActor.ask` reads."""
-    return [*refs[1:], refs[0]]
 
 
 def _joined(verdicts: list[Verdict], rejected: tuple[Rejection, ...]) -> Verdict:

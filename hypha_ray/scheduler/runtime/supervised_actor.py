@@ -53,17 +53,17 @@ class SupervisedActor:
         self._awake = False
         """The actor has answered before: its silence isn't that of one which is only just starting."""
 
-    async def ask(self, call: Callable[[Any], Any]) -> Any:
+    async def ask(self, call: Callable[[Any], Any], receipt: int = -1) -> Any:
         """Make a call, and wait for it. An error of its own is raised, also that an argument is lost.
 
         The actor's death isn't one: the call is made again, on its successor.
 
         Args:
-            call: takes the actor, returns the ref of the result, or the refs of several, of which the last one is
-                waited for; it should be small, for it is read here.
+            call: takes the actor, returns the ref of its result, or refs of several results.
+            receipt: index of the result that is waited for; it should be small, for it is read here.
 
         Returns:
-            What `call` returned, once the last ref has its value.
+            What `call` returned, once the receipt has its value.
 
         Raises:
             ClusterError: one actor after the other died over it.
@@ -74,7 +74,7 @@ class SupervisedActor:
             actor, silence_s = await self._living(), self._silence_s * 2**deaths
             try:
                 refs = call(actor)
-                await self._watched(actor, refs[-1] if isinstance(refs, Sequence) else refs, silence_s)
+                await self._watched(actor, refs[receipt] if isinstance(refs, Sequence) else refs, silence_s)
                 return refs
             except RayTaskError:
                 raise  # The actor lives, and says this: an argument may be lost, with an actor that has died.
