@@ -4,7 +4,7 @@
     python jobs/chaos.py --mean-rounds-between-kills 1.38 --rounds 60 --roles worker,server,shard,scheduler,driver
     python jobs/chaos.py --mean-rounds-between-kills 4 --round-seconds 4 --roles scheduler --kills 10
 
-It starts a Ray cluster of its own on this machine, each worker on a node, and a small job on it, which it watches from
+It starts a Ray cluster of its own on this machine, each worker on a node, and a small job, which it watches from
 outside: the job doesn't know. See docs/chaos.md. Ends with 0 if the run ended well and nothing was lost, else with 1.
 """
 

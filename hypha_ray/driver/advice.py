@@ -1,4 +1,4 @@
-"""What may be done, but will hardly do what is wanted; the driver says so before it begins."""
+"""Advice on settings that are allowed but unlikely to be meant; the driver prints it before it begins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SETTLING = 5.0
 
 
 def advice(job: Job) -> Iterator[str]:
-    """What may be said of a job."""
+    """Advice on a job."""
     yield from _of_sparse_gradients(job)
     yield from _of_momentum(job)
     yield from _of_delay(job)

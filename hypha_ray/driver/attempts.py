@@ -120,9 +120,9 @@ def _here(cls: type, name: str, run: str, **options: Any) -> Any:
 
 
 def _stream(scheduler: Any, start_s: float, control: ControlService) -> Iterator[dict[str, Any]]:
-    """What a scheduler streams; while it says nothing, feel its pulse. It may take `start_s` to get going.
+    """Items that a scheduler streams; its pulse is checked while it is silent. It may take `start_s` to start.
 
-    Seconds are counted by waits: if this process was stopped itself, nobody's silence in that time counts.
+    Seconds are counted by waits: if this process was stopped itself, silence in that time does not count.
     """
     stream, pulse, waits, limit = scheduler.run.remote(), None, 0, start_s
     while True:
@@ -147,7 +147,7 @@ def _stream(scheduler: Any, start_s: float, control: ControlService) -> Iterator
 
 
 def _meant(error: RayTaskError) -> Exception:
-    """What an error of the scheduler's own stands for; one of Ray's is no fault of the job's."""
+    """Meaning of an error of the scheduler; one of Ray's is no fault of the job's."""
     cause = error.cause
     while isinstance(cause, RayTaskError) and not isinstance(cause, HyphaError):
         cause = cause.cause

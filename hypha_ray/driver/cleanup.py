@@ -1,4 +1,4 @@
-"""What an earlier driver or scheduler of a run has left in the cluster: actors that have names, and leases."""
+"""Cleanup of what an earlier driver or scheduler of a run has left in the cluster: named actors, and leases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a driver comes to a Ray cluster, or says why it can't."""
+"""Connection of a driver to a Ray cluster, or the reason of its failure."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _knock(address: str) -> bool:
 
 
 def _no_cluster(address: str, error: Exception, answers: bool) -> HyphaError:
-    """Ray gives a wrong token out as a failed connection; where somebody answers, that is what it means."""
+    """Ray gives a wrong token out as a failed connection; if something answers, that is its meaning."""
     if isinstance(error, RayAuthenticationError) or (answers and isinstance(error, ConnectionError)):
         fix = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or ~/.ray/auth_token to the cluster's token"
         return AuthenticationError("AUTH001", f"Ray at {address!r} did not let us in", got=first_line(error), fix=fix)
@@ -122,5 +122,5 @@ def _unreachable(address: str, error: Exception) -> ClusterError:
 
 
 def first_line(error: Exception) -> str:
-    """What of an error fits into one line."""
+    """First line of an error."""
     return str(error).partition("\n")[0]

@@ -1,4 +1,4 @@
-"""Whether this command begins a run, goes on with one, or must leave one alone."""
+"""Decision to begin a run, to resume one, or to leave one alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def settle(job: Job, directory: RunDirectory, manifest: Manifest, resume: bool) 
         resume: take what has changed, as far as it can be taken.
 
     Raises:
-        ConfigError: the run is by another job, and nobody said `resume`; or the directory can't be written.
+        ConfigError: the run is by another job, and `resume` was not given; or the directory can't be written.
         CheckpointError: the run is another training.
 
     """
@@ -70,12 +70,12 @@ def is_done(job: Job, directory: RunDirectory) -> bool:
 
 
 def committed(directory: RunDirectory) -> int:
-    """How many rounds are."""
+    """Number of rounds, in words."""
     return max(CommitLog(directory.path).rounds(), default=-1) + 1
 
 
 def standing(job: Job, directory: RunDirectory) -> str:
-    """How far a run is, in words; rounds are counted from one, as on the console."""
+    """Progress of a run, in words; rounds are counted from one, as on the console."""
     done, wanted = committed(directory), job.rounds.update_rounds
     if done >= wanted:
         return f"has all of its {wanted} rounds"

@@ -120,7 +120,7 @@ class Scheduler:
     # ── the start ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _recall(self) -> ResumePoint:
-        """What an earlier scheduler of this run has left in the log."""
+        """State that an earlier scheduler of this run has left in the log."""
         survey = await (await self._actors.store.ask(lambda store: store.survey.remote()))
         metrics, past = self._directory / METRICS, ResumePoint(self._attempt)
         if survey is not None:
@@ -252,7 +252,7 @@ class Scheduler:
 
 
 def _meant(error: Exception) -> Exception:
-    """Meaning of an error that nobody could help: calls are repeated, but objects can't be made again."""
+    """Meaning of an error that is no component's fault: calls are repeated, but objects can't be made again."""
     if not isinstance(error, GONE):
         return error
     what, got = "an object of the run is lost with its node", str(error).partition("\n")[0]

@@ -77,7 +77,7 @@ class SchedulerCore:
 
     @property
     def deadline(self) -> float:
-        """When the core wants a `Tick` at the latest."""
+        """Latest time of the next `Tick`."""
         grace = self._strategy.grace_until
         return min(*self._timers.values(), self._timers["check"] if grace is None else grace)
 
@@ -144,7 +144,7 @@ class SchedulerCore:
             self._timers = {name: at + late_s for name, at in self._timers.items()}
 
     def _tick(self, now: float) -> None:
-        """Do what is due, whatever was heard: an inbox that is never empty must not keep anybody from being missed."""
+        """Do what is due even without a pause in events: silent workers must be noticed while others speak."""
         due = {name for name, at in self._timers.items() if now >= at}
         if "check" in due:
             self._timers["check"] = now + CHECK_S
@@ -161,7 +161,7 @@ class SchedulerCore:
             self._give_up(self._too_few(f"were there for {self._resources.max_idle_s:g} s"), now)
 
     def _give_up_waiting(self, now: float) -> None:
-        """At the start deadline go on with those who are ready, if they are enough."""
+        """At the start deadline continue with the workers that are ready, if they are enough."""
         late, self._first = self._first, set()
         if len(self._roster.assignable) < self._needed:
             self._give_up(self._too_few("were ready by the start deadline"), now)
@@ -170,7 +170,7 @@ class SchedulerCore:
             self._lost(source, "not ready by the start deadline", now)
 
     def _give_up(self, error: Exception, now: float) -> None:
-        """Nobody comes: the run ends, though after its last round only without the evaluation that is missing."""
+        """End a run without workers; after its last round only the evaluation is missing."""
         if self._strategy.trained:
             self._strategy.stop_waiting(now)
             self._out.finish(None)
@@ -286,7 +286,7 @@ class SchedulerCore:
             self._lost(source, "it began with other weights than were committed", now)
 
     def _another_model(self) -> CheckpointError | None:
-        """Why a run can't go on if nobody builds the model that its checkpoints are of."""
+        """Reason that a run can't resume if no worker builds the model of its checkpoints."""
         built = self._roster.layouts
         if self._past.next_round == 0 or built & {"", self._layout_sha256}:
             return None

@@ -12,7 +12,7 @@ from hypha_ray.types import Delta, Layout
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """Where a run stands; the defaults are those of a run that begins."""
+    """State of a run at its last commit; the defaults are those of a new run."""
 
     attempt: int = 1
     """Number of this scheduler, over the whole run."""

@@ -1,1 +1,1 @@
-"""What `jobs/bench.py` measures, a file for each part of the system."""
+"""Benchmarks of `jobs/bench.py`, a file for each part of the system."""

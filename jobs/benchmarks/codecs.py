@@ -1,4 +1,4 @@
-"""What encoding costs, against a copy of the same bytes, and against moving the bytes that it saves."""
+"""Cost of encoding, against a copy of the same bytes, and against moving the bytes that it saves."""
 
 from __future__ import annotations
 

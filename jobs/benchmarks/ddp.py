@@ -1,4 +1,4 @@
-"""What a job's model and data are trained by without us: Ray Train's TorchTrainer, DistributedDataParallel, gloo.
+"""Training of a job's model and data by Ray Train's TorchTrainer, DistributedDataParallel and gloo.
 
     python jobs/benchmarks/ddp.py JOB.toml CURVE.jsonl EVERY STEPS TARGET
 

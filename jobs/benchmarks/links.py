@@ -43,7 +43,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How one site is joined to the others: megabits a second each way, and seconds that a packet travels."""
+    """Link of a site to the others: megabits a second each way, and seconds that a packet travels."""
 
     mbit_s: float
     delay_s: float = 0.0
@@ -150,7 +150,7 @@ class Network:
 
 @cache
 def missing() -> str | None:
-    """Why there can be no network here; None if there can."""
+    """Reason that there can be no network here; None if there can."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "network namespaces need Linux and root"
     if absent := [tool for tool in ("ip", "tc", "nsenter") if shutil.which(tool) is None]:
@@ -189,7 +189,7 @@ def _processes(namespace: str) -> list[int]:
 
 
 def _remove(namespace: str) -> None:
-    """Kill whatever runs there, until nothing does: nobody else puts processes into it."""
+    """Kill all processes there, until none is left: no other program puts processes into it."""
     deadline = time.monotonic() + END_S
     while (pids := _processes(namespace)) and time.monotonic() < deadline:
         for pid in pids:

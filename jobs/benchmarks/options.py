@@ -1,4 +1,4 @@
-"""What ways to hide or to ease exchanges cost: DiLoCo's validation loss with each of them, over its loss without.
+"""Cost of ways to hide or to ease exchanges: DiLoCo's validation loss with each of them, over its loss without.
 
 All train the model of `quality` on equally many tokens, and each part of it is exchanged every `ROUND` steps.
 """
@@ -26,7 +26,7 @@ ROWS = tuple(name for name in OPTIONS if name != "plain")
 
 
 def side(name: str) -> Side:
-    """How a run with this option trains."""
+    """Settings of a run with this option."""
     sync = OPTIONS[name].get("sync", {})
     plain = diloco(ROUND // sync.get("fragments", 1), 0.7, 0.8, ("fp32", "fp32"), learning_rate=4e-3, min_lr_rate=0.1)
     tables = {**plain.tables, **OPTIONS[name], "sync": {**plain.tables["sync"], **sync}}

@@ -1,6 +1,6 @@
-"""How much of their time workers train where an exchange takes half as long as that, or longer, over a throttled link.
+"""Part of their time that workers train, if an exchange over a throttled link takes half as long as that or longer.
 
-Workers' batches last a fixed time, for the most part asleep: nobody waits for a core, what is lost is lost to the link.
+Workers' batches last a fixed time, for the most part asleep: no worker waits for a core, and all loss is the link's.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MODEL = {"hidden_size": 256, "intermediate_size": 512, "max_position_embeddings"
 
 
 def overlap() -> dict[str, dict[str, Any]]:
-    """Time in which workers train ÷ time: where everybody waits for the exchange, and where it goes on meanwhile."""
+    """Time in which workers train ÷ time: with waiting for the exchange, and with training meanwhile."""
     if reason := missing():
         print(f"overlap: skipped, {reason}", file=sys.stderr)
         return {}

@@ -1,7 +1,7 @@
 """Averaging by the peers, each in its own way and between processes of its own.
 
-Timed is the averaging alone, from the word to begin until every process has the mean; what finds the others before it
-(torchft's quorum, hivemind's matchmaking) is not.
+The time is that of averaging alone, from the command to begin until every process has the mean. Discovery before it
+(torchft's quorum, hivemind's matchmaking) is left out.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ Words = dict[str, Callable[[], None]]
 def _serve(
     begin: Callable[..., tuple[Any, Words]], rank: int, count: int, size: int, known: Any, pipe: Connection
 ) -> None:
-    """Do as told, for as long as there is somebody who tells."""
+    """Carry out commands until the parent is gone."""
     os.setpgid(0, 0)
     torch.set_num_threads(1)
     try:

@@ -1,8 +1,8 @@
 """Validation loss at a hundredth of the traffic: DiLoCo beside synchronous AdamW, MuLoCo beside synchronous Muon.
 
 All train the same model on the same number of tokens, and one worker alone on its quarter of them. A synchronous run is
-one worker with the batches of all four joined, which is what they would compute together (`tests/cluster` has a test
-of that); so its traffic is not measured, but what gradients up and weights down would take in fp32.
+one worker with the joined batches of all four, which computes what they would together (`tests/cluster` has a test
+of that). Its traffic is computed: gradients up and weights down in fp32.
 
 Of the data that is held out, one half chooses learning rates, for each side its own, and the other half is reported:
 
@@ -63,7 +63,7 @@ _MODEL = {
 
 @dataclass(frozen=True)
 class Side:
-    """How a run trains: `steps` of each worker in a round and in all, and tables of its job file."""
+    """Settings of a run: `steps` of each worker in a round and in all, and tables of its job file."""
 
     workers: int
     batch: int

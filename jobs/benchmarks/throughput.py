@@ -38,7 +38,7 @@ TINY = Path(__file__).parent.parent / "configs" / "tiny.toml"
 
 
 class BareLoop:
-    """What a user without us would write: a model, an optimizer, batches in memory, no reports."""
+    """The loop of a user without this package: a model, an optimizer, batches in memory, no reports."""
 
     def __init__(self, job: Job, batches: npt.NDArray[np.int64]) -> None:
         torch.set_num_threads(1)
@@ -100,9 +100,9 @@ def _turn(job: Job, name: str, parent: Path, dataset: Path) -> dict[str, Any]:
     """Run the job once.
 
     Returns:
-        Tokens/s of its workers while they train, the part of that time in which they waited for data, the part of a
-        round in which they don't train; and of the rounds between the first and the last one CPU seconds of a step, in
-        the thread that trains, and the cores that each kind of process kept busy.
+        Tokens/s of its workers while they train, the part of it in which they waited for data, and the part of a round
+        without training. Of the rounds between the first and the last one: CPU seconds of a step in the training
+        thread, and busy cores of each kind of process.
 
     """
     usage: list[Usage] = []

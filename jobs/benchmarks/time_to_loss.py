@@ -59,7 +59,7 @@ def time_to_loss() -> dict[str, dict[str, Any]]:
 
 
 def seconds_to(target: float, curve: Curve) -> float | None:
-    """When a curve came to the target, in a straight line from the point before; None if it never did."""
+    """Time at which a curve reached the target, by linear interpolation; None if it never did."""
     for (before_s, before), (at_s, loss) in pairwise([(0.0, float("inf")), *curve]):
         if loss <= target:
             return at_s - (at_s - before_s) * (target - loss) / (before - loss)
@@ -105,7 +105,7 @@ def _sent(cluster: Cluster) -> int:
 
 
 def _no_ray_train() -> str | None:
-    """Why there can be no comparison; None if there can."""
+    """Reason that there can be no comparison; None if there can."""
     try:
         import_module("ray.train.torch")
     except ImportError as error:

@@ -76,11 +76,11 @@ class Arena:
 
     @property
     def address(self) -> str:
-        """What RAY_ADDRESS is to be."""
+        """Value of RAY_ADDRESS."""
         return str(self._cluster.address)
 
     def actors(self) -> list[Actor]:
-        """All living actors, by name; nobody but the run has any here."""
+        """All living actors, by name; only the run has any here."""
         living = (actor for actor in actors().values() if actor["State"] == "ALIVE" and actor["Pid"])
         return sorted(
             (Actor(one["Name"], one["Pid"], one["Address"]["NodeID"]) for one in living), key=lambda one: one.name

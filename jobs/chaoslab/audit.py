@@ -1,4 +1,4 @@
-"""Whether anything got lost: the commit log, replayed against the dataset's manifest."""
+"""Search for losses: the commit log, replayed against the dataset's manifest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Uses = dict[tuple[int, int], npt.NDArray[np.int32]]
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What a commit log says about samples. All but the first two must be zero."""
+    """Figures of a commit log about samples. All but the first two must be zero."""
 
     committed: int
     """Samples, those of all epochs together."""
@@ -71,7 +71,7 @@ def discarded(begun: Iterable[int], committed: Iterable[int], rounds: int) -> li
 
 
 def begun_again(begun: Iterable[int]) -> int:
-    """How often a round was begun anew, because its scheduler or driver was gone; it keeps its number."""
+    """Number of rounds that were begun anew, because its scheduler or driver was gone; it keeps its number."""
     return sum(count - 1 for count in Counter(begun).values())
 
 

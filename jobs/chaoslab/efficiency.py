@@ -1,4 +1,4 @@
-"""How much work is committed, with kills and without.
+"""Rate of committed work, with kills and without.
 
 A *worker-step* is a full batch of samples in an accepted delta of a commit record: committed samples ÷ batch size. Work
 that was done and lost, or is done and not committed yet, is none.

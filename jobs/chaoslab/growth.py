@@ -1,4 +1,4 @@
-"""Whether processes grow: a straight line through their memory over time."""
+"""Growth of processes: a straight line through their memory over time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Strikes when the time has come, and remembers whom it met."""
+"""Strikes when the time has come, and keeps a record of the victims."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from chaoslab.watch import Watch
 
 @dataclass(frozen=True, slots=True)
 class Prey:
-    """Somebody who can be struck; a node by the raylet's process id."""
+    """A process that can be struck; a node by the raylet's process id."""
 
     name: str
     pid: int
@@ -36,7 +36,8 @@ class Hunter:
         watch: what is seen of the run.
         strikes: what to do.
         begin_s: monotonic time from which on the first interval is counted.
-        patient: strike only once the last loss has healed, and wait for prey; else a strike at nobody is a miss.
+        patient: strike only once the last loss has healed, and wait for prey; otherwise a strike without a victim is a
+            miss.
 
     """
 
@@ -73,7 +74,7 @@ class Hunter:
         return None if at is None else at - kill.at_s
 
     def frozen(self) -> list[str]:
-        """Names of those who were stopped and are still there."""
+        """Names of processes that were stopped and are still there."""
         return [name for pid, (name, birth) in self._stopped.items() if birth is not None and born(pid) == birth]
 
     def _aim(self, since_s: float) -> None:

@@ -108,6 +108,6 @@ class Driver:
         self._process.wait()
 
     def last_line(self) -> str:
-        """What it said last."""
+        """Its last output."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         return lines[-1] if lines else ""

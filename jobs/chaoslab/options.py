@@ -1,4 +1,4 @@
-"""What `jobs/chaos.py` can be told. Free of heavy imports: the command line is made from here."""
+"""Options of `jobs/chaos.py`. Free of heavy imports: the command line is made from here."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def memory_mb(pid: int) -> float | None:
 
 
 def born(pid: int) -> str | None:
-    """When a process was started, as text that only serves for comparing; None: there is none, or it has ended."""
+    """Start time of a process, as text that only serves for comparing; None: there is none, or it has ended."""
     fields = _stat(pid)
     return None if fields is None or fields[0] in "ZX" else fields[19]
 
@@ -66,7 +66,7 @@ def busy_s() -> float:
 
 
 def machine() -> dict[str, Any]:
-    """What figures depend on."""
+    """Conditions that figures depend on."""
     cpu = [line for line in (_PROC / "cpuinfo").read_text().splitlines() if line.startswith("model name")]
     return {
         "cores": os.cpu_count(),

@@ -1,4 +1,4 @@
-"""How long it takes from a kill to the next progress, as somebody sees it who only reads the run's files.
+"""Time from a kill to the next progress, as read from the run's files alone.
 
 | killed | progress is |
 |---|---|
@@ -27,7 +27,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """A blow that met somebody."""
+    """A strike that hit a process."""
 
     at_s: float
     role: str
@@ -41,12 +41,12 @@ class Kill:
 
 
 def newest(events: Sequence[Seen], role: str, worker: int | None) -> int:
-    """What a successor has to be newer than: an incarnation of the worker, or an attempt; 0 for other roles."""
+    """Number that a successor has to exceed: an incarnation of the worker, or an attempt; 0 for other roles."""
     return max((number for event in events if (number := _generation(event, role, worker)) is not None), default=0)
 
 
 def progress_at(kill: Kill, steps: Sequence[Seen], events: Sequence[Seen], commits: Sequence[float]) -> float | None:
-    """When work went on after a kill, in monotonic seconds; None: not yet.
+    """Monotonic seconds at which work continued after a kill; None: not yet.
 
     Args:
         kill: what happened.

@@ -105,7 +105,7 @@ def _sizes(found: Found) -> dict[int, int]:
 
 
 def _losses(found: Found, commits: Sequence[Commit]) -> dict[str, int]:
-    """What has to be zero."""
+    """Figures that have to be zero."""
     samples = account(commits, _sizes(found))
     missing = discarded(found.watch.begun(), [commit.round for commit in commits], found.rounds)
     return {

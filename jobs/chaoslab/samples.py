@@ -26,7 +26,7 @@ class Moment:
 
 @dataclass(slots=True)
 class Samples:
-    """What was found."""
+    """Findings."""
 
     moments: list[Moment] = field(default_factory=list)
     memory: dict[tuple[str, int], list[tuple[float, float]]] = field(default_factory=dict)

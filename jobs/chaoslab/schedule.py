@@ -1,4 +1,4 @@
-"""When to strike at what: a sequence that a seed determines."""
+"""Schedule of strikes: times and roles, as a seed determines them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STOPPABLE = frozenset({"worker", "server", "shard", "scheduler", "store", "telem
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """One blow: so many seconds after the one before it, at one of those who are alive then."""
+    """One strike: so many seconds after the one before it, at a process that is alive then."""
 
     after_s: float
     role: str
@@ -25,7 +25,7 @@ class Strike:
     """Chooses the victim: 0 ≤ x < 1."""
 
     def choose(self, living: Sequence[T]) -> T | None:
-        """Choose the victim; None if nobody lives."""
+        """Choose the victim; None if no process lives."""
         return living[int(self.draw * len(living))] if living else None
 
 

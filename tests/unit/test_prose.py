@@ -7,28 +7,17 @@ from pathlib import Path
 import pytest
 from prose import CODE, LONGEST_SENTENCE, PAGES, ROOT, offences, page_offences
 
-# Rooms whose docstrings are still to be rewritten.
-NOT_YET = (
-    "hypha_ray/driver",
-    "hypha_ray/scheduler",
-    "jobs/",
-)
-
 
 def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def held(path: Path) -> bool:
-    return not name(path).startswith(NOT_YET)
-
-
-@pytest.mark.parametrize("path", [path for path in CODE if held(path)], ids=name)
+@pytest.mark.parametrize("path", CODE, ids=name)
 def test_docstrings_keep_the_rules_of_prose(path: Path) -> None:
     assert offences(path) == []
 
 
-@pytest.mark.parametrize("path", [path for path in PAGES if held(path)], ids=name)
+@pytest.mark.parametrize("path", PAGES, ids=name)
 def test_pages_call_a_process_it(path: Path) -> None:
     assert page_offences(path) == []
 

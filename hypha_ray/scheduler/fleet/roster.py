@@ -1,4 +1,4 @@
-"""Who is in the fleet: numbered slots, and in each one worker after the other.
+"""Roster of the fleet: numbered slots, and in each one worker after the other.
 
     empty ──hire──► starting ──ready──► at work ──leaving──► empty
       ▲                │                   │
@@ -32,7 +32,7 @@ STARTS_PER_ATTEMPT = 10_000
 
 @dataclass(slots=True)
 class Slot:
-    """A worker's number, and who has it."""
+    """A worker's number, and the worker that has it."""
 
     number: int
     source: Source | None = None
@@ -128,7 +128,7 @@ class Roster:
         return [slot.source for slot in due if slot.source is not None]
 
     def ready(self, source: Source, now: float) -> WorkerState | None:
-        """A worker that was starting is at work; None if nobody waits for it."""
+        """A worker that was starting is at work; None if it is not awaited."""
         slot = self._slot(source)
         if slot is None or slot.lease is not None:
             return None
@@ -141,7 +141,7 @@ class Roster:
         return slot.member
 
     def heard(self, source: Source, now: float, progress: bool) -> bool:
-        """Renew the lease of whoever speaks; False if it has none any more, or never had: it is fenced off."""
+        """Renew the lease of a worker that speaks; False if it has none: it is fenced off."""
         slot = self._slot(source)
         if slot is None:
             return False
@@ -156,7 +156,7 @@ class Roster:
     def silent(self, now: float, busy: Container[int]) -> list[tuple[Source, str]]:
         """Workers to give up, and why: no word for too long, no progress of a `busy` one, or not ready.
 
-        Whoever isn't busy makes no progress, and is not to blame: what it waits for may take any time.
+        An idle worker makes no progress, and is not to blame: what it waits for may take any time.
         """
         over = {lease.id for lease in self._book.leases if lease.expired(now)}
         found: list[tuple[Source, str]] = []
@@ -175,13 +175,13 @@ class Roster:
         return found
 
     def defer(self, seconds: float) -> None:
-        """The scheduler itself was stopped for a while: nobody's silence in that time counts."""
+        """The scheduler itself was stopped for a while: silence in that time does not count."""
         self._book.defer(seconds)
         for slot in self.slots.values():
             slot.progress_at += seconds
 
     def leave(self, source: Source) -> bool:
-        """Note that a worker is leaving; False if it was known, or is nobody."""
+        """Note that a worker is leaving; False if that was known, or there is no such worker."""
         slot = self._slot(source)
         if slot is None or slot.leaving:
             return False
@@ -228,14 +228,14 @@ class Roster:
         return len(found) == 1 and None not in found
 
     def strike(self, number: int) -> bool:
-        """Count a rejected delta; True: it was the last one that is borne, and nobody gets this number any more."""
+        """Count a rejected delta; True: it was the last one allowed, and the slot is closed."""
         slot = self.slots[number]
         slot.strikes += 1
         slot.excluded = slot.excluded or slot.strikes >= self._job.sync.strikes
         return slot.excluded
 
     def exclude(self, number: int) -> None:
-        """Let nobody have this number any more."""
+        """Close a slot for good."""
         self.slots[number].excluded = True
 
     def done(self, number: int) -> None:
@@ -243,7 +243,7 @@ class Roster:
         self.slots[number].done = True
 
     def state(self) -> dict[str, dict[str, float]]:
-        """What a later scheduler should know of each slot, as plain JSON."""
+        """State of each slot for a later scheduler, as plain JSON."""
         found = {}
         for slot in self.slots.values():
             batch_s = None if slot.member is None else slot.member.batch_time.mean
@@ -273,7 +273,7 @@ def _wait_s(failures: int) -> float:
 
 
 def hopeless(reason: str, exception: str | None) -> HyphaError:
-    """Why a run ends whose workers all break down; one exception that ended them all, every retry would meet again."""
+    """Reason of a run's end when all workers break down; every retry would meet their common exception again."""
     if exception is not None:
         what = f"every worker breaks down by the same exception, {MAX_CRASHES} times in a row"
         return ConfigError("NET008", what, got=exception, fix="mend what it names in the job or its data")

@@ -1,4 +1,4 @@
-"""Whether joiners begin with the weights of the commit: their hashes against those that the store wrote."""
+"""Check that joiners begin with the weights of the commit: their hashes against those that the store wrote."""
 
 from __future__ import annotations
 

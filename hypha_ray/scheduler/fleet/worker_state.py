@@ -1,4 +1,4 @@
-"""What the scheduler knows about each worker: how fast it is, what it holds, and where it stands in the round."""
+"""State of each worker as the scheduler knows it: speed, slices and weights held, and progress in the round."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IDLE_FADE = 0.5
 
 @dataclass(slots=True)
 class Progress:
-    """What a worker has reported in its current round."""
+    """Reports of a worker in its current round, summed."""
 
     batches: int = 0
     samples: int = 0
@@ -108,7 +108,7 @@ class WorkerState:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedProgress:
-    """Where a worker is expected to be by now: `done` batches, its next one ready at `next_s` after the origin."""
+    """Expected progress of a worker: `done` batches, its next one ready at `next_s` after the origin."""
 
     done: int
     pace: Pace
@@ -177,7 +177,7 @@ def standings(
 
 
 def _since(member: WorkerState, started_at: float, evaluating: bool, now: float) -> float:
-    """When the worker last reported or began with its batches, or will begin with them."""
+    """Time at which the worker last reported, or begins with its batches."""
     if member.idle:
         return now
     if member.progress.heard_at is not None:

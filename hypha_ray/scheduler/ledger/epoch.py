@@ -1,4 +1,4 @@
-"""One epoch of the ledger: the state of its samples, slice by slice, and who gets which slice next."""
+"""One epoch of the ledger: the state of its samples, slice by slice, and the order in which workers get slices."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class LedgerError(HyphaError):
 
 
 class Epoch:
-    """What is available and what is used of each slice in one epoch, and in which order slices are handed out.
+    """Available and used samples of each slice in one epoch, and the order in which slices are handed out.
 
-    Slices with available samples have ranks: untouched (0), nobody is assigned a part (1), somebody is (2).
+    Slices with available samples have ranks: untouched (0), no part is assigned (1), a part is assigned (2).
     The queue is a heap of ``rank · slices + place in the order``. A key whose slice has changed its rank stays in it
     until it comes up; so every change costs O(log slices).
     """
@@ -109,7 +109,7 @@ class Epoch:
             raise LedgerError("LED004", f"the sums or the queue of epoch {self._number} are wrong")
 
     def _runs(self, index: int) -> list[Span]:
-        """What is available of a slice."""
+        """Available samples of a slice."""
         return self._free.get(index, [Span(self._number, index, 0, self._sizes[index])])
 
     def _take(self, index: int, samples: int) -> tuple[Span, ...]:
@@ -178,7 +178,7 @@ def joined(spans: Iterable[Span]) -> list[Span]:
 
 
 def without(span: Span, cuts: Iterable[Span]) -> list[Span]:
-    """What is left of a span without the cuts, which are of the same slice and in order."""
+    """Rest of a span without the cuts, which are of its slice and in order."""
     left: list[Span] = []
     start = span.start
     for cut in cuts:

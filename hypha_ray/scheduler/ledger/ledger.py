@@ -1,4 +1,4 @@
-"""Whose every sample is: available, assigned to one worker, or used by a committed delta.
+"""Account of every sample: available, assigned to one worker, or used by a committed delta.
 
                 assign                  commit
     AVAILABLE ─────────► ASSIGNED ─────────────► USED
@@ -6,9 +6,9 @@
         └────────────────────┘
           release, take_back
 
-Slices are shuffled anew in each epoch; a new epoch is begun when the one before has no AVAILABLE sample. What is
-assigned next depends on nothing but who has which samples now, so a ledger restored from its used samples goes on as
-the original one would after releasing all workers.
+Slices are shuffled anew in each epoch; a new epoch is begun when the one before has no AVAILABLE sample. The next
+assignment depends only on the present holders of samples. So a ledger restored from its used samples continues as the
+original one would after releasing all workers.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Ledger:
         return ledger
 
     def state(self) -> dict[str, Any]:
-        """What `restore` needs, as plain JSON: the oldest epoch, and the used samples as epoch, slice, start, stop."""
+        """State for `restore`, as plain JSON: the oldest epoch, and the used samples as epoch, slice, start, stop."""
         spans = sorted(span for epoch in self._epochs.values() for part in epoch.used.values() for span in part)
         return {"epoch": self._oldest, "used": [[span.epoch, span.slice, span.start, span.stop] for span in spans]}
 
@@ -73,11 +73,11 @@ class Ledger:
     def assign(self, worker: int, samples: int, cached: Collection[int] = ()) -> tuple[Span, ...]:
         """Give `samples` samples to a worker, of the oldest epochs that have some.
 
-        In each epoch first of slices that it has or that are on their way to it, then of untouched ones, then of what
-        is left of slices that nobody holds a part of, and at last of slices that others hold a part of.
+        In each epoch, slices that the worker has or is being sent come first, and untouched ones second. Rests of
+        slices without a holder follow, and slices that other workers hold a part of come last.
 
         Raises:
-            LedgerError: more samples than anybody is given at once.
+            LedgerError: more samples than a worker is given at once.
 
         """
         if self._most is not None and samples > self._most:
@@ -190,7 +190,7 @@ class Ledger:
 
 
 def _rest(worker: int, held: Iterable[Span], spans: Sequence[Span]) -> list[Span]:
-    """What is left of a worker's samples when those of its delta are used."""
+    """Rest of a worker's samples when those of its delta are used."""
     cuts = by_slice(sorted(spans))
     left = [part for span in held for part in without(span, cuts.get((span.epoch, span.slice), ()))]
     # Overlapping or foreign spans remove less than they have samples.

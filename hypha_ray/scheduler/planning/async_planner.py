@@ -1,8 +1,8 @@
-"""Who does what where there is no barrier: one worker's next turn at a time, sized by dynamic local updates.
+"""Planning without a barrier: one worker's next turn at a time, sized by dynamic local updates.
 
 With dynamic local updates (arXiv 2401.09135, section 5) a worker gets batches in proportion to its speed, so that all
-hand over at about the same time and few train from old weights. For that turns end with a common *beat*: who begins
-at another time than the others gets a shorter or longer one, once. Without, all get equally many batches.
+hand over at about the same time and few train from old weights. For that turns end with a common *beat*: a worker that
+begins at another time than the others gets a shorter or longer one, once. Without, all get equally many batches.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class AsyncPlanner(RoundPlanner):
         return self._job.sync.period or self._job.resources.num_workers
 
     def _most(self) -> int:
-        """The same, of as many samples as one worker would do if it did everybody's share."""
+        """The same, of as many samples as one worker would do if it did the share of all."""
         return self._everything(self._job.resources.num_workers) + batch_size(self._job)
 
     def _everything(self, workers: int) -> int:
@@ -47,7 +47,7 @@ class AsyncPlanner(RoundPlanner):
         return -(-self._job.rounds.samples_between_updates * workers // self.size)
 
     def eval_shares(self, number: int, members: Sequence[WorkerState]) -> dict[int, tuple[Span, ...]]:
-        """What each of these workers evaluates of the weights that a round begins with; nothing, if that isn't due."""
+        """Evaluation share of each of these workers, of the weights that a round begins with; empty if none is due."""
         return self._evaluation_shares(members) if members and self._evaluates(number) else {}
 
     def plan_local_round(
@@ -94,7 +94,7 @@ class AsyncPlanner(RoundPlanner):
         return self._replan(member, batches, now)
 
     def grace_s(self, fleet: Sequence[WorkerState]) -> float:
-        """How long a delta waits for others: where turns are to end together they do so within a batch or so."""
+        """Time that a delta waits for others: turns that are to end together do so within a batch or so."""
         given = self._job.sync.arrival_grace_s
         if given is not None or self._equal:
             return given or 0.0
@@ -119,11 +119,11 @@ class AsyncPlanner(RoundPlanner):
         return self._bounded(member, int((end - now - (member.overhead[False].mean or 0.0)) / batch_s))
 
     def _bounded(self, member: WorkerState, batches: int) -> int:
-        """So many batches, but at least one, and no more than anybody may be given."""
+        """So many batches, but at least one, and at most a worker's limit."""
         return min(max(1, batches), self._everything(self._job.resources.num_workers) // member.batch_size + 1)
 
     def _next_beat(self, length_s: float, now: float) -> float:
-        """When a turn of about that length is to end: with those that have begun, unless these are half over.
+        """End of a turn of about that length: with the turns that have begun, unless these are half over.
 
         One and a half times that length is the longest: if others take longer, speeds were others when they began.
         """
@@ -134,12 +134,12 @@ class AsyncPlanner(RoundPlanner):
         return self._beat
 
     def _allotted(self, fleet: Sequence[WorkerState]) -> Allocation:
-        """What all would do who began now: as many samples as belong to their number of deltas."""
+        """Allocation for workers that begin now: as many samples as belong to their number of deltas."""
         paces = paces_at_start(fleet, evaluating=False, equal=False)
         return plan_batches(paces, self._everything(len(fleet)))
 
     def _length(self, member: WorkerState, fleet: Sequence[WorkerState], spans: Sequence[Span]) -> float:
-        """How far the whole fleet comes while a worker trains on these spans, in rounds."""
+        """Progress of the whole fleet, in rounds, while a worker trains on these spans."""
         seconds = batch_seconds(fleet, equal=False)
         speeds = {one.source.worker: one.batch_size / seconds[one.source.worker] for one in fleet}
         part = speeds[member.source.worker] / sum(speeds.values())

@@ -1,4 +1,4 @@
-"""How many batches each worker does in a round, so that all finish together and as early as can be.
+"""Number of batches of each worker in a round, so that all finish together and as early as possible.
 
 A worker's n-th further batch is delivered at ``offset_s + n · batch_s``, evaluated in float64. Everything here is exact
 with respect to that expression, so no rounding decides between two plans. `project` and `should_schedule_sync` are
@@ -35,7 +35,7 @@ class PlannerInputError(HyphaError):
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast a worker is: its n-th further batch of the round is delivered at ``offset_s + n · batch_s``.
+    """Speed of a worker: its n-th further batch of the round is delivered at ``offset_s + n · batch_s``.
 
     `offset_s` is the time before its first batch and that of the upload.
     """
@@ -57,7 +57,7 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """Where the fleet stands when the target or a cap is reached: the time of the last batch, samples still to go."""
+    """State of the fleet when the target or a cap is reached: the time of the last batch, samples still to go."""
 
     time_s: float
     remaining: int
@@ -68,7 +68,7 @@ class Projection:
 def plan(fleet: Sequence[Pace], target: int) -> Allocation:
     """Share out `target` samples: T* = min T with Σ batch_size·⌊(T − offset_s) / batch_s⌋ ≥ target.
 
-    Batches are taken in the order of their finish, equal ones in the order of workers, until the target is reached; so
+    Batches are taken in the order of their finish, equal ones in the order of workers, until the target is reached. So
     the overshoot is less than the last batch. O(W log W) whatever the target is.
 
     Raises:
@@ -95,8 +95,8 @@ def project(
 ) -> Projection:
     """Let every worker train on until `target` samples are done; batches that end together count together.
 
-    The last batch ends before `time_cap_s`, and no worker does more than `steps_cap` batches; whoever hits a cap stops
-    the projection for all, and it counts as capped even if that very batch reaches the target.
+    The last batch ends before `time_cap_s`, and no worker does more than `steps_cap` batches. A worker that
+    hits a cap stops the projection for all, which counts as capped even if that batch reaches the target.
 
     Raises:
         PlannerInputError: as for `plan`, or a cap makes no sense.
@@ -125,7 +125,7 @@ def should_schedule_sync(fleet: Sequence[Pace], remaining: int, threshold_s: flo
     """Is it time to tell the workers after how many further batches they synchronise?
 
     The guide says yes once the rest takes less than `threshold_s`. Batches longer than that would never be announced;
-    so it is also time when nobody has more than one batch to go: there is no later moment to decide.
+    so it is also time when no worker has more than one batch to go: there is no later moment to decide.
 
     Raises:
         PlannerInputError: as for `plan`.
@@ -166,11 +166,11 @@ class _Table:
         return column
 
     def finish_s(self, batches: Counts | int) -> npt.NDArray[np.float64]:
-        """When each worker has delivered that many batches."""
+        """Time at which each worker has delivered that many batches."""
         return self.offset_s + batches * self.batch_s
 
     def delivered(self, time_s: float) -> Counts:
-        """How many batches each worker has delivered by then."""
+        """Number of batches that each worker has delivered by then."""
         count = np.maximum(np.floor((time_s - self.offset_s) / self.batch_s), 0).astype(np.int64)
         # The division is rounded: make it agree with `finish_s`. Nearly always neither loop is entered twice.
         while (over := (self.finish_s(count) > time_s) & (count > 0)).any():
@@ -182,9 +182,9 @@ class _Table:
     def bracket(self, target: int) -> tuple[Counts, Counts]:
         """Batches at two moments, one before T* and one not, with few batches in between.
 
-        If batches could be cut at will, the first k workers to start would reach the target at
-        ``(target + Σ rate·offset) / Σ rate``, and the smallest of these over k is when the fleet does. It is a lower
-        bound of T*; as uncut batches lag by less than one batch each, that of target + Σ batch_size is an upper bound.
+        If batches were divisible, the first k workers would reach the target at
+        ``(target + Σ rate·offset) / Σ rate``, and the fleet at the least of these over k. It is a lower bound of T*.
+        Undivided batches lag by less than one batch each, so that of target + Σ batch_size is an upper bound.
         """
         order = np.argsort(self.offset_s)
         rate = (self.sizes / self.batch_s)[order]

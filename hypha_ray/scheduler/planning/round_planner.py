@@ -1,4 +1,4 @@
-"""Who does what in a round: batches by the planner, samples by the ledger, slices sent where they are needed."""
+"""Plans of a round: batches by the planner, samples by the ledger, slices sent to the workers that need them."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class RoundPlanner:
     def send_weights(self, member: WorkerState, newest: int) -> list[Command]:
         """Send a worker the newest weights, if that isn't done.
 
-        All of them go to whoever has no others, isn't to keep its own, or has slept for longer than exchanges take.
+        All of them go to a worker that has no others, isn't to keep its own, or has slept longer than exchanges take.
         """
         if member.sent_version == newest:
             return []
@@ -139,7 +139,7 @@ class RoundPlanner:
         return [Assign(worker, member.plan), *restore, *self.send_weights(member, newest)]
 
     def replan(self, current: Round, members: Sequence[WorkerState], now: float) -> tuple[float, list[Command]]:
-        """Plan the rest of the round anew, for those who haven't handed over: (seconds saved, new plans).
+        """Plan the rest of the round anew, for workers that haven't handed over: (seconds saved, new plans).
 
         Nothing is done unless the plans that are out miss the target, or new ones would end the round notably earlier.
         """
@@ -252,6 +252,6 @@ class RoundPlanner:
 
 
 def _planned_finish(member: WorkerState, standing: ExpectedProgress) -> float:
-    """When the worker's present plan will be done, after the standings' origin."""
+    """Time at which the worker's present plan will be done, after the standings' origin."""
     assert member.plan is not None
     return standing.pace.offset_s + max(0, member.plan.batches - standing.done) * standing.pace.batch_s

@@ -12,7 +12,7 @@ from hypha_ray.types import Contribution, Delta, Rejection, Span, Verdict
 
 @dataclass(frozen=True, slots=True)
 class LocalRound:
-    """What a worker is at: it trains from weights that it was given until it hands its delta over.
+    """Work of a worker from receiving weights until it hands its delta over.
 
     Times in seconds, monotonic.
     """
@@ -37,7 +37,7 @@ class ReceivedDelta:
 
 @dataclass(slots=True)
 class AsyncRound(Round):
-    """A round without a barrier: it ends with so many accepted deltas, whoever they are of.
+    """A round without a barrier: it ends with so many accepted deltas, of any workers.
 
     Of what a round has beside that, `worked_s` and `waited_s` are sums over the turns that began in it.
     """
@@ -79,7 +79,7 @@ class AsyncRound(Round):
 
     @property
     def spans(self) -> tuple[tuple[int, tuple[Span, ...]], ...]:
-        """What each worker's deltas were trained on."""
+        """Spans that each worker's deltas were trained on."""
         found: dict[int, tuple[Span, ...]] = {}
         for one, arrival, _ in self.accepted:
             found[one.worker] = found.get(one.worker, ()) + arrival.delta.spans

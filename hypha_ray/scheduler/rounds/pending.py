@@ -1,4 +1,4 @@
-"""What is still to be learned of rounds that are over, and of evaluations, until it is written down."""
+"""Rounds that are over, and evaluations, until all is known for their records."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class PendingRounds:
         return found.union(*(one.merging for one in self.awaiting_merge if one.number < due))
 
     def forget(self, worker: int) -> None:
-        """Wait no longer for a lost worker; somebody else will evaluate its share."""
+        """Wait no longer for a lost worker; another one will evaluate its share."""
         for one in self.awaiting_merge:
             one.merging.discard(worker)
         if self.evaluation is not None:
             self.evaluation.lose(worker)
 
     def stop_waiting(self, due: int, now: float) -> None:
-        """Wait no longer for those who haven't merged, or evaluated, weights before that number; write that down.
+        """Write the records of weights before that number, without waiting for further merges or evaluations.
 
         Of a part of an evaluation there is no record.
         """

@@ -64,12 +64,12 @@ class Round:
 
     @property
     def coded_bytes(self) -> int:
-        """What a worker with the weights of the round before is sent of the new ones; 0: these themselves."""
+        """Bytes sent to a worker that has the weights of the round before; 0: the new weights themselves."""
         return 0 if self.verdict is None else self.verdict.coded_bytes
 
     @property
     def ready_at(self) -> float:
-        """When the last delta came in."""
+        """Time of the last delta."""
         return max(self.delivered_at.values())
 
     @property
@@ -127,7 +127,7 @@ class Round:
     def _figures(
         self, deltas: Collection[Delta], verdict: Verdict, time_s: float, rounds: int, elapsed_s: float
     ) -> dict[str, Any]:
-        """What the records of all kinds of rounds have, of deltas that were accepted."""
+        """Fields that the records of all kinds of rounds have, of accepted deltas."""
         train_s = sum(delta.train_s for delta in deltas)
         return {
             "kind": "round",
@@ -167,7 +167,7 @@ class Evaluation:
         return not self.pending and not self.lost
 
     def take(self, part: Evaluated) -> None:
-        """Take in a worker's share; what nobody waits for any more is passed over."""
+        """Add a worker's share; one that is no longer awaited is ignored."""
         share = self.pending.pop(part.source.worker, None)
         if share is not None:
             self.parts[share] = part
@@ -256,13 +256,16 @@ def _mean(deltas: Collection[Delta], of: Callable[[Delta], float]) -> float:
 
 
 def diverged(number: int, reason: str) -> ConfigError:
-    """Why a run ends in which nobody's delta was of any use."""
+    """Reason of a run's end after a round without a usable delta."""
     what = f"training diverged: every delta of round {number} was rejected, the first for {reason}"
     return ConfigError("TRN001", what, fix="lower inner_optimizer.learning_rate, or set inner_optimizer.clip_norm")
 
 
 def failure(number: int, verdict: Verdict, exact: bool) -> HyphaError | None:
-    """Why a round can't be committed; None if it can. An `exact` one needs every delta that isn't a worker's fault."""
+    """Reason that a round can't be committed; None if it can.
+
+    An `exact` round needs every delta whose loss isn't a worker's fault.
+    """
     lost = [one for one in verdict.rejected if not one.blamed]
     if lost and (exact or not verdict.accepted):
         what, fix = f"round {number} has to be trained again", "submit again: the run goes on from its last commit"
@@ -271,7 +274,7 @@ def failure(number: int, verdict: Verdict, exact: bool) -> HyphaError | None:
 
 
 def disowned(number: int) -> ClusterError:
-    """Why a run ends in which a round in flight has lost all of its deltas."""
+    """Reason of a run's end after a round in flight has lost all of its deltas."""
     what = f"every delta of round {number} began with other weights than were committed"
     fix = "look at the machines' memory, then submit again: the run goes on from its last commit"
     return ClusterError("NET010", what, fix=fix)

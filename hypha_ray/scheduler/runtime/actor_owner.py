@@ -3,7 +3,7 @@
     driver ──owns──► owner ──owns──► workers, parameter servers        They end with the driver, not with a scheduler.
        └────owns──► scheduler ──owns──► store, data shards, telemetry
 
-It does nothing but start actors, and holds no state that anybody asks for; Ray starts it again where it dies.
+It does nothing but start actors, and holds no state that others ask for; Ray restarts it if it dies.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class GlobalWeights:
         return Initialised(self.bytes, await begin, self.layout.sha256(), part_bytes)
 
     async def described(self) -> Layout:
-        """Where the model's tensors lie; waits until that is known."""
+        """Layout of the model's tensors; waits until it is known."""
         await self._described.wait()
         return self.layout
 
@@ -219,7 +219,7 @@ def _unread(server: Any, ref: Any) -> list[Any]:
 
 
 async def _known(ref: Any) -> Any:
-    """A ref that is there already, for who waits for one."""
+    """A ref that is there already, for callers that await one."""
     return ref
 
 

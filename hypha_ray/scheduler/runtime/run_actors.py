@@ -117,7 +117,7 @@ class RunActors:
         return self._job.bridges(number)
 
     def worker(self, number: int) -> tuple[Any, Source] | None:
-        """The worker of that number, and who it is now."""
+        """The worker of that number, and its present incarnation."""
         return self._workers.get(number)
 
     def nodes(self) -> list[NodeResources]:
@@ -216,7 +216,7 @@ class RunActors:
         return {"name": name, "namespace": self._run, "max_restarts": 0, "max_task_retries": 0, **options}
 
     async def _named(self, name: str, start: Callable[[], Awaitable[Any]]) -> Any:
-        """Start an actor as soon as its name is free, and whoever starts it is there; who has the name is ended."""
+        """Start an actor once its name is free and its parent is there; the present holder of the name is ended."""
         deadline = time.monotonic() + NAME_S
         while True:
             try:

@@ -29,8 +29,8 @@ class SupervisedActor:
         name: the actor's.
         start: makes the actor, anew each time.
         end: ends one, whatever state it is in.
-        silence_s: how long it may leave a question for its pulse open; whoever takes the place of one that was silent
-            over a call has twice as long for it, since that may have been the machine's fault.
+        silence_s: longest time without an answer to a pulse. A successor of an actor that was silent over a call has
+            twice as long for it, since that may have been the machine's fault.
         start_s: how long it may take to start.
         note: told the reason whenever an actor is replaced.
 
@@ -105,7 +105,7 @@ class SupervisedActor:
             return self._actor
 
     async def _replace(self, actor: Any, reason: str) -> None:
-        """Put another one in its place, unless somebody else did so already."""
+        """Replace the actor, unless that has been done already."""
         if self._actor is actor:
             self._note(self.name, reason)
             self.close()
@@ -131,5 +131,5 @@ class SupervisedActor:
 
 
 async def value(ref: Any) -> Any:
-    """What a ref stands for, as the coroutine that asyncio wants where it sets a limit or waits beside others."""
+    """Value of a ref, as the coroutine that asyncio wants where it sets a limit or waits beside others."""
     return await ref

@@ -1,4 +1,4 @@
-"""What the scheduler tells the telemetry actor, without ever waiting for it."""
+"""Client of the telemetry actor, which the scheduler never waits for."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class WorkerDispatcher:
             await asyncio.wait(self._parting, timeout=PARTING_S)
 
     def payloads(self, command: c.Reduce) -> list[list[Any]]:
-        """What is to be reduced; that, and what is of no use any more, is forgotten."""
+        """Payloads to reduce; these, and payloads of no further use, are forgotten."""
         rounds = command.rounds or (command.round,) * len(command.sources)
         taken = list(zip(command.sources, rounds, strict=True))
         found = [self._payloads[key] for key in taken]

@@ -1,4 +1,4 @@
-"""The course that a job's strategy asks for."""
+"""Strategies of rounds: with a barrier, overlapped, asynchronous; and the one that a job asks for."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class ArrivalQueue:
             del self.commits[old]
 
     def state(self) -> dict[str, int]:
-        """What a later scheduler needs of this, as plain JSON."""
+        """State for a later scheduler, as plain JSON."""
         return {"step": self.step, "merged": self.merged}
 
     def drop_stale(self) -> list[Rejection]:
@@ -85,7 +85,7 @@ class ArrivalQueue:
 
         Args:
             current: the round that they will be in.
-            since: oldest step that anybody still trains from; None: nobody trains.
+            since: oldest step that a worker still trains from; None: no worker trains.
 
         """
         self.reducing, self.arrived = dict(sorted(self.arrived.items())), {}

@@ -5,8 +5,8 @@
                         waits for a reduction that goes on, and for the grace time
 
 A round is a period of N merged deltas: then outer momentum is stepped, the weights are committed, and evaluated by
-those whose deltas came last. Between two commits weights are known by the number of the reduction that made them, the
-*step*; to a worker that is the number of its round. After a crash all goes on from the last commit.
+those whose deltas came last. Between two commits, weights have the number of the reduction that made them, the *step*.
+To a worker that is the number of its round. After a crash all goes on from the last commit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hypha_ray.types import Delta, Evaluated, Event, Merged, Rejection, Report, 
 
 
 class AsyncRounds(BarrierRounds):
-    """Where the run is; for the arguments, see `BarrierRounds`."""
+    """Rounds without a barrier; for the arguments, see `BarrierRounds`."""
 
     current: AsyncRound | None
 
@@ -96,7 +96,7 @@ class AsyncRounds(BarrierRounds):
         self._settle(now)
 
     def discard_delta(self, source: Source) -> None:
-        """Leave out what a worker has handed over and nobody has merged: it began with wrong weights."""
+        """Leave out deltas of a worker that aren't merged yet: it began with wrong weights."""
         arrival = self._queue.arrived.get(source.worker)
         if arrival is not None and arrival.delta.source == source:
             del self._queue.arrived[source.worker]
@@ -274,7 +274,7 @@ class AsyncRounds(BarrierRounds):
         return [one for one in self._roster.members if one is member or one in free]
 
     def _share(self, member: WorkerState) -> tuple[Span, ...]:
-        """What a worker evaluates, if it is to get the weights for that now."""
+        """Evaluation share of a worker, if it is to get the weights for that now."""
         if (
             self._pending.evaluation is None
             or self.commit_before(self._queue.step) != self._pending.evaluation.weights_round

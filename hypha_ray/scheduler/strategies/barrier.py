@@ -16,13 +16,13 @@ from hypha_ray.types import Delta, Evaluated, Event, Merged, Report, Source, Spa
 
 
 class BarrierRounds:
-    """Where the run is.
+    """Rounds with a barrier, one after the other.
 
     Args:
         job: the job file.
         past: what the run goes on from.
-        roster: who is there.
-        assigner: who does what.
+        roster: workers of the fleet.
+        assigner: plans of the rounds.
         out: takes commands.
 
     """
@@ -72,7 +72,7 @@ class BarrierRounds:
         return late | self._pending.busy(self.current.weights_version)
 
     def accepts(self, member: WorkerState, event: Event) -> bool:
-        """Whether a worker speaks of the round that it and everybody else is in."""
+        """Whether a worker speaks of the round that it and the fleet are in."""
         return self.current is not None and event.round == self.current.number
 
     def commit_before(self, round: int) -> int | None:
@@ -142,7 +142,7 @@ class BarrierRounds:
         self.grace_until = None if self.grace_until is None else self.grace_until + seconds
 
     def handle(self, member: WorkerState, event: Event, now: float) -> None:
-        """Take in what a worker says of the round that it and everybody else is in."""
+        """Handle a worker's event about the round that it and the fleet are in."""
         assert self.current is not None
         match event:
             case Report():
@@ -163,7 +163,7 @@ class BarrierRounds:
                 self._settle(now)
 
     def correct_plans(self, now: float) -> None:
-        """Adapt the plans of those who haven't handed over to what has become of the others."""
+        """Adapt the plans of workers that haven't handed over to the progress of the others."""
         current = self.current
         if current is None or current.closed:
             return
@@ -238,7 +238,7 @@ class BarrierRounds:
         return excluded
 
     def _spans_of_later_rounds(self) -> dict[int, tuple[Span, ...]]:
-        """What workers have begun the next round with, when one is committed."""
+        """Samples with which workers have begun the next round, when one is committed."""
         members = self._roster.assignable
         return {member.source.worker: member.overlap_spans for member in members if member.overlap_spans}
 
@@ -295,6 +295,6 @@ class BarrierRounds:
             self._out.finish(None)
 
     def stop_waiting(self, now: float) -> None:
-        """Wait no longer for anybody to merge or to evaluate."""
+        """Wait no longer for merges or evaluations."""
         self._pending.stop_waiting(self.latest_version + 1, now)
         self._settle(now)

@@ -4,8 +4,8 @@
          ▲                          │
          └── round n+1, as soon as the weights that are due in it are there
 
-Deltas are reduced one round after the other, so that commits are in order; meanwhile deltas of later rounds travel up,
-and results of earlier ones down. Whoever joins begins with the newest weights, and is sent all results after these.
+Deltas are reduced one round after the other, so commits are in order. Meanwhile deltas of later rounds travel up,
+and results of earlier ones down. A joining worker begins with the newest weights, and is sent all results after these.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hypha_ray.types import Event, Merged, Source, Span, Verdict
 
 
 class OverlappedRounds(BarrierRounds):
-    """Where the run is; for the arguments, see `BarrierRounds`."""
+    """Rounds with several exchanges in flight; for the arguments, see `BarrierRounds`."""
 
     def __init__(self, job: Job, past: ResumePoint, roster: Roster, assigner: RoundPlanner, out: Outbox) -> None:
         super().__init__(job, past, roster, assigner, out)
@@ -103,7 +103,7 @@ class OverlappedRounds(BarrierRounds):
         return excluded
 
     def _spans_of_later_rounds(self) -> dict[int, tuple[Span, ...]]:
-        """What workers have of rounds after the one that is committed: handed over, in their plans, or begun with."""
+        """Samples of rounds after the committed one: handed over, in plans, or begun with."""
         current, kept = self.current, {worker: self._delivered_by(worker) for worker in self._roster.slots}
         for member in self._roster.members:
             worker = member.source.worker
