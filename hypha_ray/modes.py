@@ -15,7 +15,7 @@ def opener(path: str, flags: int) -> int:
     descriptor = os.open(path, flags | os.O_CLOEXEC, FILE)
     facts = os.fstat(descriptor)
     if stat.S_ISREG(facts.st_mode) and stat.S_IMODE(facts.st_mode) != FILE:
-        with suppress(PermissionError):  # It is another user's, who has let us write to it.
+        with suppress(PermissionError):  # It belongs to another user, and is writable for us.
             os.fchmod(descriptor, FILE)
     return descriptor
 

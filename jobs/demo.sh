@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 
 export PATH="$PWD/.venv/bin:$PATH"              # so that `python` in the job is ours too
 export PYTHONUNBUFFERED=1 RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0
-export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0  # nobody takes over what runs here: end at once
+export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0  # no node takes over what runs here: end at once
 unset RAY_ADDRESS RAY_API_SERVER_ADDRESS
 
 free_port() { # prints the wanted port if it is free, else another one

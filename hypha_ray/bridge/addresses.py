@@ -32,7 +32,7 @@ def bound(address: str, encrypted: bool) -> socket.socket:
             path = address.removeprefix(UNIX)
             listening = socket.socket(socket.AF_UNIX)
             listening.bind(path)
-            Path(path).chmod(0o600)  # Nobody can connect before it listens.
+            Path(path).chmod(0o600)  # No process can connect before it listens.
             listening.listen(_BACKLOG)
             return listening
         host, port = split(address, encrypted)

@@ -77,7 +77,7 @@ class Quality:
 
 def _dot(one: torch.Tensor, other: torch.Tensor) -> float:
     """Product of two vectors, taken anew where overflow or underflow may have spoilt it in fp32."""
-    from hypha_ray.kernels import SMALL  # With it comes torch, which not everybody here needs.
+    from hypha_ray.kernels import SMALL  # With it comes torch, which not every importer needs.
 
     quick = float(one.dot(other))
     return quick if SMALL < abs(quick) < math.inf else float(one.double().dot(other.double()))

@@ -82,7 +82,7 @@ class StatusBridge:
         self._connection.request("POST", PATH, content, {"Content-Type": "application/json"})
         answer = self._connection.getresponse()
         answer.read(65536)
-        if not answer.isclosed():  # More than anybody reads: the next answer would be lost in it.
+        if not answer.isclosed():  # More than is read: the next answer would be lost in it.
             self._connection.close()
         if not 200 <= answer.status < 300:
             raise Refused(f"the connector at {self._address} answers {answer.status} {answer.reason}")

@@ -50,7 +50,7 @@ class TrainWorker:
 
     def _loop(self, job: Job, source: Source, feeder: Feeder, desk: Desk, emit: Emit) -> Loop:
         with uncollected():
-            import torch  # Whoever only starts this actor needs none of it.
+            import torch  # A process that only starts this actor needs none of it.
 
             torch.set_num_threads(max(1, int(job.resources.worker.cpu)))
             from hypha_ray.worker.loop import InnerLoop

@@ -89,7 +89,7 @@ class BridgedLoop:
             try:
                 self._work_or_leave()
                 outside.end()
-                listening.join(END_S)  # Whoever hangs up first may drop what the other side hasn't read yet.
+                listening.join(END_S)  # The side that hangs up first may drop what the other hasn't read yet.
             finally:
                 self._channel.close()
                 listening.join()

@@ -39,7 +39,7 @@ def listening(job: Job, worker: int) -> Listener:
     host, _, port = wanted.rpartition(":")
     if port == "0" and path.exists():
         before = path.read_text(encoding="utf-8").strip().rpartition(":")[2]
-        with contextlib.suppress(HyphaError):  # Somebody else has it by now.
+        with contextlib.suppress(HyphaError):  # Another process has it by now.
             found = Listener(f"{host}:{before}", token, job.worker.lease_s, tls(job))
     found = found or Listener(wanted, token, job.worker.lease_s, tls(job))
     with open(path, "w", encoding="utf-8", opener=opener) as file:

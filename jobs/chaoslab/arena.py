@@ -53,7 +53,7 @@ class Arena:
 
     def __enter__(self) -> Arena:
         make_token()
-        # Ray notes there which cluster is the present one; that of a user who has one stays as it is.
+        # Ray notes there which cluster is the present one; a user's own note stays as it is.
         Path(os.environ.setdefault("RAY_TMPDIR", self._folder), "ray").mkdir(parents=True, exist_ok=True)
         head = {"num_cpus": 0, "include_dashboard": False, **self._shared}
         with _our_sigterm():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def offences(path: Path) -> list[str]:
-    """Return one line for each broken rule in the docstrings of a Python file: line number, rule, text."""
+    """Return one line for each broken rule in docstrings and comments of a Python file: line number, rule, text."""
     found = []
     for line, node, text in docstrings(ast.parse(path.read_text(encoding="utf-8"))):
         question = QUESTION.match(text)
@@ -73,7 +74,16 @@ def offences(path: Path) -> list[str]:
             words = len(WORD.findall(sentence))
             if words > LONGEST_SENTENCE:
                 found.append(f"{line}: {words} words in a sentence: {sentence}")
+    found += [f"{line}: {word!r} of a process: {text}" for line, text in comments(path) for word, _ in persons(text)]
     return found
+
+
+def comments(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield line and text of every comment in a Python file."""
+    with tokenize.open(path) as file:
+        for token in tokenize.generate_tokens(file.readline):
+            if token.type == tokenize.COMMENT:
+                yield token.start[0], token.string
 
 
 def persons(text: str) -> Iterator[tuple[str, str]]:

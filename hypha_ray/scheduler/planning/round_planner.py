@@ -78,7 +78,7 @@ class RoundPlanner:
         final, weights = number == self._job.rounds.update_rounds, self.due(number)
         since = self.due(number - 1) + 1 if number > self._first else weights
         evaluated = any(map(self._evaluates, range(since, weights + 1)))
-        # Who has been sent newer ones as a whole may take those.
+        # A worker that has been sent newer ones as a whole may take those.
         shares = (
             self._evaluation_shares([one for one in members if (one.full_version or 0) <= weights]) if evaluated else {}
         )
@@ -160,7 +160,7 @@ class RoundPlanner:
         commands: list[Command] = []
         for member, standing in zip(members, fleet, strict=True):
             batches = standing.done + allocation.batches[member.source.worker]
-            # Whoever has work is at its first batch after the merge at least, and hands that over.
+            # A worker with work is at its first batch after the merge at least, and hands that over.
             commands += self._replan(member, max(batches, 0 if member.idle else member.prestarted_batches + 1), now)
             if not member.idle:
                 current.awaiting.add(member.source.worker)

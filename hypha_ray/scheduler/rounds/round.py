@@ -264,7 +264,7 @@ def diverged(number: int, reason: str) -> ConfigError:
 def failure(number: int, verdict: Verdict, exact: bool) -> HyphaError | None:
     """Reason that a round can't be committed; None if it can.
 
-    An `exact` round needs every delta whose loss isn't a worker's fault.
+    An `exact` round may lack only deltas that a worker is to blame for.
     """
     lost = [one for one in verdict.rejected if not one.blamed]
     if lost and (exact or not verdict.accepted):

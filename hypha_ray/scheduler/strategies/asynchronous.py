@@ -248,7 +248,7 @@ class AsyncRounds(BarrierRounds):
         """Write the records that are complete; end the run after the last evaluation."""
         evaluation = self._pending.evaluation
         if evaluation is not None and evaluation.lost and not self.final and not self._queue.committed:
-            self._pending.evaluation = None  # Nobody who comes will have its weights.
+            self._pending.evaluation = None  # No joining worker will have its weights.
         self._pending.settle_evaluation(now)
         if self._pending.evaluation is None and self.next is None:
             self._pending.emit(now)
