@@ -33,9 +33,9 @@ from hypha_ray.telemetry.files import METRICS, read_jsonl, rewind
 from hypha_ray.types import Failed, Saved, Source
 
 NEWS_S = 1.0
-"""Seconds between two looks at what is to be told while the last commits are made."""
+"""Seconds between two checks for news while the last commits are made."""
 DRAIN_CHECK_S = 2.0
-"""Seconds between two looks at which nodes are about to go."""
+"""Seconds between two checks for nodes that are drained."""
 
 
 class Scheduler:
@@ -60,7 +60,7 @@ class Scheduler:
         self._inbox: asyncio.Queue[c.Input] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._commits: set[asyncio.Task[None]] = set()
-        """Of the tasks those that must be done before the run is; and those that have failed, which is heard there."""
+        """Commits that the end of the run waits for; a failed one stays, so that its error is raised there."""
         self._telemetry = TelemetryClient()
         self._actors = RunActors(job, run, directory, dataset, owner, self._telemetry.replaced, specials)
         self._telemetry.telemetry = self._actors.telemetry
@@ -72,12 +72,12 @@ class Scheduler:
         )
 
     async def ping(self) -> int:
-        """The process id: an answer shows that the actor lives."""
+        """Return the process id, as a sign of life."""
         return os.getpid()
 
     @ray.method(num_returns="streaming")
     async def run(self) -> AsyncIterator[list[dict[str, Any]]]:
-        """The whole job: yields status lines and records, the summary at last; raises what ended the job."""
+        """Run the job: yield status lines and records, then the summary; raise the error that ended the job."""
         try:
             failpoint("scheduler.start")
             yield [_status("leasing machines")]
@@ -120,7 +120,7 @@ class Scheduler:
     # ── the start ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _recall(self) -> ResumePoint:
-        """State that an earlier scheduler of this run has left in the log."""
+        """Read the point from which the log of an earlier scheduler lets the run go on."""
         survey = await (await self._actors.store.ask(lambda store: store.survey.remote()))
         metrics, past = self._directory / METRICS, ResumePoint(self._attempt)
         if survey is not None:
@@ -141,7 +141,7 @@ class Scheduler:
         return SchedulerCore(self._job, self._run, slices, Sizes(max(1, held_samples)), past)
 
     async def _fitting(self, past: ResumePoint) -> int:
-        """Workers that there is room for now; a run that has begun waits for room instead of giving up."""
+        """Return the number of workers that fit now; a run that has begun waits for room."""
         try:
             return workers_to_start(self._job, await asyncio.to_thread(self._actors.nodes))
         except CapacityError:
@@ -221,12 +221,12 @@ class Scheduler:
         return await self._telemetry.finish({"parameter_bytes": self._weights.bytes, "attempt": self._attempt})
 
     async def _settled(self) -> None:
-        """Wait for commits, for workers that have something to say yet, and for the mirror."""
+        """Wait for commits, for workers with a final plan, and for the mirror."""
         await asyncio.gather(*self._commits, self._dispatcher.part())
         await self._copied()
 
     async def _copied(self, error: BaseException | None = None) -> None:
-        """See that the mirror has what is committed, unless it hangs; where the run isn't ended by force."""
+        """Wait until the mirror has all commits, unless it hangs or the run is ended by force."""
         if self._job.checkpoint.mirror is None or self._commits or not isinstance(error, HyphaError | None):
             return
         with suppress(RayError, HyphaError):
@@ -252,7 +252,7 @@ class Scheduler:
 
 
 def _meant(error: Exception) -> Exception:
-    """Meaning of an error that is no component's fault: calls are repeated, but objects can't be made again."""
+    """Error as the run ends with it: a lost object, which no repeated call brings back, is a `LostError`."""
     if not isinstance(error, GONE):
         return error
     what, got = "an object of the run is lost with its node", str(error).partition("\n")[0]
@@ -260,7 +260,7 @@ def _meant(error: Exception) -> Exception:
 
 
 def _raise_what_ended(commands: Sequence[c.Command]) -> None:
-    """Raise the error that has ended the run; if there is none, it is done."""
+    """Raise the error that has ended the run, if any."""
     for command in commands:
         if isinstance(command, c.Finish) and command.error is not None:
             raise command.error

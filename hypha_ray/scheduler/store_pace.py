@@ -1,4 +1,4 @@
-"""The pace of the store: training waits where it would leave it too far behind. Times are monotonic seconds."""
+"""Limit on how far training may run ahead of the store. Times are monotonic seconds."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ import math
 from hypha_ray.scheduler.messages import Outbox
 
 AHEAD = 4
-"""Rounds that may be under way or wait for the store: each of them holds weights and momentum in memory."""
+"""Most rounds in progress or not yet stored: each holds weights and momentum in memory."""
 HELD_S = 10.0
-"""Seconds that a round waits for the store before that is told."""
+"""Seconds that a round waits for the store before a problem is reported."""
 
 
 class StorePace:
-    """Counts rounds that the store has answered for.
+    """Counts the rounds that the store has written.
 
     Args:
-        written: those that were there before.
-        out: takes what is to be told.
+        written: number of rounds that were stored before.
+        out: takes the problem of a slow store.
 
     """
 
     def __init__(self, written: int, out: Outbox) -> None:
         self._written, self._out = written, out
         self._held_at: float | None = None
-        """When a round began to wait; infinity once that is told."""
+        """Time at which a round began to wait; None if none waits, infinity once the wait is reported."""
 
     def wrote(self, round: int) -> None:
-        """The store has answered for a round."""
+        """Count a round as stored."""
         self._written = max(self._written, round + 1)
 
     def holds(self, round: int, now: float) -> bool:
-        """Whether a round has to wait before it begins; a long wait is told of, once."""
+        """Return True if a round has to wait before it begins; report a long wait once."""
         if round - self._written < AHEAD:
             self._held_at = None
             return False

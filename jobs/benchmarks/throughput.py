@@ -38,7 +38,7 @@ TINY = Path(__file__).parent.parent / "configs" / "tiny.toml"
 
 
 class BareLoop:
-    """The loop of a user without this package: a model, an optimizer, batches in memory, no reports."""
+    """Plain PyTorch: a model, an optimizer, batches in memory, no reports."""
 
     def __init__(self, job: Job, batches: npt.NDArray[np.int64]) -> None:
         torch.set_num_threads(1)
@@ -47,7 +47,7 @@ class BareLoop:
         self._batches = [torch.from_numpy(np.array(batch)) for batch in batches]
 
     def train(self, steps: int) -> tuple[float, float]:
-        """Train; returns tokens/s and CPU seconds of a step. The first steps warm up and don't count."""
+        """Train; return tokens/s and CPU seconds of a step. The first steps warm up and don't count."""
         for step in range(-WARM_UP_STEPS, steps):
             if step == 0:
                 began, worked = time.perf_counter(), time.thread_time()
@@ -100,9 +100,9 @@ def _turn(job: Job, name: str, parent: Path, dataset: Path) -> dict[str, Any]:
     """Run the job once.
 
     Returns:
-        Tokens/s of its workers while they train, the part of it in which they waited for data, and the part of a round
-        without training. Of the rounds between the first and the last one: CPU seconds of a step in the training
-        thread, and busy cores of each kind of process.
+        Figures of workers: tokens/s while they train, the fraction of that time spent waiting for data, and the
+        fraction of a round outside training. Of the rounds between first and last: CPU seconds of a step in the
+        training thread, and busy cores by kind of process.
 
     """
     usage: list[Usage] = []

@@ -3,7 +3,7 @@
     driver ──owns──► owner ──owns──► workers, parameter servers        They end with the driver, not with a scheduler.
        └────owns──► scheduler ──owns──► store, data shards, telemetry
 
-It does nothing but start actors, and holds no state that others ask for; Ray restarts it if it dies.
+The owner only starts actors and keeps their handles. Ray restarts it if it dies.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hypha_ray.server.actor import GROUPS, ParameterServer
 from hypha_ray.worker.actor import BridgedWorker, TrainWorker
 
 OWNER = "owner"
-"""Its name in the namespace of the run."""
+"""Name of the owner in the namespace of the run."""
 _WORKER = {"concurrency_groups": {"control": 1}, "allow_out_of_order_execution": True}
 ROLES = {
     "worker": ray.remote(**_WORKER)(TrainWorker),
@@ -28,23 +28,23 @@ ROLES = {
 
 
 class ActorOwner:
-    """Starts actors, and holds on to them."""
+    """Starts actors and keeps their handles."""
 
     def __init__(self) -> None:
         self._held: dict[str, Any] = {}
-        """The last actor of each name: one that nobody holds is ended."""
+        """Latest actor of each name; Ray ends an actor whose last handle is gone."""
 
     def ping(self) -> int:
-        """The process id: an answer shows that the actor lives."""
+        """Return the process id, as a sign of life."""
         return os.getpid()
 
     def start(self, role: str, options: dict[str, Any], *arguments: Any) -> Any:
-        """Start an actor under the name in its options; returns its handle.
+        """Start an actor under the name in its options; return its handle.
 
         Args:
-            role: ``worker``, ``bridged`` (one whose trainer is outside of Ray) or ``server``.
-            options: options of this actor.
-            arguments: of its constructor; small, for they are held as long as the actor.
+            role: ``worker``, ``bridged`` (a worker whose trainer runs outside Ray) or ``server``.
+            options: Ray options of the actor.
+            arguments: arguments of its constructor; small, because Ray keeps them as long as the actor.
 
         Raises:
             ValueError: the name is taken.

@@ -1,4 +1,4 @@
-"""Global weights and outer momentum as refs: made, reduced, sent and persisted, never read by the scheduler."""
+"""Global weights and outer momentum as object references, which the scheduler passes on and never reads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class GlobalWeights:
         self._job, self._actors = job, actors
         self._theta: list[Any] = []
         self._momentum: list[asyncio.Future[Any]] = []
-        """By fragment; a server gives it after θ, which workers wait for."""
+        """Momentum of each fragment, which a server returns after θ, because workers wait for θ."""
         self._differences: dict[int, Any] = {}
         """Of θ to what it was before its last step, by fragment, if the job has new weights sent like that."""
         self._made: dict[int, tuple[Any, asyncio.Future[Any], Any]] = {}
@@ -55,12 +55,12 @@ class GlobalWeights:
         return Initialised(self.bytes, await begin, self.layout.sha256(), part_bytes)
 
     async def described(self) -> Layout:
-        """Layout of the model's tensors; waits until it is known."""
+        """Return the layout of the model; wait until it is known."""
         await self._described.wait()
         return self.layout
 
     async def prepare(self) -> None:
-        """See that there are servers before the first delta comes."""
+        """Start the parameter servers before the first delta comes."""
         await asyncio.gather(*(server.ask(lambda actor: actor.ping.remote()) for server in self._actors.servers))
 
     async def _built(self) -> Layout:
@@ -83,7 +83,7 @@ class GlobalWeights:
         self.inner = dict(zip(workers, refs[2 * fragments : -1], strict=True))
 
     async def _still(self, fragment: int) -> Any:
-        """Ref of a fragment's momentum before the first round."""
+        """Return a reference to a fragment's momentum before the first round."""
         server = self._actors.servers[fragment]
         return (await server.ask(lambda actor: _unread(actor, actor.momentum.remote(self.layout, fragment))))[0]
 
@@ -137,7 +137,7 @@ class GlobalWeights:
         return _joined(verdicts, tuple(rejected[worker] for worker in sorted(rejected)))
 
     def advance(self) -> None:
-        """Take what the last reduction has made for the newest weights: from now on that is what is sent and saved."""
+        """Make the result of the last reduction the newest weights, which are sent and saved from now on."""
         for fragment, (theta, momentum, difference) in self._made.items():
             self._theta[fragment], self._momentum[fragment] = theta, momentum
             if self._job.sync.downward_codec != "fp32":
@@ -161,7 +161,7 @@ class GlobalWeights:
         return (await server.ask(lambda server: server.momentum_after.remote(request, *refs)))[0]
 
     async def _lost(self, round_number: int, kept: list[Any]) -> dict[int, Rejection]:
-        """Workers whose payloads went with their nodes before the server had them."""
+        """Return rejections of workers whose payloads were lost with their nodes."""
         found: dict[int, Rejection] = {}
         for source, _, refs in kept:
             try:
@@ -219,12 +219,12 @@ def _unread(server: Any, ref: Any) -> list[Any]:
 
 
 async def _known(ref: Any) -> Any:
-    """A ref that is there already, for callers that await one."""
+    """Reference that is known already, in the form of one that is waited for."""
     return ref
 
 
 def _joined(verdicts: list[Verdict], rejected: tuple[Rejection, ...]) -> Verdict:
-    """One verdict of those of the fragments: norms add up in squares."""
+    """Join the verdicts of all fragments; squares of norms add up."""
     accepted = tuple(
         replace(parts[0], norm=sum(part.norm**2 for part in parts) ** 0.5)
         for parts in zip(*(verdict.accepted for verdict in verdicts), strict=True)

@@ -1,4 +1,4 @@
-"""The actors of a run: where they are placed, what they are called, and how they end."""
+"""Placement, names and ends of a run's actors."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from hypha_ray.types import Source
 NAME_S = 10.0
 """Longest wait for the name or lease of an actor that is being ended."""
 KEPT_S = 3.0
-"""Seconds in which an actor that the scheduler before has left must answer to be taken over."""
+"""Longest wait for the answer of an actor that the previous scheduler left, in seconds."""
 
 
 def outliving(job: Job) -> dict[str, Need]:
-    """Names of the actors that outlive a scheduler, and what each of them needs."""
+    """Return the needs of the actors that outlive a scheduler, by name."""
     workers = {f"worker-{number}": worker_need(job, number) for number in range(job.resources.num_workers)}
     return workers | {f"server-{fragment}": server_need(job) for fragment in range(job.sync.fragments)}
 
 
 class RunActors:
-    """Hires and dismisses actors. Leases are placement groups, one for each actor that reserves anything.
+    """Starts and ends the actors of a run. A lease is a placement group for one actor that reserves resources.
 
     Workers and parameter servers outlive a scheduler, with their leases. The next one takes them over if they answer.
 
@@ -46,9 +46,9 @@ class RunActors:
         run: name of the run, which is the Ray namespace.
         directory: the run directory, on this node.
         dataset: folder of the prepared dataset, on this node.
-        owner: the actor that starts what outlives this scheduler.
-        note: told the name and the reason when an actor is replaced.
-        specials: tokens that a masked language model's workers have to know, or None.
+        owner: actor that starts the actors which outlive this scheduler.
+        note: takes name and reason of each replaced actor.
+        specials: special tokens of a masked language model; None for other models.
 
     """
 
@@ -67,7 +67,7 @@ class RunActors:
         self._held: dict[str, Lease] = {}
         self._needs = outliving(job)
         self._left = dict.fromkeys(self._needs) | self._leases.adopt(self._needs)
-        """Names under which the scheduler before may have left an actor, and the leases that it has left."""
+        """Lease by name of each actor that the previous scheduler may have left; None without a lease."""
         self._workers: dict[int, tuple[Any, Source]] = {}
         told, config = job.telemetry, redacted_tree(job.model_dump(mode="json", exclude={"model": {"token"}}))
         writer = (directory, told.sinks, run, config, told.aim_repository, job.testing, told.status_bridge)
@@ -106,26 +106,26 @@ class RunActors:
         return worker.run.remote(source), kept
 
     def dismiss(self, worker: int) -> None:
-        """End a worker and give its lease back, which ends even a process that is stopped."""
+        """End a worker and give its lease back, which ends even a stopped process."""
         handle, _ = self._workers.pop(worker, (None, None))
         self._give_back(f"worker-{worker}")
         if handle is not None:
             ray.kill(handle)
 
     def bridges(self, number: int) -> bool:
-        """Whether the trainer of the worker of that number is outside of Ray."""
+        """Whether the trainer of a worker runs outside Ray."""
         return self._job.bridges(number)
 
     def worker(self, number: int) -> tuple[Any, Source] | None:
-        """The worker of that number, and its present incarnation."""
+        """Handle and incarnation of a worker; None without one."""
         return self._workers.get(number)
 
     def nodes(self) -> list[NodeResources]:
-        """The nodes that are alive, and what is free there but for this run."""
+        """Live nodes, with the resources that would be free without this run."""
         return self._leases.nodes()
 
     def draining(self) -> tuple[int, ...]:
-        """Workers on nodes that Ray is about to take away; safe in a thread beside all else that goes on here."""
+        """Workers on nodes that Ray is draining; safe to call from another thread."""
         nodes = draining_nodes()
         placed = self._leases.placed() if nodes else {}
         return tuple(worker for worker in list(self._workers) if placed.get(f"worker-{worker}") in nodes)
@@ -161,7 +161,7 @@ class RunActors:
         return server
 
     async def _kept(self, name: str, ask: Callable[[Any], Any]) -> Any | None:
-        """The actor that the scheduler before has left under that name, if it has its lease and says yes."""
+        """Actor that the previous scheduler left under a name; None if it has lost its lease or doesn't agree."""
         if name not in self._left:
             return None
         lease = self._left.pop(name)
@@ -177,7 +177,7 @@ class RunActors:
         return None
 
     async def _place(self, name: str) -> dict[str, Any]:
-        """Options that place an actor; waits for the end of a lease of the same name."""
+        """Ray options that place an actor, after the end of an earlier lease of that name."""
         need = self._needs[name]
         if not need.bundle():
             return on_this_node()  # Not wherever Ray likes: a machine of the spot market would take θ with it.
@@ -212,11 +212,11 @@ class RunActors:
         return await self._named(name, lambda: value(self._owner.start.remote(role, options, *arguments)))
 
     def _options(self, name: str, options: dict[str, Any]) -> dict[str, Any]:
-        """Nothing that Ray would repeat on its own."""
+        """Ray options of an actor that Ray itself neither restarts nor retries."""
         return {"name": name, "namespace": self._run, "max_restarts": 0, "max_task_retries": 0, **options}
 
     async def _named(self, name: str, start: Callable[[], Awaitable[Any]]) -> Any:
-        """Start an actor once its name is free and its parent is there; the present holder of the name is ended."""
+        """Start an actor once its owner answers and its name is free; the actor that has the name is ended."""
         deadline = time.monotonic() + NAME_S
         while True:
             try:

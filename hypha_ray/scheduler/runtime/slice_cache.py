@@ -1,4 +1,4 @@
-"""Slices on their way from the shards to the workers: read once, kept a while, read again where need be."""
+"""Cache of slices between the data shards and the workers: each is read once, and again if its object is lost."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from hypha_ray.scheduler.runtime.run_actors import RunActors
 from hypha_ray.types import SliceInfo
 
 SLICES_PER_WORKER = 4
-"""Slices that stay in the object store for the next worker, beside those that workers hold."""
+"""Slices per worker that stay in the object store for the next reader, beside those that workers hold."""
 READS = 3
-"""Times that a slice is read before it is taken to be damaged, from one shard after the other."""
+"""Reads of a slice, from one shard after the other, before it counts as damaged."""
 
 
 class SliceCache:
-    """Refs of slices, the last ones used.
+    """References to the slices used last.
 
     Args:
         job: the job file.
-        actors: has the shards.
+        actors: actors of the run, with the shards.
 
     """
 
@@ -33,10 +33,10 @@ class SliceCache:
         self._slices: dict[int, asyncio.Task[Any]] = {}
 
     async def manifest(self) -> Manifest:
-        """The dataset's.
+        """Return the manifest of the dataset.
 
         Raises:
-            DataError: there is none, or it is damaged.
+            DataError: the manifest is missing or damaged.
 
         """
         announced = await self._actors.shards[0].ask(lambda shard: shard.announce.remote())
@@ -44,7 +44,7 @@ class SliceCache:
         return manifest
 
     async def usable(self, slices: Sequence[SliceInfo]) -> list[SliceInfo]:
-        """These slices without those that are in quarantine.
+        """Return the slices that aren't in quarantine.
 
         Raises:
             DataError: nothing to train on is left.
@@ -58,11 +58,11 @@ class SliceCache:
         return left
 
     async def slice(self, index: int) -> Any:
-        """Ref of a slice's tensors.
+        """Return a reference to a slice's tensors.
 
         Raises:
-            QuarantinedError: it is damaged, and was set aside, which the job allows.
-            DataError: it is damaged, on every shard and every time; or it can't be read.
+            QuarantinedError: the slice is damaged and was set aside, as the job allows.
+            DataError: every read found the slice damaged, or it can't be read.
 
         """
         if index not in self._slices:
@@ -82,7 +82,7 @@ class SliceCache:
             raise QuarantinedError("DATA029", what, got=error.what) from None
 
     def forget(self, index: int) -> None:
-        """Drop a ref whose object is lost."""
+        """Drop the reference to a slice whose object is lost."""
         self._slices.pop(index, None)
 
     async def _read(self, index: int) -> Any:

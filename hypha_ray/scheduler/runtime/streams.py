@@ -1,4 +1,4 @@
-"""Streams of Ray's actors, whose items are taken as refs."""
+"""Waiting for the next item of an actor's stream without fetching its value."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import ray
 from ray import ObjectRefGenerator
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.002, 0.05
-"""Between two looks at whether an item is there."""
+"""Seconds between two checks for the next item: the first, and the most."""
 
 
 async def upcoming(stream: Any) -> None:
-    """Wait until a stream has its next item, wherever that lies.
+    """Wait until a stream has its next item, on whatever node the item lies.
 
-    Ray's own ``anext`` waits for the item's value, which brings a payload to this node that is wanted on another one.
+    Ray's own ``anext`` waits for the item's value, which would copy to this node a payload that another node needs.
     """
     wait_s = FIRST_WAIT_S
     while isinstance(stream, ObjectRefGenerator):

@@ -1,4 +1,4 @@
-"""A post: an actor that keeps nothing a run depends on, so that another can take its place at any time."""
+"""Supervision of an actor without state of its own: another one can take its place at any time."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError
 from hypha_ray.errors import ClusterError
 
 PULSE_S = 1.0
-"""Seconds of waiting for an answer after which the actor is asked whether it lives."""
+"""Seconds without an answer after which the actor is pinged."""
 AGAIN_S = 0.2
 LOST = 20
-"""Times that a call may get lost, `AGAIN_S` apart, before the actor is replaced."""
+"""Lost attempts of a call, `AGAIN_S` seconds apart, before the actor is replaced."""
 PATIENCE = 4
-"""Actors in a row that may die over one call, before the fault is taken to be in the call."""
+"""Actors in a row that may die over one call before the call is taken for the cause."""
 GONE = (ObjectLostError, RayActorError)
-"""Errors by which Ray says that an object is lost: the second if the stream that it came of hadn't ended."""
+"""Errors of Ray for a lost object; the second is raised if the object came from a stream that hadn't ended."""
 
 
 class SupervisedActor:
-    """Holds one actor, and repeats what was asked of one that died or fell silent: calls are pure or idempotent.
+    """Keeps one actor alive, and repeats calls that died with it: they are pure or idempotent.
 
     Args:
-        name: the actor's.
-        start: makes the actor, anew each time.
-        end: ends one, whatever state it is in.
-        silence_s: longest time without an answer to a pulse. A successor of an actor that was silent over a call has
-            twice as long for it, since that may have been the machine's fault.
-        start_s: how long it may take to start.
-        note: told the reason whenever an actor is replaced.
+        name: name of the actor.
+        start: starts a new actor.
+        end: ends an actor, whatever state it is in.
+        silence_s: longest wait for the answer to a ping; doubled for a successor in the same call, because the
+            machine may have been slow.
+        start_s: longest start of an actor, in seconds.
+        note: takes name and reason of each replacement.
 
     """
 
@@ -51,12 +51,12 @@ class SupervisedActor:
         self._lock = asyncio.Lock()
         self._actor: Any = None
         self._awake = False
-        """The actor has answered before: its silence isn't that of one which is only just starting."""
+        """Whether the actor has answered yet; until then silence may be its start."""
 
     async def ask(self, call: Callable[[Any], Any], receipt: int = -1) -> Any:
-        """Make a call, and wait for it. An error of its own is raised, also that an argument is lost.
+        """Make a call and wait for its receipt; an actor that dies is replaced, and the call repeated.
 
-        The actor's death isn't one: the call is made again, on its successor.
+        Errors of the call itself are raised, also that an argument is lost.
 
         Args:
             call: takes the actor, returns the ref of its result, or refs of several results.
@@ -66,7 +66,7 @@ class SupervisedActor:
             What `call` returned, once the receipt has its value.
 
         Raises:
-            ClusterError: one actor after the other died over it.
+            ClusterError: `PATIENCE` actors in a row died over the call.
 
         """
         lost = deaths = 0
@@ -105,16 +105,16 @@ class SupervisedActor:
             return self._actor
 
     async def _replace(self, actor: Any, reason: str) -> None:
-        """Replace the actor, unless that has been done already."""
+        """End an actor so that the next call starts another, unless another call has done so."""
         if self._actor is actor:
             self._note(self.name, reason)
             self.close()
 
     async def _watched(self, actor: Any, ref: Any, silence_s: float) -> None:
-        """Wait for an answer, and feel the actor's pulse meanwhile.
+        """Wait for an answer, and ping the actor meanwhile.
 
         Raises:
-            TimeoutError: it has none.
+            TimeoutError: the actor doesn't answer.
 
         """
         answer = asyncio.ensure_future(value(ref))
@@ -131,5 +131,5 @@ class SupervisedActor:
 
 
 async def value(ref: Any) -> Any:
-    """Value of a ref, as the coroutine that asyncio wants where it sets a limit or waits beside others."""
+    """Value of a reference, as the coroutine that ``asyncio.wait_for`` and ``gather`` need."""
     return await ref

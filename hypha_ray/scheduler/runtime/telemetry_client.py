@@ -1,4 +1,4 @@
-"""Client of the telemetry actor, which the scheduler never waits for."""
+"""Client of the telemetry actor: the scheduler hands records and events on without waiting for it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from hypha_ray.telemetry.files import Record, stamped
 from hypha_ray.telemetry.news import News
 
 BACKLOG = 1000
-"""Records and events that wait for a telemetry actor which is being replaced; more are dropped."""
+"""Most records and events that wait while the telemetry actor is replaced; more are dropped."""
 BATCH_S, BATCH = 0.5, 100
-"""Seconds that figures of steps wait for more of them, and the number that isn't waited with: a call costs 0.7 ms."""
+"""Longest wait of step records, and the number that is sent at once: a call costs 0.7 ms of CPU."""
 FINISH_S = 10.0
 """Longest wait for telemetry at the end of a run."""
 
 
 class TelemetryClient:
-    """Hands records and events on in order, many with a call, to telemetry and to the driver; counts what it drops.
+    """Sends records and events in order and in batches, to telemetry and to the driver; counts what it drops.
 
-    Figures of steps, of which there is one a second for each worker, wait for others. Everything else is handed on at
-    once, together with what waits: a scheduler that dies leaves no gap in what its successor goes on from.
+    Step records, one a second from each worker, wait for others. Everything else goes at once, together with what
+    waits. So a scheduler that dies leaves no gap in the records that its successor goes on from.
     """
 
     def __init__(self) -> None:
@@ -35,24 +35,24 @@ class TelemetryClient:
         self._records: list[Record] = []
         self._events: list[Record] = []
         self._due = asyncio.Event()
-        """What waits is to be sent now."""
+        """Set when waiting records and events are to be sent."""
         self._timer: asyncio.TimerHandle | None = None
         self._sender: asyncio.Task[None] | None = None
-        """None until telemetry may open its files."""
+        """Task that sends; None until telemetry may open its files."""
         self._closing = False
         self._dropped = 0
         self._news = News()
         self._shown: list[dict[str, Any]] = []
-        """Records that the driver hasn't been shown."""
+        """Records that the driver hasn't received yet."""
         self._show_at = math.inf
-        """When they are due, in monotonic seconds; infinity if there are none."""
+        """Monotonic time at which the driver is due to get them; infinity without any."""
 
     def open(self) -> None:
-        """Let telemetry open its files; what was told before has waited for that."""
+        """Let telemetry open its files, and begin to send."""
         self._sender = self._sender or asyncio.get_running_loop().create_task(self._send())
 
     def record(self, fields: Record) -> None:
-        """Add a line to metrics.jsonl and the sinks, and show it to the driver."""
+        """Send a record to metrics.jsonl, the sinks and the driver."""
         self._put(self._records, fields)
         self._shown.append(dict(fields))
         waits_s = BATCH_S if fields["kind"] == "step" else 0.0
@@ -63,19 +63,19 @@ class TelemetryClient:
             self._timer = asyncio.get_running_loop().call_later(BATCH_S, self._due.set)
 
     def event(self, fields: Record) -> None:
-        """Add a line to events.jsonl, with the time of day; of what is news the driver hears, too."""
+        """Send an event to events.jsonl, with the time of day; the driver gets a line of text if it is news."""
         self._news.take(fields)
         self._put(self._events, stamped(fields))
         self._due.set()
 
     def note(self, kind: str, **fields: Any) -> None:
-        """Add an event of this moment."""
+        """Send an event of this moment."""
         self.event({"kind": kind, "monotonic_s": time.monotonic(), **fields})
 
     def for_driver(self, everything: bool = False) -> list[dict[str, Any]]:
-        """Return records and lines of text that the driver should show now; at the end of a run everything that waits.
+        """Return records and lines of text that are due at the driver; all that wait, if `everything`.
 
-        Nothing is due for the sake of steps until the first of them has waited for `BATCH_S`.
+        Step records are due `BATCH_S` seconds after the first of them.
         """
         now = time.monotonic()
         news = [{"kind": "news", "text": text} for text in self._news.lines(now, everything)]
@@ -85,11 +85,11 @@ class TelemetryClient:
         return [*shown, *news]
 
     def replaced(self, name: str, reason: str) -> None:
-        """An actor was replaced."""
+        """Send the event that an actor was replaced."""
         self.note("revive", role=name, reason=reason)
 
     async def finish(self, extra: Record) -> dict[str, Any]:
-        """Hand on what waits, close the files and sinks, and return the summary; a run that failed has one too."""
+        """Send what waits, close files and sinks, and return the summary, which a failed run has too."""
         if self.telemetry is None:
             return {}
         self.open()
@@ -111,7 +111,7 @@ class TelemetryClient:
             self._dropped += 1
 
     async def _send(self) -> None:
-        """Send what is due, one call after the other, until all is sent at the end of the run."""
+        """Send batches, one call after the other, until the run ends and nothing waits."""
         while not self._closing or self._records or self._events:
             await self._due.wait()
             self._due.clear()

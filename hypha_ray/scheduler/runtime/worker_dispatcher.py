@@ -1,4 +1,4 @@
-"""The scheduler's dealings with workers: hires them, listens to them, and sees that they hear their orders."""
+"""Dispatch of commands to workers, and of their events to the scheduler's core."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from hypha_ray.scheduler.runtime.telemetry_client import TelemetryClient
 from hypha_ray.types import Alive, Delta, Left, Source
 
 AGAIN_S = 0.2
-"""Wait before an order that was lost is given again."""
+"""Seconds before a lost order is repeated."""
 PARTING_S = 5.0
-"""Longest wait for workers that have done their final plans to end by themselves."""
+"""Longest wait for workers with a final plan to end by themselves, in seconds."""
 SECURE_S = 60.0
-"""Longest wait for payloads of a worker that leaves to be on other nodes than its own, which may end with it."""
+"""Longest wait for a leaving worker's payloads to reach other nodes, in seconds: its own node may end with it."""
 PULSE_S = 1.0
-"""Seconds between two words for a worker that is done and waits for that."""
+"""Seconds between two signs of life sent for a worker whose payloads are being copied."""
 
 
 class WorkerDispatcher:
     """Carries out commands that concern workers.
 
     Args:
-        actors: where they are.
-        weights: what they start from.
-        slice_cache: what they train on.
-        telemetry: told of leases.
-        inbox: takes what they say.
-        spawn: runs a coroutine beside this.
+        actors: actors of the run.
+        weights: global weights that workers start from.
+        slice_cache: slices that workers train on.
+        telemetry: takes events of leases and quarantine.
+        inbox: takes events of workers.
+        spawn: runs a coroutine in the background.
 
     """
 
@@ -58,26 +58,26 @@ class WorkerDispatcher:
         self._inbox, self._spawn = inbox, spawn
         self._hiring: dict[Source, asyncio.Task[None]] = {}
         self._listening: dict[int, asyncio.Task[None]] = {}
-        """To the newest stream of each worker."""
+        """Task that reads the newest stream of each worker."""
         self._parting: set[asyncio.Task[None]] = set()
-        """Of these, to workers with a final plan."""
+        """Tasks of `_listening` whose workers have a final plan."""
         self._payloads: dict[tuple[Source, int], list[Any]] = {}
-        """Refs of deltas, by fragment, and of the inner state if there is one; never read here."""
+        """References to the payloads of deltas by fragment, then to the inner state if any; never read here."""
         self._securing: dict[Source, set[asyncio.Task[None]]] = {}
-        """Payloads on their way to where they are needed, by the worker that is to be kept so long."""
+        """Tasks that copy payloads to the nodes that need them, by the worker that must live until then."""
 
     def hire(self, source: Source) -> None:
-        """Begin to look for a machine; what comes of it will be said."""
+        """Begin to place a worker; the result comes as an event."""
         self._hiring[source] = self._spawn(self._hire(source))
 
     def dismiss(self, worker: int) -> None:
-        """End a worker, or the search for a machine for one."""
+        """End a worker, or the attempt to place one."""
         for source in [source for source in self._hiring if source.worker == worker]:
             self._hiring.pop(source).cancel()
         self._actors.dismiss(worker)
 
     def order(self, command: c.Feed | c.Assign | c.Merge | c.RestoreInnerState | c.Drain) -> None:
-        """Tell a worker something, in order; what gets lost on the way is told again."""
+        """Send a worker an order; an order that is lost on the way is repeated."""
         found = self._actors.worker(command.worker)
         if found is None:
             return
@@ -100,12 +100,12 @@ class WorkerDispatcher:
                 self._say(worker, lambda one: one.leave.remote(reason))
 
     async def part(self) -> None:
-        """Wait for workers that have done everything: external trainers have yet to be told so."""
+        """Wait for workers that are done, because their external trainers have yet to be told."""
         if self._parting:
             await asyncio.wait(self._parting, timeout=PARTING_S)
 
     def payloads(self, command: c.Reduce) -> list[list[Any]]:
-        """Payloads to reduce; these, and payloads of no further use, are forgotten."""
+        """Return references to the payloads of a reduction; forget them, and those that are too old to be used."""
         rounds = command.rounds or (command.round,) * len(command.sources)
         taken = list(zip(command.sources, rounds, strict=True))
         found = [self._payloads[key] for key in taken]
@@ -128,14 +128,14 @@ class WorkerDispatcher:
         self._listening[source.worker] = self._spawn(self._listen(source, stream))
 
     async def _describe(self, source: Source) -> None:
-        """Tell a worker that doesn't build the model where its tensors lie, once that is known."""
+        """Send the layout, once it is known, to a worker that doesn't build the model."""
         layout = await self._weights.described()
         found = self._actors.worker(source.worker)
         if found is not None and found[1] == source:
             self._say(found[0], lambda one: one.describe.remote(source, layout))
 
     async def _listen(self, source: Source, stream: Any) -> None:
-        """Take a worker's events off its stream as they come; what is not taken dies with the worker."""
+        """Take events off a worker's stream as they come; an item that isn't taken dies with the worker."""
         exception = None
         try:
             async for ref in stream:
@@ -157,7 +157,7 @@ class WorkerDispatcher:
         self._inbox(c.Lost(source, reason, exception))
 
     async def _take(self, delta: Delta, stream: Any) -> None:
-        """Take a delta's payloads, which are there for certain once something that comes after them is."""
+        """Take a delta's payloads, which are complete once the item after them is there."""
         refs = []
         for _ in range(delta.fragments + delta.inner_state):
             await upcoming(stream)
@@ -175,7 +175,7 @@ class WorkerDispatcher:
             await self._weights.fetch(delta.round, payloads)
 
     async def _secured(self, source: Source) -> None:
-        """Wait until what a worker has handed over is elsewhere, too; it can't speak for itself any more."""
+        """Wait until the payloads of a worker that has left are on other nodes; renew its lease meanwhile."""
         deadline = time.monotonic() + SECURE_S
         while (tasks := self._securing.get(source)) and time.monotonic() < deadline:
             await asyncio.wait(tasks, timeout=PULSE_S)
@@ -200,10 +200,10 @@ class WorkerDispatcher:
         self._spawn(self._heard(worker, call, call(worker)))
 
     async def _heard(self, worker: Any, call: Callable[[Any], Any], answer: Any) -> None:
-        """See that a worker has heard an order: it may come twice, and its death shows in its stream.
+        """Repeat an order until the worker has it: it may arrive twice, and a death shows in the stream.
 
         Raises:
-            RayTaskError: it lives, but what the order is about is lost.
+            RayTaskError: the worker lives, but an object of the order is lost.
 
         """
         while True:
