@@ -16,7 +16,7 @@ import torch
 import transformers
 
 from hypha_ray.bridge.client import Trainer
-from hypha_ray.bridge.work import Arrays, Round
+from hypha_ray.bridge.round import Arrays, Round
 
 AUTO = {"causal-lm": "AutoModelForCausalLM", "vision-classification": "AutoModelForImageClassification"}
 

@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hypha_ray.config.cli import run
-from hypha_ray.config.options import parse_options
+from hypha_ray.config.cli.entry_point import run
+from hypha_ray.config.cli.options import parse_options
 from hypha_ray.errors import ConfigError
 
 Rows = dict[str, dict[str, Any]]
@@ -39,21 +39,21 @@ class Arguments:
 
 def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
     """Rows that are measured together, and what measures them."""
-    from benchmarks.asynchrony import ROWS as ASYNCHRONY
-    from benchmarks.asynchrony import asynchrony
     from benchmarks.bridge import bridge
     from benchmarks.codecs import codecs
+    from benchmarks.convergence.asynchrony import ROWS as ASYNCHRONY
+    from benchmarks.convergence.asynchrony import asynchrony
+    from benchmarks.convergence.exchange_options import ROWS as OPTIONS
+    from benchmarks.convergence.exchange_options import options
+    from benchmarks.convergence.quality import KINDS, quality
     from benchmarks.exchange import EXCHANGES, SIZES, exchange
-    from benchmarks.options import ROWS as OPTIONS
-    from benchmarks.options import options
-    from benchmarks.overlap import overlap
-    from benchmarks.peak import peak
     from benchmarks.planner import plan_time, planner
-    from benchmarks.quality import KINDS, quality
     from benchmarks.relay import relay
     from benchmarks.streams import streams
     from benchmarks.throughput import inner_loop
-    from benchmarks.time_to_loss import time_to_loss
+    from benchmarks.wide_area.overlap import overlap
+    from benchmarks.wide_area.peak import peak
+    from benchmarks.wide_area.time_to_loss import time_to_loss
 
     from hypha_ray.codec import NAMES
 

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from chaoslab.options import Options
 
-from hypha_ray.config.cli import run
-from hypha_ray.config.options import parse_options
+from hypha_ray.config.cli.entry_point import run
+from hypha_ray.config.cli.options import parse_options
 
 
 def main() -> None:

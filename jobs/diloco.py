@@ -11,7 +11,7 @@ goes on from the run's last commit.
 
 import sys
 
-from hypha_ray.config.cli import run
+from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.load import parse
 from hypha_ray.driver.find_run import find_run
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from hypha_ray.config.cli import run
-from hypha_ray.config.options import parse_options
+from hypha_ray.config.cli.entry_point import run
+from hypha_ray.config.cli.options import parse_options
 from hypha_ray.errors import CheckpointError, ConfigError, DataError
 from hypha_ray.garbage import uncollected
 

@@ -6,8 +6,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from hypha_ray.config.cli import run
-from hypha_ray.config.options import parse_options
+from hypha_ray.config.cli.entry_point import run
+from hypha_ray.config.cli.options import parse_options
 from hypha_ray.errors import CheckpointError
 
 

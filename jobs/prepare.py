@@ -14,10 +14,10 @@ import sys
 import time
 from collections import Counter
 
-from hypha_ray.config.cli import run
-from hypha_ray.config.options import parse_options
-from hypha_ray.data.account import Origin, counted
-from hypha_ray.data.options import Options
+from hypha_ray.config.cli.entry_point import run
+from hypha_ray.config.cli.options import parse_options
+from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.provenance import Origin, counted
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     options = parse_options(Options, __doc__, sys.argv[1:])
     from rich.console import Console
 
-    from hypha_ray.data.prepare import prepare
+    from hypha_ray.data.preparation.prepare import prepare
 
     begin, counts, console = time.monotonic(), Counter[str](), Console(stderr=True)
     with console.status("reading") as status:

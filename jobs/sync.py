@@ -10,7 +10,7 @@ which it is the baseline for: gradients travel in every step.
 
 import sys
 
-from hypha_ray.config.cli import run
+from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.load import parse
 from hypha_ray.driver.find_run import find_run
 

@@ -34,8 +34,8 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Byte-level language data from the standard library's source: 1 500 training samples of 32 tokens in 15 slices."""
-    from hypha_ray.data.options import Options
-    from hypha_ray.data.prepare import prepare
+    from hypha_ray.data.preparation.options import Options
+    from hypha_ray.data.preparation.prepare import prepare
 
     out = tmp_path_factory.mktemp("data") / "corpus"
     options = Options("stdlib", out, seq_len=32, samples_per_slice=100, validation_samples=64, max_samples=1500)

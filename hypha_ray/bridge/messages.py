@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hypha_ray.bridge.paths import parts
-from hypha_ray.bridge.tokens import NONCE, SESSION
+from hypha_ray.bridge.transport.tokens import NONCE, SESSION
 from hypha_ray.errors import BridgeError
 
 MAX_METRICS = 256

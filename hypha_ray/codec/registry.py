@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, cast, get_args
 
 from hypha_ray.codec.base import Codec, Encoder
 from hypha_ray.codec.fp32 import Fp32, Fp32Differences, Subtraction, Unchanged
-from hypha_ray.config.fields import Encoding
 from hypha_ray.config.schema import Sync
+from hypha_ray.config.value_types import Encoding
 from hypha_ray.errors import ConfigError
 
 if TYPE_CHECKING:

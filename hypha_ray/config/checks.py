@@ -9,9 +9,9 @@ from pydantic import ValidationError
 
 from hypha_ray.config.conflicts import conflicts
 from hypha_ray.config.keys import keys, shown
-from hypha_ray.config.machines import WorkerResources
+from hypha_ray.config.resources import WorkerResources
 from hypha_ray.config.schema import Job
-from hypha_ray.config.settings import Setting, merged
+from hypha_ray.config.sources.assignments import Setting, merged
 from hypha_ray.errors import ConfigError
 
 MB_PER_GB = 1000

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, Union, get_args, g
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from hypha_ray.config.fields import Table
 from hypha_ray.config.schema import Job
+from hypha_ray.config.value_types import Table
 from hypha_ray.redaction import redacted
 
 KeyPath: TypeAlias = tuple[str, ...]

@@ -17,13 +17,13 @@ from typing import Any, TypeAlias
 import tomli_w
 
 from hypha_ray.config.checks import build, require_complete, worker_needs
-from hypha_ray.config.document import read
-from hypha_ray.config.help import help_text
-from hypha_ray.config.idle import idle
+from hypha_ray.config.cli.help import help_text
 from hypha_ray.config.keys import dotted, keys, shown
-from hypha_ray.config.names import GUIDE_NAMES, IGNORED, inside
+from hypha_ray.config.no_effect import idle
 from hypha_ray.config.schema import Job
-from hypha_ray.config.settings import Setting, from_arguments, from_document, put
+from hypha_ray.config.sources.aliases import GUIDE_NAMES, IGNORED, inside
+from hypha_ray.config.sources.assignments import Setting, from_arguments, from_document, put
+from hypha_ray.config.sources.document import read
 from hypha_ray.errors import ConfigError
 from hypha_ray.redaction import is_redacted, redacted, redacted_tree
 

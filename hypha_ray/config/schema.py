@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, SecretStr
 
-from hypha_ray.config.fields import (
+from hypha_ray.config.resources import Bridge, Resources, Worker
+from hypha_ray.config.value_types import (
     Count,
     Encoding,
     Fraction,
@@ -20,7 +21,6 @@ from hypha_ray.config.fields import (
     run_name,
     target,
 )
-from hypha_ray.config.machines import Bridge, Resources, Worker
 
 
 class Run(Table):

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from hypha_ray.data.account import readable
 from hypha_ray.data.manifest import Manifest, TensorInfo
+from hypha_ray.data.provenance import readable
 from hypha_ray.data.slices import describe, merge, parse, read_file
 from hypha_ray.types import SliceInfo
 

@@ -19,7 +19,7 @@ import numpy as np
 import pydantic_core
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from hypha_ray.data.account import Origin
+from hypha_ray.data.provenance import Origin
 from hypha_ray.errors import DataError
 from hypha_ray.types import SliceInfo
 

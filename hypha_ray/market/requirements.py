@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from hypha_ray.config import Job
 from hypha_ray.config.load import worker_needs
-from hypha_ray.config.machines import WorkerResources
+from hypha_ray.config.resources import WorkerResources
 from hypha_ray.errors import CapacityError, ConfigError
 
 GB = 1_000_000_000

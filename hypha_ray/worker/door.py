@@ -6,9 +6,9 @@ import contextlib
 import ssl
 from pathlib import Path
 
-from hypha_ray.bridge.addresses import UNIX, server_tls, split
-from hypha_ray.bridge.listener import Listener
-from hypha_ray.bridge.tokens import make_token, read_token
+from hypha_ray.bridge.transport.addresses import UNIX, server_tls, split
+from hypha_ray.bridge.transport.listener import Listener
+from hypha_ray.bridge.transport.tokens import make_token, read_token
 from hypha_ray.config import Job
 from hypha_ray.errors import ConfigError, HyphaError
 from hypha_ray.modes import opener

@@ -8,8 +8,8 @@ from typing import Any
 import numpy.typing as npt
 
 from hypha_ray.bridge import bridge_pb2 as pb
-from hypha_ray.bridge.channel import Channel
 from hypha_ray.bridge.paths import WorkDirectory
+from hypha_ray.bridge.transport.channel import Channel
 from hypha_ray.store.tensorfile import chunks
 from hypha_ray.types import Plan, Span
 from hypha_ray.worker.feeder import Feeder

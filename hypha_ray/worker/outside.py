@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import IO, Any
 
-from hypha_ray.bridge.addresses import UNIX
-from hypha_ray.bridge.channel import Channel
 from hypha_ray.bridge.client import FOLDERS
-from hypha_ray.bridge.listener import Listener
 from hypha_ray.bridge.paths import WorkDirectory
 from hypha_ray.bridge.scratch import PREFIX, Scratch, sweep
-from hypha_ray.bridge.tokens import make_token
+from hypha_ray.bridge.transport.addresses import UNIX
+from hypha_ray.bridge.transport.channel import Channel
+from hypha_ray.bridge.transport.listener import Listener
+from hypha_ray.bridge.transport.tokens import make_token
 from hypha_ray.config import Job
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.tasks.masking import SpecialTokens

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from hypha_ray.bridge.client import Trainer
-from hypha_ray.bridge.work import Round
+from hypha_ray.bridge.round import Round
 from hypha_ray.config import Job
 from hypha_ray.model.layout import layout_of, load
 from hypha_ray.model.tasks.masking import SpecialTokens

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chaoslab.arena import Arena
-from chaoslab.efficiency import Edge, calm_window, last_calm_round, rounds_of
+from chaoslab.figures.efficiency import Edge, calm_window, last_calm_round, rounds_of
 from chaoslab.hunter import Hunter
 from chaoslab.job import NAME, Driver, job_file, make_corpus, write_job
 from chaoslab.options import Options

@@ -10,9 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from chaoslab.arena import Arena
+from chaoslab.figures.recovery import Kill, newest, progress_at
 from chaoslab.job import Driver
 from chaoslab.processes import born
-from chaoslab.recovery import Kill, newest, progress_at
 from chaoslab.schedule import Strike
 from chaoslab.watch import Watch
 

@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from chaoslab.audit import account, begun_again, breaks, discarded
 from chaoslab.campaign import Found
-from chaoslab.efficiency import Edge, Window, calm_window, chaos_window, efficiency
+from chaoslab.figures.audit import account, begun_again, breaks, discarded
+from chaoslab.figures.efficiency import Edge, Window, calm_window, chaos_window, efficiency
+from chaoslab.figures.recovery import figures as recovery_figures
 from chaoslab.hunter import Hunter
 from chaoslab.job import BATCH_SIZE
 from chaoslab.options import Options
 from chaoslab.processes import machine
-from chaoslab.recovery import figures as recovery_figures
 
 from hypha_ray.data.catalogue import load as load_manifest
 from hypha_ray.errors import CheckpointError

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from chaoslab.growth import Life, settled, slope_per_hour
+from chaoslab.figures.growth import Life, settled, slope_per_hour
 from chaoslab.processes import busy_s, memory_mb
 
 EVERY_S = 2.0

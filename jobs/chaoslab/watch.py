@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from chaoslab.recovery import Seen
+from chaoslab.figures.recovery import Seen
 
 from hypha_ray.telemetry.files import EVENTS, METRICS
 

@@ -26,8 +26,8 @@ from plain import final_weights, furthest, joined_batches, train_plainly
 
 from hypha_ray.config import Job
 from hypha_ray.config.load import load
-from hypha_ray.data.options import Options
-from hypha_ray.data.prepare import prepare
+from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.errors import ConfigError
 from hypha_ray.failpoints import hits
 from jobs import Outcome, job_of, run_job

@@ -12,8 +12,8 @@ from faults import events
 from safetensors.numpy import load_file, save_file
 
 from hypha_ray.data.catalogue import load
-from hypha_ray.data.options import Options
-from hypha_ray.data.prepare import prepare
+from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.prepare import prepare
 from jobs import job_of, run_job
 
 pytestmark = pytest.mark.usefixtures("local_ray")

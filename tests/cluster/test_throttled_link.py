@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from benchmarks.links import Link, Network, missing, remove_leftovers
-from benchmarks.nodes import SERVER_ON_HEAD, nodes
+from benchmarks.wide_area.links import Link, Network, missing, remove_leftovers
+from benchmarks.wide_area.nodes import SERVER_ON_HEAD, nodes
 
 from hypha_ray.config.load import resolved_toml
 from hypha_ray.model.layout import layout_of
@@ -57,7 +57,7 @@ with socket.create_connection((sys.argv[1], 5001)) as stream:
 """
 KILLED = """
 import os, signal, subprocess
-from benchmarks.links import Link, Network
+from benchmarks.wide_area.links import Link, Network
 with Network([Link(100), Link(100, 0.01)]) as network:
     network.sites[0].start(["sleep", "1000"], output=subprocess.DEVNULL)
     print(" ".join(site.namespace for site in network.sites), flush=True)

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hypha_ray.config.load import load as load_job
 from hypha_ray.data.catalogue import load as load_dataset
-from hypha_ray.data.options import Options
-from hypha_ray.data.prepare import prepare
+from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.telemetry.files import read_jsonl
 
 Done = subprocess.CompletedProcess[str]

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 import pytest
 
-from hypha_ray.data.options import Options
-from hypha_ray.data.prepare import prepare
+from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.telemetry.files import read_jsonl
 from hypha_ray.types import Span
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hypha_ray.bridge.listener import Listener
-from hypha_ray.bridge.tokens import make_token
+from hypha_ray.bridge.transport.listener import Listener
+from hypha_ray.bridge.transport.tokens import make_token
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import numpy as np
 
 from hypha_ray.bridge import bridge_pb2 as pb
 from hypha_ray.bridge.client import Trainer
-from hypha_ray.bridge.work import Round
+from hypha_ray.bridge.round import Round
 
 WAY = sys.argv[1]
 TENSORS = {

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks import options, quality
-from benchmarks.overlap import BATCH_S, WORKERS, exchange_s, utilisation
-from benchmarks.peak import most
+from benchmarks.convergence import exchange_options, quality
 from benchmarks.plots import draw
-from benchmarks.time_to_loss import seconds_to
+from benchmarks.wide_area.overlap import BATCH_S, WORKERS, exchange_s, utilisation
+from benchmarks.wide_area.peak import most
+from benchmarks.wide_area.time_to_loss import seconds_to
 
 
 def rounds(train_s: float, wait_s: float, count: int) -> list[dict[str, Any]]:
@@ -59,11 +59,11 @@ def test_curve_that_rises_again_is_there_when_it_first_was() -> None:
     assert seconds_to(2.5, [(10.0, 3.0), (20.0, 2.0), (30.0, 2.8), (40.0, 1.0)]) == pytest.approx(15.0)
 
 
-@pytest.mark.parametrize("name", options.OPTIONS)
+@pytest.mark.parametrize("name", exchange_options.OPTIONS)
 def test_every_option_trains_on_equally_many_samples(name: str, tmp_path: Path) -> None:
-    job = options.side(name).job(name, 0, tmp_path)
+    job = exchange_options.side(name).job(name, 0, tmp_path)
     samples = sum(job.samples(round) for round in range(job.rounds.update_rounds))
-    assert samples == quality.WORKERS * quality.BATCH * options.STEPS
+    assert samples == quality.WORKERS * quality.BATCH * exchange_options.STEPS
 
 
 def test_plots_are_drawn_of_the_rows_that_are_there(tmp_path: Path) -> None:

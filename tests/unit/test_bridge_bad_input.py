@@ -13,10 +13,10 @@ import pytest
 from bridging import TOKEN, channels, envelope, frame, sockets, together
 
 from hypha_ray.bridge import bridge_pb2 as pb
-from hypha_ray.bridge.channel import Channel
-from hypha_ray.bridge.frames import MAX_GREETING, MAX_MESSAGE, Frames
 from hypha_ray.bridge.paths import WorkDirectory
-from hypha_ray.bridge.tokens import prove
+from hypha_ray.bridge.transport.channel import Channel
+from hypha_ray.bridge.transport.frames import MAX_GREETING, MAX_MESSAGE, Frames
+from hypha_ray.bridge.transport.tokens import prove
 from hypha_ray.errors import BridgeError, HyphaError
 
 GOOD = pb.Content(size=10, sha256=b"5" * 32)

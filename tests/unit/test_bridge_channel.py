@@ -12,10 +12,10 @@ import pytest
 from bridging import TOKEN, channels, envelope, sockets, together
 
 from hypha_ray.bridge import bridge_pb2 as pb
-from hypha_ray.bridge.channel import Channel
-from hypha_ray.bridge.conversation import Conversation
-from hypha_ray.bridge.frames import MAX_PART, Frames
 from hypha_ray.bridge.paths import WorkDirectory
+from hypha_ray.bridge.transport.channel import Channel
+from hypha_ray.bridge.transport.conversation import Conversation
+from hypha_ray.bridge.transport.frames import MAX_PART, Frames
 from hypha_ray.errors import AuthenticationError, BridgeError
 
 CONTENT = pb.Content(size=10, sha256=b"5" * 32)

@@ -15,9 +15,9 @@ import pytest
 import trustme
 from bridging import TOKEN, together
 
-from hypha_ray.bridge.addresses import client_tls, dial, server_tls
-from hypha_ray.bridge.channel import Channel
-from hypha_ray.bridge.listener import Listener
+from hypha_ray.bridge.transport.addresses import client_tls, dial, server_tls
+from hypha_ray.bridge.transport.channel import Channel
+from hypha_ray.bridge.transport.listener import Listener
 from hypha_ray.errors import AuthenticationError, BridgeError, ClusterError, ConfigError
 
 Listening = Callable[..., Listener]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from chaoslab.audit import account, begun_again, breaks, discarded
+from chaoslab.figures.audit import account, begun_again, breaks, discarded
 
 from hypha_ray.types import Commit, Contribution, Span
 

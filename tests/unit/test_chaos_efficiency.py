@@ -6,7 +6,7 @@ import os
 from math import sqrt
 
 import pytest
-from chaoslab.efficiency import (
+from chaoslab.figures.efficiency import (
     Edge,
     Window,
     calm_window,
@@ -16,7 +16,7 @@ from chaoslab.efficiency import (
     rounds_of,
     window,
 )
-from chaoslab.growth import settled, slope_per_hour
+from chaoslab.figures.growth import settled, slope_per_hour
 from chaoslab.samples import Samples
 
 

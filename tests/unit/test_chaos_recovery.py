@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chaoslab.recovery import Kill, Seen, figures, newest, percentile, progress_at
+from chaoslab.figures.recovery import Kill, Seen, figures, newest, percentile, progress_at
 from chaoslab.watch import Tail, Watch
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypha_ray.config import Job
 from hypha_ray.config.keys import Key, keys
 from hypha_ray.config.load import load, resolved_toml
-from hypha_ray.config.settings import put
+from hypha_ray.config.sources.assignments import put
 from hypha_ray.errors import ConfigError
 
 _TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from hypha_ray.config import checks, document, settings
-from hypha_ray.config.help import help_text, renewed
+from hypha_ray.config import checks
+from hypha_ray.config.cli.help import help_text, renewed
 from hypha_ray.config.keys import keys, nearest
 from hypha_ray.config.load import parse
+from hypha_ray.config.sources import assignments, document
 from hypha_ray.driver.find_run import find_run
 from hypha_ray.model.tasks.table import TASKS, UNTRAINABLE
 
@@ -27,7 +28,7 @@ def python(code: str) -> str:
 
 
 def test_import_of_the_configuration_leaves_heavy_modules_out() -> None:
-    code = "import sys, hypha_ray.config, hypha_ray.config.load, hypha_ray.config.cli; print(*sys.modules)"
+    code = "import sys, hypha_ray.config, hypha_ray.config.load, hypha_ray.config.cli.entry_point; print(*sys.modules)"
     assert HEAVY.isdisjoint(python(code).split())
 
 
@@ -51,7 +52,7 @@ def test_help_text_has_one_line_for_each_key_with_default_meaning_and_kind() -> 
     lines = [line for line in text.splitlines() if line.startswith("  --") and "." in line.split()[0]]
     assert [line.split()[0] for line in lines if "VALUE" not in line] == [f"--{key.name}" for key in keys().values()]
     assert re.search(r"--rounds.max_batch_size 32 +samples in one inner step of one worker \(integer ≥ 1\)", text)
-    assert re.search(r"^\[resources.worker\]  Needs of one actor", text, re.MULTILINE)
+    assert re.search(r"^\[resources.worker\]  What ", text, re.MULTILINE)
 
 
 def test_parse_help_wins_over_everything_else(capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,7 +83,9 @@ def test_documentation_lists_the_keys_of_the_schema() -> None:
 
 
 def test_documentation_lists_every_code_that_is_raised() -> None:
-    sources = "".join(Path(str(module.__file__)).read_text(encoding="utf-8") for module in (checks, document, settings))
+    sources = "".join(
+        Path(str(module.__file__)).read_text(encoding="utf-8") for module in (checks, document, assignments)
+    )
     raised = set(re.findall(r'"(CFG\d+)"', sources))
     assert raised
     assert raised <= set(re.findall(r"^\| (CFG\d+) \|", DOCUMENT, re.MULTILINE))

@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from hypha_ray.config.options import parse_options
+from hypha_ray.config.cli.options import parse_options
 from hypha_ray.errors import ConfigError
 
 

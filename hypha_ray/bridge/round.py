@@ -1,0 +1,223 @@
+"""One round of an external trainer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+
+from hypha_ray.bridge import bridge_pb2 as pb
+from hypha_ray.bridge.driver_client import Line
+from hypha_ray.bridge.paths import WorkDirectory, content_of
+from hypha_ray.types import Samples, joined
+
+Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
+
+
+class Round:
+    """One round. It ends early if this trainer has to leave, or if the others have moved on without it.
+
+    Args:
+        line: to the driver.
+        directory: where files are.
+        message: what the round starts with.
+        report_every_s: time between two sets of metrics.
+
+    """
+
+    def __init__(self, line: Line, directory: WorkDirectory, message: pb.Parameters, report_every_s: float) -> None:
+        self._line, self._directory = line, directory
+        self._message, self._report_every_s = message, report_every_s
+        self.number: int = message.round
+        self._samples = self._batches = self._tokens = self._scored = 0
+        self._loss_sum = 0.0
+        self._batch: Arrays = {}
+        self.keys = np.empty((0, 3), np.int64)
+        """Which samples the batch has that came last, int64 [N, 3]: epoch, slice, and index in the slice's file."""
+        self._files: dict[str, Samples] = {}
+        self._reported = (0, 0.0, 0, 0, 0, time.monotonic())
+        self._waited_s = 0.0
+
+    def parameters(self) -> Arrays:
+        """The weights with which the round starts, by name."""
+        arrays: Arrays = load_file(self._line.file(self._message.update.model_path, self._message.content))
+        return arrays
+
+    def merged(self, seconds: float = 0.0) -> None:
+        """Say that they are in the model."""
+        self._line.say("merged", pb.Merged(round=self.number, seconds=seconds))
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether there is something to evaluate, before the training; waits for the assignment."""
+        assignment = self._assignment()
+        return assignment is not None and bool(assignment.evaluate)
+
+    def evaluation(self) -> Iterator[Arrays]:
+        """Batches to evaluate the model on."""
+        assignment = self._assignment()
+        assert assignment is not None
+        for one in assignment.evaluate:
+            samples = self._load(one)
+            for start in range(0, one.samples, assignment.batch_size):
+                batch = samples.part(slice(start, start + assignment.batch_size))
+                self.keys = batch.keys
+                yield batch.arrays
+
+    def evaluated(self, loss_sum: float, count: int, correct: int | None = None) -> None:
+        """Hand the evaluation over.
+
+        Args:
+            loss_sum: of all that the loss is a mean over.
+            count: how many that are: samples, or tokens.
+            correct: of a model that classifies, how many it got right.
+
+        """
+        message = pb.Evaluation(round=self.number, loss_sum=loss_sum, count=count, correct=correct)
+        self._line.say("evaluation", message)
+
+    @property
+    def gradient(self) -> bool:
+        """Whether the mean gradient is wanted instead of new weights."""
+        assignment = self._assignment()
+        return assignment is not None and assignment.gradient
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the step that is next."""
+        assignment = self._assignment()
+        if assignment is None:
+            return 0.0
+        part = min(1.0, self._samples / max(1, sum(one.samples for one in assignment.train)))
+        return assignment.learning_rate + part * (assignment.last_learning_rate - assignment.learning_rate)
+
+    def batches(self) -> Iterator[Arrays]:
+        """Batches to train on, as long as there are any."""
+        if not self._batches:
+            self._reported = (*self._reported[:5], time.monotonic())
+        while (batch := self._next_batch()) is not None:
+            self._batch, self.keys = batch.arrays, batch.keys
+            yield batch.arrays
+
+    def step(self, loss: float, tokens: int | None = None, scored: int | None = None, **metrics: float) -> None:
+        """Count a step on the batch that came last.
+
+        Args:
+            loss: mean over its scored positions.
+            tokens: of the batch; default: those of ``input_ids``, without padding; 0 for data without tokens.
+            scored: positions that the loss is a mean over; default: the samples.
+            metrics: what else there is to say, such as ``gradient_norm``.
+
+        """
+        size = len(next(iter(self._batch.values())))
+        scored = size if scored is None else scored
+        self._batches, self._samples, self._scored = self._batches + 1, self._samples + size, self._scored + scored
+        self._tokens += _tokens(self._batch) if tokens is None else tokens
+        self._loss_sum += loss * scored
+        if self._batches == 1 or time.monotonic() - self._reported[5] >= self._report_every_s:
+            self._report(metrics)
+
+    def hand_over(self, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Hand the result over: all tensors of the parameters, trained, or their mean gradient if that is wanted.
+
+        Nothing is said if nothing was trained, or if the others have moved on.
+        """
+        if not self._samples or self._line.newer(self.number):
+            return
+        if self._samples > self._reported[0]:
+            self._report({})
+        path = f"updates/round_{self.number:06d}.safetensors"
+        file = self._directory.path / path
+        save_file({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, file)
+        content = content_of(file)
+        if not self._line.shares_files:
+            self._line.send_file(path)
+            file.unlink()
+        message = pb.Update(
+            round=self.number,
+            update=pb.WeightUpdate(model_path=path),
+            content=content,
+            samples=self._samples,
+            tokens=self._tokens,
+            batches=self._batches,
+            loss=self._loss_sum / max(1, self._scored),
+        )
+        self._line.say("update", message)
+
+    def _assignment(self) -> pb.Assignment | None:
+        """The newest assignment of this round; None if there is none any more. Waits for one."""
+        line = self._line
+        line.wait(
+            lambda: line.over(self.number) or (line.assignment is not None and line.assignment.round >= self.number)
+        )
+        assignment = line.assignment
+        return assignment if assignment is not None and assignment.round == self.number else None
+
+    def _next_batch(self) -> Samples | None:
+        began = time.monotonic()
+        while (assignment := self._assignment()) is not None and not self._line.over(self.number):
+            samples = sum(one.samples for one in assignment.train)
+            if self._samples < samples:
+                batch = self._cut(assignment.train, min(assignment.batch_size, samples - self._samples))
+                self._waited_s += time.monotonic() - began
+                return batch
+            if samples:
+                break
+            self._await_another(assignment)
+        return None
+
+    def _await_another(self, idle: pb.Assignment) -> None:
+        self._line.wait(lambda: self._line.over(self.number) or self._line.assignment is not idle)
+
+    def _cut(self, slices: Sequence[pb.Slice], size: int) -> Samples:
+        """So many samples, from where this round has come to."""
+        found: list[Samples] = []
+        start, stop = self._samples, self._samples + size
+        for one in slices:
+            first, last = max(start, 0), min(stop, one.samples)
+            if first < last:
+                found.append(self._load(one).part(slice(first, last)))
+            start, stop = start - one.samples, stop - one.samples
+        return joined(found)
+
+    def _load(self, one: pb.Slice) -> Samples:
+        if one.path not in self._files:
+            with safe_open(self._line.file(one.path, one.content), "numpy") as file:
+                names, notes = list(file.keys()), file.metadata() or {}
+                arrays = {name: file.get_tensor(name) for name in names}
+            keys = np.zeros((one.samples, 3), np.int64)
+            keys[:, 0], keys[:, 1] = int(notes.get("epoch", 0)), int(notes.get("slice", 0))
+            keys[:, 2] = notes["indices"].split() if "indices" in notes else np.arange(one.samples)
+            self._files[one.path] = Samples(arrays, keys)
+        return self._files[one.path]
+
+    def _report(self, metrics: Mapping[str, float]) -> None:
+        """Send what has come since the last report."""
+        samples, loss_sum, batches, tokens, scored, at = self._reported
+        now = time.monotonic()
+        items = {
+            "loss": (self._loss_sum - loss_sum) / max(1, self._scored - scored),
+            "batches": self._batches - batches,
+            "scored": self._scored - scored,
+            **({"tokens": self._tokens - tokens} if self._tokens else {}),
+            "seconds": now - at,
+            "data_wait_s": self._waited_s,
+            "learning_rate": self.learning_rate,
+            **metrics,
+        }
+        self._reported = self._samples, self._loss_sum, self._batches, self._tokens, self._scored, now
+        self._waited_s = 0.0
+        message = pb.MetricSet(items=items, data_processed=self._samples - samples, local_round=self.number)
+        self._line.say("metrics", message)
+
+
+def _tokens(batch: Arrays) -> int:
+    """Number of tokens that aren't padding; 0 for data without tokens."""
+    if "input_ids" not in batch:
+        return 0
+    return int(batch["attention_mask"].sum()) if "attention_mask" in batch else batch["input_ids"].size

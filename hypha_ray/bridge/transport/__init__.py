@@ -1,0 +1,1 @@
+"""Authenticated connections that carry the messages of the bridge."""

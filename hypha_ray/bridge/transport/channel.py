@@ -1,0 +1,228 @@
+"""One connection of the bridge: messages and files, both ways. The same on the driver's and on the trainer's side."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from hypha_ray.bridge import bridge_pb2 as pb
+from hypha_ray.bridge.paths import WorkDirectory
+from hypha_ray.bridge.transport.conversation import Conversation, complaint
+from hypha_ray.bridge.transport.frames import HEADER_S, MAX_GREETING, MAX_MESSAGE, MAX_PART, MIN_RATE, Frames
+from hypha_ray.bridge.transport.tokens import NONCE, SESSION, Side, prove, proves
+from hypha_ray.errors import AuthenticationError, BridgeError, HyphaError
+
+GREETING_S = 10.0
+"""Longest wait for the other side's next word before it has proved who it is."""
+_MESSAGES = {
+    name: getattr(pb, field.message_type.name)
+    for name, field in pb.Envelope.DESCRIPTOR.fields_by_name.items()
+    if field.message_type is not None
+}
+
+
+class Channel:
+    """A connection, mutually authenticated once `greet` has returned.
+
+    One thread may hear while others speak. Whatever the other side does wrong is told to it, and the connection is
+    closed; the error says what it was.
+
+    Args:
+        stream: a connected socket.
+        side: which side this is.
+        token: what both sides have.
+
+    """
+
+    def __init__(self, stream: socket.socket, side: Side, token: bytes) -> None:
+        self._stream, self._side, self._token = stream, side, token
+        self._frames, self._conversation = Frames(stream), Conversation(side)
+        self._speaking, self._closed = threading.Lock(), threading.Event()
+        self.peer = ""
+        """What the trainer calls itself."""
+        self.shares_files = False
+        """Whether the trainer has the work directory itself."""
+        self.silence_s = GREETING_S
+        """Silence after which the other side is taken for dead."""
+        self._directory: WorkDirectory | None = None
+        self._admit: Callable[[str, int], None] = _nothing
+
+    def greet(self, name: str = "", shares_files: bool = False, silence_s: float = GREETING_S) -> None:
+        """Authenticate both sides.
+
+        Args:
+            name: of this program, if it is a trainer.
+            shares_files: whether this trainer has the work directory itself.
+            silence_s: the limit that this driver sets.
+
+        Raises:
+            AuthenticationError: AUTH002 the other side doesn't have the token.
+            BridgeError: it breaks the protocol, or is gone.
+
+        """
+        with self._closing():
+            if self._side == "driver":
+                self._examine(silence_s)
+            else:
+                self._introduce(name, shares_files)
+
+    def attach(self, directory: WorkDirectory, admit: Callable[[str, int], None]) -> None:
+        """Take files of the other side in.
+
+        Args:
+            directory: where they go.
+            admit: told path and size of each before it comes; raises `BridgeError` if it isn't welcome.
+
+        """
+        self._directory, self._admit = directory, admit
+
+    def live(self) -> None:
+        """Say that this side lives, often enough, on a thread that ends with the connection."""
+
+        def repeat() -> None:
+            with contextlib.suppress(HyphaError):
+                while not self._closed.wait(self.silence_s / 5):
+                    self.say("alive")
+
+        threading.Thread(target=repeat, name="bridge-life", daemon=True).start()
+
+    def refuse(self, error: HyphaError) -> None:
+        """Tell the other side what is wrong with something that it has said, and close."""
+        with contextlib.suppress(HyphaError), self._closing():
+            raise error
+
+    def say(self, content: str, message: Any = None) -> None:
+        """Send a message; an empty one of its kind, if there is nothing more to say.
+
+        Raises:
+            BridgeError: the other side is gone, or doesn't listen.
+
+        """
+        with self._closing(hearing=False), self._speaking:
+            self._write(content, message)
+
+    def send_file(self, path: str) -> None:
+        """Send a file of the attached work directory, to the same place in the other side's.
+
+        Raises:
+            BridgeError: as `say`; or it isn't a regular file any more.
+
+        """
+        assert self._directory is not None
+        with self._closing(hearing=False), self._speaking, self._directory.open(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            self._write("file", pb.File(path=path, size=size))
+            part = memoryview(bytearray(min(MAX_PART, size)))
+            while size:
+                length = file.readinto(part[: min(len(part), size)])
+                if not length:
+                    raise BridgeError("PATH004", f"{path} has become shorter")
+                self._frames.write(part[:length], HEADER_S + length / MIN_RATE)
+                size -= length
+
+    def hear(self) -> tuple[str, Any]:
+        """The other side's next message, and its name. Signs of life are passed over, files are taken in.
+
+        Raises:
+            AuthenticationError, BridgeError: it says so, is gone, is silent, or breaks the protocol.
+
+        """
+        with self._closing():
+            while True:
+                content, message = self._read(self.silence_s, MAX_MESSAGE)
+                match content:
+                    case "alive":
+                        pass
+                    case "file":
+                        self._receive(message.path, message.size)
+                    case _:
+                        return content, message
+
+    def close(self) -> None:
+        """End the connection, also for a thread that hears just now; may come twice."""
+        self._closed.set()
+        with contextlib.suppress(OSError):
+            self._stream.shutdown(socket.SHUT_RDWR)
+        self._stream.close()
+
+    # ── the beginning ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _examine(self, silence_s: float) -> None:
+        _, hello = self._read(GREETING_S, MAX_GREETING)
+        session, nonce = secrets.token_bytes(SESSION), secrets.token_bytes(NONCE)
+        self._write("challenge", pb.Challenge(session=session, nonce=nonce))
+        _, answer = self._read(GREETING_S, MAX_GREETING)
+        if not proves(answer.proof, prove(self._token, "trainer", session, nonce, hello.nonce)):
+            raise _another_token("trainer")
+        proof = prove(self._token, "driver", session, nonce, hello.nonce)
+        self._write("welcome", pb.Welcome(proof=proof, silence_s=silence_s))
+        self.peer, self.shares_files, self.silence_s = hello.name, hello.shares_files, silence_s
+
+    def _introduce(self, name: str, shares_files: bool) -> None:
+        nonce = secrets.token_bytes(NONCE)
+        self._write("hello", pb.Hello(name=name, nonce=nonce, shares_files=shares_files))
+        _, challenge = self._read(GREETING_S, MAX_GREETING)
+        proof = prove(self._token, "trainer", challenge.session, challenge.nonce, nonce)
+        self._write("authenticate", pb.Authenticate(proof=proof))
+        _, welcome = self._read(GREETING_S, MAX_GREETING)
+        if not proves(welcome.proof, prove(self._token, "driver", challenge.session, challenge.nonce, nonce)):
+            raise _another_token("driver")
+        self.shares_files, self.silence_s = shares_files, welcome.silence_s
+
+    # ── frames ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _write(self, content: str, message: Any) -> None:
+        body = self._conversation.wrap(content, _MESSAGES[content]() if message is None else message)
+        self._frames.write(body, self.silence_s)
+
+    def _read(self, patience_s: float, limit: int) -> tuple[str, Any]:
+        content, message = self._conversation.unwrap(self._frames.read(limit, patience_s))
+        if content == "error":
+            kind = AuthenticationError if message.code.startswith("AUTH") else BridgeError
+            raise kind(message.code, f"the {self._conversation.other} says: {message.text}")
+        return content, message
+
+    def _receive(self, path: str, size: int) -> None:
+        """Take a file in, which its sender has announced."""
+        if self._directory is None:
+            raise BridgeError("PATH008", f"no files are taken here, nor is {path}")
+        self._admit(path, size)
+        with self._directory.create(path) as file:
+            part = memoryview(bytearray(min(MAX_PART, size)))
+            while size:
+                length = self._frames.read_into(part[: min(len(part), size)], self.silence_s)
+                file.write(part[:length])
+                size -= length
+
+    @contextlib.contextmanager
+    def _closing(self, hearing: bool = True) -> Iterator[None]:
+        """End the connection on any error, and tell the other side the reason.
+
+        If it has hung up while this one speaks, then its last word, which says why, is still to be heard.
+        """
+        try:
+            yield
+        except HyphaError as error:
+            if error.code not in ("FRM003", "FRM008") and self._speaking.acquire(timeout=1.0):
+                with contextlib.suppress(HyphaError):
+                    self._write("error", pb.Error(**complaint(error)))
+                self._speaking.release()
+            if hearing or error.code != "FRM008":
+                self.close()
+            raise
+        except BaseException:
+            self.close()
+            raise
+
+
+def _another_token(side: str) -> AuthenticationError:
+    return AuthenticationError("AUTH002", f"the {side} has another token", fix="give both sides the same one")
+
+
+def _nothing(path: str, size: int) -> None:
+    pass

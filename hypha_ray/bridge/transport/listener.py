@@ -1,0 +1,136 @@
+"""Listener for trainers: a TCP or Unix socket that admits connections with the token."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+
+from hypha_ray.bridge.transport.addresses import bound, name_of, released
+from hypha_ray.bridge.transport.channel import GREETING_S, Channel
+from hypha_ray.errors import HyphaError
+
+log = logging.getLogger(__name__)
+
+MAX_STRANGERS = 8
+"""Connections that haven't proved who they are; the oldest one has to go for one more."""
+PACE_S = 0.005
+"""Shortest time between two connections that are taken; more of them wait in the system's queue, or are refused."""
+
+
+class Listener:
+    """Listens until it is closed; trainers that have proved to have the token wait in a queue.
+
+    Args:
+        address: ``host:port``, where port 0 is any that is free; or ``unix:PATH`` with a path that isn't there yet.
+        token: a connection that proves to have it is admitted.
+        silence_s: the limit that is set for silence on its connections.
+        tls: certificate and key; needed on anything but the loopback interface.
+
+    Raises:
+        ConfigError: SEC001 it would listen to the network without TLS.
+        ClusterError: NET001 the address can't be had.
+
+    """
+
+    def __init__(self, address: str, token: bytes, silence_s: float, tls: ssl.SSLContext | None = None) -> None:
+        self._token, self._silence_s, self._tls = token, silence_s, tls
+        self._admitted: queue.SimpleQueue[Channel] = queue.SimpleQueue()
+        self._strangers: list[socket.socket] = []
+        """Oldest first."""
+        self._changing = threading.Lock()
+        self._closed = False
+        self._socket = bound(address, tls is not None)
+        self.address = name_of(self._socket)
+        """What trainers connect to, with the port that was free."""
+        threading.Thread(target=self._accept, name="bridge-listener", daemon=True).start()
+
+    def admit(self, timeout_s: float) -> Channel | None:
+        """The next trainer that has proved to have the token; None if none comes in time."""
+        try:
+            return self._admitted.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def close(self) -> None:
+        """Stop listening, and close connections that were not taken out of the queue; may be called twice."""
+        with self._changing:
+            self._closed = True
+            for stranger in self._strangers:
+                _hang_up(stranger)
+        _hang_up(self._socket)
+        self._socket.close()
+        released(self.address)
+        while not self._admitted.empty():
+            self._admitted.get().close()
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                stream, _ = self._socket.accept()
+            except OSError:
+                time.sleep(PACE_S)  # It was gone before it was taken, or there are no descriptors left.
+                continue
+            with self._changing:
+                if len(self._strangers) >= MAX_STRANGERS:
+                    _hang_up(self._strangers[0])
+            threading.Thread(target=self._meet, args=(stream,), name="bridge-stranger", daemon=True).start()
+            time.sleep(PACE_S)
+
+    def _meet(self, stream: socket.socket) -> None:
+        """Authenticate a connection, or end it."""
+        try:
+            if self._tls is not None:
+                stream = self._tls.wrap_socket(stream, server_side=True, do_handshake_on_connect=False)
+            with self._known(stream):
+                channel = self._greeted(stream)
+        except OSError as error:  # TLS, mostly.
+            log.info("a connection to the bridge was refused: %s", error)
+            stream.close()
+            return
+        if channel is not None:
+            self._admit(channel)
+
+    def _greeted(self, stream: socket.socket) -> Channel | None:
+        """The connection of an authenticated trainer; None if authentication failed."""
+        stream.settimeout(GREETING_S)
+        if isinstance(stream, ssl.SSLSocket):
+            stream.do_handshake()
+        channel = Channel(stream, "driver", self._token)
+        try:
+            channel.greet(silence_s=self._silence_s)
+        except HyphaError as error:
+            log.info("a connection to the bridge was refused: %s", error)
+            return None
+        return channel
+
+    def _admit(self, channel: Channel) -> None:
+        """Let a trainer wait in the queue. Neither the next stranger nor the end closes it any more."""
+        with self._changing:
+            if self._closed:
+                channel.close()
+            else:
+                self._admitted.put(channel)
+
+    @contextlib.contextmanager
+    def _known(self, stream: socket.socket) -> Iterator[None]:
+        """Count a connection among the strangers."""
+        with self._changing:
+            self._strangers.append(stream)
+            if self._closed:
+                _hang_up(stream)
+        try:
+            yield
+        finally:
+            with self._changing:
+                self._strangers.remove(stream)
+
+
+def _hang_up(stream: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        stream.shutdown(socket.SHUT_RDWR)

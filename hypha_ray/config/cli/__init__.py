@@ -1,0 +1,1 @@
+"""Command lines of job scripts: entry point, options, help and standard streams."""

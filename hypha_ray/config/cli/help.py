@@ -1,0 +1,60 @@
+"""Every key of the job file as text: for ``--help``, and for docs/configuration.md."""
+
+from __future__ import annotations
+
+import re
+
+from hypha_ray.config.keys import Key, keys, tables
+
+_ARGUMENTS = """\
+arguments:
+  @ FILE.toml             a job file; of several, later ones win over earlier ones
+  --section.key VALUE     one key of the job file; wins over all files
+  --dry-run               print the resolved job file, hold it against the cluster, and end
+  --resume                go on with the run that run.name names, even if the job has changed
+  --resume NAME|DIR|URL   go on with that run, by its own job file; files and keys given here are laid over it
+  --help                  this text
+
+Keys, with their defaults:
+"""
+_BEGIN, _END = "<!-- keys: made by hypha_ray.config.cli.help -->", "<!-- end of keys -->"
+
+
+def help_text(doc: str) -> str:
+    """Text of ``--help``: a job script's doc, its arguments, and one line for each key."""
+    parts = [doc.strip(), "", _ARGUMENTS.rstrip()]
+    for path, table in tables().items():
+        lines = [_line(key) for key in keys().values() if key.path[:-1] == path]
+        if lines:
+            parts += ["", f"[{'.'.join(path)}]  {_summary(table)}", *lines]
+    return "\n".join(parts)
+
+
+def keys_markdown() -> str:
+    """The same as markdown: a heading and a table for each table of the job file."""
+    parts = []
+    for path, table in tables().items():
+        rows = [_row(key) for key in keys().values() if key.path[:-1] == path]
+        if rows:
+            head = ["| key | kind | default | meaning |", "|---|---|---|---|"]
+            parts.append("\n".join([f"### `[{'.'.join(path)}]`", "", _summary(table), "", *head, *rows]))
+    return "\n\n".join(parts)
+
+
+def renewed(document: str) -> str:
+    """A markdown document with its list of keys made anew; the list stands between two comments."""
+    block = f"{_BEGIN}\n\n{keys_markdown()}\n\n{_END}"
+    return re.sub(f"{re.escape(_BEGIN)}.*{re.escape(_END)}", lambda _: block, document, flags=re.DOTALL)
+
+
+def _line(key: Key) -> str:
+    return f"  {f'--{key.name} {key.default_text}':<58} {key.meaning} ({key.kind})"
+
+
+def _row(key: Key) -> str:
+    cells = (f"`{key.path[-1]}`", key.kind, f"`{key.default_text}`" if key.default_text else "", key.meaning)
+    return f"| {' | '.join(cell.replace(' | ', ', ') for cell in cells)} |"
+
+
+def _summary(table: type) -> str:
+    return (table.__doc__ or "").splitlines()[0]

@@ -1,0 +1,1 @@
+"""Assignments to keys of the job file, read from TOML documents and flags."""

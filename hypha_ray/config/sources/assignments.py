@@ -1,0 +1,216 @@
+"""Single settings, from a job file or a flag: each knows its key, its value and where it stands."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+from hypha_ray.config.keys import FREE, Key, KeyPath, dotted, keys, nearest, shown, tables
+from hypha_ray.config.sources.aliases import CONTAINERS, IGNORED, own
+from hypha_ray.config.sources.document import Document, check, parse
+from hypha_ray.errors import ConfigError
+
+SWITCHES = ("dry-run", "resume", "help")
+"""Flags that are no keys of the job file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value for a key; `raw` is the key as it was written, `document` is None for a flag."""
+
+    path: KeyPath
+    value: Any
+    raw: KeyPath
+    document: Document | None
+
+    @property
+    def where(self) -> str:
+        """``FILE:LINE``, or the flag."""
+        return _where(self.raw, self.document)
+
+    @property
+    def place(self) -> str:
+        """``FILE:LINE: KEY``, or the flag: how a complaint about it begins."""
+        return f"{self.where}: {dotted(self.path)}" if self.document else self.where
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """A command line taken apart."""
+
+    files: tuple[str, ...]
+    flags: tuple[Setting, ...]
+    dry_run: bool
+    resume: str | bool | None
+
+
+def from_document(document: Document) -> list[Setting]:
+    """The settings of a job file.
+
+    Raises:
+        ConfigError: CFG001 unknown key, CFG002 no table where one belongs, CFG005 a key under two of its names.
+
+    """
+    found: dict[KeyPath, Setting] = {}
+    for setting in _walk(document.table, (), document):
+        other = found.setdefault(setting.path, setting)
+        if other is not setting:
+            what = f"{setting.where}: {dotted(setting.raw)} and {dotted(other.raw)} are the same key"
+            raise ConfigError("CFG005", what, fix="keep one of them")
+    return list(found.values())
+
+
+def from_arguments(arguments: Iterable[str]) -> CommandLine:
+    """Take a command line apart.
+
+    Raises:
+        ConfigError: CFG015 what can't be understood, CFG001 unknown flag, CFG102 a secret.
+
+    """
+    files: list[str] = []
+    flags: list[Setting] = []
+    dry_run, resume = False, None
+    rest = deque(arguments)
+    while rest:
+        word = rest.popleft()
+        name, _, _ = word.partition("=")
+        if word.startswith("@"):
+            files.append(_file(word, rest))
+        elif name in ("--dry-run", "--dry_run"):
+            dry_run = _switch(word)
+        elif name == "--resume":
+            resume = value_behind(word, rest) or True
+        elif name.startswith("--"):
+            flags.extend(_from_flag(name, value_behind(word, rest)))
+        else:
+            raise ConfigError("CFG015", f"unexpected argument {shown(name)}", fix="@ before a file, -- before a key")
+    return CommandLine(tuple(files), tuple(flags), dry_run, resume)
+
+
+def merged(settings: Iterable[Setting]) -> dict[str, Any]:
+    """Nested tables in which the last setting of a key has won."""
+    tree: dict[str, Any] = {}
+    for setting in settings:
+        put(tree, setting.path, setting.value)
+    return tree
+
+
+def put(tree: dict[str, Any], path: KeyPath, value: Any) -> None:
+    """Set one value in nested tables; an empty table leaves the one that is there."""
+    *above, last = path
+    for name in above:
+        if not isinstance(tree.get(name), dict):
+            tree[name] = {}
+        tree = tree[name]
+    if value != {} or not isinstance(tree.get(last), dict):
+        tree[last] = value
+
+
+def _file(word: str, rest: deque[str]) -> str:
+    file = word[1:] or _next_value(rest)
+    if not file:
+        raise ConfigError("CFG015", "@ names no job file", fix="give a TOML file after @")
+    return file
+
+
+def value_behind(word: str, rest: deque[str]) -> str | None:
+    """The value behind ``=`` in a word, else the next word; None if that is a flag or a file, or there is none."""
+    _, given, text = word.partition("=")
+    return text if given else _next_value(rest)
+
+
+def _switch(word: str) -> bool:
+    name, given, text = word.partition("=")
+    if given and text not in ("true", "false"):
+        raise ConfigError("CFG002", f"{name} has the wrong type", shown(text), "true | false", "leave the value out")
+    return text != "false"
+
+
+def _next_value(rest: deque[str]) -> str | None:
+    return None if not rest or rest[0].startswith(("--", "@")) else rest.popleft()
+
+
+def _from_flag(name: str, text: str | None) -> list[Setting]:
+    raw = tuple(name.removeprefix("--").split("."))
+    key = _known(raw, None)
+    where = _where(raw, None)
+    if text is None:
+        if key is None or bool not in key.types:
+            raise ConfigError(
+                "CFG015", f"{where} needs a value", allowed=key.kind if key else "a table", fix="see --help"
+            )
+        text = "true"
+    value = from_text(key, text, where)
+    for part in reversed(raw):
+        value = {part: value}
+    check(value, where)
+    return list(_walk(value, (), None))
+
+
+def from_text(key: Key | None, text: str, where: str) -> Any:
+    """The value that a flag's text stands for."""
+    if key and key.text:
+        return text
+    if key and key.many and not text.startswith("[") and text != "none":
+        return [_literal(part.strip(), where) for part in text.split(",") if part.strip()]
+    return _literal(text, where)
+
+
+def _literal(text: str, where: str) -> Any:
+    """The TOML value that a text stands for, or the text itself."""
+    try:
+        table = parse(f"value = {text}", where)
+    except ConfigError as error:
+        if error.code == "CFG005":
+            return text
+        raise
+    return table["value"] if len(table) == 1 else text
+
+
+def _walk(value: Any, raw: KeyPath, document: Document | None) -> Iterator[Setting]:
+    key, path = _known(raw, document), own(raw)
+    if path in IGNORED:
+        yield Setting(path, value, raw, document)
+    elif key is None or (path[: len(FREE)] == FREE and isinstance(value, dict)):
+        if not isinstance(value, dict):
+            place = Setting(path, value, raw, document).place
+            raise ConfigError("CFG002", f"{place} has the wrong type", shown(value), "a table", "give it as a table")
+        if key is not None:
+            yield Setting(path, {}, raw, document)
+        for name, child in value.items():
+            yield from _walk(child, (*raw, name), document)
+    elif key.secret and document is None:
+        fix = "set HF_TOKEN, or write it into a job file of mode 0600"
+        raise ConfigError("CFG102", f"{_where(raw, None)}: others can read a secret on the command line", fix=fix)
+    else:
+        absent = value == "none" and key.can_be_none and path == key.path
+        yield Setting(path, None if absent else value, raw, document)
+
+
+def _known(raw: KeyPath, document: Document | None) -> Key | None:
+    """The key that is meant, None for a table of keys; a key inside the free table counts as that table."""
+    path = own(raw)
+    key = keys().get(path[: len(FREE)] if path[: len(FREE)] == FREE else path)
+    if key is None and path not in tables() and raw not in CONTAINERS and path not in IGNORED:
+        raise _unknown(raw, document)
+    return key
+
+
+def _unknown(raw: KeyPath, document: Document | None) -> ConfigError:
+    path = own(raw)
+    switch = get_close_matches(dotted(raw), SWITCHES, n=1) if document is None else []
+    if switch:
+        return ConfigError("CFG001", f"unknown flag {_where(raw, None)}", fix=f"did you mean --{switch[0]}?")
+    meant = nearest(path)
+    siblings = sorted(name[-1] for name in (*tables(), *keys()) if name and name[:-1] == path[:-1])
+    what = f"{_where(raw, document)}: unknown key {dotted(raw)}" if document else f"unknown flag {_where(raw, None)}"
+    if meant:
+        return ConfigError("CFG001", what, fix=f"did you mean `{meant}`?")
+    return ConfigError("CFG001", what, allowed=", ".join(siblings), fix="see --help")
+
+
+def _where(raw: KeyPath, document: Document | None) -> str:
+    return document.where(raw) if document else f"--{dotted(raw)}"

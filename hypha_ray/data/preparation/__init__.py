@@ -1,0 +1,1 @@
+"""Preparation of datasets: sources are read, encoded, packed and written as slices."""

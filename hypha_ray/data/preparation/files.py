@@ -1,0 +1,126 @@
+"""Files of a corpus: which of a folder's are texts, and how they are opened."""
+
+from __future__ import annotations
+
+import codecs
+import lzma
+import os
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import fsspec
+
+from hypha_ray.data.provenance import Account
+from hypha_ray.errors import DataError
+
+PIECE_CHARACTERS = 1 << 16
+"""A longer text file is cut at line ends into documents of about this length."""
+_LEAST_CHARACTERS = 1 << 11
+_LEAST_PIECES = 64
+"""A text that is alone is cut into more and shorter documents, so that a few can be held out."""
+
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz"}
+UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError)
+"""Errors of a file that is damaged, or that can't be read at all."""
+
+_CHUNK = 1 << 20
+_EARLY = 1 << 13
+
+
+def kind_of(path: Path) -> str:
+    """The suffix that tells a file's content: ``.csv`` of ``a.CSV.gz``."""
+    suffix = path.suffix.lower()
+    return path.with_suffix("").suffix.lower() if suffix in COMPRESSIONS else suffix
+
+
+def opened(path: Path, mode: str, **how: Any) -> Any:
+    """The open file, uncompressed."""
+    return fsspec.open(str(path), mode, compression=COMPRESSIONS.get(path.suffix.lower()), **how)
+
+
+def pieces(file: IO[str], characters: int = PIECE_CHARACTERS) -> Iterator[str]:
+    """A text in pieces of about that length, which end with lines."""
+    while lines := file.readlines(characters):
+        yield "".join(lines)
+
+
+def lone_piece_characters(path: Path) -> int:
+    """Length of the pieces of a text that is all there is."""
+    return min(PIECE_CHARACTERS, max(_LEAST_CHARACTERS, path.stat().st_size // _LEAST_PIECES))
+
+
+def walk(folder: Path, account: Account) -> list[Path]:
+    """The regular files below a folder, sorted; hidden ones and whatever can't be followed are put into the account."""
+    found: list[Path] = []
+
+    def refuse(error: OSError) -> None:
+        account.leave_out("folders", "can't be read", name=_relative(Path(error.filename or folder), folder))
+
+    for place, folders, names in os.walk(folder, onerror=refuse):
+        here = Path(place)
+        for name in sorted(folders):
+            if name.startswith("."):
+                account.leave_out("folders", "hidden", name=_relative(here / name, folder))
+            elif (here / name).is_symlink():
+                account.leave_out("folders", "links, which aren't followed", name=_relative(here / name, folder))
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for name in sorted(names):
+            if name.startswith("."):
+                account.leave_out("files", "hidden", name=_relative(here / name, folder))
+            elif not (here / name).is_file():
+                account.leave_out("files", "no regular files", name=_relative(here / name, folder))
+            else:
+                found.append(here / name)
+    return sorted(found)
+
+
+def texts_among(files: Iterable[Path], folder: Path, account: Account) -> Iterator[Path]:
+    """Those of the files that can be read as text or tables; the others are put into the account."""
+    for path in files:
+        reason = unfit(path)
+        if reason:
+            account.leave_out("files", reason, name=_relative(path, folder))
+        else:
+            yield path
+
+
+def leave_out_file(path: Path, folder: Path, error: DataError, account: Account) -> None:
+    """Put a file into the account that turned out to be damaged, or to have no text."""
+    if error.code == "DATA032":
+        account.leave_out("files", "no text column", name=f"{_relative(path, folder)} has {error.got}")
+    else:
+        account.leave_out("files", "damaged", name=_relative(path, folder))
+
+
+def is_binary(path: Path) -> bool:
+    """Git's rule: whether there is a zero byte early in the file."""
+    with opened(path, "rb") as file:
+        return b"\0" in file.read(_EARLY)
+
+
+def unfit(path: Path) -> str:
+    """Reason that a file can't be read; empty if it can. The whole file is read for that, so no half of it is taken."""
+    binary = kind_of(path) == ".parquet"
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    empty = True
+    try:
+        with opened(path, "rb") as file:
+            while chunk := file.read(_CHUNK):
+                if empty and not binary and b"\0" in chunk[:_EARLY]:
+                    return "binary"
+                empty = False
+                if binary:
+                    break
+                decoder.decode(chunk)
+        decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return "not UTF-8"
+    except UNREADABLE as error:
+        return f"can't be read, {getattr(error, 'strerror', None) or 'damaged'}"
+    return "empty" if empty else ""
+
+
+def _relative(path: Path, folder: Path) -> str:
+    return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else str(path)

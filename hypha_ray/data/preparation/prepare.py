@@ -1,0 +1,193 @@
+"""From a source to a prepared dataset.
+
+ documents ─► shuffle ─┬─► held out ─► pack ────────────► validation slices ─┐
+                       └─► the rest ─► pack ─► shuffle ─► training slices ───┴─► manifest, last
+
+A document is in one split only, its exact repetitions too. Memory is bounded by the sizes below, whatever the size of
+the corpus. One that fits in them is shuffled as a whole.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from hypha_ray.data.manifest import Manifest, PreprocessorInfo, TensorInfo
+from hypha_ray.data.preparation import sources
+from hypha_ray.data.preparation.encoders import Encoder, Tokens, load_encoder
+from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.packing import Held, batches, digest, hold_out, pack, shuffle
+from hypha_ray.data.preparation.staging import staged
+from hypha_ray.data.provenance import Account, readable
+from hypha_ray.data.slices import Arrays, describe, merge, write_slice
+from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.types import SliceInfo
+
+WINDOW_CHARACTERS = 1 << 26
+"""Documents are shuffled in a buffer of this size, and validation documents are taken from the first one."""
+BLOCK_TOKENS = 1 << 24
+"""Sequences are shuffled in blocks of about this size."""
+BATCH_CHARACTERS = 1 << 20
+"""Documents are tokenised in groups of about this size."""
+
+Report: TypeAlias = Callable[[str, int], None]
+"""Told what was done since the last call: ``("documents", 12)`` or ``("samples", 1024)``."""
+
+
+def prepare(options: Options, report: Report) -> Manifest:
+    """Make the dataset. The same options give the same bytes.
+
+    Raises:
+        ConfigError: an option is out of range, or there already is a dataset.
+        DataError: the source is missing or damaged, or too small.
+        HyphaError: a hub can't be reached or wants a token.
+
+    """
+    options.check()
+    out = options.out.expanduser()
+    account = Account()
+    with staged(out, options.overwrite) as folder:
+        writer = _Writer(folder, options.samples_per_slice, report)
+        images = options.source == "digits"
+        preprocessor = _write_digits(options, writer) if images else _write_text(options, writer, report, account)
+        manifest = Manifest(
+            name=readable(out.resolve().name),
+            modality="vision" if images else "language",
+            slices=tuple(writer.slices),
+            tensors=writer.tensors,
+            preprocessor=preprocessor,
+            origin=None if images else account.origin(),
+        )
+        manifest.save(folder)
+    return manifest
+
+
+class _Writer:
+    """Cuts samples into slices and keeps account of them."""
+
+    def __init__(self, folder: Path, samples_per_slice: int, report: Report) -> None:
+        self.folder = folder
+        self.slices: list[SliceInfo] = []
+        self.tensors: tuple[TensorInfo, ...] = ()
+        self._size, self._report = samples_per_slice, report
+
+    def add(self, arrays: Arrays, split: str) -> None:
+        """Write samples; only the last slice is short."""
+        samples = len(next(iter(arrays.values())))
+        for start in range(0, samples, self._size):
+            part = {name: array[start : start + self._size] for name, array in arrays.items()}
+            info = write_slice(self.folder, len(self.slices), split, part)
+            _, found = describe(part, info.file)
+            self.tensors = merge(self.tensors or found, found, info.file)
+            self.slices.append(info)
+            self._report("samples", info.samples)
+
+
+def _write_text(options: Options, writer: _Writer, report: Report, account: Account) -> PreprocessorInfo:
+    encoder = load_encoder(options.tokenizer, options.tokenizer_revision)
+    if encoder.advice:
+        account.note(encoder.advice)
+    generator = np.random.default_rng(options.seed)
+    source = itertools.islice(sources.documents(options, account), options.max_documents)
+    window = next(batches(source, WINDOW_CHARACTERS), [])
+    generator.shuffle(window)
+    limit, fraction = options.validation_samples, options.validation_fraction
+    held = hold_out(window, encoder.encode, options.seq_len, fraction, limit)
+    account.leave_out("tokens", "left over of validation documents", held.cut_tokens)
+    rest = shuffle(itertools.chain(window, source), generator, WINDOW_CHARACTERS)
+    tokens = _encoded(_unheld(rest, held, encoder, account), encoder, report)
+    for sequences in _sequences(tokens, options, account):
+        writer.add(_language(sequences[generator.permutation(len(sequences))]), "train")
+    if not writer.slices:
+        raise _too_small(options, account)
+    if len(held.sequences):
+        writer.add(_language(held.sequences), "validation")
+    elif held.why_none:
+        account.note(f"no validation samples: {held.why_none}")
+    if options.max_documents is not None and account.documents >= options.max_documents:
+        account.note(f"the source is read up to --max-documents {options.max_documents}")
+    return encoder.save(writer.folder)
+
+
+def _unheld(documents: Iterable[str], held: Held, encoder: Encoder, account: Account) -> Iterator[str]:
+    """Documents but for repetitions of those that are held out."""
+    for document in documents:
+        if held.digests and digest(document) in held.digests:
+            account.leave_out("documents", "repetitions of validation documents")
+            account.leave_out("tokens", "of these repetitions", len(encoder.encode([document])))
+        else:
+            yield document
+
+
+def _sequences(tokens: Iterable[Tokens], options: Options, account: Account) -> Iterator[Tokens]:
+    """Blocks of whole slices of training sequences, up to the number asked for."""
+    slices = max(1, BLOCK_TOKENS // (options.seq_len * options.samples_per_slice))
+    left = options.max_samples
+    counted = _Counted(tokens)
+    packed = 0
+    for block in pack(counted, options.seq_len, slices * options.samples_per_slice):
+        yield block[:left]
+        packed += block.size
+        left = None if left is None else left - len(block)
+        if left is not None and left <= 0:
+            account.note(f"the source isn't used up: --max-samples {options.max_samples} is reached")
+            return
+    account.leave_out("tokens", "at the end, less than a sample", counted.tokens - packed)
+
+
+class _Counted:
+    """Passes tokens on, and counts them."""
+
+    def __init__(self, parts: Iterable[Tokens]) -> None:
+        self.tokens = 0
+        self._parts = parts
+
+    def __iter__(self) -> Iterator[Tokens]:
+        for part in self._parts:
+            self.tokens += len(part)
+            yield part
+
+
+def _encoded(documents: Iterable[str], encoder: Encoder, report: Report) -> Iterator[Tokens]:
+    for group in batches(documents, BATCH_CHARACTERS):
+        yield encoder.encode(group)
+        report("documents", len(group))
+
+
+def _too_small(options: Options, account: Account) -> DataError:
+    if not account.documents:
+        what, fix = f"there is no text in {options.source}", "name another --source, or another --text-column"
+        return DataError("DATA033", what, account.left_out or "an empty source", "text", fix)
+    what = f"{options.source} is too small for one training sample"
+    fix = "give more documents, or a smaller --seq-len"
+    return DataError("DATA033", what, account.left_out, f"{options.seq_len} tokens or more", fix)
+
+
+def _language(sequences: Tokens) -> Arrays:
+    return {"input_ids": sequences, "attention_mask": np.ones_like(sequences)}
+
+
+def _write_digits(options: Options, writer: _Writer) -> PreprocessorInfo | None:
+    """Both splits have the classes in their proportions; the images need no preprocessor."""
+    from sklearn.model_selection import train_test_split
+
+    arrays = sources.digits()
+    labels = arrays["labels"]
+    train, validation = np.random.default_rng(options.seed).permutation(len(labels)), np.empty(0, np.int64)
+    held_out = min(options.validation_samples, round(options.validation_fraction * len(labels)))
+    if held_out:
+        try:
+            train, validation = train_test_split(
+                train, test_size=held_out, stratify=labels[train], random_state=options.seed
+            )
+        except ValueError as error:
+            allowed = "none, or at least one image of each of 10 classes in both splits"
+            raise ConfigError("PREP005", "validation can't have all classes", str(error), allowed) from None
+    for split, rows in (("train", train[: options.max_samples]), ("validation", validation)):
+        if len(rows):
+            writer.add({name: array[rows] for name, array in arrays.items()}, split)
+    return None

@@ -1,0 +1,232 @@
+"""Sources of documents: Python's own sources, files, Hugging Face datasets; and images from scikit-learn.
+
+Every source gives its documents in the same order each time, one after the other, so that a corpus of any size fits.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sysconfig
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from hypha_ray.data.preparation.files import (
+    PIECE_CHARACTERS,
+    UNREADABLE,
+    is_binary,
+    kind_of,
+    leave_out_file,
+    lone_piece_characters,
+    opened,
+    pieces,
+    texts_among,
+    walk,
+)
+from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.tables import CSV, JSON, csv_rows, json_rows, parquet_rows, texts
+from hypha_ray.data.provenance import Account, readable
+from hypha_ray.data.slices import Arrays
+from hypha_ray.errors import DataError, HyphaError
+
+_HUB_FILES = {".parquet", ".arrow"}
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+def documents(options: Options, account: Account | None = None) -> Iterator[str]:
+    """The texts of a source; blank ones are left out.
+
+    Args:
+        options: the source, and what of it.
+        account: told what is read and what is left out; None: not recorded.
+
+    Raises:
+        DataError: there is no such source, or it is damaged.
+        HyphaError: the hub can't be reached, or doesn't let us have it.
+
+    """
+    account = account or Account()
+    for text in _source(options, account):
+        if not text.strip():
+            account.leave_out("documents", "blank")
+        else:
+            account.documents += 1
+            # JSON can spell half of a surrogate pair, which isn't text.
+            yield text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def digits() -> Arrays:
+    """The 1797 digits of scikit-learn: images ``[N, 1, 8, 8]`` from 0 to 1, labels ``[N]``."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    images = (bunch.images / 16.0).astype(np.float32)[:, np.newaxis]
+    return {"images": images, "labels": bunch.target.astype(np.int64)}
+
+
+def _source(options: Options, account: Account) -> Iterable[str]:
+    source = options.source
+    if source == "stdlib":
+        return _standard_library(account)
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _folder(path, options, account)
+    if path.exists():
+        return _file(path, options, account, alone=True)
+    if set(source) & set("*?["):
+        return _files(_matches(path), Path(), options, account)
+    if kind_of(path) in JSON | CSV | _HUB_FILES | {".txt"} or not _HUB_NAME.fullmatch(source):
+        raise DataError("DATA030", f"there is no file or folder {source}", fix=_near(path))
+    return _hub(source, options, account)
+
+
+def _matches(pattern: Path) -> list[Path]:
+    try:
+        found = Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))
+        files = sorted(path for path in found if path.is_file())
+    except ValueError as error:
+        raise DataError("DATA030", f"{pattern} is no pattern", str(error), "* ? [ ], and ** for all folders") from None
+    if not files:
+        raise DataError("DATA030", f"no file matches {pattern}", fix="quote the pattern, and try it with ls")
+    return files
+
+
+def _standard_library(account: Account) -> Iterator[str]:
+    """Each module of the running interpreter's library is a document; some test modules are no UTF-8 on purpose."""
+    root = Path(sysconfig.get_path("stdlib"))
+    files = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
+    modules = [root / file for file in files if not {"site-packages", "dist-packages"} & set(Path(file).parts)]
+    for path in texts_among(modules, root, account):
+        account.files += 1
+        yield path.read_text(encoding="utf-8")
+
+
+def _folder(folder: Path, options: Options, account: Account) -> Iterable[str]:
+    """A saved dataset, Parquet files in the layout of the hub, or loose files."""
+    if any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
+        return _hub(str(folder), options, account, saved=True)
+    files = walk(folder, account)
+    if any(path.suffix in _HUB_FILES for path in files) and all(_is_utf8(path) for path in files):
+        layout = _layout(folder, options)
+        if all(path.suffix in _HUB_FILES for named in layout.values() for path in named):
+            _choose(layout, files, folder, options.split, account)
+            return _hub(str(folder), options, account)
+    return _files(files, folder, options, account)
+
+
+def _files(files: Sequence[Path], folder: Path, options: Options, account: Account) -> Iterator[str]:
+    """Loose files, each by its kind; a table that turns out to have no text is left out as a whole."""
+    taken, refused = False, None
+    for path in texts_among(files, folder, account):
+        own = Account()
+        found = _file(path, options, own, alone=len(files) == 1)
+        try:
+            first = next(found, None)
+        except DataError as error:
+            refused = refused or error
+            leave_out_file(path, folder, error, account)
+            continue
+        taken = True
+        try:
+            if first is not None:
+                yield first
+                yield from found
+        finally:
+            account.add(own)
+    if refused and not taken:
+        raise refused
+    if not taken:
+        what, fix = f"{options.source} holds no texts or tables", "name another --source"
+        raise DataError("DATA030", what, account.left_out, fix=fix)
+
+
+def _file(path: Path, options: Options, account: Account, alone: bool) -> Iterator[str]:
+    kind, column = kind_of(path), options.text_column
+    account.files += 1
+    try:
+        if kind == ".parquet":
+            yield from texts(parquet_rows(path, column, account), column, account)
+            return
+        if alone and is_binary(path):
+            raise DataError("DATA031", f"{path} is binary", "zero bytes", "text", "unpack or convert it")
+        with opened(path, "rt", encoding="utf-8-sig", newline="" if kind in CSV else None) as file:
+            if kind in JSON:
+                yield from texts(json_rows(file, path), column, account)
+            elif kind in CSV:
+                yield from texts(csv_rows(file, path, column, account), column, account)
+            else:
+                yield from pieces(file, lone_piece_characters(path) if alone else PIECE_CHARACTERS)
+    except UnicodeDecodeError as error:
+        fix = "convert it, or name a folder or pattern of files: those that aren't text are left out"
+        raise DataError("DATA031", f"{path} isn't UTF-8 text", error.reason, "UTF-8", fix) from None
+    except UNREADABLE as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise DataError("DATA031", f"{path} can't be read", reason, fix="copy it afresh") from None
+
+
+def _layout(folder: Path, options: Options) -> dict[str, set[Path]]:
+    """The splits that `datasets` sees in a folder, and the files of each."""
+    with _explained(str(folder)):
+        import datasets
+
+        builder = datasets.load_dataset_builder(str(folder), options.subset, revision=options.revision)
+        found = builder.config.data_files or {}
+        return {split: {Path(file).resolve() for file in named} for split, named in found.items()}
+
+
+def _choose(layout: dict[str, set[Path]], files: Iterable[Path], folder: Path, split: str, account: Account) -> None:
+    """Put the files into the account that aren't of the split which is read."""
+    for path in files:
+        of = [name for name, named in layout.items() if path.resolve() in named]
+        if split in of:
+            account.files += 1
+        else:
+            reason = f"of split {of[0]}" if of else "beside Parquet; a pattern such as 'DIR/**/*.txt' reads them"
+            account.leave_out("files", reason, name=path.relative_to(folder).as_posix())
+
+
+def _hub(name: str, options: Options, account: Account, saved: bool = False) -> Iterator[str]:
+    """A Hugging Face dataset by name, or a local folder in that form; the hub's is streamed, not downloaded."""
+    with _explained(name):
+        import datasets
+
+        datasets.disable_progress_bars()
+        if saved:
+            rows = loaded = datasets.load_from_disk(name)
+            if isinstance(loaded, datasets.DatasetDict):
+                rows = loaded[options.split]
+                for split in sorted(loaded.keys() - {options.split}):
+                    account.leave_out("splits", "not asked for, see --split", name=split)
+        else:
+            rows = datasets.load_dataset(
+                name, options.subset, split=options.split, revision=options.revision, streaming=True
+            )
+        yield from texts(((f"dataset {readable(name)!r}", row) for row in rows), options.text_column, account)
+
+
+@contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """Errors of the `datasets` library as ours."""
+    try:
+        yield
+    except (HyphaError, GeneratorExit):
+        raise
+    except Exception as error:
+        from hypha_ray.data.preparation.hub_errors import explain
+
+        raise explain(error, name, _near(Path(name), "stdlib", "digits")) from error
+
+
+def _is_utf8(path: Path) -> bool:
+    """Whether a path's name is UTF-8; `datasets` takes no others."""
+    return not any("\udc80" <= character <= "\udcff" for character in str(path))
+
+
+def _near(path: Path, *others: str) -> str:
+    """Sources that the user may have meant."""
+    names = [child.name for child in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, [*others, *names], n=1, cutoff=0.6)
+    return f"did you mean {near[0]!r}?" if near else "give stdlib, digits, a path, or a Hugging Face name"

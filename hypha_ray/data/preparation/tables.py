@@ -1,0 +1,207 @@
+"""Rows of files: the text of each row of CSV, TSV, JSON, JSON lines and Parquet."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+
+from hypha_ray.data.preparation.files import kind_of
+from hypha_ray.data.provenance import Account, readable
+from hypha_ray.errors import DataError
+
+JSON = frozenset({".jsonl", ".ndjson", ".json"})
+CSV = frozenset({".csv", ".tsv"})
+
+DEFAULT_COLUMN = "text"
+_DELIMITERS = ",;\t|"
+_SAMPLE_ROWS = 1000
+"""Rows that tell which columns hold text."""
+_NO_TEXTS = frozenset({"", "true", "false", "yes", "no", "nan", "null", "none", "na", "n/a"})
+
+Row: TypeAlias = tuple[str, Mapping[str, Any]]
+"""Where a row stands, and its columns."""
+
+
+def texts(rows: Iterable[Row], column: str, account: Account) -> Iterator[str]:
+    """The texts in a column; rows without one, and columns that are not used, are put into the account.
+
+    Raises:
+        DataError: no row has the column, or none has text in it.
+
+    """
+    found, unused, problem = False, set[str](), None
+    for where, row in rows:
+        if not unused.issuperset(row.keys() - {column}):
+            account.drop(sorted(row.keys() - unused - {column}))
+            unused |= row.keys()
+        text = row.get(column)
+        if isinstance(text, str) and text.strip():
+            found = True
+            yield text
+        elif text is None or isinstance(text, str):
+            found = found or column in row
+            account.leave_out("rows", "without text")
+            problem = problem or no_column(where, column, row)
+        else:
+            account.leave_out("rows", f"{column} isn't text")
+            what = f"{where}: column {column!r} isn't text"
+            problem = problem or DataError("DATA031", what, type(text).__name__, "text", "name one with --text-column")
+    if problem is not None and not found:
+        raise problem
+
+
+def no_column(where: str, column: str, names: Iterable[str]) -> DataError:
+    """The error for a table without the text column."""
+    found = ", ".join(sorted(map(readable, names))) or "no columns"
+    return DataError("DATA032", f"{where} has no column {column!r}", found, fix="name one with --text-column")
+
+
+def json_rows(file: IO[str], path: Path) -> Iterator[Row]:
+    """The objects of a file, one a line; a file ``.json`` may also be one list of objects, or one object.
+
+    Raises:
+        DataError: something else is in it.
+
+    """
+    first = file.readline()
+    while first and not first.strip():
+        first = file.readline()
+    if kind_of(path) == ".json" and not _whole(first):
+        for number, record in enumerate(_document(first + file.read(), path), 1):
+            yield _row(record, f"{path}, object {number}")
+        return
+    for number, line in enumerate(itertools.chain([first], file), 1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            yield _row(_parsed(line, where), where)
+
+
+def csv_rows(file: IO[str], path: Path, column: str, account: Account) -> Iterator[Row]:
+    """The rows below the first one, which names the columns.
+
+    The column's name is changed to `column` where another is clearly meant: that is the only one with text.
+
+    Raises:
+        DataError: the quotes don't match, or it is not clear which column has the text.
+
+    """
+    csv.field_size_limit(sys.maxsize)
+    head = file.readline()
+    delimiter = "\t" if kind_of(path) == ".tsv" else _delimiter(head)
+    reader = csv.reader(itertools.chain([head], file), delimiter=delimiter, strict=True)
+    lines = _lines(reader, path)
+    names = [name.strip() for name in next(lines, ("", []))[1]]
+    if len(set(names)) < len(names):
+        raise DataError("DATA032", f"{path} has two columns of one name", ", ".join(names), fix="rename one")
+    rows = _fitting(lines, names, account)
+    sample = list(itertools.islice(rows, _SAMPLE_ROWS))
+    chosen = _text_column(names, sample, column, path)
+    if chosen != column:
+        account.note(f"the text of {readable(path.name)} is its column {readable(chosen)!r}, the only one with text")
+    names = [column if name == chosen else name for name in names]
+    for where, fields in itertools.chain(sample, rows):
+        yield where, dict(zip(names, fields, strict=True))
+
+
+def parquet_rows(path: Path, column: str, account: Account) -> Iterator[Row]:
+    """The rows of a Parquet file; of its columns only the text is read.
+
+    Raises:
+        DataError: it is damaged, or has no such column.
+
+    """
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        # Opened here: Arrow takes no name that isn't UTF-8.
+        with path.open("rb") as stream, parquet.ParquetFile(stream) as file:
+            names = file.schema_arrow.names
+            if column not in names:
+                raise no_column(str(path), column, names)
+            account.drop(name for name in names if name != column)
+            for batch in file.iter_batches(columns=[column], batch_size=1024):
+                yield from ((str(path), record) for record in batch.to_pylist())
+    except pyarrow.ArrowInvalid as error:
+        raise DataError("DATA031", f"{path} is no Parquet file", str(error), fix="copy it afresh") from None
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        fix = "write one object a line, without line breaks inside"
+        raise DataError("DATA031", f"{where}: no JSON", str(error), "an object", fix) from None
+
+
+def _row(record: Any, where: str) -> Row:
+    if not isinstance(record, dict):
+        raise DataError("DATA031", f"{where}: no JSON object", type(record).__name__, "an object")
+    return where, record
+
+
+def _whole(line: str) -> bool:
+    """Whether a line is an object by itself, as in JSON lines."""
+    with suppress(ValueError, RecursionError):
+        return isinstance(json.loads(line), dict)
+    return False
+
+
+def _document(text: str, path: Path) -> list[Any]:
+    parsed = _parsed(text, str(path))
+    return parsed if isinstance(parsed, list) else [parsed]
+
+
+def _delimiter(head: str) -> str:
+    """The likeliest delimiter: the one that the names of the columns have most of, outside of quotes."""
+    bare = "".join(head.split('"')[::2])
+    return max(_DELIMITERS, key=bare.count)
+
+
+def _lines(reader: Any, path: Path) -> Iterator[tuple[str, list[str]]]:
+    """The lines of a CSV file that aren't empty; a quoted field may go over several."""
+    while True:
+        try:
+            fields = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            fix = "quote fields that have quotes, delimiters or line breaks in them, and double the quotes inside"
+            raise DataError("DATA031", f"{path}, line {reader.line_num}: no CSV", str(error), fix=fix) from None
+        if fields:
+            yield f"{path}, line {reader.line_num}", fields
+
+
+def _fitting(
+    lines: Iterable[tuple[str, list[str]]], names: list[str], account: Account
+) -> Iterator[tuple[str, list[str]]]:
+    for where, fields in lines:
+        if len(fields) == len(names):
+            yield where, fields
+        else:
+            account.leave_out("rows", "more or fewer fields than columns", name=where.rpartition("/")[2])
+
+
+def _text_column(names: list[str], sample: list[tuple[str, list[str]]], column: str, path: Path) -> str:
+    if column in names:
+        return column
+    textual = [name for place, name in enumerate(names) if any(_is_text(fields[place]) for _, fields in sample)]
+    if column != DEFAULT_COLUMN or len(textual) != 1:
+        raise no_column(str(path), column, names)
+    return textual[0]
+
+
+def _is_text(field: str) -> bool:
+    if field.strip().lower() in _NO_TEXTS:
+        return False
+    try:
+        float(field.replace(",", "."))
+    except ValueError:
+        return True
+    return False

@@ -1,0 +1,1 @@
+"""Benchmarks of the validation loss that training reaches."""

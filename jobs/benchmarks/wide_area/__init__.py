@@ -1,0 +1,1 @@
+"""Benchmarks over throttled links between network namespaces."""
