@@ -49,7 +49,7 @@ POINTS = {
     "store.before_publish": "the snapshot is whole under its temporary name",
     "store.before_record": "the snapshot is there, the record isn't",
     "store.before_link": "the record is there under its temporary name",
-    "store.after_record": "the record is there, nobody knows yet",
+    "store.after_record": "the record is there, no actor knows yet",
     "store.write": "before any file is written",
     "resume.before_read": "before the log is read",
     "resume.after_read": "the log is read and cut, nothing is started",
@@ -65,7 +65,7 @@ PAUSE_S = 1
 
 
 _Actions: TypeAlias = dict[int | None, str]
-"""What a point does at which hit; None: at every one."""
+"""Action of a point, and the hit at which it happens; None: every one."""
 
 _armed: dict[tuple[str, str | None], _Actions] = {}
 _log: list[Path] = []

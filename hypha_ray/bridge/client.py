@@ -41,7 +41,7 @@ ENVIRONMENT = {
 }
 """Variables that a driver sets for the trainer it starts."""
 FOLDERS = ("parameters", "slices", "updates")
-"""Of a work directory."""
+"""Folders of a work directory."""
 
 
 class Trainer:
@@ -62,7 +62,7 @@ class Trainer:
         channel.live()
         message = self._line.wait(lambda: self._line.job)
         self.job: dict[str, Any] = json.loads(self._line.file(message.path, message.content).read_bytes())
-        """What is to be trained, and how; see docs/bridge.md."""
+        """Definition of the job; see docs/bridge.md."""
 
     @classmethod
     def connect(

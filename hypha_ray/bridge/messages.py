@@ -14,7 +14,7 @@ from hypha_ray.errors import BridgeError
 MAX_METRICS = 256
 MAX_SLICES = 256
 LARGEST = 1e12
-"""Of a loss, a norm or any other figure, whatever its sign: sums and means of such figures are finite, too."""
+"""Largest loss, norm or other figure, whatever its sign: sums and means of such figures are finite, too."""
 MAX_TEXT = 1024
 """Characters of a reason, or of what an error says."""
 _METRIC = re.compile(r"[A-Za-z0-9_./-]{1,128}")

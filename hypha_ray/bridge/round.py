@@ -89,7 +89,7 @@ class Round:
 
     @property
     def learning_rate(self) -> float:
-        """Of the step that is next."""
+        """Learning rate of the next step."""
         assignment = self._assignment()
         if assignment is None:
             return 0.0

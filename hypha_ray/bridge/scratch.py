@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PREFIX, SPOOL, TRAINER = "hypha-bridge-", "hypha-spool-", "hypha-trainer-"
-"""What names begin with, before a process id: work directories of drivers, copies of what trainers sent, and work
+"""Beginnings of names, before a process id: work directories of drivers, copies of what trainers sent, and work
 directories of trainers elsewhere."""
 
 

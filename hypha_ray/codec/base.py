@@ -26,7 +26,7 @@ class Codec(Protocol):
 
     name: str
     yields: Literal["weights", "deltas"]
-    """What `decode` gives for parameters: the worker's weights w, or their difference w − θ."""
+    """Result of `decode` for parameters: the worker's weights w, or their difference w − θ."""
 
     def form(self, groups: Mapping[str, int]) -> dict[str, Form]:
         """Describe the payload of a fragment with these groups and sizes (`Layout.groups`)."""
@@ -87,7 +87,7 @@ class Encoder(Protocol):
     """Makes a sender's payloads of one fragment, round after round."""
 
     residual: Flat
-    """What was left out so far, by group, and is to be made up for."""
+    """Encoding error so far, by group, which later payloads make up for."""
 
     def encode(self, values: Flat, theta: Flat | None) -> tuple[Flat, Quality]:
         """Encode a round's result.

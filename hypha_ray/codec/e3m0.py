@@ -11,7 +11,7 @@ from hypha_ray.codec.floats import bf16_of_bits, bits_of_bf16
 from hypha_ray.codec.integers import FourBits, pack4, pairs
 
 _BIAS, _MANTISSA, _ONE_AND_A_HALF = 127, 23, 1 << 22
-"""Of float32: what exponents are counted from, bits of the mantissa, and the mantissa of 1.5."""
+"""Constants of float32: exponent bias, bits of the mantissa, and the mantissa of 1.5."""
 _ZERO = 7
 _MAGNITUDES = [*(2.0**-power for power in range(_ZERO)), 0.0]
 

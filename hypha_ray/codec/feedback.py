@@ -30,7 +30,7 @@ class Feedback:
     def __init__(self, codec: Chunked, decay: float) -> None:
         self._codec, self._decay = codec, decay
         self.residual: Flat = {}
-        """What was left out so far, by group; empty before the first round, and where nothing is fed back."""
+        """Encoding error so far, by group; empty before the first round, and without feedback."""
 
     def encode(self, values: Flat, theta: Flat | None) -> tuple[Flat, Quality]:
         """See `Encoder.encode`; the payload's buffers share memory with `values`."""

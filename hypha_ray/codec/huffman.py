@@ -23,11 +23,11 @@ from hypha_ray.types.layout import is_trained
 
 _MOST = 7
 _RAW, _MEMORY = -15, 9
-"""Of zlib: no header, and trees for as many codes at a time as it can have."""
+"""Parameters of zlib: no header, and trees for as many codes at a time as it can have."""
 _BYTES = BLOCK // 2
-"""What the codes of a block take before: two in a byte, which get one Huffman code, so half a bit each is possible."""
+"""Bytes of a block's codes before compression: two in a byte with one Huffman code, so half a bit each is possible."""
 _ROOM = _BYTES + 5 * (_BYTES // 16_000 + 1) + 16
-"""What they take at most: zlib stores what it can't make smaller, with five bytes for each part of it."""
+"""Largest size of a block's codes: zlib stores what it can't make smaller, with five bytes for each part of it."""
 _NO_NUMBER = 0x7FC0
 """In bfloat16."""
 

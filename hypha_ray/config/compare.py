@@ -25,9 +25,9 @@ _OF_A_TRAINING: tuple[KeyPath, ...] = (
     ("inner_optimizer", "name"),
     ("outer_optimizer", "name"),
 )
-"""What a commit is worth nothing without."""
+"""Keys without whose values a commit is worth nothing."""
 _OF_A_COMMAND: tuple[KeyPath, ...] = (("run", "name"), ("run", "dir"), ("testing",))
-"""What says nothing about a run: where it lies, and what tests do to it."""
+"""Keys that don't identify a run: its place, and faults of tests."""
 
 
 @dataclass(frozen=True, slots=True)

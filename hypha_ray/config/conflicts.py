@@ -81,7 +81,7 @@ def _of_asynchrony(job: Job, replay: bool) -> Iterator[Conflict]:
     """Conflicts of options that need all workers' deltas or weights at one time."""
     sync, outer = job.sync, job.outer_optimizer.name
     others = (
-        ("run.mode", replay, "who comes first can't be repeated: choose elastic"),
+        ("run.mode", replay, "the order of arrival can't be repeated: choose elastic"),
         ("sync.downward_codec", sync.downward_codec != "fp32", "every worker has weights of another time: choose fp32"),
         ("sync.quorum", sync.quorum is not None, "deltas are merged as they come: leave it out"),
         ("sync.merge", sync.merge != "mean", "of single deltas there is no median: choose mean"),

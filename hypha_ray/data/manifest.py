@@ -28,7 +28,7 @@ FORMAT_VERSION: Final = 1
 SPLITS = ("train", "validation")
 _BITS = {"int": (8, 16, 32, 64), "uint": (8, 16, 32, 64), "float": (16, 32, 64)}
 DTYPES = frozenset(f"{kind}{bits}" for kind, sizes in _BITS.items() for bits in sizes) | {"bool"}
-"""What tensors of a slice may consist of, by numpy's names."""
+"""Element types of a slice's tensors, by numpy's names."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

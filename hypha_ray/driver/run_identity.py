@@ -18,7 +18,7 @@ from hypha_ray.store.snapshots import newest_good
 from hypha_ray.telemetry.files import read_json
 
 DATASET = "dataset.json"
-"""What the run is trained on, wherever that lies."""
+"""Dataset that the run is trained on, wherever it lies."""
 
 
 def settle(job: Job, directory: RunDirectory, manifest: Manifest, resume: bool) -> None:

@@ -38,7 +38,7 @@ class Averaged(NamedTuple):
     theta: torch.Tensor
     velocity: torch.Tensor
     new: torch.Tensor | None
-    """Where new θ goes; None: it isn't wanted."""
+    """Destination of new θ; None: it isn't wanted."""
     new_velocity: torch.Tensor | None
 
     def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Averaged:

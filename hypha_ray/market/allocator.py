@@ -89,7 +89,7 @@ class Leases:
         self._run = run
         self._book = LeaseBook()
         self._groups: dict[str, tuple[Need, PlacementGroup]] = {}
-        """Of every lease, and of those that still wait for room."""
+        """Placement groups of all leases, and of those that still wait for room."""
         self._looking: asyncio.Task[list[NodeResources]] | None = None
         """The latest look at the cluster's nodes."""
 

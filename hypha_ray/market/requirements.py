@@ -22,7 +22,7 @@ GB = 1_000_000_000
 OWN_LABEL, RAY_LABEL = "gpu_type", "ray.io/accelerator-type"
 """The labels that name a node's GPU: the one its owner gives, and the one that Ray finds out by itself."""
 NOT_NVIDIA = re.compile(r"AMD-|Intel-|MXC|Apple-|M\d")
-"""How Ray's names of GPUs begin where another vendor made them; NVIDIA's have no prefix."""
+"""Beginnings of Ray's names of GPUs of other vendors; NVIDIA's have no prefix."""
 LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 
 

@@ -29,7 +29,7 @@ from hypha_ray.types import Alive, Damaged, Event, Failed, Leaving, Left, Merged
 log = logging.getLogger(__name__)
 
 CHECK_S = 1.0
-"""Seconds between two looks at who is silent and what is to be filled again."""
+"""Seconds between two checks for silent workers and empty slots."""
 
 
 class SchedulerCore:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from hypha_ray.types import Damaged, Event, Plan, RoundProgress, Saved, Source, Span, Verdict
 
 Used: TypeAlias = tuple[tuple[int, tuple[Span, ...]], ...]
-"""What each worker's accepted deltas were trained on."""
+"""Spans that each worker's accepted deltas were trained on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,11 @@ class Reduce:
     sources: tuple[Source, ...]
     weights: tuple[int, ...]
     rounds: tuple[int, ...] = ()
-    """Those that the deltas are of; none named: they are all of this one."""
+    """Rounds of the deltas; empty: all are of this one."""
     since: int | None = None
     """Deltas of earlier rounds are of no use any more; None: nor are others of this one."""
     phase: RoundProgress | None = None
-    """What the step is, where rounds have several."""
+    """Place of the step in its round, if rounds have several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Persist:
     epoch: int
     ahead: Mapping[int, Mapping[int, int]]
     state: Mapping[str, Any] = field(default_factory=dict)
-    """What a scheduler that takes over needs beside the log: totals, statistics, strikes; plain JSON."""
+    """State that a successor of the scheduler needs beside the log: totals, statistics, strikes; plain JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ class Initialised:
     theta_sha256: str
     layout_sha256: str
     part_bytes: tuple[int, ...] = ()
-    """Of each fragment; empty: there is one."""
+    """Bytes of each fragment; empty: there is one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,9 @@ class ResumePoint:
     evaluated: bool = False
     """Whether there is a record of the evaluation that `next_round` would begin with."""
     layout: Layout | None = None
-    """Of the model, if the snapshot has it."""
+    """Layout of the model, if the snapshot has it."""
     skipped: tuple[str, ...] = ()
-    """What of the log couldn't be used, and why."""
+    """Parts of the log that couldn't be used, with reasons."""
 
 
 class RunTotals:

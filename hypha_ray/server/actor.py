@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 GROUPS = {"pulse": 1, "intake": 1}
 """Calls that don't wait for a step: whether it lives, and whether a payload is there."""
 THREADS = 4
-"""Of a server that has reserved fewer CPUs: workers wait while it computes, so theirs are idle."""
+"""Threads of a server that has reserved fewer CPUs: workers wait while it computes, so theirs are idle."""
 COPYING = 2
 """Time that storing and copying θ may take, as a multiple of the step's, if the cluster is a single machine."""
 

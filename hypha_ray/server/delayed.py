@@ -25,11 +25,11 @@ class Part(NamedTuple):
     """Share of jointly reduced deltas in their round."""
 
     portion: float
-    """Of the weight that a round is expected to have."""
+    """Part of a round's expected weight."""
     share: float
-    """Of the weight that has come."""
+    """Part of the weight that has arrived."""
     before: float
-    """What has come before, as a part of the weight that has come, over what it was taken for."""
+    """Part of the arrived weight that came before, divided by the part assumed for it."""
     closes: bool
 
 

@@ -25,7 +25,7 @@ Work = Callable[[slice, torch.Tensor, torch.Tensor], T]
 """Takes the place of a block, and two pieces of scratch space of its size."""
 
 Read = Callable[[slice], list[torch.Tensor]]
-"""Gives the workers' values of a block, in worker order; nobody writes into them."""
+"""Gives the workers' values of a block, in worker order; they are read-only."""
 
 Merge = Callable[[Iterable[torch.Tensor], torch.Tensor], torch.Tensor]
 """Makes one value of the workers', taken in worker order; there is room for it, but it may be one of theirs."""

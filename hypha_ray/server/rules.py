@@ -31,7 +31,7 @@ class Rules:
     descent: Descent | None = None
     """Payloads are gradients, and this makes the outer step; None: they are deltas, and `outer` makes it."""
     rounds: int = 1
-    """Of the whole run, for the schedule of the outer learning rate."""
+    """Rounds of the whole run, for the schedule of the outer learning rate."""
     turn: int | None = None
     """Steps that the fragment has made before; None: one in each round."""
     threads: int = 1
@@ -39,7 +39,7 @@ class Rules:
     phase: RoundProgress | None = None
     """Rounds have several steps, and this is one of them; None: they have one."""
     wanted: Literal["all", "theta", "state"] = "all"
-    """What is not wanted may be left out, where that is quicker."""
+    """Results that are wanted; the others may be left out if that is quicker."""
 
     @property
     def averages_deltas(self) -> bool:

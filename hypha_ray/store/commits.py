@@ -98,7 +98,7 @@ class CommitLog:
     def __init__(self, directory: Path) -> None:
         self._folder, self._origin = directory / "commits", directory / "origin.json"
         self._last: Commit | None = None
-        """The newest record, if it was written here: whoever has the store's lock needs no list of all of them."""
+        """The newest record, if it was written here: the holder of the store's lock needs no list of all of them."""
 
     def begin(self, theta_sha256: str) -> None:
         """Take note of the weights that round 0 begins with.

@@ -49,7 +49,7 @@ class Mirror:
     def __init__(self, url: str, directory: Path) -> None:
         self._url, self._directory, self._log = url, directory, CommitLog(directory)
         self._place: _Place | None = None
-        """As it was left; None: somebody has to look."""
+        """State as it was left; None: it has to be looked up."""
         self._first = 0
         """First round whose record isn't there, while there is such a place."""
         self._history_at = -HISTORY_S

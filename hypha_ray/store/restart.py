@@ -48,7 +48,7 @@ class Restart:
     used: list[list[int]]
     """Epoch, slice, start and stop of every committed span from that epoch on; see `Ledger.restore`."""
     skipped: tuple[str, ...]
-    """What was passed over, and why; a line each."""
+    """Records and snapshots that were passed over, with reasons; a line each."""
 
     def rewind(self) -> None:
         """Set the records of later rounds aside, which are trained again, so that the log ends where the run goes on.

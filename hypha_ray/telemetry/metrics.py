@@ -40,7 +40,7 @@ METRICS = (
 
 KINDS = {metric.name: metric.kind for metric in METRICS}
 NONE_LEFT = {"hypha_worker_batches": 0.0}
-"""What a gauge has for a worker that is not in the round any more; the others have no value then."""
+"""Value of a gauge for a worker that is not in the round any more; the others have no value then."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ ALL = "all"
 PATH = "/status"
 _NO_METRICS = frozenset({"round", "rounds", "worker", "incarnation"})
 _OF_A_REPORT = ("loss",)
-"""What is sent of a worker's reports: there is about one a second of each worker."""
+"""Figures of a worker's reports that are sent: there is about one a second of each worker."""
 
 
 class StatusBridge:

@@ -84,7 +84,7 @@ class RoundProgress:
     arrivals: int = 0
     weight: int = 0
     norms: tuple[float, ...] = ()
-    """Of deltas that were accepted lately, by which others are judged."""
+    """Norms of recently accepted deltas, by which others are judged."""
 
     def closes(self, deltas: int) -> bool:
         """Whether the round is whole with so many more."""

@@ -34,7 +34,7 @@ from hypha_ray.worker.waits import Closed, Retired
 log = logging.getLogger(__name__)
 
 LEAVE_S = 30.0
-"""How long a trainer that has to leave may take to hand over what it has."""
+"""Longest time for a leaving trainer to hand over its delta."""
 _POLL_S = 0.2
 
 
@@ -64,7 +64,7 @@ class BridgedLoop:
         self._heard: dict[str, Any] = {}
         """The newest message of each kind."""
         self._why: Exception | None = None
-        """Why the trainer is gone."""
+        """Reason of the trainer's end."""
         self._leaving = False
         """The trainer was told to leave."""
 
@@ -152,7 +152,7 @@ class BridgedLoop:
             while "left" not in self._heard:
                 content, message = self._channel.hear()
                 if content == "left" and not self._leaving:
-                    raise BridgeError("FRM008", "the trainer has left, though nobody told it to")
+                    raise BridgeError("FRM008", "the trainer has left, though it wasn't told to")
                 for item in self._results.of(content, message):
                     self._emit(item)
                 with self._changed:

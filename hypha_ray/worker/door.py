@@ -14,7 +14,7 @@ from hypha_ray.errors import ConfigError, HyphaError
 from hypha_ray.modes import opener
 
 FOLDER = "bridge"
-"""Of the run directory: token and address of each worker whose trainer dials in."""
+"""Folder of the run directory: token and address of each worker whose trainer dials in."""
 
 
 def address(job: Job, worker: int) -> str:

@@ -31,9 +31,9 @@ class Handout:
         self._files: list[tuple[int, str]] = []
         """With the rounds that they are for."""
         self._slices: dict[tuple[Span, bool], pb.Slice] = {}
-        """What was given in this round, by span and whether it is shuffled."""
+        """Files given in this round, by span and whether it is shuffled."""
         self.contents = Contents()
-        """What a sample has at most."""
+        """Largest contents of a sample: tokens and scored positions."""
 
     def job(self, path: str) -> None:
         """Say what is to be trained, which stands in a file that is there."""

@@ -38,12 +38,12 @@ class Live:
         self.theta: dict[int, Flat] = {}
         """Newest global weights by fragment, as they came."""
         self._guesses: dict[int, Flat] = {}
-        """What fragments were expected to become, until they do."""
+        """Estimates of fragments, until the fragments come."""
         self._own = False
         """The live weights are others than the global ones."""
         self._narrow = any(entry.dtype in _NARROW for entry in layout.entries)
         self._rest: dict[int, Flat] = {}
-        """Of 16-bit weights, by fragment: what rounding took off when they were last written."""
+        """Rounding error of 16-bit weights when they were last written, by fragment."""
 
     def merge(self, arrived: Arrived, mixes: bool = True) -> None:
         """Take new global weights θ over: all there are, or new ones, which are mixed if so (arXiv 2501.18512).

@@ -66,7 +66,7 @@ class InnerLoop:
         self._live = Live(self._model, self._layout, job.sync.mixing, keeps)
         self._foresight = Foresight(job) if job.sync.eager else None
         self._begun: Meter | None = None
-        """Of a round that was begun before its plan and its weights were there."""
+        """Meter of a round that was begun before its plan and its weights were there."""
         self._rejections = 0
         """Rejected deltas that the inner state has been reset for."""
         self._vain = 0

@@ -31,7 +31,7 @@ from hypha_ray.worker.printed import Printed, trainer_log
 
 JOB_FILE, TOKEN_FILE, SOCKET_FILE = "job.json", "token", "socket"
 END_S = 2.0
-"""How long a process has to end by itself once it is asked to."""
+"""Time that a process has to end by itself once it is asked to."""
 _POLL_S = 0.1
 _HANDED_ON = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_[A-Z]+|TZ|TMPDIR|TERM|XDG_RUNTIME_DIR|DOCKER_HOST"

@@ -13,7 +13,7 @@ from hypha_ray.config import Job
 from hypha_ray.modes import opener
 
 MAX_BYTES = 16 << 20
-"""Of what one process prints. A log that is longer makes room for a new one, and is kept until that one is, too."""
+"""Most output of one process. A log that is longer makes room for a new one, and is kept until that one is, too."""
 _PART = 1 << 16
 _CUT = b"\n[what else it prints is left out]\n"
 
@@ -30,7 +30,7 @@ class Printed:
         self._file = file
         self._source, target = os.pipe()
         self.target = os.fdopen(target, "wb", buffering=0)
-        """What the process is to print to; it is closed here once the process has it."""
+        """File that the process prints to; it is closed here once the process has it."""
         self._thread = threading.Thread(target=self._copy, name="bridge-printed", daemon=True)
         self._thread.start()
 

@@ -18,7 +18,7 @@ from hypha_ray.types.layout import dtype_of
 from hypha_ray.worker.told import UNKNOWN, Contents, Told
 
 FOLDER = "updates/"
-"""Where a trainer's files are."""
+"""Folder of a trainer's files."""
 SLACK_BYTES = 1 << 20
 """Room for the header of a file, beside its tensors."""
 MAX_FILES = 8
@@ -45,7 +45,7 @@ class Results:
     ) -> None:
         self._source, self._directory, self._encoders, self._now = source, directory, encoders, now
         self.layout: Layout | None = None
-        """Where the tensors lie; nothing is taken before that is known."""
+        """Layout of the tensors; nothing is accepted before it is known."""
         self.proven = False
         """Whether the trainer has shown which weights it began with."""
         self._round = Told()

@@ -19,7 +19,7 @@ from hypha_ray.worker.waits import Closed, Retired
 log = logging.getLogger(__name__)
 
 Item: TypeAlias = Event | Flat
-"""What the stream consists of."""
+"""Items of the stream."""
 Emit: TypeAlias = Callable[[Item], None]
 """Takes what an inner loop says; must not block."""
 

@@ -58,7 +58,7 @@ class Told:
     plan: Plan | None = None
     """The longest one; a shorter one may have come after it."""
     contents: Contents = Contents()
-    """What a sample has at most."""
+    """Largest contents of a sample: tokens and scored positions."""
     samples: int = 0
     """In reports, as are those below. Scored positions are samples, where a trainer doesn't count them."""
     batches: int = 0
@@ -66,7 +66,7 @@ class Told:
     seconds: float = 0.0
     waited_s: float = 0.0
     ready_at: float = 0.0
-    """When it had samples to train on, and had nothing to evaluate any more."""
+    """Time at which it had samples to train on, and nothing to evaluate any more."""
     reported_at: float | None = None
     merged: bool = False
     evaluated: bool = False

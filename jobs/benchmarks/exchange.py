@@ -34,7 +34,7 @@ WIDTH = 1024
 SIZES = ((25, 2), (25, 4), (100, 2), (100, 4))
 """Millions of parameters, and workers."""
 EXCHANGES = ("sync", "sync_gloo", *(f"sync_{name}" for name in PEERS))
-"""What the rows of a size are called."""
+"""Names of the rows of a size."""
 
 
 def _model(millions: int) -> torch.nn.Module:

@@ -49,7 +49,7 @@ class Arena:
         self._count = nodes
         self._nodes: dict[str, Any] = {}
         self._due_s: list[float] = []
-        """When nodes that are to replace others will be started."""
+        """Times at which nodes that replace others will be started."""
 
     def __enter__(self) -> Arena:
         make_token()

@@ -21,7 +21,7 @@ STUCK_ROUNDS = 10
 """Rounds' time without a commit after which a run is given up, or `STUCK_S` if that is longer."""
 STUCK_S = 240.0
 FROZEN_S = 20.0
-"""How long a stopped process may outlive the run."""
+"""Longest time that a stopped process may outlive the run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class Hunter:
         self._strikes, self._patient = strikes, patient
         self.kills: list[Kill] = []
         self.missed: list[str] = []
-        """Roles of which nobody lived when they were to be struck."""
+        """Roles without a live process when they were to be struck."""
         self._stopped: dict[int, tuple[str, str | None]] = {}
         self._due_s = begin_s
         self._next: Strike | None = None

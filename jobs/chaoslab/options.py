@@ -10,7 +10,7 @@ from typing import Literal
 from hypha_ray.errors import ConfigError
 
 ROLES = ("worker", "server", "shard", "scheduler", "store", "telemetry", "node", "driver")
-"""What can be killed. The last two are no actors: a node dies with all its processes, a driver is started again."""
+"""Roles that can be killed. The last two aren't actors: a node dies with its processes, a driver is restarted."""
 
 
 @dataclass

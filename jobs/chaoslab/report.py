@@ -76,7 +76,7 @@ def page(got: Mapping[str, Any]) -> str:
         "",
         f"{'killed':10}{'times':>6}{'healed':>8}{'p50 s':>8}{'p95 s':>8}{'max s':>8}    to",
         *(_role(role, row) for role, row in got["recovery"].items()),
-        *([f"{missed} strikes met nobody: {', '.join(sorted(set(got['missed'])))}"] if missed else []),
+        *([f"{missed} strikes had no victim: {', '.join(sorted(set(got['missed'])))}"] if missed else []),
         "",
         f"commits    {got['commits']} of {got['rounds']} rounds; lost {got['commits_lost']}; "
         f"rounds discarded {got['rounds_discarded']}, begun again {got['rounds_begun_again']}",

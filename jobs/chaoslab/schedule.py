@@ -10,7 +10,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 STOPPABLE = frozenset({"worker", "server", "shard", "scheduler", "store", "telemetry"})
-"""Roles that somebody watches: what is stopped there is replaced. Nobody could replace a stopped driver or node."""
+"""Roles that are supervised: a stopped process is replaced. A stopped driver or node would stay."""
 
 
 @dataclass(frozen=True, slots=True)

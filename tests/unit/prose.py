@@ -7,6 +7,7 @@ import re
 import sys
 import tokenize
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").exists())
@@ -36,6 +37,16 @@ def docstrings(tree: ast.Module) -> Iterator[tuple[int, Documented, str]]:
             yield getattr(node, "lineno", 1), node, text
 
 
+def attribute_docs(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield line and text of every string that documents the attribute or constant above it."""
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        for above, below in pairwise(body if isinstance(body, list) else []):
+            match above, below:
+                case ast.Assign() | ast.AnnAssign(), ast.Expr(value=ast.Constant(value=str(text))):
+                    yield below.lineno, text
+
+
 def answers_yes_or_no(node: Documented) -> bool:
     """Whether a function returns a bool, so that "Whether" says what it returns."""
     returns = getattr(node, "returns", None)
@@ -63,9 +74,10 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def offences(path: Path) -> list[str]:
-    """Return one line for each broken rule in docstrings and comments of a Python file: line number, rule, text."""
+    """Return one line for each broken rule in a file's docstrings and comments: line number, rule, text."""
     found = []
-    for line, node, text in docstrings(ast.parse(path.read_text(encoding="utf-8"))):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for line, node, text in docstrings(tree):
         question = QUESTION.match(text)
         if question and not (question.group() == "Whether" and answers_yes_or_no(node)):
             found.append(f"{line}: begins with {question.group()!r}: {text.splitlines()[0]}")
@@ -74,6 +86,11 @@ def offences(path: Path) -> list[str]:
             words = len(WORD.findall(sentence))
             if words > LONGEST_SENTENCE:
                 found.append(f"{line}: {words} words in a sentence: {sentence}")
+    for line, text in attribute_docs(tree):
+        beginning = QUESTION.match(text) or re.match(r"(Of|Those|These)\b", text)
+        if beginning and beginning.group() != "Whether":
+            found.append(f"{line}: begins with {beginning.group()!r}: {text}")
+        found += [f"{line}: {word!r} of a process: {around}" for word, around in persons(text)]
     found += [f"{line}: {word!r} of a process: {text}" for line, text in comments(path) for word, _ in persons(text)]
     return found
 

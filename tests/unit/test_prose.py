@@ -66,5 +66,11 @@ def test_whether_is_allowed_of_a_yes_or_no(tmp_path: Path) -> None:
     assert found("Whether the round is over.", tmp_path, "def over() -> bool") == []
 
 
+def test_attribute_without_a_noun_and_comment_about_a_person_are_listed(tmp_path: Path) -> None:
+    file = tmp_path / "module.py"
+    file.write_text('"""Module."""\n\nSTEPS = 3\n"""Of a round."""\n# Nobody waits.\n', encoding="utf-8")
+    assert [line.split(":")[0] for line in offences(file)] == ["4", "5"]
+
+
 def test_longest_sentence_is_what_the_rules_say() -> None:
     assert f"at most {LONGEST_SENTENCE} words" in (ROOT / "docs" / "development.md").read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ from hypha_ray.bridge.transport.tokens import NONCE, SESSION, Side, prove, prove
 from hypha_ray.errors import AuthenticationError, BridgeError, HyphaError
 
 GREETING_S = 10.0
-"""Longest wait for the other side's next word before it has proved who it is."""
+"""Longest wait for the other side's next message before it is authenticated."""
 _MESSAGES = {
     name: getattr(pb, field.message_type.name)
     for name, field in pb.Envelope.DESCRIPTOR.fields_by_name.items()
@@ -44,7 +44,7 @@ class Channel:
         self._frames, self._conversation = Frames(stream), Conversation(side)
         self._speaking, self._closed = threading.Lock(), threading.Event()
         self.peer = ""
-        """What the trainer calls itself."""
+        """Name that the trainer gives itself."""
         self.shares_files = False
         """Whether the trainer has the work directory itself."""
         self.silence_s = GREETING_S

@@ -18,15 +18,15 @@ from hypha_ray.bridge.transport.tokens import Side
 from hypha_ray.errors import BridgeError, HyphaError
 
 VERSION = 1
-"""Of the protocol."""
+"""Version of the protocol."""
 OPENING = {"hello": "trainer", "challenge": "driver", "authenticate": "trainer", "welcome": "driver"}
-"""The beginning, in order, and who says it."""
+"""Messages of the beginning, in order, each with its sender."""
 _ALWAYS = frozenset({"file", "alive", "error"})
 _WORK = {
     "driver": _ALWAYS | {"job", "parameters", "assignment", "leave", "done"},
     "trainer": _ALWAYS | {"ready", "merged", "metrics", "evaluation", "update", "left"},
 }
-"""What each side may say once both have proved who they are."""
+"""Messages that each side may send once both are authenticated."""
 
 if api_implementation.Type() == "python":  # Deeply nested messages exhaust the stack there.
     raise ImportError("the bridge needs protobuf's compiled implementation; it has been turned off")

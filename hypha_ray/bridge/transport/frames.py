@@ -19,7 +19,7 @@ except ImportError:
     from zlib import crc32
 
 MAX_GREETING = 1024
-"""Longest message before the other side has proved who it is."""
+"""Longest message before the other side is authenticated."""
 MAX_MESSAGE = 1 << 16
 MAX_PART = 1 << 20
 """Longest part of a file."""

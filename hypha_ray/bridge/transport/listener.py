@@ -18,7 +18,7 @@ from hypha_ray.errors import HyphaError
 log = logging.getLogger(__name__)
 
 MAX_STRANGERS = 8
-"""Connections that haven't proved who they are; the oldest one has to go for one more."""
+"""Connections that aren't authenticated yet; one more closes the oldest."""
 PACE_S = 0.005
 """Shortest time between two connections that are taken; more of them wait in the system's queue, or are refused."""
 
@@ -47,7 +47,7 @@ class Listener:
         self._closed = False
         self._socket = bound(address, tls is not None)
         self.address = name_of(self._socket)
-        """What trainers connect to, with the port that was free."""
+        """Address that trainers connect to, with the port that was free."""
         threading.Thread(target=self._accept, name="bridge-listener", daemon=True).start()
 
     def admit(self, timeout_s: float) -> Channel | None:

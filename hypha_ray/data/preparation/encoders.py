@@ -19,7 +19,7 @@ from hypha_ray.model.loading.hub import fetch
 Tokens: TypeAlias = npt.NDArray[np.int32]
 
 FOLDER = "tokenizer"
-"""Where the tokenizer is saved, beside the slices, for the trained model to be shipped with."""
+"""Folder of the tokenizer, beside the slices; it is shipped with the trained model."""
 _SPARE = 125
 """Tokens of ByT5 that no text has."""
 

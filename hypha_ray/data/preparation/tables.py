@@ -25,7 +25,7 @@ _SAMPLE_ROWS = 1000
 _NO_TEXTS = frozenset({"", "true", "false", "yes", "no", "nan", "null", "none", "na", "n/a"})
 
 Row: TypeAlias = tuple[str, Mapping[str, Any]]
-"""Where a row stands, and its columns."""
+"""Place of a row, and its columns."""
 
 
 def texts(rows: Iterable[Row], column: str, account: Account) -> Iterator[str]:

@@ -25,7 +25,7 @@ FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 60.0
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 MAX_CRASHES = 5
-"""Workers of every slot in a row that may break down before anybody has contributed anything."""
+"""Workers of every slot in a row that may break down before the first contribution."""
 STARTS_PER_ATTEMPT = 10_000
 """Incarnations grow with the attempt first, so that a later scheduler's are greater."""
 
@@ -36,7 +36,7 @@ class Slot:
 
     number: int
     source: Source | None = None
-    """Of the worker that is starting or at work."""
+    """Source of the worker that is starting or at work."""
     member: WorkerState | None = None
     """Once it is at work; stays there for its successor to learn from."""
     lease: Lease | None = None
@@ -45,16 +45,16 @@ class Slot:
     failures: int = 0
     """Workers in a row that went without having contributed anything."""
     breakdowns: int = 0
-    """Of these those whose process ended by itself."""
+    """Number of these whose process ended by itself."""
     exceptions: set[str | None] = field(default_factory=set)
-    """What ended them; None: no exception."""
+    """Exception that ended them; None: no exception."""
     strikes: int = 0
     """Deltas that were rejected for what they were, less those that were accepted since."""
     excluded: bool = False
     done: bool = False
     """It has done its final plan."""
     progress_at: float = 0.0
-    """When the worker was hired, was first heard of, or last made progress."""
+    """Time when the worker was hired, was first heard of, or last made progress."""
     retry_at: float | None = None
 
     @property
@@ -100,7 +100,7 @@ class Roster:
 
     @property
     def layouts(self) -> set[str]:
-        """Of the models that were built last under each number; empty under one that hasn't built any."""
+        """Layouts of the models that were built last in each slot; empty under one that hasn't built any."""
         return {"" if slot.member is None else slot.member.layout for slot in self.slots.values()}
 
     @property

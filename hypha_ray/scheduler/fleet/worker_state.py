@@ -16,7 +16,7 @@ UNKNOWN_BATCH_S = 1.0
 """Batch time assumed while no worker has reported one; equal for all, so it only sets the scale."""
 
 IDLE_FADE = 0.5
-"""What is left of a worker's batch time after a round in which it had no batch."""
+"""Remaining part of a worker's batch time after a round without a batch."""
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class Progress:
     batches: int = 0
     samples: int = 0
     heard_at: float | None = None
-    """When it last reported, or began with its batches; None before."""
+    """Time of the last report, or of the beginning with the batches; None before."""
 
 
 @dataclass(slots=True)

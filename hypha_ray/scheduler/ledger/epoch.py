@@ -33,7 +33,7 @@ class Epoch:
         self._queue = list(range(len(self._order)))
         self._queued = set(self._queue)
         self._free: dict[int, list[Span]] = {}
-        """Of every slice that isn't untouched."""
+        """Available spans of every slice that isn't untouched."""
         self._assigned: Counter[int] = Counter()
         self.used: dict[int, list[Span]] = {}
         self.unused = self._available = sum(sizes.values())

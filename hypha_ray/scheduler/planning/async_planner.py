@@ -29,9 +29,9 @@ class AsyncPlanner(RoundPlanner):
         super().__init__(job, slices, sizes, past)
         self._target = job.rounds.samples_between_updates
         self._beat: float | None = None
-        """When the turns that begin now are to end."""
+        """Time at which turns that begin now are to end."""
         self._ends: dict[int, float] = {}
-        """When each worker's turn is to end, if that could be said at its beginning."""
+        """Time at which each worker's turn is to end, if that was known at its beginning."""
 
     @property
     def size(self) -> int:

@@ -18,12 +18,12 @@ class LocalRound:
     """
 
     step: int
-    """Of the run, by which the weights are known."""
+    """Number of the run's step that made the weights."""
     merged: int
     """Deltas of the run that were in these weights."""
     began_at: float
     handed_over_at: float | None
-    """When its delta before this turn came; None: it had none."""
+    """Time of the worker's delta before this turn; None: it had none."""
     evaluating: bool
 
 

@@ -13,7 +13,7 @@ from hypha_ray.figures import quality
 from hypha_ray.types import Contribution, Delta, Evaluated, Plan, Report, Source, Span, Verdict
 
 LOST = "its payload was lost with its node"
-"""Why a delta isn't in a round that nobody has judged."""
+"""Reason of a delta's absence from a round without a verdict."""
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class Round:
     final: bool = False
     """It only evaluates."""
     eval_shares: dict[int, tuple[Span, ...]] = field(default_factory=dict)
-    """What each worker evaluates of the validation split before it trains."""
+    """Validation samples of each worker, evaluated before it trains."""
     weights_version: int = 0
     """Number of the weights that are due in it, and evaluated."""
     overlapped: bool = False
@@ -45,12 +45,12 @@ class Round:
     merging: set[int] = field(default_factory=set)
     """Workers that still have to merge the round's result."""
     bytes_down: int = 0
-    """Of the result, over all workers that have merged it."""
+    """Bytes of the result, over all workers that have merged it."""
     waited_s: dict[int, float] = field(default_factory=dict)
     worked_s: dict[int, float] = field(default_factory=dict)
     last_merged_at: float = 0.0
     totals: dict[str, float] = field(default_factory=dict)
-    """Of the run, with this round."""
+    """Totals of the run, with this round."""
 
     @property
     def evaluating(self) -> bool:
@@ -158,7 +158,7 @@ class Evaluation:
     pending: dict[int, tuple[Span, ...]]
     """Shares that are being evaluated, by worker."""
     lost: list[tuple[Span, ...]] = field(default_factory=list)
-    """Shares whose workers were lost, for whoever comes next."""
+    """Shares of lost workers, for the next workers that come."""
     parts: dict[tuple[Span, ...], Evaluated] = field(default_factory=dict)
 
     @property

@@ -30,7 +30,7 @@ class GlobalWeights:
         self._momentum: list[asyncio.Future[Any]] = []
         """Momentum of each fragment, which a server returns after θ, because workers wait for θ."""
         self._differences: dict[int, Any] = {}
-        """Of θ to what it was before its last step, by fragment, if the job has new weights sent like that."""
+        """Difference of θ to its value before the last step, by fragment, if new weights are sent like that."""
         self._made: dict[int, tuple[Any, asyncio.Future[Any], Any]] = {}
         """θ, momentum and difference of a step of which the brain hasn't heard yet, by fragment."""
         self.inner: dict[int, Any] = {}

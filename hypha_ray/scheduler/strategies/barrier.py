@@ -39,9 +39,9 @@ class BarrierRounds:
         self._inner_states = set(past.inner)
         """Workers whose successors have an inner state to take over."""
         self.sent_bytes: tuple[int, tuple[int, ...]] = 0, ()
-        """Of all of θ, and of each fragment."""
+        """Bytes of all of θ, and of each fragment."""
         self.grace_until: float | None = None
-        """When the round ends without those who haven't handed over; None: not yet, or no more."""
+        """Time at which the round ends without missing deltas; None: not yet, or no more."""
 
     @property
     def open(self) -> bool:

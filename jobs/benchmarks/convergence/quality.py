@@ -141,7 +141,7 @@ GRIDS: dict[str, list[Side]] = {
         _plain(BATCH, **_muon(5e-3, 4e-3)),
     ],
 }
-"""What may be tried: learning rates, the part of them at which the cosine ends, MuLoCo's outer step."""
+"""Settings that may be tried: learning rates, the part of them at which the cosine ends, MuLoCo's outer step."""
 CHOSEN = {"synchronous": 1, "diloco": 2, "alone": 1, "synchronous_muon": 4, "muloco": 1, "alone_muon": 1}
 """Places in the grids."""
 

@@ -32,9 +32,9 @@ from benchmarks.wide_area import delayed_link
 DEVICE = "wan0"
 """A site's own end of its link."""
 BURST_BYTES = 64 << 10
-"""What a token bucket lets through at once: a packet as large as the kernel makes them."""
+"""Bytes that a token bucket lets through at once: a packet as large as the kernel makes them."""
 QUEUE_S = 0.05
-"""How long a packet may wait for its bucket; it is dropped if it would be longer."""
+"""Longest wait of a packet for its bucket; it is dropped if it would be longer."""
 END_S = 10.0
 """Longest wait for killed processes to be gone."""
 _OURS = re.compile(r"hypha-(\d+)-\d+-\w+")

@@ -91,7 +91,7 @@ class Cluster:
         return [json.loads(line) for line in lines]
 
     def environment(self, number: int) -> dict[str, str]:
-        """Of programs at one of the sites, to be laid over this process's own."""
+        """Environment of programs at one of the sites, to be laid over this process's own."""
         folder = self.folder / str(number)
         return {**_ENVIRONMENT, "RAY_TMPDIR": str(folder), "RAY_ADDRESS": self.address}
 

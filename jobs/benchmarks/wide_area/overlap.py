@@ -17,13 +17,13 @@ from hypha_ray.model.layout import layout_of
 from hypha_ray.model.loading.build import build_model
 
 LINK = Link(mbit_s=50, delay_s=0.005)
-"""Of every site, the head's too. From site to site it is twice as far."""
+"""Link of every site, the head's too. From site to site it is twice as far."""
 WORKERS = 2
 BATCH_S = 0.1
 ROUNDS = 8
 """In which all weights are exchanged; with fragments a round is so many times shorter, and there are more of them."""
 WARM_UP_ROUNDS = 2
-"""Of these rounds those that don't count: in the first one the planner knows no batch times."""
+"""Rounds that don't count: in the first one the planner knows no batch times."""
 OVERLAP = {"fragments": 4, "delay_steps": 14, "mixing": 0.5}
 """A quarter of the weights is under way for up to 14 of a round's batches; in all, as many bytes as without."""
 LONG = {"fragments": 4, "delay_steps": 5, "mixing": 0.5}
@@ -96,7 +96,7 @@ def _measured(
 
 
 def job_flags(dataset: Path) -> list[str]:
-    """Of all jobs."""
+    """Flags of all jobs."""
     machines = {"num_workers": WORKERS, "min_workers": WORKERS}
     tables = {"model.config": MODEL, "rounds": {"max_batch_size": 1, "evaluate_every": 0}, "resources": machines}
     pace = ["--testing.batch_s", str(BATCH_S), "--dataset.path", str(dataset)]

@@ -23,10 +23,10 @@ from hypha_ray.telemetry.files import EVENTS, read_jsonl
 LINK = Link(mbit_s=1000)
 FRAGMENTS = 4
 BATCHES = 30
-"""Of a worker in a round, which lasts a good deal longer than `WINDOW_S`: no window has two exchanges in it."""
+"""Batches of a worker in a round, which lasts a good deal longer than `WINDOW_S`: no window has two exchanges in it."""
 ROUNDS = 10
 WINDOW_S, EVERY_S = 1.0, 0.1
-"""What peaks are sums over, and the time between two looks at the counters."""
+"""Time that peaks are sums over, and the time between two looks at the counters."""
 TIMEOUT_S = 200.0
 Counted = Sequence[tuple[float, int]]
 """Seconds of the wall clock, and all bytes up to then."""

@@ -20,7 +20,7 @@ from hypha_ray.model.layout import layout_of
 from hypha_ray.model.loading.build import build_model
 
 LINK = Link(mbit_s=100, delay_s=0.005)
-"""Of every site, the head's too. From site to site it is twice as far."""
+"""Link of every site, the head's too. From site to site it is twice as far."""
 WORKERS = 2
 STEPS = 32
 """Batches of a worker in a round, and between two evaluations."""
@@ -67,7 +67,7 @@ def seconds_to(target: float, curve: Curve) -> float | None:
 
 
 def _ours(cluster: Cluster, dataset: Path) -> dict[str, Any]:
-    """Of a job's run: its curve, when it came to the target, and the bytes that all sites have sent."""
+    """Figures of a job's run: its curve, the time to the target, and the bytes that all sites have sent."""
     before = _sent(cluster)
     records = cluster.job("ours", [*_flags(dataset), *SERVER_ON_HEAD], TIMEOUT_S)
     curve = [(one["elapsed_s"], one["val_loss"]) for one in records if one["kind"] == "eval"]
