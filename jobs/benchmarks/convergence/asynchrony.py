@@ -1,7 +1,7 @@
 """Asynchronous training against rounds with a barrier, on workers as unequal as those of the paper (arXiv 2401.09135).
 
-Four workers take 0.58, 0.75, 1.51 and 3.33 s a step there; here a fifth of that, most of which they sleep, so that they
-are that unequal on any machine. All runs use equally many samples, but for some batches by which rounds miss the mark.
+Four workers take 0.58, 0.75, 1.51 and 3.33 s a step there, and a fifth of that here. They sleep for most of a step, so
+they are equally unequal on any machine. All runs use equally many samples, but for a few batches at the end of rounds.
 """
 
 from __future__ import annotations

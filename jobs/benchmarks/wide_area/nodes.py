@@ -60,7 +60,7 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """What RAY_ADDRESS is to be, for programs at any of the sites."""
+        """Address of the cluster, as RAY_ADDRESS at any of the sites."""
         return f"{self.sites[0].address}:{_PORT}"
 
     def run(self, command: Sequence[str | Path], timeout_s: float, env: Mapping[str, str] | None = None) -> str:
