@@ -53,8 +53,11 @@ class Worker(Table):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where the lease has one")
     autocast: Literal["none", "bf16"] = Field("none", description="bf16: mixed precision in forward and backward")
     compile: bool = Field(False, description="torch.compile the model")
-    report_every_s: Positive = Field(1.0, description="seconds between progress reports")
-    lease_s: Positive = Field(5.0, description="silence after which a worker is taken for dead and replaced")
+    report_every_s: Positive = Field(1.0, description="seconds between progress reports; at least num_workers / 500")
+    lease_s: Positive = Field(
+        5.0,
+        description="silence after which a worker counts as dead and is replaced; at least 3 * num_workers / 500",
+    )
     stall_s: Positive = Field(600.0, description="time without progress after which a live worker is replaced")
     prefetch_mb: Count = Field(256, description="memory for slices that wait to be trained on")
 

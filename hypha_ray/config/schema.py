@@ -237,6 +237,10 @@ class Testing(Table):
     failpoint_log: str | None = Field(None, description="file that hits are counted in, over all processes")
 
 
+REPORTS_PER_S = 500
+"""Reports per second, of all workers together, that the scheduler is sent at most."""
+
+
 class Job(Table):
     """A whole job."""
 
@@ -260,6 +264,16 @@ class Job(Table):
         if round < self.rounds.warmup_rounds:
             return self.resources.num_workers * self.rounds.max_batch_size
         return self.rounds.samples_between_updates
+
+    @property
+    def report_interval_s(self) -> float:
+        """Seconds between two reports of a worker; longer in a large fleet, so that the scheduler can read them all."""
+        return max(self.worker.report_every_s, self.resources.num_workers / REPORTS_PER_S)
+
+    @property
+    def lease_s(self) -> float:
+        """Seconds of silence after which a worker is taken for dead; at least those of three reports."""
+        return max(self.worker.lease_s, 3 * self.resources.num_workers / REPORTS_PER_S)
 
     def awaits(self, worker: int) -> bool:
         """Whether that worker's trainer dials in, instead of being started."""

@@ -71,7 +71,7 @@ class LeaseBook:
             CapacityError: there isn't as much left.
 
         """
-        free = self.free()
+        free = {} if self._capacity is None else self.free()
         missing = [name for name, amount in amounts.items() if amount > free.get(name, 0.0)]
         if self._capacity is not None and missing:
             short = ", ".join(f"{amounts[name]:g} {name} of {free.get(name, 0.0):g}" for name in missing)

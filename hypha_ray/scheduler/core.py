@@ -14,9 +14,10 @@ import logging
 from collections.abc import Iterable, Sequence
 
 from hypha_ray.config import Job
-from hypha_ray.errors import CapacityError, CheckpointError
+from hypha_ray.errors import CapacityError
 from hypha_ray.scheduler import messages as c
-from hypha_ray.scheduler.fleet.roster import Roster, hopeless
+from hypha_ray.scheduler.failures import another_model, hopeless, too_few
+from hypha_ray.scheduler.fleet.roster import Roster
 from hypha_ray.scheduler.fleet.weight_hashes import WeightHashes
 from hypha_ray.scheduler.fleet.worker_state import WorkerState
 from hypha_ray.scheduler.messages import Outbox
@@ -55,6 +56,8 @@ class SchedulerCore:
         self._layout_sha256: str | None = None
         self._first: set[Source] = set()
         """Workers that the first round waits for."""
+        self._unchecked: set[Source] = set()
+        """Workers that came while no round was open, and whose model hasn't been looked at yet."""
         self._timers: dict[str, float] = {}
         self._store_pace = StorePace(past.next_round, self._out)
 
@@ -153,18 +156,19 @@ class SchedulerCore:
             self._hire(now)
         for name in due - {"check"}:
             self._timers.pop(name, None)
+        self._strategy.make_up_corrections(now)
         if self._strategy.grace_until is not None and now >= self._strategy.grace_until:
             self._strategy.close()
         if "start" in due:
             self._give_up_waiting(now)
         if "idle" in due:
-            self._give_up(self._too_few(f"were there for {self._resources.max_idle_s:g} s"), now)
+            self._give_up(self._few(f"were there for {self._resources.max_idle_s:g} s"), now)
 
     def _give_up_waiting(self, now: float) -> None:
         """At the start deadline continue with the workers that are ready, if they are enough."""
         late, self._first = self._first, set()
-        if len(self._roster.assignable) < self._needed:
-            self._give_up(self._too_few("were ready by the start deadline"), now)
+        if self._roster.assignable_count < self._needed:
+            self._give_up(self._few("were ready by the start deadline"), now)
             return
         for source in sorted(late, key=lambda one: one.worker):
             self._lost(source, "not ready by the start deadline", now)
@@ -219,7 +223,9 @@ class SchedulerCore:
         self._first.discard(source)
         member.layout = event.layout
         self._out.event("join", now, worker=source.worker, incarnation=source.incarnation, device=event.device)
-        if self._strategy.open and self._builds_the_model([member], now):
+        if not self._strategy.open:
+            self._unchecked.add(source)
+        elif self._builds_the_model([member], now):
             self._strategy.join(member, now)
 
     def _lost(self, source: Source, reason: str, now: float, blame: bool = True) -> bool:
@@ -239,12 +245,12 @@ class SchedulerCore:
 
     def _limit_waiting(self, now: float) -> None:
         """Set a limit to how long the run waits with fewer workers than it needs; once they are there, take it away."""
-        have, strategy = len(self._roster.assignable), self._strategy
+        have, strategy = self._roster.assignable_count, self._strategy
         if not (strategy.unevaluated if strategy.final else have < self._needed):
             self._timers.pop("idle", None)
         elif self._roster.eligible < self._needed:
-            too_few = self._too_few("can be had: the others are excluded, see events.jsonl")
-            self._give_up(self._another_model() or too_few, now)
+            other = another_model(self._past.next_round, self._roster.layouts, self._layout_sha256)
+            self._give_up(other or self._few("can be had: the others are excluded, see events.jsonl"), now)
         elif not {"start", "idle"} & self._timers.keys():
             limit_s = self._resources.start_deadline_s if strategy.trained else self._resources.max_idle_s
             self._timers["idle"] = now + limit_s
@@ -255,8 +261,9 @@ class SchedulerCore:
         due = self._strategy.next
         if due is None or self._layout_sha256 is None or self._first or self._store_pace.holds(due, now):
             return
-        self._builds_the_model(self._roster.members, now)
-        if len(self._roster.assignable) >= self._needed and not self.over:
+        came, self._unchecked = sorted(self._unchecked, key=lambda one: one.worker), set()
+        self._builds_the_model(filter(None, map(self._roster.member, came)), now)
+        if self._roster.assignable_count >= self._needed and not self.over:
             self._timers.pop("start", None)
             self._strategy.begin(now)
 
@@ -285,16 +292,5 @@ class SchedulerCore:
         for source in sources:
             self._lost(source, "it began with other weights than were committed", now)
 
-    def _another_model(self) -> CheckpointError | None:
-        """Reason that a run can't resume if no worker builds the model of its checkpoints."""
-        built = self._roster.layouts
-        if self._past.next_round == 0 or built & {"", self._layout_sha256}:
-            return None
-        what, fix = "the checkpoints of this run are of another model than it builds now", "give it the same one again"
-        return CheckpointError("CKPT005", what, fix=fix)
-
-    def _too_few(self, what: str) -> CapacityError:
-        have, need = len(self._roster.assignable), self._needed
-        return CapacityError(
-            "CAP002", f"{have} workers of at least {need} {what}", fix="look into the logs, then resubmit"
-        )
+    def _few(self, what: str) -> CapacityError:
+        return too_few(self._roster.assignable_count, self._needed, what)

@@ -40,8 +40,8 @@ def listening(job: Job, worker: int) -> Listener:
     if port == "0" and path.exists():
         before = path.read_text(encoding="utf-8").strip().rpartition(":")[2]
         with contextlib.suppress(HyphaError):  # Another process has it by now.
-            found = Listener(f"{host}:{before}", token, job.worker.lease_s, tls(job))
-    found = found or Listener(wanted, token, job.worker.lease_s, tls(job))
+            found = Listener(f"{host}:{before}", token, job.lease_s, tls(job))
+    found = found or Listener(wanted, token, job.lease_s, tls(job))
     with open(path, "w", encoding="utf-8", opener=opener) as file:
         file.write(found.address + "\n")
     return found

@@ -183,7 +183,7 @@ class InnerLoop:
         """Begin a round. So that it can be repeated, nothing random in it depends on what was before."""
         self._stepper.seed(self._job.run.seed, number, self._source.worker)
         self._strategy.begin()
-        return Meter(self._source, number, self._job.worker.report_every_s)
+        return Meter(self._source, number, self._job.report_interval_s)
 
     def _go_ahead(self, plan: Plan) -> None:
         """Train on what is the next round's in any case, until the result of the one that was handed over is due."""

@@ -79,7 +79,7 @@ class Outside:
                 self._listener = listening(job, worker)
             else:
                 token = make_token(self.directory / TOKEN_FILE)
-                self._listener = Listener(f"{UNIX}{self.directory / SOCKET_FILE}", token, job.worker.lease_s)
+                self._listener = Listener(f"{UNIX}{self.directory / SOCKET_FILE}", token, job.lease_s)
                 words = command(job, worker)
                 self._printed = Printed(trainer_log(job, worker))
                 self._process = _started(words, self._places(), self._printed.target)
@@ -161,7 +161,7 @@ def definition(job: Job, worker: int, specials: SpecialTokens | None = None) -> 
         "strategy": job.sync.strategy,
         "model": redacted_tree(job.model.model_dump(mode="json", exclude={"token"})),
         "inner_optimizer": job.inner_optimizer.model_dump(mode="json"),
-        "report_every_s": job.worker.report_every_s,
+        "report_every_s": job.report_interval_s,
     }
 
 

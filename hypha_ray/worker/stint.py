@@ -96,7 +96,7 @@ class Stint:
     def _next(self) -> Item | tuple[Item, ...] | None:
         """Next event; raises the error that broke the inner loop."""
         try:
-            item = self._out.get(timeout=self._job.worker.lease_s / PULSES)
+            item = self._out.get(timeout=self._job.lease_s / PULSES)
         except Empty:
             return Alive(self.source, -1)
         if isinstance(item, Exception):

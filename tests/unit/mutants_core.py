@@ -17,10 +17,14 @@ PATHS = (
         for part in (
             "fleet.worker_state",
             "rounds.round",
+            "fleet.slot",
             "fleet.roster",
+            "fleet.strikes",
+            "failures",
             "fleet.weight_hashes",
             "rounds.pending",
             "planning.round_planner",
+            "strategies.base",
             "strategies.barrier",
             "strategies.overlapped",
             "rounds.async_round",
@@ -61,11 +65,11 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "strikes aren't counted": ("roster", "slot.strikes += 1", "pass"),
     "strikes aren't carried over": (
         "roster",
-        'slot.strikes, slot.excluded = int(known.get("strikes", 0)),',
-        "_, slot.excluded = 0,",
+        'slot.strikes = int(known.get("strikes", 0))',
+        "pass",
     ),
     "exclusion is forgiven by a strike": ("roster", "slot.excluded or slot.strikes >=", "slot.strikes >="),
-    "an excluded number is given away": ("roster", "and not self.excluded and", "and"),
+    "an excluded number is given away": ("slot", "and not self.excluded and", "and"),
     "another model is as good": ("core", "if member.layout != self._layout_sha256", "if False"),
     "nobody gives up waiting": ("core", 'self._timers["idle"] = now + limit_s', "pass"),
     # ── trust
@@ -88,7 +92,11 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "self.current is not None and event.round == self.current.number",
         "self.current is not None",
     ),
-    "a round is closed with what is there": ("barrier", "and set(self.current.deltas) == self.current.awaiting:", ":"),
+    "a round is closed with what is there": (
+        "round",
+        "0 < len(self.deltas) == len(self.awaiting)",
+        "len(self.deltas) > 0",
+    ),
     "a lost worker is waited for": (
         "barrier",
         "                current.awaiting.discard(worker)\n                self.correct_plans",
@@ -101,7 +109,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "an idle worker isn't given a lost one's work": (
         "barrier",
-        "discard(worker)\n                self.correct_plans(now)\n",
+        "discard(worker)\n                self.correct_plans(now, urgent=True)\n",
         "discard(worker)\n",
     ),
     "a joiner isn't given work": (
@@ -132,9 +140,9 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "for one in verdict.accepted}\n        used",
         "for one in (*verdict.accepted, *verdict.rejected)}\n        used",
     ),
-    "totals begin anew": ("barrier", 'past.state.get("totals", {})', "{}"),
+    "totals begin anew": ("base", 'past.state.get("totals", {})', "{}"),
     "the state is written down before the strikes": (
-        "barrier",
+        "base",
         "self._out.put(c.Persist(",
         'state["workers"] = {}\n        self._out.put(c.Persist(',
     ),
@@ -207,6 +215,32 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "self._inner_states = set[int]()",
     ),
     "replay begins with fewer workers": ("core", 'if job.run.mode == "replay" else', "if False else"),
+    # ── what is counted
+    "a lost worker's reports stay in the sum": (
+        "barrier",
+        "        self._reported_samples -= member.progress.samples\n",
+        "",
+    ),
+    "reports of the round before stay in the sum": (
+        "barrier",
+        "self._reported_samples = sum(one.progress.samples for one in self._roster.members)",
+        "pass",
+    ),
+    "who leaves is still counted": (
+        "roster",
+        "        slot.leaving = True",
+        "        slot.leaving = bool(self._count(True))",
+    ),
+    "exclusions aren't counted": ("roster", "self._excluded.add(number)", "pass"),
+    "a vacated slot isn't looked at": ("roster", "self._vacant.add(slot.number)", "pass"),
+    "break-downs are never forgotten": ("roster", "self._crashed.add(number)", "pass"),
+    "a worker whose delta was reduced is overlooked": (
+        "asynchronous",
+        "self._unplanned |= self._queue.reducing.keys()",
+        "pass",
+    ),
+    "a joiner is overlooked": ("asynchronous", "self._unplanned.add(member.source.worker)", "pass"),
+    "deltas age unseen": ("arrival_queue", "self._unaged.update(self.arrived)", "pass"),
     # ── without a barrier
     "turns are given while weights are made": (
         "asynchronous",
@@ -224,12 +258,12 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "            self._reduce()\n\n    # ── workers",
         "            pass\n\n    #",
     ),
-    "a lost worker's turn isn't over": ("asynchronous", "        self._training.pop(worker, None)\n", ""),
-    "a lost worker's delta is given out again": ("asynchronous", "if worker not in self._queue.workers:", "if True:"),
+    "a lost worker's turn isn't over": ("asynchronous", "        self._training.pop(member)\n", ""),
+    "a lost worker's delta is given out again": ("asynchronous", "if not self._queue.holds(worker):", "if True:"),
     "a lost worker's turn stays given out": (
         "asynchronous",
-        "workers:\n            self._async_planner.ledger.release(worker)",
-        "workers:\n            pass",
+        "holds(worker):\n            self._async_planner.ledger.release(worker)",
+        "holds(worker):\n            pass",
     ),
     "a rejected delta's samples stay given out": (
         "asynchronous",
@@ -238,13 +272,13 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "a disowned delta is merged": (
         "asynchronous",
-        "            del self._queue.arrived[source.worker]",
+        "            self._queue.discard(source.worker)\n",
         "            pass",
     ),
     "a number trains while its delta is on its way": (
         "asynchronous",
-        "occupied = self._queue.workers | self._training.keys()",
-        "occupied = set(self._training)",
+        "number in self._training.rounds or self._queue.holds(number)",
+        "number in self._training.rounds",
     ),
     "a round is a delta short": (
         "async_round",

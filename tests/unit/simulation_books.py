@@ -295,6 +295,8 @@ class Books:
         leased = {slot.number: slot.source for slot in roster.slots.values() if slot.lease is not None}
         assert leased == self.at_work, "the roster and the world disagree on who is at work"
         assert len(roster._book.leases) == len(leased), "a lease has no holder"
+        self.roster = roster
+        self._check_counts(strategy, roster)
         self._check_round(strategy, set(leased))
         for number, (_, due) in self.due.items():
             slot = roster.slots[number]
@@ -307,6 +309,17 @@ class Books:
             assert max(heard_s, fenced_s + self.job.worker.lease_s) <= limit_s or roster.slots[number].done, (
                 "a silent worker isn't missed"
             )
+
+    def _check_counts(self, strategy: Any, roster: Any) -> None:
+        """What is counted and listed as workers come and go is what looking at all of them gives."""
+        working = [slot.member for slot in roster.slots.values() if slot.working]
+        assert roster.assignable == working and roster.assignable_count == len(working), "workers are miscounted"
+        assert roster.members == [slot.member for slot in roster.slots.values() if slot.lease], "workers are missed"
+        assert roster.eligible == sum(not slot.excluded for slot in roster.slots.values()), "exclusions are miscounted"
+        if strategy.current is not None and self.job.sync.strategy != "async":
+            reported = sum(member.progress.samples for member in roster.members)
+            assert strategy._reported_samples == reported, "reported samples are miscounted"
+            assert strategy.current.deltas.keys() <= strategy.current.awaiting, "a delta isn't awaited"
 
     def _check_round(self, strategy: Any, leased: set[int]) -> None:
         current = strategy.current

@@ -148,7 +148,16 @@ class AsyncBooks(Books):
         assert all(number in leased | on_their_way for number, spans in held.items() if spans), (
             "nobody has these samples"
         )
-        assert not set(strategy._training) & on_their_way, "a number trains while its delta is on its way"
+        training = set(strategy._training.rounds)
+        assert not training & on_their_way, "a number trains while its delta is on its way"
         if strategy.next is None and not current.final and not queue.reducing:
-            assert not strategy._idle(), "a worker has nothing to do"
+            free = {slot.number for slot in self.roster.slots.values() if slot.working and not slot.excluded}
+            assert free <= training | on_their_way, "a worker has nothing to do"
             assert not queue.arrived or strategy.grace_until is not None, "a delta is kept waiting"
+        came = [one.delta.samples for one in (*queue.arrived.values(), *queue.reducing.values())]
+        assert queue.samples == sum(came), "samples on their way are miscounted"
+        reported = sum(self.roster.slots[number].member.progress.samples for number in training)
+        assert strategy._training.reported == reported, "reported samples are miscounted"
+        assert current.samples == sum(one.delta.samples for _, one, _ in current.accepted), "samples are miscounted"
+        steps = [one.step for one in strategy._training.rounds.values()]
+        assert steps == sorted(steps), "the first local round isn't the oldest"

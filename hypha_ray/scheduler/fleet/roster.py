@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Container
-from dataclasses import dataclass, field
 
 from hypha_ray.config import Job
-from hypha_ray.errors import ClusterError, ConfigError, HyphaError
-from hypha_ray.market.leases import Lease, LeaseBook
+from hypha_ray.market.leases import LeaseBook
+from hypha_ray.scheduler.fleet.slot import Slot
 from hypha_ray.scheduler.fleet.worker_state import WorkerState, batch_size
 from hypha_ray.types import Source
 
@@ -25,47 +24,9 @@ FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 60.0
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 MAX_CRASHES = 5
-"""Workers of every slot in a row that may break down before the first contribution."""
+"""Workers of every slot in a row that may break down before one has contributed."""
 STARTS_PER_ATTEMPT = 10_000
 """Incarnations grow with the attempt first, so that a later scheduler's are greater."""
-
-
-@dataclass(slots=True)
-class Slot:
-    """A worker's number, and the worker that has it."""
-
-    number: int
-    source: Source | None = None
-    """Source of the worker that is starting or at work."""
-    member: WorkerState | None = None
-    """Once it is at work; stays there for its successor to learn from."""
-    lease: Lease | None = None
-    leaving: bool = False
-    starts: int = 0
-    failures: int = 0
-    """Workers in a row that went without having contributed anything."""
-    breakdowns: int = 0
-    """Number of these whose process ended by itself."""
-    exceptions: set[str | None] = field(default_factory=set)
-    """Exception that ended them; None: no exception."""
-    strikes: int = 0
-    """Deltas that were rejected for what they were, less those that were accepted since."""
-    excluded: bool = False
-    done: bool = False
-    """It has done its final plan."""
-    progress_at: float = 0.0
-    """Time when the worker was hired, was first heard of, or last made progress."""
-    retry_at: float | None = None
-
-    @property
-    def working(self) -> bool:
-        """At work, and wanted further."""
-        return self.lease is not None and not self.leaving
-
-    def due(self, now: float) -> bool:
-        """Whether a worker is to be hired."""
-        wanted = self.source is None and not self.excluded and not self.done
-        return wanted and self.retry_at is not None and now >= self.retry_at
 
 
 class Roster:
@@ -80,23 +41,39 @@ class Roster:
 
     def __init__(self, job: Job, run: str, attempt: int) -> None:
         self._job, self._run, self._attempt = job, run, attempt
+        self.most_strikes = job.sync.strikes
         self._book = LeaseBook()
         self.slots = {number: Slot(number) for number in range(job.resources.num_workers)}
+        self._vacant: set[int] = set()
+        """Numbers of slots that are to be filled."""
+        self._excluded: set[int] = set()
+        self._crashed: set[int] = set()
+        """Numbers whose workers broke down since a worker has contributed."""
+        self.assignable_count = 0
+        self._members: list[WorkerState] | None = None
+        """Workers as `members` lists them; None: to be listed anew."""
+        self._assignable: list[WorkerState] | None = None
 
     @property
     def members(self) -> list[WorkerState]:
-        """All that are at work, in the order of their numbers; those that are leaving too."""
-        return [slot.member for slot in self.slots.values() if slot.lease is not None and slot.member is not None]
+        """All that are at work, in the order of their numbers; those that are leaving too. Not to be changed."""
+        if self._members is None:
+            at_work = (slot.member for slot in self.slots.values() if slot.lease is not None)
+            self._members = [member for member in at_work if member is not None]
+        return self._members
 
     @property
     def assignable(self) -> list[WorkerState]:
-        """Those that may be given work: at work and not leaving."""
-        return [slot.member for slot in self.slots.values() if slot.working and slot.member is not None]
+        """Those that may be given work: at work and not leaving. Not to be changed."""
+        if self._assignable is None:
+            wanted = (slot.member for slot in self.slots.values() if slot.working)
+            self._assignable = [member for member in wanted if member is not None]
+        return self._assignable
 
     @property
     def eligible(self) -> int:
         """Numbers that aren't excluded."""
-        return sum(not slot.excluded for slot in self.slots.values())
+        return len(self.slots) - len(self._excluded)
 
     @property
     def layouts(self) -> set[str]:
@@ -117,11 +94,13 @@ class Roster:
         """Let these slots be filled at once, and all others as soon as there is room for them."""
         for slot in self.slots.values():
             slot.retry_at = now if slot.number in numbers else now + FIRST_WAIT_S
+        self._vacant = set(self.slots)
 
     def hire(self, now: float) -> list[Source]:
         """Fill the slots whose time has come."""
-        due = [slot for slot in self.slots.values() if slot.due(now)]
+        due = [slot for number in sorted(self._vacant) if (slot := self.slots[number]).due(now)]
         for slot in due:
+            self._vacant.discard(slot.number)
             slot.starts += 1
             slot.source = Source(self._run, slot.number, self._attempt * STARTS_PER_ATTEMPT + slot.starts)
             slot.progress_at, slot.retry_at = now, None
@@ -136,9 +115,15 @@ class Roster:
         slot.member = WorkerState(source, batch_size(self._job))
         if before is not None:  # Probably the same machine.
             slot.member.batch_time, slot.member.overhead = before.batch_time, before.overhead
-        slot.lease = self._book.grant(f"worker-{slot.number}", {}, now, self._job.worker.lease_s)
+        slot.lease = self._book.grant(f"worker-{slot.number}", {}, now, self._job.lease_s)
         slot.progress_at = now
+        self._count(joins=True)
         return slot.member
+
+    def _count(self, joins: bool) -> None:
+        """Count a worker that may be given work from now on, or no longer, and have the lists made anew."""
+        self._members = self._assignable = None
+        self.assignable_count += 1 if joins else -1
 
     def heard(self, source: Source, now: float, progress: bool) -> bool:
         """Renew the lease of a worker that speaks; False if it has none: it is fenced off."""
@@ -147,7 +132,7 @@ class Roster:
             return False
         if slot.lease is None:
             return True
-        lease = self._book.renew(slot.lease.id, slot.lease.holder, slot.lease.fence, now, self._job.worker.lease_s)
+        lease = self._book.renew(slot.lease.id, slot.lease.holder, slot.lease.fence, now, self._job.lease_s)
         slot.lease = lease or slot.lease
         if progress:
             slot.progress_at = now
@@ -167,7 +152,7 @@ class Roster:
                 if now - slot.progress_at > 2 * self._job.resources.start_deadline_s:
                     found.append((slot.source, "not ready in time"))
             elif slot.lease.id in over:
-                found.append((slot.source, f"silent for {self._job.worker.lease_s:g} s"))
+                found.append((slot.source, f"silent for {self._job.lease_s:g} s"))
             elif slot.number not in busy:
                 slot.progress_at = now
             elif now - slot.progress_at > self._job.worker.stall_s:
@@ -185,6 +170,8 @@ class Roster:
         slot = self._slot(source)
         if slot is None or slot.leaving:
             return False
+        if slot.working:
+            self._count(joins=False)
         slot.leaving = True
         return True
 
@@ -193,32 +180,38 @@ class Roster:
         slot = self._slot(source)
         if slot is None:
             return False
+        if slot.working:
+            self._count(joins=False)
         if slot.lease is not None:
             self._book.release(slot.lease)
         wait_s = _wait_s(slot.failures) if blame else 0.0
-        slot.source, slot.lease, slot.leaving = None, None, False
+        slot.source, slot.lease, slot.leaving, self._members = None, None, False, None
         slot.failures += blame
         slot.retry_at = now + wait_s
+        if not slot.done and not slot.excluded:
+            self._vacant.add(slot.number)
         return True
 
     def contributed(self, number: int) -> None:
         """A worker's delta is in a round: whatever went wrong before is over, for all; and a strike is taken back."""
         self.slots[number].failures = 0
         self.slots[number].strikes = max(0, self.slots[number].strikes - 1)
-        for slot in self.slots.values():
+        for slot in (self.slots[broken] for broken in self._crashed):
             slot.breakdowns = 0
             slot.exceptions.clear()
+        self._crashed.clear()
 
     def broke_down(self, number: int, exception: str | None = None) -> bool:
         """Count a worker whose process ended by itself; True: it happens everywhere, again and again, and only that."""
+        self._crashed.add(number)
         self.slots[number].breakdowns += 1
         self.slots[number].exceptions.add(exception and _NUMBER.sub("0", exception))
         return all(slot.excluded or slot.breakdowns >= MAX_CRASHES for slot in self.slots.values())
 
     def refused(self, sources: Collection[Source]) -> set[int]:
         """Have workers whose deltas were rejected begin with a new inner state; returns their numbers."""
-        for member in self.members:
-            member.rejections += member.source in sources
+        for member in filter(None, map(self.member, sources)):
+            member.rejections += 1
         return {source.worker for source in sources}
 
     @property
@@ -231,12 +224,14 @@ class Roster:
         """Count a rejected delta; True: it was the last one allowed, and the slot is closed."""
         slot = self.slots[number]
         slot.strikes += 1
-        slot.excluded = slot.excluded or slot.strikes >= self._job.sync.strikes
+        if slot.excluded or slot.strikes >= self.most_strikes:
+            self.exclude(number)
         return slot.excluded
 
     def exclude(self, number: int) -> None:
         """Close a slot for good."""
         self.slots[number].excluded = True
+        self._excluded.add(number)
 
     def done(self, number: int) -> None:
         """A worker has done its final plan: its silence means nothing, and it needs no successor."""
@@ -257,7 +252,9 @@ class Roster:
             slot = self.slots.get(int(number))
             if slot is None:
                 continue
-            slot.strikes, slot.excluded = int(known.get("strikes", 0)), bool(known.get("excluded", 0))
+            slot.strikes = int(known.get("strikes", 0))
+            if known.get("excluded"):
+                self.exclude(slot.number)
             if "batch_s" in known:
                 slot.member = WorkerState(Source(self._run, slot.number, 0), batch_size(self._job))
                 slot.member.batch_time.observe(known["batch_s"])
@@ -270,12 +267,3 @@ class Roster:
 def _wait_s(failures: int) -> float:
     """Seconds before the next attempt after so many earlier ones that came to nothing: 0, 1, 2, 4 … 60."""
     return min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(failures - 1, 60)) if failures else 0.0
-
-
-def hopeless(reason: str, exception: str | None) -> HyphaError:
-    """Reason of a run's end when all workers break down; every retry would meet their common exception again."""
-    if exception is not None:
-        what = f"every worker breaks down by the same exception, {MAX_CRASHES} times in a row"
-        return ConfigError("NET008", what, got=exception, fix="mend what it names in the job or its data")
-    fix = "look into the workers' logs in Ray's dashboard, then submit again: the run goes on from its last commit"
-    return ClusterError("NET008", f"every worker breaks down, {MAX_CRASHES} times in a row", got=reason, fix=fix)

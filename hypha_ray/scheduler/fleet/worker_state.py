@@ -44,6 +44,8 @@ class WorkerState:
     prestarted_batches: int = 0
     """Batches that it may have begun its round with like that."""
     plan: Plan | None = None
+    planned_samples: int = 0
+    """Samples of the plan."""
     progress: Progress = field(default_factory=Progress)
     cached_slices: dict[int, int] = field(default_factory=dict)
     """Slices that were sent, with their samples, oldest first."""
@@ -71,11 +73,16 @@ class WorkerState:
     @property
     def planned(self) -> int:
         """Batches that it is to do in its round."""
-        return 0 if self.plan is None else self.plan.batches
+        return 0 if self.plan is None else -(-self.planned_samples // self.plan.batch_size)
 
     def start(self, plan: Plan) -> None:
         """Begin a round."""
-        self.plan, self.assigned, self.progress = plan, plan.spans, Progress()
+        self.assigned, self.progress = plan.spans, Progress()
+        self.follow(plan)
+
+    def follow(self, plan: Plan) -> None:
+        """Take over another version of the round's plan."""
+        self.plan, self.planned_samples = plan, plan.samples
 
     def report(self, report: Report, now: float) -> None:
         """Take in progress, and the batch times behind it."""
@@ -125,12 +132,17 @@ def batch_size(job: Job) -> int:
 def batch_seconds(members: Iterable[WorkerState], equal: bool) -> dict[int, float]:
     """Seconds per batch of each worker; the fleet's median where nothing is known, the same for all if `equal`."""
     members = list(members)
-    known = [member.batch_time.mean for member in members if member.batch_time.mean is not None]
-    typical = median(known) if known and not equal else UNKNOWN_BATCH_S
+    typical = UNKNOWN_BATCH_S if equal else typical_seconds(members)
     return {
         member.source.worker: typical if equal or member.batch_time.mean is None else member.batch_time.mean
         for member in members
     }
+
+
+def typical_seconds(members: Iterable[WorkerState]) -> float:
+    """Seconds per batch that a worker is taken for which hasn't reported any: the fleet's median."""
+    known = [member.batch_time.mean for member in members if member.batch_time.mean is not None]
+    return median(known) if known else UNKNOWN_BATCH_S
 
 
 def known_batch_s(members: Iterable[WorkerState]) -> dict[int, float]:

@@ -10,8 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hypha_ray.config import Job
-from hypha_ray.scheduler.fleet.worker_state import WorkerState, batch_seconds, batch_size, paces_at_start
+from hypha_ray.scheduler.fleet.worker_state import (
+    UNKNOWN_BATCH_S,
+    WorkerState,
+    batch_seconds,
+    batch_size,
+    paces_at_start,
+    typical_seconds,
+)
 from hypha_ray.scheduler.messages import Command
+from hypha_ray.scheduler.planning.correction_pace import CorrectionPace
 from hypha_ray.scheduler.planning.planner import Allocation
 from hypha_ray.scheduler.planning.planner import plan as plan_batches
 from hypha_ray.scheduler.planning.round_planner import RoundPlanner, Sizes
@@ -29,7 +37,14 @@ class AsyncPlanner(RoundPlanner):
         super().__init__(job, slices, sizes, past)
         self._target = job.rounds.samples_between_updates
         self._beat: float | None = None
-        """Time at which turns that begin now are to end."""
+        """When the turns that begin now are to end."""
+        self._speeds_pace = CorrectionPace(job.resources.num_workers)
+        """How often the speeds of a large fleet are looked at."""
+        self._allocation = Allocation(0.0, {}, 0)
+        self._fleet_speed = 0.0
+        """Samples per second of the whole fleet."""
+        self._typical_s = UNKNOWN_BATCH_S
+        """Seconds per batch of a worker that hasn't reported any."""
         self._ends: dict[int, float] = {}
         """Time at which each worker's turn is to end, if that was known at its beginning."""
 
@@ -72,7 +87,7 @@ class AsyncPlanner(RoundPlanner):
         """
         spans = self._assign(member, self._batches(member, fleet, now) * member.batch_size)
         rounds = self._job.rounds.update_rounds
-        progress = min(at, rounds), min(at + self._length(member, fleet, spans), rounds)
+        progress = min(at, rounds), min(at + self._length(member, spans), rounds)
         feeds = self._feed(member, [span.slice for span in (*share, *spans)])
         plan = Plan(step, 0, spans, member.batch_size, share, progress=progress)
         return [*feeds, *self._start(member, plan, step)]
@@ -87,7 +102,10 @@ class AsyncPlanner(RoundPlanner):
         batch_s = member.batch_time.mean
         if self._equal or batch_s is None or member.plan is None:
             return []
-        end = self._ends.get(member.source.worker, began_at + self._allotted(fleet).finish_s)
+        end = self._ends.get(member.source.worker)
+        if end is None:
+            self._look_at(fleet, now)
+            end = began_at + self._allocation.finish_s
         batches = self._bounded(member, member.progress.batches + max(1, int((end - now) / batch_s)))
         if abs(batches - member.plan.batches) <= max(1, RESIZE_GAIN * member.plan.batches):
             return []
@@ -107,15 +125,17 @@ class AsyncPlanner(RoundPlanner):
 
     def _batches(self, member: WorkerState, fleet: Sequence[WorkerState], now: float) -> int:
         """Batches of a turn: as many deltas as make a round have a round's samples, more or less."""
+        self._look_at(fleet, now)
         if self._equal:
             return -(-self._target // (self.size * member.batch_size))
-        allotted, batch_s, worker = self._allotted(fleet), member.batch_time.mean, member.source.worker
+        allotted, batch_s, worker = self._allocation, member.batch_time.mean, member.source.worker
+        batches = allotted.batches.get(worker, int(allotted.finish_s / (batch_s or self._typical_s)))
         if batch_s is None:
             self._ends.pop(worker, None)
-            return max(1, allotted.batches[worker])
+            return max(1, batches)
         end = self._ends[worker] = self._next_beat(allotted.finish_s, now)
         if abs(end - now - allotted.finish_s) < 1e-6 * allotted.finish_s:
-            return max(1, allotted.batches[worker])
+            return max(1, batches)
         return self._bounded(member, int((end - now - (member.overhead[False].mean or 0.0)) / batch_s))
 
     def _bounded(self, member: WorkerState, batches: int) -> int:
@@ -133,14 +153,18 @@ class AsyncPlanner(RoundPlanner):
             self._beat += length_s
         return self._beat
 
-    def _allotted(self, fleet: Sequence[WorkerState]) -> Allocation:
-        """Allocation for workers that begin now: as many samples as belong to their number of deltas."""
-        paces = paces_at_start(fleet, evaluating=False, equal=False)
-        return plan_batches(paces, self._everything(len(fleet)))
-
-    def _length(self, member: WorkerState, fleet: Sequence[WorkerState], spans: Sequence[Span]) -> float:
-        """Progress of the whole fleet, in rounds, while a worker trains on these spans."""
+    def _look_at(self, fleet: Sequence[WorkerState], now: float) -> None:
+        """Learn how fast the fleet is, and share out a turn of all: as many samples as belong to their number."""
+        if not self._speeds_pace.allows(now):
+            return
         seconds = batch_seconds(fleet, equal=False)
-        speeds = {one.source.worker: one.batch_size / seconds[one.source.worker] for one in fleet}
-        part = speeds[member.source.worker] / sum(speeds.values())
-        return sum(span.samples for span in spans) / (self._target * part)
+        self._typical_s = typical_seconds(fleet)
+        self._fleet_speed = sum(one.batch_size / seconds[one.source.worker] for one in fleet)
+        paces = paces_at_start(fleet, evaluating=False, equal=False)
+        self._allocation = plan_batches(paces, self._everything(len(fleet)))
+
+    def _length(self, member: WorkerState, spans: Sequence[Span]) -> float:
+        """Progress of the whole fleet, in rounds, while a worker trains on these spans."""
+        batch_s = member.batch_time.mean
+        speed = member.batch_size / (self._typical_s if batch_s is None else batch_s)
+        return sum(span.samples for span in spans) / (self._target * (speed / self._fleet_speed))

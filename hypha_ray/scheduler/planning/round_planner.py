@@ -143,16 +143,17 @@ class RoundPlanner:
 
         Nothing is done unless the plans that are out miss the target, or new ones would end the round notably earlier.
         """
+        members = [member for member in members if member.source.worker not in current.deltas]
         if self._fixed or not members or current.final:
             return 0.0, []
-        every_s = self._job.worker.report_every_s
+        every_s = self._job.report_interval_s
         origin, fleet = standings(members, current.started_at, current.evaluating, every_s, now)
         finishes = [_planned_finish(m, standing) for m, standing in zip(members, fleet, strict=True) if not m.idle]
         target = self._job.samples(current.number)
         left = target - current.samples - sum(one.done * one.pace.batch_size for one in fleet)
         allocation = plan_batches([standing.pace for standing in fleet], max(0, left))
         saved_s = max(finishes, default=0.0) - max(allocation.finish_s, now - origin)
-        planned = current.samples + sum(member.plan.samples for member in members if member.plan is not None)
+        planned = current.samples + sum(member.planned_samples for member in members)
         too_late = min(finishes, default=0.0) < now - origin + LEAD_S
         little = saved_s <= CORRECTION_GAIN * (origin + max(finishes, default=0.0) - current.started_at)
         if planned >= target and (self._equal_in(current.number) or little or too_late):
@@ -171,7 +172,7 @@ class RoundPlanner:
         upcoming = deque(self.ledger.upcoming(self._job.samples(number)))
         commands: list[Command] = []
         for member in members:
-            need = member.plan.samples if member.plan is not None else 0
+            need = member.planned_samples
             while need > 0 and upcoming:
                 index = upcoming.popleft()
                 need -= self._samples[index]
@@ -228,7 +229,7 @@ class RoundPlanner:
     def _replan(self, member: WorkerState, batches: int, now: float) -> list[Command]:
         """A new version of a worker's plan. What is cut off stays assigned: the worker may already be past it."""
         assert member.plan is not None
-        if batches == member.plan.batches:
+        if batches == member.planned:
             return []
         if member.idle:
             member.progress.heard_at = now  # It was silent because it had nothing to do.
@@ -238,10 +239,9 @@ class RoundPlanner:
             member.assigned += self._assign(member, missing)
         spans = window(member.assigned, 0, samples)
         feeds = self._feed(member, [span.slice for span in (*member.plan.evaluate, *spans, *member.overlap_spans)])
-        member.plan = replace(
-            member.plan, version=member.plan.version + 1, spans=spans, keep=frozenset(member.cached_slices)
-        )
-        return [*feeds, Assign(worker, member.plan)]
+        plan = replace(member.plan, version=member.plan.version + 1, spans=spans, keep=frozenset(member.cached_slices))
+        member.follow(plan)
+        return [*feeds, Assign(worker, plan)]
 
     def _feed(self, member: WorkerState, slices: Sequence[int]) -> list[Command]:
         """Send the slices that the worker lacks; it never has to forget one that is needed now for another."""
@@ -253,5 +253,4 @@ class RoundPlanner:
 
 def _planned_finish(member: WorkerState, standing: ExpectedProgress) -> float:
     """Time at which the worker's present plan will be done, after the standings' origin."""
-    assert member.plan is not None
-    return standing.pace.offset_s + max(0, member.plan.batches - standing.done) * standing.pace.batch_s
+    return standing.pace.offset_s + max(0, member.planned - standing.done) * standing.pace.batch_s

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from hypha_ray.scheduler.fleet.worker_state import WorkerState
 from hypha_ray.scheduler.rounds.round import Round, train_speeds
 from hypha_ray.types import Contribution, Delta, Rejection, Span, Verdict
 
@@ -25,6 +26,32 @@ class LocalRound:
     handed_over_at: float | None
     """Time of the worker's delta before this turn; None: it had none."""
     evaluating: bool
+
+
+class LocalRounds:
+    """Local rounds that go on, and sums over them."""
+
+    def __init__(self) -> None:
+        self.rounds: dict[int, LocalRound] = {}
+        """Local rounds by worker, in the order of their steps: a round begins from the newest weights."""
+        self.reported = 0
+        """Samples that are reported of them."""
+
+    @property
+    def oldest_step(self) -> int | None:
+        """Oldest step that a worker still trains from; None: no worker trains."""
+        return next((one.step for one in self.rounds.values()), None)
+
+    def report(self, member: WorkerState, samples: int) -> None:
+        """Count samples that a worker has reported, if it trains."""
+        if member.source.worker in self.rounds:
+            self.reported += samples
+
+    def pop(self, member: WorkerState) -> LocalRound | None:
+        """End a worker's local round; None: it has none."""
+        ended = self.rounds.pop(member.source.worker, None)
+        self.reported -= 0 if ended is None else member.progress.samples
+        return ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +77,9 @@ class AsyncRound(Round):
     """Workers that are at work when it ends."""
     ended_at: float = 0.0
     bytes_up: int = 0
+    weight: int = 0
+    """Sum of the accepted deltas' weights."""
+    accepted_samples: int = 0
     merges: int = 0
 
     @property
@@ -60,7 +90,13 @@ class AsyncRound(Round):
     @property
     def samples(self) -> int:
         """Samples behind the deltas that are accepted."""
-        return sum(arrival.delta.samples for _, arrival, _ in self.accepted)
+        return self.accepted_samples
+
+    def accept(self, contribution: Contribution, arrival: ReceivedDelta, staleness: int, weight: int) -> None:
+        """Take a delta in, which has a weight in the mean."""
+        self.accepted.append((contribution, arrival, staleness))
+        self.accepted_samples += arrival.delta.samples
+        self.weight += weight
 
     def began(self, worker: int, waited_s: float | None, worked_s: float, sent_bytes: int) -> None:
         """Note that a worker has weights to begin with, for which it has waited since its last delta, if it had one."""

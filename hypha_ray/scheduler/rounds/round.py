@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypha_ray.config.schema import Sync
-from hypha_ray.errors import ClusterError, ConfigError, HyphaError, LostError
 from hypha_ray.figures import quality
 from hypha_ray.types import Contribution, Delta, Evaluated, Plan, Report, Source, Span, Verdict
 
@@ -61,6 +60,11 @@ class Round:
     def samples(self) -> int:
         """Samples behind the deltas that are in."""
         return sum(delta.samples for delta in self.deltas.values())
+
+    @property
+    def complete(self) -> bool:
+        """Whether every delta that is awaited is in, and there is one; only awaited ones are taken."""
+        return 0 < len(self.deltas) == len(self.awaiting)
 
     @property
     def coded_bytes(self) -> int:
@@ -253,31 +257,6 @@ def _mean_loss(deltas: Collection[Delta]) -> float | None:
 
 def _mean(deltas: Collection[Delta], of: Callable[[Delta], float]) -> float:
     return sum(map(of, deltas)) / max(1, len(deltas))
-
-
-def diverged(number: int, reason: str) -> ConfigError:
-    """Reason of a run's end after a round without a usable delta."""
-    what = f"training diverged: every delta of round {number} was rejected, the first for {reason}"
-    return ConfigError("TRN001", what, fix="lower inner_optimizer.learning_rate, or set inner_optimizer.clip_norm")
-
-
-def failure(number: int, verdict: Verdict, exact: bool) -> HyphaError | None:
-    """Reason that a round can't be committed; None if it can.
-
-    An `exact` round may lack only deltas that a worker is to blame for.
-    """
-    lost = [one for one in verdict.rejected if not one.blamed]
-    if lost and (exact or not verdict.accepted):
-        what, fix = f"round {number} has to be trained again", "submit again: the run goes on from its last commit"
-        return LostError("NET012", what, got=f"of worker {lost[0].worker}: {lost[0].reason}", fix=fix)
-    return None if verdict.accepted else diverged(number, verdict.rejected[0].reason)
-
-
-def disowned(number: int) -> ClusterError:
-    """Reason of a run's end after a round in flight has lost all of its deltas."""
-    what = f"every delta of round {number} began with other weights than were committed"
-    fix = "look at the machines' memory, then submit again: the run goes on from its last commit"
-    return ClusterError("NET010", what, fix=fix)
 
 
 def step_record(report: Report, round_samples: int, round_target: int) -> dict[str, Any]:

@@ -140,9 +140,7 @@ class RunActors:
 
     def _post(self, name: str, start: Callable[[], Any]) -> SupervisedActor:
         end = partial(self._end, name)
-        return SupervisedActor(
-            name, start, end, self._job.worker.lease_s, self._job.resources.start_deadline_s, self._note
-        )
+        return SupervisedActor(name, start, end, self._job.lease_s, self._job.resources.start_deadline_s, self._note)
 
     def _end(self, name: str, actor: Any) -> None:
         self._give_back(name)

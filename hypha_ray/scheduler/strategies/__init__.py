@@ -18,7 +18,7 @@ from hypha_ray.types import SliceInfo
 
 def strategy_of(
     job: Job, slices: Sequence[SliceInfo], sizes: Sizes, past: ResumePoint, roster: Roster, out: Outbox
-) -> BarrierRounds:
+) -> BarrierRounds | AsyncRounds:
     """Rounds with a barrier at their end, several of them under way, or deltas that are merged as they come."""
     if job.sync.strategy == "async":
         return AsyncRounds(job, past, roster, AsyncPlanner(job, slices, sizes, past), out)

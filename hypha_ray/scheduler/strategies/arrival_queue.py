@@ -39,18 +39,33 @@ class ArrivalQueue:
         """Steps whose weights are committed, and in which round; the last ones."""
         self.arrived: dict[int, ReceivedDelta] = {}
         self.reducing: dict[int, ReceivedDelta] = {}
+        self.samples = 0
+        """Samples behind all deltas on their way."""
+        self._unaged: set[int] = set()
+        """Workers whose deltas may be too old: those that came, or have aged, since the last look."""
         self._norms: deque[float] = deque(maxlen=2 * size)
         self._in_vain = 0
 
-    @property
-    def workers(self) -> set[int]:
-        """Numbers that have a delta on its way: which of their samples are used is open."""
-        return {*self.arrived, *self.reducing}
+    def holds(self, worker: int) -> bool:
+        """Whether a number has a delta on its way: which of its samples are used is open."""
+        return worker in self.arrived or worker in self.reducing
 
-    @property
-    def samples(self) -> int:
-        """Behind all deltas on their way."""
-        return sum(one.delta.samples for one in (*self.arrived.values(), *self.reducing.values()))
+    def receive(self, arrival: ReceivedDelta) -> None:
+        """Take in a delta that has come."""
+        worker = arrival.delta.source.worker
+        self.arrived[worker] = arrival
+        self.samples += arrival.delta.samples
+        self._unaged.add(worker)
+
+    def discard(self, worker: int) -> None:
+        """Leave out a delta that has come."""
+        self.samples -= self.arrived.pop(worker).delta.samples
+        self._unaged.discard(worker)
+
+    def clear(self) -> None:
+        """Leave out all deltas that have come."""
+        for worker in list(self.arrived):
+            self.discard(worker)
 
     @property
     def hopeless(self) -> bool:
@@ -74,9 +89,11 @@ class ArrivalQueue:
 
     def drop_stale(self) -> list[Rejection]:
         """Drop what was trained from weights that are too old."""
-        ages = {worker: self._staleness(arrival) for worker, arrival in self.arrived.items()}
+        ages = {worker: self._staleness(self.arrived[worker]) for worker in self._unaged}
+        self._unaged.clear()
         old = {worker: age for worker, age in ages.items() if age > self._patience}
-        self.arrived = {worker: arrival for worker, arrival in self.arrived.items() if worker not in old}
+        for worker in old:
+            self.discard(worker)
         text = "{} deltas were merged since its weights, more than {}"
         return [Rejection(worker, text.format(age, self._patience)) for worker, age in sorted(old.items())]
 
@@ -89,8 +106,8 @@ class ArrivalQueue:
 
         """
         self.reducing, self.arrived = dict(sorted(self.arrived.items())), {}
+        self._unaged.clear()
         deltas = [arrival.delta for arrival in self.reducing.values()]
-        taken = sum(weight(self._sync, arrival.delta) for _, arrival, _ in current.accepted)
         unit = self._size if self._sync.weighting == "uniform" else self._target
         return Reduce(
             self.step,
@@ -98,7 +115,7 @@ class ArrivalQueue:
             tuple(weight(self._sync, delta) for delta in deltas),
             tuple(delta.round for delta in deltas),
             self.step if since is None else since,
-            RoundProgress(current.number, self._size, unit, len(current.accepted), taken, tuple(self._norms)),
+            RoundProgress(current.number, self._size, unit, len(current.accepted), current.weight, tuple(self._norms)),
         )
 
     def is_awaited(self, verdict: Verdict) -> bool:
@@ -110,6 +127,8 @@ class ArrivalQueue:
         batch, self.reducing = self.reducing, {}
         arrivals = [(one, batch[one.worker]) for one in verdict.accepted]
         taken = [(counted(one, arrival.delta), arrival, self._staleness(arrival)) for one, arrival in arrivals]
+        self.samples -= sum(arrival.delta.samples for arrival in batch.values())
+        self._unaged.update(self.arrived)
         self.step += 1
         self.merged += len(taken)
         self._norms.extend(one.norm for one in verdict.accepted)

@@ -13,20 +13,22 @@ from __future__ import annotations
 
 from hypha_ray.config import Job
 from hypha_ray.scheduler import messages as c
+from hypha_ray.scheduler.failures import diverged
 from hypha_ray.scheduler.fleet.roster import Roster
+from hypha_ray.scheduler.fleet.strikes import strike
 from hypha_ray.scheduler.fleet.worker_state import WorkerState, known_batch_s
 from hypha_ray.scheduler.messages import Outbox
 from hypha_ray.scheduler.planning.async_planner import AsyncPlanner
 from hypha_ray.scheduler.resume_point import ResumePoint
-from hypha_ray.scheduler.rounds.async_round import AsyncRound, LocalRound, ReceivedDelta
-from hypha_ray.scheduler.rounds.round import Evaluation, diverged, step_record
+from hypha_ray.scheduler.rounds.async_round import AsyncRound, LocalRound, LocalRounds, ReceivedDelta
+from hypha_ray.scheduler.rounds.round import Evaluation, step_record, weight
 from hypha_ray.scheduler.strategies.arrival_queue import ArrivalQueue
-from hypha_ray.scheduler.strategies.barrier import BarrierRounds
+from hypha_ray.scheduler.strategies.base import RoundStrategy
 from hypha_ray.types import Delta, Evaluated, Event, Merged, Rejection, Report, Source, Span, Verdict
 
 
-class AsyncRounds(BarrierRounds):
-    """Rounds without a barrier; for the arguments, see `BarrierRounds`."""
+class AsyncRounds(RoundStrategy):
+    """Rounds of as many deltas as are merged one by one; for the arguments, see `RoundStrategy`."""
 
     current: AsyncRound | None
 
@@ -34,7 +36,9 @@ class AsyncRounds(BarrierRounds):
         super().__init__(job, past, roster, turns, out)
         self._async_planner = turns
         self._queue = ArrivalQueue(job, turns.size, past)
-        self._training: dict[int, LocalRound] = {}
+        self._training = LocalRounds()
+        self._unplanned: set[int] = set()
+        """Numbers that may be idle; all others train, have a delta on its way, or aren't there."""
         self._handed_over_at: dict[int, float] = {}
 
     # ── what the core asks ────────────────────────────────────────────────────────────────────────────────────────
@@ -47,7 +51,7 @@ class AsyncRounds(BarrierRounds):
     @property
     def busy(self) -> set[int]:
         """Workers that have something to do."""
-        return set(self._training) | self._pending.busy(0)
+        return set(self._training.rounds) | self._pending.busy(0)
 
     def accepts(self, member: WorkerState, event: Event) -> bool:
         """Whether a worker speaks of the turn that it has."""
@@ -66,6 +70,7 @@ class AsyncRounds(BarrierRounds):
         self.current = AsyncRound(number, now, None, final, size=self._async_planner.size)
         if final:
             self._call_off()
+        self._unplanned.update(member.source.worker for member in self._roster.assignable)
         members = self._idle()
         if self._pending.evaluation is None:
             shares = self._async_planner.eval_shares(number, members)
@@ -78,6 +83,7 @@ class AsyncRounds(BarrierRounds):
 
     def join(self, member: WorkerState, now: float) -> None:
         """Let a worker in: it takes a lost share of the evaluation over where it gets the weights for that."""
+        self._unplanned.add(member.source.worker)
         if self._pending.evaluation is not None and self._queue.committed:
             self._pending.evaluation.hand_out(member.source.worker)
         if self.final:
@@ -87,10 +93,10 @@ class AsyncRounds(BarrierRounds):
     def forget(self, member: WorkerState, now: float) -> None:
         """Wait no longer for a lost worker. What it has handed over stays."""
         worker = member.source.worker
-        self._training.pop(worker, None)
+        self._training.pop(member)
         self._handed_over_at.pop(worker, None)
         self._pending.forget(worker)
-        if worker not in self._queue.workers:
+        if not self._queue.holds(worker):
             self._async_planner.ledger.release(worker)
         self._advance(now)
         self._settle(now)
@@ -99,10 +105,8 @@ class AsyncRounds(BarrierRounds):
         """Leave out deltas of a worker that aren't merged yet: it began with wrong weights."""
         arrival = self._queue.arrived.get(source.worker)
         if arrival is not None and arrival.delta.source == source:
-            del self._queue.arrived[source.worker]
-
-    def correct_plans(self, now: float) -> None:
-        """Nothing depends on what becomes of the others."""
+            self._queue.discard(source.worker)
+            self._unplanned.add(source.worker)
 
     def close(self) -> None:
         """The grace time is over."""
@@ -123,31 +127,32 @@ class AsyncRounds(BarrierRounds):
             case Merged():
                 self._merged(member, event, now)
             case Evaluated():
-                super().handle(member, event, now)
+                self._evaluated(member, event, now)
 
     def _reported(self, member: WorkerState, current: AsyncRound, report: Report, now: float) -> None:
+        self._training.report(member, report.samples)
         member.report(report, now)
         current.learning_rate = report.learning_rate
         samples = self._trained() - self._totals.samples + current.samples
         record = step_record(report, samples, self._job.rounds.samples_between_updates)
         self._out.put(c.LogMetric({**record, "round": current.number}))
-        if self.open and (turn := self._training.get(member.source.worker)) is not None:
+        if self.open and (turn := self._training.rounds.get(member.source.worker)) is not None:
             self._out.put(*self._async_planner.resize(member, self._fleet(member), turn.began_at, now))
 
     def _arrived(self, member: WorkerState, current: AsyncRound, delta: Delta, now: float) -> None:
         worker = member.source.worker
-        turn = self._training.pop(worker, None)
+        turn = self._training.pop(member)
         if turn is None:
             self._out.event("stale", now, worker=worker, incarnation=member.source.incarnation, round=delta.round)
             return
         current.bytes_up += delta.payload_bytes
         member.delivered(delta, now - turn.began_at, turn.evaluating)
-        self._queue.arrived[worker] = ReceivedDelta(delta, turn)
+        self._queue.receive(ReceivedDelta(delta, turn))
         self._handed_over_at[worker] = now
         self._advance(now)
 
     def _merged(self, member: WorkerState, event: Merged, now: float) -> None:
-        turn = self._training.get(member.source.worker)
+        turn = self._training.rounds.get(member.source.worker)
         if turn is not None and self.current is not None and member.merged_version != event.round:
             waited_s = None if turn.handed_over_at is None else now - turn.handed_over_at
             since = turn.began_at if member.merged_at is None else member.merged_at
@@ -164,6 +169,7 @@ class AsyncRounds(BarrierRounds):
         if not self.open or self.final or self._queue.reducing:
             return
         for rejection in self._queue.drop_stale():
+            self._unplanned.add(rejection.worker)
             self._reject(rejection, now)
         for member in self._idle():
             self._give_turn(member, now)
@@ -171,7 +177,7 @@ class AsyncRounds(BarrierRounds):
             return
         if self.grace_until is None:
             self.grace_until = now + self._async_planner.grace_s(self._roster.assignable)
-        if not self._training or now >= self.grace_until:
+        if not self._training.rounds or now >= self.grace_until:
             self._reduce()
 
     def _give_turn(self, member: WorkerState, now: float) -> None:
@@ -180,7 +186,7 @@ class AsyncRounds(BarrierRounds):
         handed_over_at = self._handed_over_at.pop(worker, None)
         at = self._trained() / self._job.rounds.samples_between_updates
         commands = self._async_planner.plan_local_round(step, member, self._fleet(member), share, at, now)
-        self._training[worker] = LocalRound(step, self._queue.merged, now, handed_over_at, bool(share))
+        self._training.rounds[worker] = LocalRound(step, self._queue.merged, now, handed_over_at, bool(share))
         batches = {worker: member.plan and member.plan.batches}
         self._out.event("plan", now, round=self.current.number, batches=batches, predicted_s=None, step=step)
         self._out.put(*commands)
@@ -188,17 +194,17 @@ class AsyncRounds(BarrierRounds):
     def _reduce(self) -> None:
         assert self.current is not None
         self.grace_until = None
-        since = min((turn.step for turn in self._training.values()), default=None)
-        self._out.put(self._queue.reduce(self.current, since))
+        self._out.put(self._queue.reduce(self.current, self._training.oldest_step))
 
     def reduced(self, verdict: Verdict, now: float) -> list[Source]:
         """Take deltas in, and commit a period that is whole; returns the workers that are excluded."""
         current = self.current
         if current is None or not self._queue.is_awaited(verdict):
             return []
+        self._unplanned |= self._queue.reducing.keys()
         self._roster.refused({self._queue.reducing[r.worker].delta.source for r in verdict.rejected if r.blamed})
         for one, arrival, staleness in self._queue.take_verdict(verdict):
-            current.accepted.append((one, arrival, staleness))
+            current.accept(one, arrival, staleness, weight(self._job.sync, arrival.delta))
             self._async_planner.settle(one.worker, arrival.delta.spans)
             self._totals.count(arrival.delta)
             self._roster.contributed(one.worker)
@@ -210,7 +216,7 @@ class AsyncRounds(BarrierRounds):
             blamed = [rejection for rejection in verdict.rejected if rejection.blamed]
             self._out.finish(diverged(current.number, blamed[0].reason))
             return []
-        excluded = self._strike(verdict, now)
+        excluded = strike(self._roster, self._out, verdict, now)
         if current.whole:
             self._end(current, verdict.update_norm, now)
         else:
@@ -238,10 +244,10 @@ class AsyncRounds(BarrierRounds):
 
     def _call_off(self) -> None:
         """The last commit is made: what is still trained, or has arrived since, is of no use."""
-        for worker in (*self._training, *self._queue.arrived):
+        for worker in (*self._training.rounds, *self._queue.arrived):
             self._async_planner.ledger.release(worker)
-        self._training.clear()
-        self._queue.arrived.clear()
+        self._training = LocalRounds()
+        self._queue.clear()
         self._pending.evaluation = None
 
     def _settle(self, now: float) -> None:
@@ -264,14 +270,21 @@ class AsyncRounds(BarrierRounds):
 
     def _idle(self) -> list[WorkerState]:
         """Workers that may be given a turn; while a number's delta is on its way, it is open what of it is used."""
-        occupied = self._queue.workers | self._training.keys()
-        occupied |= {slot.number for slot in self._roster.slots.values() if slot.excluded}
-        return [member for member in self._roster.assignable if member.source.worker not in occupied]
+        self._unplanned = {number for number in self._unplanned if self._is_idle(number)}
+        found = (self._roster.slots[number].member for number in sorted(self._unplanned))
+        return [member for member in found if member is not None]
+
+    def _is_idle(self, number: int) -> bool:
+        slot = self._roster.slots[number]
+        occupied = number in self._training.rounds or self._queue.holds(number)
+        return slot.working and not occupied and not slot.excluded
 
     def _fleet(self, member: WorkerState) -> list[WorkerState]:
         """All that share the work, this worker among them."""
         free = self._roster.assignable
-        return [one for one in self._roster.members if one is member or one in free]
+        if self._roster.slots[member.source.worker].working:
+            return free
+        return sorted([*free, member], key=lambda one: one.source.worker)
 
     def _share(self, member: WorkerState) -> tuple[Span, ...]:
         """Evaluation share of a worker, if it is to get the weights for that now."""
@@ -284,5 +297,4 @@ class AsyncRounds(BarrierRounds):
 
     def _trained(self) -> int:
         """Samples of the run that were trained on: merged, on their way, and reported."""
-        reported = sum(one.progress.samples for one in self._roster.members if one.source.worker in self._training)
-        return self._totals.samples + self._queue.samples + reported
+        return self._totals.samples + self._queue.samples + self._training.reported

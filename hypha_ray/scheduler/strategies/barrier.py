@@ -3,65 +3,32 @@
 from __future__ import annotations
 
 from hypha_ray.config import Job
-from hypha_ray.exchange_schedule import fragments_of_round
 from hypha_ray.scheduler import messages as c
+from hypha_ray.scheduler.failures import failure
 from hypha_ray.scheduler.fleet.roster import Roster
+from hypha_ray.scheduler.fleet.strikes import strike
 from hypha_ray.scheduler.fleet.worker_state import WorkerState, known_batch_s
 from hypha_ray.scheduler.messages import Outbox
+from hypha_ray.scheduler.planning.correction_pace import CorrectionPace
 from hypha_ray.scheduler.planning.round_planner import RoundPlanner
-from hypha_ray.scheduler.resume_point import ResumePoint, RunTotals
-from hypha_ray.scheduler.rounds.pending import PendingRounds
-from hypha_ray.scheduler.rounds.round import Evaluation, Round, failure, step_record, weight
+from hypha_ray.scheduler.resume_point import ResumePoint
+from hypha_ray.scheduler.rounds.round import Evaluation, Round, step_record, weight
+from hypha_ray.scheduler.rounds.traffic import received_bytes
+from hypha_ray.scheduler.strategies.base import RoundStrategy
 from hypha_ray.types import Delta, Evaluated, Event, Merged, Report, Source, Span, Verdict
 
 
-class BarrierRounds:
-    """Rounds with a barrier, one after the other.
+class BarrierRounds(RoundStrategy):
+    """Rounds that end when all deltas are in, or by quorum and grace time; for the arguments, see `RoundStrategy`."""
 
-    Args:
-        job: the job file.
-        past: what the run goes on from.
-        roster: workers of the fleet.
-        assigner: plans of the rounds.
-        out: takes commands.
-
-    """
-
-    def __init__(self, job: Job, past: ResumePoint, roster: Roster, assigner: RoundPlanner, out: Outbox) -> None:
-        self._job, self._roster, self._planner, self._out = job, roster, assigner, out
+    def __init__(self, job: Job, past: ResumePoint, roster: Roster, planner: RoundPlanner, out: Outbox) -> None:
+        super().__init__(job, past, roster, planner, out)
         self._replay = job.run.mode == "replay"
-        self.next: int | None = past.next_round  # The round that is to begin; None while one goes on.
-        self.latest_version = past.next_round
-        """Number of the newest weights, those after the last commit; round n begins number n."""
-        self.current: Round | None = None
-        self._totals = RunTotals(past.state.get("totals", {}))
-        self._pending = PendingRounds(job, self._totals, assigner.ledger, out)
+        self._correction_pace = CorrectionPace(job.resources.num_workers)
+        self._reported_samples = 0
+        """Samples that the present workers have reported in their rounds."""
         self._inner_states = set(past.inner)
         """Workers whose successors have an inner state to take over."""
-        self.sent_bytes: tuple[int, tuple[int, ...]] = 0, ()
-        """Bytes of all of θ, and of each fragment."""
-        self.grace_until: float | None = None
-        """Time at which the round ends without missing deltas; None: not yet, or no more."""
-
-    @property
-    def open(self) -> bool:
-        """Whether a round takes deltas."""
-        return self.current is not None and not self.current.closed
-
-    @property
-    def final(self) -> bool:
-        """Whether the round goes on that only evaluates."""
-        return self.current is not None and self.current.final
-
-    @property
-    def trained(self) -> bool:
-        """Whether all rounds are committed, and nothing but the last evaluation may be missing."""
-        return self.final or self.next == self._job.rounds.update_rounds
-
-    @property
-    def unevaluated(self) -> bool:
-        """Whether a part of the evaluation waits for a worker that has yet to come."""
-        return self._pending.evaluation is not None and bool(self._pending.evaluation.lost)
 
     @property
     def busy(self) -> set[int]:
@@ -88,6 +55,7 @@ class BarrierRounds:
         for member in members:
             self._inherit(member)
         self.current, commands = self._planner.plan_round(number, members, self.latest_version, now)
+        self._reported_samples = sum(one.progress.samples for one in self._roster.members)
         if before is not None and before.overlapped:
             self.current.started_at = before.ready_at
         self.current.overlapped = any(member.overlap_spans for member in members)
@@ -117,6 +85,7 @@ class BarrierRounds:
     def forget(self, member: WorkerState, now: float) -> None:
         """Wait no longer for a lost worker, and let the others, or its successor, take its share over."""
         worker, current = member.source.worker, self.current
+        self._reported_samples -= member.progress.samples
         self._pending.forget(worker)
         if current is not None and not current.closed and worker not in current.deltas:
             if self._replay and member.plan is not None:
@@ -124,8 +93,8 @@ class BarrierRounds:
             else:
                 self._planner.ledger.release(worker)
                 current.awaiting.discard(worker)
-                self.correct_plans(now)
-                self._close_if_complete()
+                self.correct_plans(now, urgent=True)
+                self._close_if_complete(now)
         elif current is not None and current.verdict is not None:
             self._planner.ledger.release(worker)  # It has begun the next round, which isn't planned yet.
         self._settle(now)
@@ -137,41 +106,37 @@ class BarrierRounds:
             return
         self.grace_until = None if len(current.deltas) < (self._job.sync.quorum or 1) else self.grace_until
 
-    def defer(self, seconds: float) -> None:
-        """The scheduler itself was stopped for a while: the grace time is so much longer."""
-        self.grace_until = None if self.grace_until is None else self.grace_until + seconds
-
     def handle(self, member: WorkerState, event: Event, now: float) -> None:
         """Handle a worker's event about the round that it and the fleet are in."""
         assert self.current is not None
         match event:
             case Report():
+                self._reported_samples += event.samples
                 member.report(event, now)
                 self.current.learning_rate = event.learning_rate
-                samples = sum(one.progress.samples for one in self._roster.members)
-                self._out.put(c.LogMetric(step_record(event, samples, self._job.samples(event.round))))
+                self._out.put(c.LogMetric(step_record(event, self._reported_samples, self._job.samples(event.round))))
                 self.correct_plans(now)
             case Delta():
                 self._delivered(member, self.current, event, now)
             case Merged():
                 self._merged(member, event, now)
             case Evaluated():
-                member.progress.heard_at = now
-                if self._pending.evaluation is not None:
-                    self._pending.evaluation.take(event)
-                self._done_if_final(member)
-                self._settle(now)
+                self._evaluated(member, event, now)
 
-    def correct_plans(self, now: float) -> None:
-        """Adapt the plans of workers that haven't handed over to the progress of the others."""
+    def correct_plans(self, now: float, urgent: bool = False) -> None:
+        """Adapt the plans of those who haven't handed over to what has become of the others, now or in a while."""
         current = self.current
-        if current is None or current.closed:
+        if current is None or current.closed or not self._correction_pace.allows(now, urgent):
             return
-        late = [member for member in self._roster.assignable if member.source.worker not in current.deltas]
-        saved_s, commands = self._planner.replan(current, late, now)
+        saved_s, commands = self._planner.replan(current, self._roster.assignable, now)
         if commands:
             self._out.event("correction", now, round=current.number, saved_s=saved_s)
         self._out.put(*commands)
+
+    def make_up_corrections(self, now: float) -> None:
+        """Correct plans, if that was put off for long enough."""
+        if self._correction_pace.overdue:
+            self.correct_plans(now)
 
     def _delivered(self, member: WorkerState, current: Round, delta: Delta, now: float) -> None:
         worker = member.source.worker
@@ -183,10 +148,14 @@ class BarrierRounds:
         if len(current.deltas) == self._job.sync.quorum and not self._replay:
             self.grace_until = now + self._job.sync.grace_s
         self.correct_plans(now)
-        self._close_if_complete()
+        self._close_if_complete(now)
 
-    def _close_if_complete(self) -> None:
-        if self.current is not None and self.current.deltas and set(self.current.deltas) == self.current.awaiting:
+    def _close_if_complete(self, now: float) -> None:
+        """Close the round once all deltas are there, unless a correction that was put off asks for more."""
+        if self.current is not None and self.current.complete and self._correction_pace.overdue:
+            self._correction_pace.hurry()
+            self.correct_plans(now)
+        if self.current is not None and self.current.complete:
             self.close()
 
     def close(self) -> None:
@@ -225,7 +194,7 @@ class BarrierRounds:
         if (error := failure(done.number, verdict, self._replay)) is not None:
             self._out.finish(error)
             return []
-        excluded = self._strike(verdict, now)
+        excluded = strike(self._roster, self._out, verdict, now)
         self._commit(done, verdict, now)
         members, accepted = self._roster.members, {one.worker for one in verdict.accepted}
         self._inner_states -= self._roster.refused(done.refused)
@@ -253,46 +222,21 @@ class BarrierRounds:
         self._inner_states |= {worker for worker, delta in deltas.items() if delta.inner_state}
         self._persist(current, verdict, tuple(used.items()), now)
 
-    def _persist(self, current: Round, verdict: Verdict, used: c.Used, now: float, **more: int) -> None:
-        """Have a round's weights written down, and all that a later scheduler needs beside them."""
-        current.totals, ledger = self._totals.totals(now), self._planner.ledger
-        state = {"totals": current.totals, "workers": self._roster.state(), **more}
-        figures = (ledger.cursors(), ledger.epoch, ledger.ahead(), state)
-        self._out.put(c.Persist(current.number, verdict, used, *figures))
-
-    def _strike(self, verdict: Verdict, now: float) -> list[Source]:
-        """Count what was rejected for what it is; returns the workers that are excluded for it."""
-        excluded = [one.worker for one in verdict.rejected if one.blamed and self._roster.strike(one.worker)]
-        for worker in excluded:
-            self._out.event("exclude", now, worker=worker, strikes=self._job.sync.strikes)
-        return [source for worker in excluded if (source := self._roster.slots[worker].source) is not None]
-
     def _merged(self, member: WorkerState, event: Merged, now: float) -> None:
         for one in self._pending.awaiting_merge:
             if one.number < event.round:
-                one.merged(member.source.worker, member.merged_at, now, self._size(one, member, event), event.waited_s)
+                one.merged(
+                    member.source.worker,
+                    member.merged_at,
+                    now,
+                    received_bytes(self._job, self.sent_bytes, one, member, event.round),
+                    event.waited_s,
+                )
         member.merged_at, member.merged_version = now, event.round
         if member.plan is not None and not member.plan.evaluate:
             member.progress.heard_at = now
             self._done_if_final(member)
         self._settle(now)
-
-    def _size(self, done: Round, member: WorkerState, event: Merged) -> int:
-        """Bytes of what a worker has merged as a round's result."""
-        every, parts = self.sent_bytes
-        if member.full_version == event.round:
-            return every if done.number == event.round - 1 else 0
-        return done.coded_bytes or sum(parts[n] for n in fragments_of_round(self._job, done.number))
-
-    def _done_if_final(self, member: WorkerState) -> None:
-        if member.plan is not None and member.plan.final and member.merged_version == member.plan.round:
-            self._roster.done(member.source.worker)
-
-    def _settle(self, now: float) -> None:
-        """Write the records that are complete; end the run after those of the last round."""
-        self._pending.settle(now)
-        if self.final and self._pending.empty:
-            self._out.finish(None)
 
     def stop_waiting(self, now: float) -> None:
         """Wait no longer for merges or evaluations."""

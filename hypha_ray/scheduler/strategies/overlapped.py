@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections import deque
 
 from hypha_ray.config import Job
+from hypha_ray.scheduler.failures import disowned
 from hypha_ray.scheduler.fleet.roster import Roster
 from hypha_ray.scheduler.fleet.worker_state import WorkerState
 from hypha_ray.scheduler.messages import Outbox
 from hypha_ray.scheduler.planning.round_planner import RoundPlanner
 from hypha_ray.scheduler.resume_point import ResumePoint
-from hypha_ray.scheduler.rounds.round import Round, disowned
+from hypha_ray.scheduler.rounds.round import Round
 from hypha_ray.scheduler.strategies.barrier import BarrierRounds
 from hypha_ray.types import Event, Merged, Source, Span, Verdict
 
@@ -48,12 +49,13 @@ class OverlappedRounds(BarrierRounds):
     def forget(self, member: WorkerState, now: float) -> None:
         """Wait no longer for a lost worker. What it has handed over stays, and others take over what it hasn't."""
         worker, current = member.source.worker, self.current
+        self._reported_samples -= member.progress.samples
         self._pending.forget(worker)
         self._planner.ledger.release(worker, self._delivered_by(worker))
         if current is not None and not current.closed and worker not in current.deltas:
             current.awaiting.discard(worker)
-            self.correct_plans(now)
-            self._close_if_complete()
+            self.correct_plans(now, urgent=True)
+            self._close_if_complete(now)
         self._settle(now)
 
     def discard_delta(self, source: Source) -> None:

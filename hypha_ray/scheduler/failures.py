@@ -1,0 +1,55 @@
+"""Errors that end a run from which the fleet, or training itself, leaves no way out."""
+
+from __future__ import annotations
+
+from hypha_ray.errors import CapacityError, CheckpointError, ClusterError, ConfigError, HyphaError, LostError
+from hypha_ray.scheduler.fleet.roster import MAX_CRASHES
+from hypha_ray.types import Verdict
+
+
+def diverged(number: int, reason: str) -> ConfigError:
+    """Reason of a run's end after a round without a usable delta."""
+    what = f"training diverged: every delta of round {number} was rejected, the first for {reason}"
+    return ConfigError("TRN001", what, fix="lower inner_optimizer.learning_rate, or set inner_optimizer.clip_norm")
+
+
+def failure(number: int, verdict: Verdict, exact: bool) -> HyphaError | None:
+    """Reason that a round can't be committed; None if it can.
+
+    An `exact` round may lack only deltas that a worker is to blame for.
+    """
+    lost = [one for one in verdict.rejected if not one.blamed]
+    if lost and (exact or not verdict.accepted):
+        what, fix = f"round {number} has to be trained again", "submit again: the run goes on from its last commit"
+        return LostError("NET012", what, got=f"of worker {lost[0].worker}: {lost[0].reason}", fix=fix)
+    return None if verdict.accepted else diverged(number, verdict.rejected[0].reason)
+
+
+def disowned(number: int) -> ClusterError:
+    """Reason of a run's end after a round in flight has lost all of its deltas."""
+    what = f"every delta of round {number} began with other weights than were committed"
+    fix = "look at the machines' memory, then submit again: the run goes on from its last commit"
+    return ClusterError("NET010", what, fix=fix)
+
+
+def hopeless(reason: str, exception: str | None) -> HyphaError:
+    """Reason of a run's end when all workers break down; every retry would meet their common exception again."""
+    if exception is not None:
+        what = f"every worker breaks down by the same exception, {MAX_CRASHES} times in a row"
+        return ConfigError("NET008", what, got=exception, fix="mend what it names in the job or its data")
+    fix = "look into the workers' logs in Ray's dashboard, then submit again: the run goes on from its last commit"
+    return ClusterError("NET008", f"every worker breaks down, {MAX_CRASHES} times in a row", got=reason, fix=fix)
+
+
+def another_model(next_round: int, built: set[str], layout_sha256: str | None) -> CheckpointError | None:
+    """Reason that a run can't resume if no worker builds the model of its checkpoints."""
+    if next_round == 0 or built & {"", layout_sha256}:
+        return None
+    what, fix = "the checkpoints of this run are of another model than it builds now", "give it the same one again"
+    return CheckpointError("CKPT005", what, fix=fix)
+
+
+def too_few(have: int, need: int, what: str) -> CapacityError:
+    """Reason of a run's end with too few workers."""
+    text = f"{have} workers of at least {need} {what}"
+    return CapacityError("CAP002", text, fix="look into the logs, then resubmit")
