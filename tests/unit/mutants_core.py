@@ -68,7 +68,11 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         'slot.strikes = int(known.get("strikes", 0))',
         "pass",
     ),
-    "exclusion is forgiven by a strike": ("roster", "slot.excluded or slot.strikes >=", "slot.strikes >="),
+    "exclusion is forgiven by a strike": (
+        "roster",
+        "        if slot.strikes >= self.most_strikes",
+        "        slot.excluded = bool(self._vacant.add(number))\n        if slot.strikes >= self.most_strikes",
+    ),
     "an excluded number is given away": ("slot", "and not self.excluded and", "and"),
     "another model is as good": ("core", "if member.layout != self._layout_sha256", "if False"),
     "nobody gives up waiting": ("core", 'self._timers["idle"] = now + limit_s', "pass"),
@@ -228,8 +232,8 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "who leaves is still counted": (
         "roster",
-        "        slot.leaving = True",
-        "        slot.leaving = bool(self._count(True))",
+        "            self._count(joins=False)\n        slot.leaving",
+        "            pass\n        slot.leaving",
     ),
     "exclusions aren't counted": ("roster", "self._excluded.add(number)", "pass"),
     "a vacated slot isn't looked at": ("roster", "self._vacant.add(slot.number)", "pass"),
@@ -240,7 +244,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "pass",
     ),
     "a joiner is overlooked": ("asynchronous", "self._unplanned.add(member.source.worker)", "pass"),
-    "deltas age unseen": ("arrival_queue", "self._unaged.update(self.arrived)", "pass"),
+    "deltas that come aren't looked at for their age": ("arrival_queue", "self._unaged.add(worker)", "pass"),
     # ── without a barrier
     "turns are given while weights are made": (
         "asynchronous",
@@ -273,7 +277,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "a disowned delta is merged": (
         "asynchronous",
         "            self._queue.discard(source.worker)\n",
-        "            pass",
+        "            pass\n",
     ),
     "a number trains while its delta is on its way": (
         "asynchronous",

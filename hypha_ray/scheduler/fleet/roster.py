@@ -224,7 +224,7 @@ class Roster:
         """Count a rejected delta; True: it was the last one allowed, and the slot is closed."""
         slot = self.slots[number]
         slot.strikes += 1
-        if slot.excluded or slot.strikes >= self.most_strikes:
+        if slot.strikes >= self.most_strikes:
             self.exclude(number)
         return slot.excluded
 

@@ -42,7 +42,7 @@ class ArrivalQueue:
         self.samples = 0
         """Samples behind all deltas on their way."""
         self._unaged: set[int] = set()
-        """Workers whose deltas may be too old: those that came, or have aged, since the last look."""
+        """Workers whose deltas came since the last look at their age; others are reduced before they age."""
         self._norms: deque[float] = deque(maxlen=2 * size)
         self._in_vain = 0
 
@@ -128,7 +128,6 @@ class ArrivalQueue:
         arrivals = [(one, batch[one.worker]) for one in verdict.accepted]
         taken = [(counted(one, arrival.delta), arrival, self._staleness(arrival)) for one, arrival in arrivals]
         self.samples -= sum(arrival.delta.samples for arrival in batch.values())
-        self._unaged.update(self.arrived)
         self.step += 1
         self.merged += len(taken)
         self._norms.extend(one.norm for one in verdict.accepted)
