@@ -291,7 +291,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "what a lost worker should evaluate is waited for": (
         "asynchronous",
-        "            self._pending.evaluation = None  # Nobody who comes will have its weights.",
+        "            self._pending.evaluation = None  # No joining worker will have its weights.",
         "            pass",
     ),
     "norms of merged deltas are forgotten": (

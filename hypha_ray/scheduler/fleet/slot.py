@@ -11,7 +11,7 @@ from hypha_ray.types import Source
 
 @dataclass(slots=True)
 class Slot:
-    """A worker's number, and who has it."""
+    """A worker's number, and the worker that has it."""
 
     number: int
     source: Source | None = None

@@ -124,7 +124,7 @@ class BarrierRounds(RoundStrategy):
                 self._evaluated(member, event, now)
 
     def correct_plans(self, now: float, urgent: bool = False) -> None:
-        """Adapt the plans of those who haven't handed over to what has become of the others, now or in a while."""
+        """Adapt the plans of workers that haven't handed over to the progress of the others, now or in a while."""
         current = self.current
         if current is None or current.closed or not self._correction_pace.allows(now, urgent):
             return
