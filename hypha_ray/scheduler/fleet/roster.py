@@ -24,7 +24,7 @@ FIRST_WAIT_S = 1.0
 LONGEST_WAIT_S = 60.0
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 MAX_CRASHES = 5
-"""Workers of every slot in a row that may break down before one has contributed."""
+"""Workers of every slot in a row that may break down before the first contribution."""
 STARTS_PER_ATTEMPT = 10_000
 """Incarnations grow with the attempt first, so that a later scheduler's are greater."""
 

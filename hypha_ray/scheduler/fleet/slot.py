@@ -15,7 +15,7 @@ class Slot:
 
     number: int
     source: Source | None = None
-    """Of the worker that is starting or at work."""
+    """Source of the worker that is starting or at work."""
     member: WorkerState | None = None
     """Once it is at work; stays there for its successor to learn from."""
     lease: Lease | None = None
@@ -24,16 +24,16 @@ class Slot:
     failures: int = 0
     """Workers in a row that went without having contributed anything."""
     breakdowns: int = 0
-    """Of these those whose process ended by itself."""
+    """Number of these whose process ended by itself."""
     exceptions: set[str | None] = field(default_factory=set)
-    """What ended them; None: no exception."""
+    """Exception that ended them; None: no exception."""
     strikes: int = 0
     """Deltas that were rejected for what they were, less those that were accepted since."""
     excluded: bool = False
     done: bool = False
     """It has done its final plan."""
     progress_at: float = 0.0
-    """When the worker was hired, was first heard of, or last made progress."""
+    """Time when the worker was hired, was first heard of, or last made progress."""
     retry_at: float | None = None
 
     @property

@@ -37,9 +37,9 @@ class AsyncPlanner(RoundPlanner):
         super().__init__(job, slices, sizes, past)
         self._target = job.rounds.samples_between_updates
         self._beat: float | None = None
-        """When the turns that begin now are to end."""
+        """Time at which turns that begin now are to end."""
         self._speeds_pace = CorrectionPace(job.resources.num_workers)
-        """How often the speeds of a large fleet are looked at."""
+        """Interval at which the speeds of a large fleet are looked at."""
         self._allocation = Allocation(0.0, {}, 0)
         self._fleet_speed = 0.0
         """Samples per second of the whole fleet."""
