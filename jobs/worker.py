@@ -46,7 +46,8 @@ def main() -> None:
     arguments = parse_options(Worker, __doc__, sys.argv[1:])
     if not 0 <= arguments.patience_s < math.inf:
         raise ConfigError("CFG003", "--patience-s is out of range", str(arguments.patience_s), "0 and up", "see --help")
-    from hypha_ray.worker.remote import train  # Before the driver waits: while torch is loaded this process is silent.
+    # Imported before the connection is made: this process is silent while torch is loaded.
+    from hypha_ray.worker.bridged.own_trainer import train
 
     while True:
         with _joined(arguments) as trainer:

@@ -16,7 +16,7 @@ from hypha_ray.errors import ConfigError
 from hypha_ray.garbage import uncollected
 from hypha_ray.optim.schedules import check_schedule, inner_steps
 from hypha_ray.telemetry.aim import check as check_aim
-from hypha_ray.worker.door import check as check_door
+from hypha_ray.worker.bridged.endpoint import check as check_door
 
 
 def check_job(job: Job) -> None:

@@ -20,9 +20,9 @@ from hypha_ray.failpoints import arm
 from hypha_ray.garbage import uncollected
 from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.types import Arrays, Flat, FragmentUpdate, Layout, Plan, Source
-from hypha_ray.worker.desk import Desk
-from hypha_ray.worker.feeder import Feeder
-from hypha_ray.worker.stint import Emit, Item, Loop, Stint
+from hypha_ray.worker.batches import Feeder
+from hypha_ray.worker.inbox import Desk
+from hypha_ray.worker.incarnation import Emit, Item, Loop, Stint
 
 
 class TrainWorker:
@@ -53,7 +53,7 @@ class TrainWorker:
             import torch  # A process that only starts this actor needs none of it.
 
             torch.set_num_threads(max(1, int(job.resources.worker.cpu)))
-            from hypha_ray.worker.loop import InnerLoop
+            from hypha_ray.worker.training.loop import InnerLoop
 
         return InnerLoop(job, source, feeder, desk, emit, self._specials)
 
@@ -114,7 +114,7 @@ class BridgedWorker(TrainWorker):
     """Has a process of any kind train, over the bridge. To all other actors it is a worker like any other."""
 
     def _loop(self, job: Job, source: Source, feeder: Feeder, desk: Desk, emit: Emit) -> Loop:
-        from hypha_ray.worker.bridged import BridgedLoop
+        from hypha_ray.worker.bridged.loop import BridgedLoop
 
         return BridgedLoop(job, source, feeder, desk, emit, self._specials)
 

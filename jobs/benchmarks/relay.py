@@ -23,7 +23,7 @@ from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.data.slices import read_slice
 from hypha_ray.driver.ray_cluster import connected
-from hypha_ray.worker.outside import definition
+from hypha_ray.worker.bridged.process import definition
 
 TURNS = 3
 TRAINER = Path(__file__).parents[2] / "examples" / "torch_trainer.py"

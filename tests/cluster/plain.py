@@ -16,7 +16,7 @@ from hypha_ray.data.slices import read_slice
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.types import Span
-from hypha_ray.worker.feeder import order
+from hypha_ray.worker.batches import order
 from jobs import Outcome
 
 Batch = dict[str, npt.NDArray[np.generic]]

@@ -18,9 +18,9 @@ from hypha_ray.server.gates import Received
 from hypha_ray.server.reducer import initial_momentum, reduce
 from hypha_ray.server.rules import Rules
 from hypha_ray.types import Delta, Flat, FragmentUpdate, Layout, Plan, Source, Span
-from hypha_ray.worker.desk import Desk
-from hypha_ray.worker.feeder import Feeder
-from hypha_ray.worker.loop import InnerLoop
+from hypha_ray.worker.batches import Feeder
+from hypha_ray.worker.inbox import Desk
+from hypha_ray.worker.training.loop import InnerLoop
 
 REPLICAS, STEPS, WINDOW, BATCH = 3, 60, 10, 4
 MODEL = {**CONFIG, "n_layer": 2}

@@ -24,10 +24,10 @@ from hypha_ray.config.schema import Sync
 from hypha_ray.errors import BridgeError, TryAgainError
 from hypha_ray.store.tensorfile import chunks, write
 from hypha_ray.types import Delta, Entry, Layout, Plan, Source, Span
-from hypha_ray.worker.feeder import Feeder
-from hypha_ray.worker.handout import Handout
-from hypha_ray.worker.outside import handed_on
-from hypha_ray.worker.results import MAX_FILES, Results
+from hypha_ray.worker.batches import Feeder
+from hypha_ray.worker.bridged.inbound import MAX_FILES, Results
+from hypha_ray.worker.bridged.outbound import Handout
+from hypha_ray.worker.bridged.process import handed_on
 
 FOLDERS = ("parameters", "slices", "updates")
 LAYOUT = Layout((Entry("w", "float32", (4,), 0, "parameters/float32", 0, 4),))

@@ -27,8 +27,8 @@ from hypha_ray.scheduler.ledger.ledger import Ledger
 from hypha_ray.scheduler.planning.planner import Pace, plan
 from hypha_ray.store.tensorfile import chunks
 from hypha_ray.types import Delta, Entry, Evaluated, Layout, Merged, Plan, Report, Source, Span
-from hypha_ray.worker.results import Results
-from hypha_ray.worker.told import Contents, contents_of
+from hypha_ray.worker.bridged.inbound import Results
+from hypha_ray.worker.bridged.told import Contents, contents_of
 
 SOURCE = Source("virtual", 1, 1)
 PLAN = Plan(3, 0, (Span(0, 0, 0, 32),), 8, (Span(0, 1, 0, 10),))

@@ -26,7 +26,7 @@ from hypha_ray.model.loss_check import check_loss_on_copy
 from hypha_ray.model.saved_model import export, open_saved
 from hypha_ray.model.tasks.table import TASKS, UNTRAINABLE
 from hypha_ray.types import Samples
-from hypha_ray.worker.stepper import Stepper
+from hypha_ray.worker.training.trainer import Stepper
 
 RATE = 0.1
 

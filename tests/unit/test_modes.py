@@ -21,8 +21,8 @@ from hypha_ray.store.mirror import Mirror, fetch
 from hypha_ray.store.quarantine import quarantine
 from hypha_ray.telemetry.plots import draw
 from hypha_ray.telemetry.sinks import build
-from hypha_ray.worker.door import listening
-from hypha_ray.worker.printed import trainer_log
+from hypha_ray.worker.bridged.endpoint import listening
+from hypha_ray.worker.bridged.printed import trainer_log
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o077], ids=oct, autouse=True)

@@ -20,7 +20,7 @@ from hypha_ray.store.directory import RunDirectory
 from hypha_ray.store.mirror import Mirror, fetch
 from hypha_ray.telemetry.aim import local
 from hypha_ray.telemetry.sinks import build
-from hypha_ray.worker.outside import definition
+from hypha_ray.worker.bridged.process import definition
 
 MIRROR = "sftp://me:s3cr3t@backup/runs"
 HIDDEN = "sftp://me:***@backup/runs"

@@ -24,7 +24,7 @@ from hypha_ray.model.saved_model import open_saved
 from hypha_ray.model.small_copies import small_copies
 from hypha_ray.model.tasks.task import IGNORE_INDEX
 from hypha_ray.types import Arrays, Samples
-from hypha_ray.worker.stepper import Stepper
+from hypha_ray.worker.training.trainer import Stepper
 
 WORDS = [f"word{number}" for number in range(40)]
 BERT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 64}

@@ -13,8 +13,8 @@ from replicas import BATCH, REPLICAS, STEPS, WINDOW, Fleet, job_of, samples_of, 
 
 from hypha_ray.config import Job
 from hypha_ray.model.layout import layout_of
-from hypha_ray.worker.feeder import Feeder
-from hypha_ray.worker.stepper import Stepper
+from hypha_ray.worker.batches import Feeder
+from hypha_ray.worker.training.trainer import Stepper
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

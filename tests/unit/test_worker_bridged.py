@@ -33,12 +33,12 @@ from hypha_ray.types import (
     Source,
     Span,
 )
-from hypha_ray.worker import outside, printed
-from hypha_ray.worker.bridged import BridgedLoop
-from hypha_ray.worker.desk import Desk
-from hypha_ray.worker.feeder import Feeder, order
-from hypha_ray.worker.outside import TrainerGone
-from hypha_ray.worker.waits import Closed, Retired
+from hypha_ray.worker.batches import Feeder, order
+from hypha_ray.worker.bridged import printed, process
+from hypha_ray.worker.bridged.loop import BridgedLoop
+from hypha_ray.worker.bridged.process import TrainerGone
+from hypha_ray.worker.inbox import Desk
+from hypha_ray.worker.interrupts import Closed, Retired
 
 SOURCE = Source("test", 0, 7)
 SAMPLES = 64
@@ -185,7 +185,7 @@ def test_trainer_that_hangs_is_given_up_after_the_lease() -> None:
 
 
 def test_trainer_may_take_its_time_to_take_the_last_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outside, "END_S", 0.05)
+    monkeypatch.setattr(process, "END_S", 0.05)
     bench = Bench("late").run(plan_of(final=True))
     assert [one.round for one in bench.of(Merged)] == [0]
 
@@ -260,7 +260,7 @@ def test_what_a_trainer_prints_is_kept_up_to_a_limit_and_read_to_its_end(
         program = f"import sys; sys.stdout.write('x' * {size}); sys.stderr.write('y')"
         tables = {"run": {"name": "r", "dir": str(tmp_path)}, "resources": {"num_workers": 1}}
         job = Job.model_validate({**tables, "bridge": {"commands": [f'{sys.executable} -c "{program}"']}})
-        trainer = outside.Outside(job, 0)
+        trainer = process.Outside(job, 0)
         with pytest.raises(TrainerGone, match="exit code 0"):
             trainer.connect(lambda: None)
         trainer.close()

@@ -13,7 +13,7 @@ from hypha_ray.errors import ConfigError
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.types import Damaged, Delta, FragmentUpdate, Plan, Span
-from hypha_ray.worker.feeder import order
+from hypha_ray.worker.batches import order
 
 PARAMETERS, BUFFERS = "parameters/float32", "buffers/float32"
 VIT = {

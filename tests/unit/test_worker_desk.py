@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from hypha_ray.codec import codec, encoder
 from hypha_ray.codec.views import tensors
 from hypha_ray.types import Flat, FragmentUpdate, Plan, Span
-from hypha_ray.worker.desk import Desk
-from hypha_ray.worker.feeder import Feeder
-from hypha_ray.worker.waits import Closed, Retired
+from hypha_ray.worker.batches import Feeder
+from hypha_ray.worker.inbox import Desk
+from hypha_ray.worker.interrupts import Closed, Retired
 
 Order = tuple[str, int, int]
 """A plan's round and version, a fragment of a round's weights, or an inner state."""

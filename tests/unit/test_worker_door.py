@@ -12,7 +12,7 @@ import pytest
 from hypha_ray.config import Job
 from hypha_ray.errors import ConfigError
 from hypha_ray.market.requirements import needs, worker_need
-from hypha_ray.worker.door import address, check, kept_token, listening, tls
+from hypha_ray.worker.bridged.endpoint import address, check, kept_token, listening, tls
 
 
 def job(tmp_path: Path, *commands: str, **bridge: Any) -> Job:

@@ -14,8 +14,8 @@ from hypha_ray.exchange_schedule import fragments_of_round, version_due
 from hypha_ray.model.layout import gather, layout_of, scatter
 from hypha_ray.server.reducer import initial_momentum
 from hypha_ray.types import Flat
-from hypha_ray.worker.feeder import Feeder
-from hypha_ray.worker.stepper import Stepper
+from hypha_ray.worker.batches import Feeder
+from hypha_ray.worker.training.trainer import Stepper
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

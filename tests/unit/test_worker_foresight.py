@@ -16,9 +16,9 @@ from hypha_ray.server.gates import Received
 from hypha_ray.server.reducer import initial_momentum, reduce
 from hypha_ray.server.rules import Rules
 from hypha_ray.types import Entry, Flat, Layout
-from hypha_ray.worker.desk import Arrived
-from hypha_ray.worker.foresight import Foresight
-from hypha_ray.worker.live import Live
+from hypha_ray.worker.inbox import Arrived
+from hypha_ray.worker.training.foresight import Foresight
+from hypha_ray.worker.training.local_weights import Live
 
 GROUP, SIZE, ROUNDS = "parameters/float32", 40, 6
 LAYOUT = Layout((Entry("w", "float32", (SIZE,), 0, GROUP, 0, SIZE),))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from worker_bench import Bench, plan_of
 
 from hypha_ray.types import Delta, Evaluated, FragmentUpdate, Left, Merged, Plan, Ready, Report, Span
-from hypha_ray.worker.desk import Desk
+from hypha_ray.worker.inbox import Desk
 
 REPLAY = {"run": {"mode": "replay"}}
 

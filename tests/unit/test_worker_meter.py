@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from hypha_ray.types import Source
-from hypha_ray.worker import meter as module
-from hypha_ray.worker.meter import Meter
-from hypha_ray.worker.stepper import Gradient
+from hypha_ray.worker.training import meter as module
+from hypha_ray.worker.training.meter import Meter
+from hypha_ray.worker.training.trainer import Gradient
 
 
 class Clock:

@@ -11,7 +11,7 @@ from worker_bench import CONFIG, Bench, plan_of
 from hypha_ray.config import Job
 from hypha_ray.exchange_schedule import fragments_of_round, outer_steps_before
 from hypha_ray.types import Delta, Evaluated, FragmentUpdate, Merged, Plan, Report, Span
-from hypha_ray.worker.meter import Meter
+from hypha_ray.worker.training.meter import Meter
 
 
 def at_first_result(bench: Bench, plan: Plan, whole: bool = False) -> None:

@@ -13,7 +13,7 @@ from hypha_ray.model.loading.build import build_model
 from hypha_ray.scheduler.rounds.round import step_record, weight
 from hypha_ray.server.merge import mean
 from hypha_ray.types import Arrays, Delta, Plan, Report, Span
-from hypha_ray.worker.feeder import order
+from hypha_ray.worker.batches import order
 
 GROUP = "parameters/float32"
 SYNC = {"strategy": "sync"}

@@ -17,8 +17,8 @@ from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.types import Delta, FragmentUpdate, Report
-from hypha_ray.worker.bequest import bequest, inherit
-from hypha_ray.worker.feeder import order
+from hypha_ray.worker.batches import order
+from hypha_ray.worker.training.inner_state import bequest, inherit
 
 SYNC = {"strategy": "sync"}
 GROUP = "parameters/float32"

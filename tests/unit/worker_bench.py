@@ -12,10 +12,10 @@ from hypha_ray.config import Job
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.types import Flat, FragmentUpdate, Plan, Source, Span
-from hypha_ray.worker.desk import Desk
-from hypha_ray.worker.feeder import Feeder
-from hypha_ray.worker.loop import InnerLoop
-from hypha_ray.worker.waits import Closed, Retired
+from hypha_ray.worker.batches import Feeder
+from hypha_ray.worker.inbox import Desk
+from hypha_ray.worker.interrupts import Closed, Retired
+from hypha_ray.worker.training.loop import InnerLoop
 
 CONFIG = {
     "model_type": "gpt2",

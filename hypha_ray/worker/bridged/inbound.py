@@ -15,7 +15,7 @@ from hypha_ray.errors import BridgeError
 from hypha_ray.store.tensorfile import flattened
 from hypha_ray.types import Delta, Evaluated, Event, Flat, Layout, Merged, Plan, Report, Source, window
 from hypha_ray.types.layout import dtype_of
-from hypha_ray.worker.told import UNKNOWN, Contents, Told
+from hypha_ray.worker.bridged.told import UNKNOWN, Contents, Told
 
 FOLDER = "updates/"
 """Folder of a trainer's files."""

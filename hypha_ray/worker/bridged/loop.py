@@ -23,13 +23,13 @@ from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.optim.schedules import rates
 from hypha_ray.store.tensorfile import digest, named
 from hypha_ray.types import Left, Plan, Ready, Source
-from hypha_ray.worker.desk import Desk
-from hypha_ray.worker.feeder import Feeder
-from hypha_ray.worker.handout import Handout
-from hypha_ray.worker.outside import END_S, JOB_FILE, Outside, TrainerGone
-from hypha_ray.worker.results import Results
-from hypha_ray.worker.stint import Emit
-from hypha_ray.worker.waits import Closed, Retired
+from hypha_ray.worker.batches import Feeder
+from hypha_ray.worker.bridged.inbound import Results
+from hypha_ray.worker.bridged.outbound import Handout
+from hypha_ray.worker.bridged.process import END_S, JOB_FILE, Outside, TrainerGone
+from hypha_ray.worker.inbox import Desk
+from hypha_ray.worker.incarnation import Emit
+from hypha_ray.worker.interrupts import Closed, Retired
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from hypha_ray.config import Job
 from hypha_ray.model.layout import gather
 from hypha_ray.types import Flat, Layout, Samples
 from hypha_ray.types.layout import is_trained
-from hypha_ray.worker.stepper import Gradient, Stepper
+from hypha_ray.worker.training.trainer import Gradient, Stepper
 
 
 class Strategy(Protocol):

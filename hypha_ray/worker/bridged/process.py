@@ -26,8 +26,8 @@ from hypha_ray.config import Job
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.redaction import redacted_tree
-from hypha_ray.worker.door import listening
-from hypha_ray.worker.printed import Printed, trainer_log
+from hypha_ray.worker.bridged.endpoint import listening
+from hypha_ray.worker.bridged.printed import Printed, trainer_log
 
 JOB_FILE, TOKEN_FILE, SOCKET_FILE = "job.json", "token", "socket"
 END_S = 2.0

@@ -13,7 +13,7 @@ from hypha_ray.model.flat import Groups
 from hypha_ray.model.layout import gather, scatter
 from hypha_ray.types import Flat, Layout
 from hypha_ray.types.layout import is_trained
-from hypha_ray.worker.desk import Arrived
+from hypha_ray.worker.inbox import Arrived
 
 _NARROW = frozenset({"bfloat16", "float16"})
 

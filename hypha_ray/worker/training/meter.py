@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from hypha_ray.types import Report, Source
-from hypha_ray.worker.stepper import Gradient
+from hypha_ray.worker.training.trainer import Gradient
 
 
 @dataclass(slots=True)

@@ -16,17 +16,17 @@ from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.optim.schedules import position
 from hypha_ray.store.tensorfile import digest, named
 from hypha_ray.types import Arrays, Damaged, Delta, Evaluated, Flat, Left, Merged, Plan, Ready, Samples, Source, window
-from hypha_ray.worker.bequest import bequest, inherit
-from hypha_ray.worker.desk import Arrived, Desk
-from hypha_ray.worker.feeder import Feeder
-from hypha_ray.worker.foresight import Foresight
-from hypha_ray.worker.live import Live
-from hypha_ray.worker.meter import Meter
-from hypha_ray.worker.stepper import Gradient, Stepper
-from hypha_ray.worker.stint import Emit
-from hypha_ray.worker.strategies import strategy
-from hypha_ray.worker.tamper import tampered
-from hypha_ray.worker.waits import Retired
+from hypha_ray.worker.batches import Feeder
+from hypha_ray.worker.inbox import Arrived, Desk
+from hypha_ray.worker.incarnation import Emit
+from hypha_ray.worker.interrupts import Retired
+from hypha_ray.worker.training.faults import tampered
+from hypha_ray.worker.training.foresight import Foresight
+from hypha_ray.worker.training.inner_state import bequest, inherit
+from hypha_ray.worker.training.local_weights import Live
+from hypha_ray.worker.training.meter import Meter
+from hypha_ray.worker.training.strategies import strategy
+from hypha_ray.worker.training.trainer import Gradient, Stepper
 
 LONGEST_VAIN = 10
 """Batches in a row without a finite gradient after which a worker gives up."""

@@ -12,8 +12,8 @@ from hypha_ray.model.layout import layout_of, load
 from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.store.tensorfile import named
 from hypha_ray.types import Samples
-from hypha_ray.worker.stepper import Stepper
-from hypha_ray.worker.strategies import Strategy, strategy
+from hypha_ray.worker.training.strategies import Strategy, strategy
+from hypha_ray.worker.training.trainer import Stepper
 
 
 def job_of(told: dict[str, Any], device: str) -> Job:

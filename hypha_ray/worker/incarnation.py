@@ -12,9 +12,9 @@ from hypha_ray.config import Job
 from hypha_ray.errors import HyphaError
 from hypha_ray.failpoints import failpoint
 from hypha_ray.types import Alive, Delta, Event, Failed, Flat, Leaving, Source
-from hypha_ray.worker.desk import Desk
-from hypha_ray.worker.feeder import Feeder
-from hypha_ray.worker.waits import Closed, Retired
+from hypha_ray.worker.batches import Feeder
+from hypha_ray.worker.inbox import Desk
+from hypha_ray.worker.interrupts import Closed, Retired
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hypha_ray.types import Arrays, Samples, Span, joined, window
-from hypha_ray.worker.waits import Waits
+from hypha_ray.worker.interrupts import Waits
 
 
 def order(seed: int, epoch: int, slice_index: int, samples: int) -> npt.NDArray[np.int64]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from hypha_ray.types import Flat, FragmentUpdate, Layout, Plan
-from hypha_ray.worker.held import Held
-from hypha_ray.worker.waits import Waits
+from hypha_ray.worker.difference_decoder import Held
+from hypha_ray.worker.interrupts import Waits
 
 
 class Arrived(NamedTuple):

@@ -12,8 +12,8 @@ from hypha_ray.bridge.paths import WorkDirectory
 from hypha_ray.bridge.transport.channel import Channel
 from hypha_ray.store.tensorfile import chunks
 from hypha_ray.types import Plan, Span
-from hypha_ray.worker.feeder import Feeder
-from hypha_ray.worker.told import Contents, contents_of
+from hypha_ray.worker.batches import Feeder
+from hypha_ray.worker.bridged.told import Contents, contents_of
 
 
 class Handout:

@@ -1,0 +1,1 @@
+"""Training by a process outside of Ray, over the bridge."""

@@ -1,0 +1,1 @@
+"""Training with torch inside the actor."""
