@@ -21,8 +21,8 @@ from hypha_ray.garbage import uncollected
 from hypha_ray.types import Flat, Layout, RoundProgress, Verdict
 
 if TYPE_CHECKING:
-    from hypha_ray.server.reducer import State
-    from hypha_ray.server.rules import Descent
+    from hypha_ray.server.reduce import State
+    from hypha_ray.server.spec import Descent
 
 
 GROUPS = {"pulse": 1, "intake": 1}
@@ -89,7 +89,7 @@ class ParameterServer:
         with uncollected():
             from hypha_ray.model.layout import gather, layout_of
             from hypha_ray.model.loading.build import build_model
-            from hypha_ray.server.onepass import get_ready
+            from hypha_ray.server.fused import get_ready
 
         model = build_model(self._job.model, self._job.run.seed)
         layout = layout_of(model, self._job.sync.fragments, self._job.sync.partition)
@@ -99,7 +99,7 @@ class ParameterServer:
 
     def momentum(self, layout: Layout, fragment: int) -> Flat:
         """Momentum before the first round; of an optimizer's state there is none."""
-        from hypha_ray.server.reducer import initial_momentum
+        from hypha_ray.server.reduce import initial_momentum
 
         return {} if self._sync else initial_momentum(layout, fragment, self._job.outer_optimizer.name)
 
@@ -166,10 +166,10 @@ class ParameterServer:
         `wanted` may not be left out; but differences to θ have to do with both.
         """
         from hypha_ray.codec import difference_codec, upward_codec
-        from hypha_ray.server.gates import Received
-        from hypha_ray.server.publication import apart, published
-        from hypha_ray.server.reducer import is_whole, reduce
-        from hypha_ray.server.rules import Rules
+        from hypha_ray.server.admission import Received
+        from hypha_ray.server.downlink import apart, published
+        from hypha_ray.server.reduce import is_whole, reduce
+        from hypha_ray.server.spec import Rules
 
         layout, fragment, round = request.layout, request.fragment, request.round
         received = [Received(*sender, payload) for sender, payload in zip(request.senders, payloads, strict=True)]
@@ -194,8 +194,8 @@ class ParameterServer:
 
         What the reduction needs is loaded meanwhile.
         """
-        import hypha_ray.server.reducer  # noqa: F401
-        from hypha_ray.server.onepass import get_ready
+        import hypha_ray.server.reduce  # noqa: F401
+        from hypha_ray.server.fused import get_ready
 
         get_ready(self._job, [payload])
 
@@ -206,7 +206,7 @@ class ParameterServer:
 
     def _descent(self, layout: Layout) -> Descent:
         """The optimizer, which keeps nothing from one call to the next but its memory."""
-        from hypha_ray.server.descent import ModelDescent
+        from hypha_ray.server.optimizer_step import ModelDescent
 
         key = layout.sha256()
         if key not in self._descents:
@@ -215,7 +215,7 @@ class ParameterServer:
 
     def _room(self, layout: Layout, fragment: int) -> State:
         """Arrays of the latest step: Ray has copied θ into its store before the next call begins."""
-        from hypha_ray.server.reducer import blank
+        from hypha_ray.server.reduce import blank
 
         key = f"{layout.sha256()}-{fragment}"
         if key not in self._out:

@@ -17,7 +17,7 @@ import torch
 
 from hypha_ray.codec.blocks import BLOCK, blocks
 from hypha_ray.config.schema import Sync
-from hypha_ray.server.gates import square_distance, square_sum
+from hypha_ray.server.admission import square_distance, square_sum
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from hypha_ray.config.schema import OuterOptimizer
-from hypha_ray.server.gates import square_distance, square_sum
+from hypha_ray.server.admission import square_distance, square_sum
 from hypha_ray.server.merge import Step
 
 SLOTS: dict[str, tuple[str, ...]] = {"nesterov": ("",), "average": (), "adam": ("first/", "second/")}

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hypha_ray.server import gates, merge, onepass, outer, reducer
+from hypha_ray.server import admission, fused, merge, outer, reduce
 
 DAMAGED = "        if any(damaged):\n            return damaged\n"
 ALL_NORMS = "excessive([self.norm(index) for index in range(workers)], gate)"
@@ -69,13 +69,13 @@ MUTANTS = {
 def mutant(name: str) -> Any:
     """The reducer with that defect."""
     old, new = MUTANTS[name]
-    modules = (gates, merge, outer, onepass, reducer)
+    modules = (admission, merge, outer, fused, reduce)
     sources = {module.__name__: Path(str(module.__file__)).read_text(encoding="utf-8") for module in modules}
     assert sum(source.count(old) for source in sources.values()) == 1, f"{name}: its place is gone, or isn't unique"
     package = f"mutant_server_{len(sys.modules)}"
     for module, source in sources.items():
         _load(module.replace("hypha_ray.server", package), source.replace(old, new), package, [*sources])
-    return sys.modules[f"{package}.reducer"]
+    return sys.modules[f"{package}.reduce"]
 
 
 def _load(name: str, source: str, package: str, family: list[str]) -> None:

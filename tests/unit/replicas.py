@@ -14,9 +14,9 @@ from hypha_ray.config import Job
 from hypha_ray.exchange_schedule import fragments_of_round
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
-from hypha_ray.server.gates import Received
-from hypha_ray.server.reducer import initial_momentum, reduce
-from hypha_ray.server.rules import Rules
+from hypha_ray.server.admission import Received
+from hypha_ray.server.reduce import initial_momentum, reduce
+from hypha_ray.server.spec import Rules
 from hypha_ray.types import Delta, Flat, FragmentUpdate, Layout, Plan, Source, Span
 from hypha_ray.worker.batches import Feeder
 from hypha_ray.worker.inbox import Desk

@@ -14,7 +14,7 @@ from hypha_ray.codec import NAMES, codec, difference_codec, encoded, encoder, pa
 from hypha_ray.codec.blocks import BLOCK, blocks
 from hypha_ray.codec.difference import advance, publish
 from hypha_ray.codec.views import tensors
-from hypha_ray.server.gates import misfit
+from hypha_ray.server.admission import misfit
 from hypha_ray.types import Flat
 
 GROUP, MEAN = "parameters/float32", "buffers/float32"

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from hypha_ray.codec import upward_codec
 from hypha_ray.config.schema import OuterOptimizer, Sync
-from hypha_ray.server.delayed import SUM
-from hypha_ray.server.gates import Received
-from hypha_ray.server.reducer import reduce
-from hypha_ray.server.rules import Rules
+from hypha_ray.server.admission import Received
+from hypha_ray.server.delayed_nesterov import SUM
+from hypha_ray.server.reduce import reduce
+from hypha_ray.server.spec import Rules
 from hypha_ray.types import Entry, Flat, Layout, RoundProgress
 
 GROUP, MEAN, COUNT = "parameters/float32", "buffers/float32", "buffers/int64"

@@ -13,10 +13,10 @@ from hypha_ray.config import Job
 from hypha_ray.model.layout import gather, layout_of, scatter, view
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.optim.optimizers import build_optimizer
-from hypha_ray.server.descent import ModelDescent
-from hypha_ray.server.gates import Received
-from hypha_ray.server.reducer import blank, reduce
-from hypha_ray.server.rules import Rules
+from hypha_ray.server.admission import Received
+from hypha_ray.server.optimizer_step import ModelDescent
+from hypha_ray.server.reduce import blank, reduce
+from hypha_ray.server.spec import Rules
 from hypha_ray.types import Flat, Layout, Verdict
 
 PARAMETERS = "parameters/float32"

@@ -12,10 +12,10 @@ import torch
 from hypha_ray.config.schema import OuterOptimizer
 from hypha_ray.kernels import Averaged, nesterov, portions
 from hypha_ray.kernels.loading import LEAST
-from hypha_ray.server.gates import Received
+from hypha_ray.server.admission import Received
 from hypha_ray.server.merge import fold, shares
-from hypha_ray.server.reducer import reduce
-from hypha_ray.server.rules import Rules
+from hypha_ray.server.reduce import reduce
+from hypha_ray.server.spec import Rules
 from hypha_ray.types import Entry, Layout
 
 pytestmark = pytest.mark.usefixtures("compiled_steps")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from hypha_ray.server.gates import square_sum
+from hypha_ray.server.admission import square_sum
 from hypha_ray.server.merge import BLOCK, Values, ascending, fold, measure, merge_and_step, shares, sweep, trimmed_mean
 
 SAMPLES = st.lists(st.integers(1, 10**6), min_size=1, max_size=8)

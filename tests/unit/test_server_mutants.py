@@ -6,7 +6,7 @@ import pytest
 from mutants_server import MUTANTS, mutant
 from server_model import examine
 
-from hypha_ray.server import reducer
+from hypha_ray.server import reduce as reducer
 
 BUDGET = 200
 """Rounds in which every defect has to show."""

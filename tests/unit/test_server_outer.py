@@ -10,9 +10,9 @@ import torch
 
 from hypha_ray.config.schema import OuterOptimizer
 from hypha_ray.optim.schedules import outer_rate
-from hypha_ray.server.gates import Received
-from hypha_ray.server.reducer import blank, initial_momentum, reduce
-from hypha_ray.server.rules import Rules
+from hypha_ray.server.admission import Received
+from hypha_ray.server.reduce import blank, initial_momentum, reduce
+from hypha_ray.server.spec import Rules
 from hypha_ray.store.tensorfile import flattened_outer, named_outer
 from hypha_ray.types import Entry, Flat, Layout
 

@@ -14,9 +14,9 @@ from hypothesis.extra import numpy as arrays
 from server_model import DAMAGES, FORMS, PLAIN, STATISTICS, WEIGHTS, WIDE, Differences, bits, layout_of, poisoned
 
 from hypha_ray.config.schema import OuterOptimizer, Sync
-from hypha_ray.server.gates import Received
-from hypha_ray.server.reducer import initial_momentum, reduce
-from hypha_ray.server.rules import Rules
+from hypha_ray.server.admission import Received
+from hypha_ray.server.reduce import initial_momentum, reduce
+from hypha_ray.server.spec import Rules
 from hypha_ray.types import Flat, Rejection, Verdict
 
 pytestmark = pytest.mark.usefixtures("compiled_steps")

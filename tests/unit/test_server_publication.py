@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from hypha_ray.codec import difference_codec, payload_bytes
-from hypha_ray.server.publication import apart, published
+from hypha_ray.server.downlink import apart, published
 from hypha_ray.types import Contribution, Flat, Verdict
 
 GROUP = "parameters/float32"

@@ -15,10 +15,10 @@ from hypothesis.extra import numpy as arrays
 
 from hypha_ray.codec import NAMES, Form, codec, encoder
 from hypha_ray.config.schema import OuterOptimizer, Sync
-from hypha_ray.server.gates import Received
+from hypha_ray.server.admission import Received
 from hypha_ray.server.merge import BLOCK
-from hypha_ray.server.reducer import blank, initial_momentum, reduce
-from hypha_ray.server.rules import Rules
+from hypha_ray.server.reduce import blank, initial_momentum, reduce
+from hypha_ray.server.spec import Rules
 from hypha_ray.types import Contribution, Entry, Flat, Layout, Rejection
 
 pytestmark = pytest.mark.usefixtures("compiled_steps")

@@ -12,7 +12,7 @@ from replicas import BATCH, REPLICAS, STEPS, WINDOW, Fleet, job_of, outer_step, 
 from hypha_ray.config import Job
 from hypha_ray.exchange_schedule import fragments_of_round, version_due
 from hypha_ray.model.layout import gather, layout_of, scatter
-from hypha_ray.server.reducer import initial_momentum
+from hypha_ray.server.reduce import initial_momentum
 from hypha_ray.types import Flat
 from hypha_ray.worker.batches import Feeder
 from hypha_ray.worker.training.trainer import Stepper

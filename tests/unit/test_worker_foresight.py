@@ -12,9 +12,9 @@ from hypha_ray.config import Job
 from hypha_ray.config.schema import Model
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
-from hypha_ray.server.gates import Received
-from hypha_ray.server.reducer import initial_momentum, reduce
-from hypha_ray.server.rules import Rules
+from hypha_ray.server.admission import Received
+from hypha_ray.server.reduce import initial_momentum, reduce
+from hypha_ray.server.spec import Rules
 from hypha_ray.types import Entry, Flat, Layout
 from hypha_ray.worker.inbox import Arrived
 from hypha_ray.worker.training.foresight import Foresight

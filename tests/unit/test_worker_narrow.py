@@ -11,9 +11,9 @@ from worker_bench import CONFIG, Bench, plan_of
 
 from hypha_ray.codec import upward_codec
 from hypha_ray.config.schema import OuterOptimizer, Sync
-from hypha_ray.server.gates import Received
-from hypha_ray.server.reducer import initial_momentum, reduce
-from hypha_ray.server.rules import Rules
+from hypha_ray.server.admission import Received
+from hypha_ray.server.reduce import initial_momentum, reduce
+from hypha_ray.server.spec import Rules
 from hypha_ray.types import Delta, Flat, FragmentUpdate
 
 GROUP = "parameters/float32"

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from hypha_ray.server.gates import square_distance, square_sum
+from hypha_ray.server.admission import square_distance, square_sum
 from hypha_ray.server.merge import Step
 from hypha_ray.server.outer import Group
 from hypha_ray.types import RoundProgress

@@ -16,8 +16,9 @@ from hypha_ray.codec.views import tensors
 from hypha_ray.config.schema import Sync
 from hypha_ray.model.flat import empty
 from hypha_ray.optim.schedules import outer_rate
-from hypha_ray.server.delayed import SUM, Part, blended, delayed, part_of, undelayed
-from hypha_ray.server.gates import Received, admit, clip_scales, excessive, square_sum
+from hypha_ray.server.admission import Received, admit, clip_scales, excessive, square_sum
+from hypha_ray.server.delayed_nesterov import SUM, Part, blended, delayed, part_of, undelayed
+from hypha_ray.server.fused import in_one_pass, is_common
 from hypha_ray.server.merge import (
     Step,
     Values,
@@ -29,9 +30,8 @@ from hypha_ray.server.merge import (
     sweep,
     weights_of,
 )
-from hypha_ray.server.onepass import in_one_pass, is_common
 from hypha_ray.server.outer import SLOTS, Group, collection, outer_step, replacement
-from hypha_ray.server.rules import Descent, Rules
+from hypha_ray.server.spec import Descent, Rules
 from hypha_ray.types import Contribution, Flat, Layout, Rejection, Verdict
 from hypha_ray.types.layout import dtype_of, is_trained
 
