@@ -18,7 +18,7 @@ from pathlib import Path
 from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.cli.options import parse_options
 from hypha_ray.errors import CheckpointError, ConfigError, DataError
-from hypha_ray.garbage import uncollected
+from hypha_ray.heavy_imports import uncollected
 
 
 @dataclass(frozen=True)

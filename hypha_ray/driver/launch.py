@@ -21,7 +21,7 @@ from hypha_ray.driver.folders import check_places
 from hypha_ray.driver.preflight import check_end, check_fragments, check_job, check_model
 from hypha_ray.driver.ray_cluster import connected
 from hypha_ray.driver.run_identity import committed, compare, is_done, settle
-from hypha_ray.garbage import uncollected
+from hypha_ray.heavy_imports import uncollected
 from hypha_ray.market.allocator import cluster_nodes
 from hypha_ray.market.requirements import workers_to_start
 from hypha_ray.store.directory import RunDirectory, runs

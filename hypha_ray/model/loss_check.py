@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from hypha_ray.errors import ConfigError, HyphaError
-from hypha_ray.garbage import uncollected
+from hypha_ray.heavy_imports import uncollected
 from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
 from hypha_ray.model.losses import Losses, compute_losses, forward, loss_of, token_cross_entropy
 from hypha_ray.model.small_copies import small_copies

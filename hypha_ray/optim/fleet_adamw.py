@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hypha_ray.optim.together import GroupOptimizer
+from hypha_ray.optim.group_optimizer import GroupOptimizer
 
 
 class FleetAdamW(GroupOptimizer):

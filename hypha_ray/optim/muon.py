@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hypha_ray.optim.together import GroupOptimizer
+from hypha_ray.optim.group_optimizer import GroupOptimizer
 
 TOGETHER = 1 << 24
 """Most elements that are orthogonalized at once: what is more gains nothing by company, and takes memory."""

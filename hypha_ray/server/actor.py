@@ -17,7 +17,7 @@ import ray
 from hypha_ray.config.schema import Job, OuterOptimizer
 from hypha_ray.exchange_schedule import outer_steps_before
 from hypha_ray.failpoints import arm, failpoint
-from hypha_ray.garbage import uncollected
+from hypha_ray.heavy_imports import uncollected
 from hypha_ray.types import Flat, Layout, RoundProgress, Verdict
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class ParameterServer:
 
     @ray.method(num_returns=3)
     def reduce(self, request: StepRequest, theta: Flat, momentum: Flat, *payloads: Flat) -> tuple[Flat, Flat, Verdict]:
-        """Take an outer step; see `reducer.reduce`.
+        """Take an outer step; see `reduce.reduce`.
 
         Workers wait for θ, but not for momentum, so momentum stays here until it is asked for, or is left out.
 

@@ -17,7 +17,7 @@ import ray
 
 from hypha_ray.config import Job
 from hypha_ray.failpoints import arm
-from hypha_ray.garbage import uncollected
+from hypha_ray.heavy_imports import uncollected
 from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.types import Arrays, Flat, FragmentUpdate, Layout, Plan, Source
 from hypha_ray.worker.batches import Feeder

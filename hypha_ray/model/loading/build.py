@@ -15,7 +15,7 @@ import torch
 
 from hypha_ray.config.schema import Model
 from hypha_ray.errors import CheckpointError, ConfigError
-from hypha_ray.garbage import uncollected
+from hypha_ray.heavy_imports import uncollected
 from hypha_ray.model.loading.configuration import auto_class, configuration_of, errors_as, read_config, sets_labels
 from hypha_ray.model.loading.hub import remote_code_allowed
 from hypha_ray.model.loading.weights import LoadingReport, is_whole, meta_tensors, quiet, require_fit, simulate_loading

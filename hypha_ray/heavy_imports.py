@@ -1,4 +1,4 @@
-"""Python's search for garbage, which large libraries make long."""
+"""Imports of large libraries, without the search for garbage that makes them slow."""
 
 from __future__ import annotations
 

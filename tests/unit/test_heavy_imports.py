@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hypha_ray.garbage import uncollected
+from hypha_ray.heavy_imports import uncollected
 
 
 @pytest.fixture(autouse=True)
