@@ -30,7 +30,7 @@ from hypha_ray.scheduler.runtime.supervised_actor import GONE
 from hypha_ray.scheduler.runtime.telemetry_client import TelemetryClient
 from hypha_ray.scheduler.runtime.worker_dispatcher import WorkerDispatcher
 from hypha_ray.telemetry.files import METRICS, read_jsonl, rewind
-from hypha_ray.types import Failed, Saved, Source
+from hypha_ray.types import Event, Failed, Saved, Source
 
 NEWS_S = 1.0
 """Seconds between two checks for news while the last commits are made."""
@@ -66,9 +66,9 @@ class Scheduler:
         self._telemetry.telemetry = self._actors.telemetry
         self._weights = GlobalWeights(job, self._actors)
         self._slice_cache = SliceCache(job, self._actors)
-        said = self._inbox.put_nowait
+        self._core: SchedulerCore | None = None
         self._dispatcher = WorkerDispatcher(
-            self._actors, self._weights, self._slice_cache, self._telemetry, said, self._spawn
+            self._actors, self._weights, self._slice_cache, self._telemetry, self._said, self._spawn
         )
 
     async def ping(self) -> int:
@@ -82,7 +82,7 @@ class Scheduler:
             failpoint("scheduler.start")
             yield [_status("leasing machines")]
             past = await self._recall()
-            core = await self._brain(past)
+            core = self._core = await self._brain(past)
             commands = core.start(await self._fitting(past), time.monotonic())
             self._spawn(self._initialise(past))
             self._spawn(self._watch_nodes())
@@ -161,6 +161,12 @@ class Scheduler:
                     self._inbox.put_nowait(c.Draining(workers, "its node is being drained"))
 
     # ── events in, commands out ───────────────────────────────────────────────────────────────────────────────────
+
+    def _said(self, event: c.Input) -> None:
+        """Put an event into the inbox; silence is judged by the time when it came."""
+        if self._core is not None and isinstance(event, Event):
+            self._core.arrived(event, time.monotonic())
+        self._inbox.put_nowait(event)
 
     async def _next(self, deadline: float) -> c.Input:
         try:

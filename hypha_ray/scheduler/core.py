@@ -84,6 +84,10 @@ class SchedulerCore:
         grace = self._strategy.grace_until
         return min(*self._timers.values(), self._timers["check"] if grace is None else grace)
 
+    def arrived(self, event: Event, now: float) -> None:
+        """Renew a worker's lease when its event comes: the event may wait for its turn, but its worker isn't silent."""
+        self._roster.heard(event.source, now, progress=not isinstance(event, Alive))
+
     def handle(self, event: c.Input, now: float) -> list[c.Command]:
         """Take in one event; returns what has to be done about it, in order."""
         if self.over:
