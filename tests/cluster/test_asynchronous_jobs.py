@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import events, survive
 
-from jobs import Outcome
+from tests.support.faults import events, survive
+from tests.support.jobs import Outcome
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 

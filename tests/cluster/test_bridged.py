@@ -21,8 +21,6 @@ from typing import Any
 import pytest
 import ray
 import trustme
-from faults import events
-from plain import final_weights, furthest, joined_batches, train_plainly
 
 from hypha_ray.config import Job
 from hypha_ray.config.load import load
@@ -30,7 +28,9 @@ from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.errors import ConfigError
 from hypha_ray.failpoints import hits
-from jobs import Outcome, job_of, run_job
+from tests.support.faults import events
+from tests.support.jobs import Outcome, job_of, run_job
+from tests.support.plain import final_weights, furthest, joined_batches, train_plainly
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hypha_ray.failpoints import hits
-from jobs import Outcome, job_of, run_job
+from tests.support.jobs import Outcome, job_of, run_job
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 

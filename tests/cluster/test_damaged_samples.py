@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import events
 from safetensors.numpy import load_file, save_file
 
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.prepare import prepare
-from jobs import job_of, run_job
+from tests.support.faults import events
+from tests.support.jobs import job_of, run_job
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 

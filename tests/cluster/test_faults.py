@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from faults import events, news, survive
 
-from jobs import job_of, run_job
+from tests.support.faults import events, news, survive
+from tests.support.jobs import job_of, run_job
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("local_ray")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from jobs import job_of, run_job
+from tests.support.jobs import job_of, run_job
 
 LOST = 6
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import ray
-from clusters import SHARED, cluster_of
-from faults import events, faulty
 from ray.cluster_utils import Cluster
-from test_node_faults import node_of
 
 from hypha_ray.failpoints import hits
-from jobs import Outcome, run_job
+from tests.cluster.test_node_faults import node_of
+from tests.support.clusters import SHARED, cluster_of
+from tests.support.faults import events, faulty
+from tests.support.jobs import Outcome, run_job
 
 DEADLINE_S = 60
 QUICK = {

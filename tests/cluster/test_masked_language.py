@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from test_bridged import awaiting, dialled
 from transformers import BertTokenizerFast
 
 from hypha_ray.data.catalogue import load
@@ -14,7 +13,8 @@ from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.data.slices import read_slice
 from hypha_ray.model.evaluation import batches_of, evaluate
 from hypha_ray.model.saved_model import open_saved
-from jobs import Outcome, job_of, run_job
+from tests.cluster.test_bridged import awaiting, dialled
+from tests.support.jobs import Outcome, job_of, run_job
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 import ray
-from clusters import SHARED, cluster_of
-from faults import events
 from ray._private.worker import global_worker
 from ray.cluster_utils import Cluster
 from ray.util import list_named_actors
 
 from hypha_ray.config import Job
-from jobs import MODEL, Outcome, job_of, run_job
+from tests.support.clusters import SHARED, cluster_of
+from tests.support.faults import events
+from tests.support.jobs import MODEL, Outcome, job_of, run_job
 
 DEADLINE_S = 90
 SAMPLES = 240

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from clusters import cluster_of
 from ray._private.state import actors
 
-from jobs import job_of, run_job
+from tests.support.clusters import cluster_of
+from tests.support.jobs import job_of, run_job
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import ray
-from faults import events
 
-from jobs import Outcome, job_of, run_job
+from tests.support.faults import events
+from tests.support.jobs import Outcome, job_of, run_job
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 

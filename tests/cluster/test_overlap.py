@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faults import events, survive
 
 from hypha_ray.codec import codec
 from hypha_ray.exchange_schedule import fragments_of_round
 from hypha_ray.model.layout import layout_of
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.types import Layout
-from jobs import job_of, run_job
+from tests.support.faults import events, survive
+from tests.support.jobs import job_of, run_job
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 

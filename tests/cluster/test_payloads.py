@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
-from clusters import cluster_of
 from ray.cluster_utils import Cluster
 from ray.experimental import get_object_locations
 
@@ -22,6 +21,7 @@ from hypha_ray.scheduler.runtime.global_weights import GlobalWeights
 from hypha_ray.scheduler.runtime.supervised_actor import SupervisedActor
 from hypha_ray.scheduler.runtime.worker_dispatcher import WorkerDispatcher
 from hypha_ray.types import Alive, Delta, Flat, Left, Source, Span
+from tests.support.clusters import cluster_of
 
 WAIT_S = 60.0
 GROUP, ELEMENTS = "parameters/float32", 10_000_000

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import events, survive
 
-from jobs import Outcome
+from tests.support.faults import events, survive
+from tests.support.jobs import Outcome
 
 POISONS = ("nan", "inf", "huge", "shape", "dtype", "names")
 HARMLESS = ("repeat", "stale")

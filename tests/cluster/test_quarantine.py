@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import events
 
 from hypha_ray.config import Job
 from hypha_ray.config.load import resolved_toml
@@ -17,7 +16,8 @@ from hypha_ray.errors import DataError
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.store.quarantine import quarantine, quarantined
 from hypha_ray.types import SliceInfo
-from jobs import job_of, run_job
+from tests.support.faults import events
+from tests.support.jobs import job_of, run_job
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import events, survive
-from plain import final_weights, furthest, joined_batches, train_plainly
 
-from jobs import job_of, run_job
+from tests.support.faults import events, survive
+from tests.support.jobs import job_of, run_job
+from tests.support.plain import final_weights, furthest, joined_batches, train_plainly
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 

@@ -16,7 +16,7 @@ from benchmarks.wide_area.nodes import SERVER_ON_HEAD, nodes
 from hypha_ray.config.load import resolved_toml
 from hypha_ray.model.layout import layout_of
 from hypha_ray.model.loading.build import build_model
-from jobs import MODEL, job_of
+from tests.support.jobs import MODEL, job_of
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 

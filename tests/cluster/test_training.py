@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ray
-from plain import final_weights, furthest, joined_batches, train_plainly
 from ray.util import list_named_actors
 
 from hypha_ray.model.loading.build import build_model
-from jobs import MODEL, job_of, run_job
+from tests.support.jobs import MODEL, job_of, run_job
+from tests.support.plain import final_weights, furthest, joined_batches, train_plainly
 
 
 @pytest.fixture(scope="module")

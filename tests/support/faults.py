@@ -1,0 +1,46 @@
+"""What tests of faults share: jobs with failpoints, and what the run directory says about them afterwards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from hypha_ray.config import Job
+from hypha_ray.failpoints import hits
+from tests.support.jobs import Outcome, job_of, run_job
+
+
+def faulty(name: str, corpus: Path, specs: list[str], log: Path, **tables: dict[str, Any]) -> Job:
+    """A small job on two workers with failpoints armed; tables given here are laid over it."""
+    testing = {"failpoints": specs, "failpoint_log": str(log), **tables.pop("testing", {})}
+    base: dict[str, dict[str, Any]] = {
+        "rounds": {"update_rounds": 4, "samples_between_updates": 64, "max_batch_size": 4},
+        "worker": {"lease_s": 3.0},
+    }
+    for table, values in tables.items():
+        base[table] = {**base.get(table, {}), **values}
+    return job_of(name, corpus, testing=testing, **base)
+
+
+def survive(name: str, corpus: Path, folder: Path, specs: list[str], fired: int, **tables: dict[str, Any]) -> Outcome:
+    """Run a job whose failpoints fire `fired` times in all; every commit is there, and every sample in it once."""
+    log = folder / "hits.jsonl"
+    job = faulty(name, corpus, specs, log, **tables)
+    run = run_job(job, folder, corpus)
+    names = {spec.partition("=")[0].partition(":")[0] for spec in specs}
+    assert sum(hits(log, point) for point in names) == fired
+    assert [commit["round"] for commit in run.commits()] == list(range(job.rounds.update_rounds))
+    assert set(run.used().values()) == {1}
+    return run
+
+
+def events(run: Outcome, kind: str) -> list[dict[str, Any]]:
+    """What the run directory says happened."""
+    lines = (run.directory / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    return [event for event in map(json.loads, lines) if event["kind"] == kind]
+
+
+def news(run: Outcome) -> list[str]:
+    """What the driver was told of the fleet, line by line."""
+    return [record["text"] for record in run.of_kind("news")]

@@ -1,0 +1,202 @@
+"""Where trainers dial in, and who is let in."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import ssl
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+
+from hypha_ray.bridge.transport.addresses import client_tls, dial, server_tls
+from hypha_ray.bridge.transport.channel import Channel
+from hypha_ray.bridge.transport.listener import Listener
+from hypha_ray.errors import AuthenticationError, BridgeError, ClusterError, ConfigError
+from tests.support.bridging import TOKEN, together
+
+Listening = Callable[..., Listener]
+
+
+@pytest.fixture
+def listening() -> Iterator[Listening]:
+    started: list[Listener] = []
+
+    def start(address: str = "127.0.0.1:0", tls: ssl.SSLContext | None = None) -> Listener:
+        started.append(Listener(address, TOKEN, 5.0, tls))
+        return started[-1]
+
+    yield start
+    for listener in started:
+        listener.close()
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("certificates")
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(folder / "authority.pem")
+    ours = authority.issue_cert("127.0.0.1", "localhost")
+    ours.private_key_pem.write_to_path(folder / "key.pem")
+    for number, part in enumerate(ours.cert_chain_pems):
+        part.write_to_path(folder / "certificate.pem", append=number > 0)
+    trustme.CA().cert_pem.write_to_path(folder / "stranger.pem")
+    return folder
+
+
+def join(listener: Listener, tls: ssl.SSLContext | None = None, token: bytes = TOKEN) -> tuple[Channel, Channel]:
+    trainer = Channel(dial(listener.address, tls), "trainer", token)
+    trainer.greet("test")
+    driver = listener.admit(5.0)
+    assert driver is not None
+    return driver, trainer
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "localhost:0", "[::1]:0", "unix:{folder}/socket"])
+def test_trainer_with_the_token_is_admitted(address: str, listening: Listening, tmp_path: Path) -> None:
+    if address.startswith("[") and not _has_ipv6():
+        address = "127.0.0.1:0"
+    driver, trainer = join(listening(address.format(folder=tmp_path)))
+    trainer.say("left")
+    assert driver.hear()[0] == "left"
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+def test_unix_socket_is_its_owners_alone_and_gone_afterwards(listening: Listening, tmp_path: Path) -> None:
+    listener = listening(f"unix:{tmp_path}/socket")
+    assert stat.S_IMODE((tmp_path / "socket").stat().st_mode) == 0o600
+    listener.close()
+    assert not (tmp_path / "socket").exists()
+
+
+def test_trainer_without_the_token_is_not_admitted(listening: Listening) -> None:
+    listener = listening()
+    with pytest.raises(AuthenticationError, match=r"AUTH002"):
+        join(listener, token=b"6" * 64)
+    assert listener.admit(0.2) is None
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "192.0.2.1:0", "example.org:6000"])
+def test_network_without_tls_is_refused_on_both_sides(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"SEC001.*TLS alone") as caught:
+        Listener(address, TOKEN, 5.0)
+    assert caught.value.exit_code == 2
+    with pytest.raises(ConfigError, match=r"SEC001"):
+        dial(address)
+
+
+@pytest.mark.parametrize("address", ["", "127.0.0.1", ":6000", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:65536", "a:-1"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"CFG020"):
+        dial(address)
+
+
+def test_address_that_is_taken_is_said_to_be(listening: Listening, tmp_path: Path) -> None:
+    for address in (listening().address, listening(f"unix:{tmp_path}/socket").address):
+        with pytest.raises(ClusterError, match=r"NET001.*can't listen.*in use"):
+            Listener(address, TOKEN, 5.0)
+
+
+def test_nobody_there_is_said_in_time(listening: Listening, tmp_path: Path) -> None:
+    listener = listening()
+    listener.close()
+    for address in (listener.address, f"unix:{tmp_path}/absent"):
+        with pytest.raises(BridgeError, match=r"NET010.*nobody can be reached") as caught:
+            dial(address)
+        assert caught.value.exit_code == 75
+
+
+def test_tls_is_spoken_with_whom_the_authority_vouches_for(listening: Listening, certificates: Path) -> None:
+    tls = server_tls(certificates / "certificate.pem", certificates / "key.pem")
+    listener = listening("127.0.0.1:0", tls)
+    driver, trainer = join(listener, client_tls(certificates / "authority.pem"))
+    trainer.say("left")
+    assert driver.hear()[0] == "left"
+    with pytest.raises(BridgeError, match=r"NET011.*can't prove who it is"):
+        dial(listener.address, client_tls(certificates / "stranger.pem"))
+    with pytest.raises(BridgeError, match=r"NET011"):
+        dial(listener.address, client_tls(None))
+
+
+def test_stranger_without_tls_gets_nothing_from_one_that_speaks_it(listening: Listening, certificates: Path) -> None:
+    tls = server_tls(certificates / "certificate.pem", certificates / "key.pem")
+    listener = listening("127.0.0.1:0", tls)
+    with pytest.raises(BridgeError):
+        join(listener)
+    driver, _ = join(listener, client_tls(certificates / "authority.pem"))
+    assert driver.peer == "test"
+
+
+@pytest.mark.parametrize(
+    ("certificate", "key"), [("absent", "key.pem"), ("key.pem", "key.pem"), ("stranger.pem", "key.pem")]
+)
+def test_certificate_that_cannot_be_used_is_refused(certificate: str, key: str, certificates: Path) -> None:
+    with pytest.raises(ConfigError, match=r"SEC005"):
+        server_tls(certificates / certificate, certificates / key)
+    with pytest.raises(ConfigError, match=r"SEC005"):
+        client_tls(certificates / "absent")
+
+
+def test_closing_hangs_up_on_strangers_and_on_whoever_waits(listening: Listening) -> None:
+    listener = listening()
+    silent, waiting = dial(listener.address), Channel(dial(listener.address), "trainer", TOKEN)
+    waiting.greet("test")
+    time.sleep(0.1)
+    listener.close()
+    began = time.monotonic()
+    silent.settimeout(5.0)
+    assert silent.recv(100) == b""
+    with pytest.raises(BridgeError, match=r"FRM008"):
+        waiting.hear()
+    assert time.monotonic() - began < 1.0
+
+
+class Slow(queue.SimpleQueue[Channel]):
+    """Whoever waits is faster than the thread that has put something."""
+
+    def put(self, item: Channel, block: bool = True, timeout: float | None = None) -> None:
+        super().put(item)
+        time.sleep(0.2)
+
+
+def test_trainer_that_was_admitted_is_no_stranger_who_is_hung_up_on(listening: Listening) -> None:
+    listener = listening()
+    listener._admitted = Slow()
+    driver, trainer = join(listener)
+    listener.close()
+    driver.say("done")
+    assert trainer.hear()[0] == "done"
+
+
+def test_oldest_strangers_have_to_go_for_new_ones(listening: Listening) -> None:
+    listener = listening()
+    strangers = [dial(listener.address) for _ in range(20)]
+    deadline = time.monotonic() + 5.0
+    while _threads() > 8 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert _threads() <= 8
+    strangers[0].settimeout(1.0)
+    assert strangers[0].recv(1) == b""
+    assert join(listener)[0].peer == "test"
+
+
+def test_two_trainers_at_once_are_both_admitted(listening: Listening) -> None:
+    listener = listening()
+    both = together(lambda: join(listener), lambda: join(listener))
+    assert all(isinstance(pair, tuple) for pair in both)
+
+
+def _threads() -> int:
+    return sum(thread.name == "bridge-stranger" for thread in threading.enumerate())

@@ -1,0 +1,54 @@
+"""Job files that the project shows or ships: whoever copies one is told of nothing that should be otherwise."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hypha_ray.config.load import load
+from hypha_ray.driver.advice import advice
+
+ROOT = Path(__file__).parents[3]
+CONFIGS = sorted((ROOT / "jobs" / "configs").glob("*.toml"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks() -> Iterator[tuple[str, str]]:
+    """Every TOML block of the documentation, and where it stands."""
+    for page in PAGES:
+        found = re.findall(r"^```toml\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+        yield from ((f"{page.stem}-{number}", text) for number, text in enumerate(found))
+
+
+def commands(config: Path) -> list[list[str]]:
+    """Arguments of the commands in the comment at the head of a job file."""
+    head = config.read_text(encoding="utf-8").partition("\n[")[0].replace("\\\n#", " ")
+    lines = re.findall(r"python jobs/(?:diloco|sync)\.py (.+)", head)
+    return [[str(ROOT / word) if word.startswith("jobs/") else word for word in shlex.split(line)] for line in lines]
+
+
+def said(arguments: list[str]) -> list[str]:
+    """Notes and advice that a start would print."""
+    loaded = load(arguments)
+    return [*loaded.notes, *advice(loaded.job)]
+
+
+@pytest.mark.parametrize(("text"), [pytest.param(text, id=name) for name, text in blocks()])
+def test_job_file_in_the_docs_raises_no_note_and_no_advice(tmp_path: Path, text: str) -> None:
+    (tmp_path / "job.toml").write_text(text, encoding="utf-8")
+    assert said(["@", str(tmp_path / "job.toml")]) == []
+
+
+def test_readme_and_quickstart_show_job_files() -> None:
+    assert {name for name, _ in blocks()} >= {"README-0", "quickstart-0"}
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_job_file_that_is_shipped_raises_no_note_and_no_advice_in_the_command_that_it_names(config: Path) -> None:
+    named = commands(config) or [["@", str(config)]]
+    assert all(str(config) in arguments for arguments in named)
+    assert [said(arguments) for arguments in named] == [[]] * len(named)

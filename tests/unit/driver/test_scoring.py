@@ -1,0 +1,244 @@
+"""The trial before a start, on datasets as they lie on disk, and masked language models with real tokenizers."""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import AutoConfig, AutoModelForCausalLM, BertTokenizerFast, PreTrainedTokenizerFast
+
+from hypha_ray.config import Job
+from hypha_ray.config.schema import Model
+from hypha_ray.data.manifest import Manifest
+from hypha_ray.data.slices import describe, merge, write_slice
+from hypha_ray.driver.attempts import specials_of
+from hypha_ray.driver.preflight import check_model
+from hypha_ray.errors import HyphaError
+from hypha_ray.model.evaluation import batches_of, evaluate
+from hypha_ray.model.loading.build import build_model
+from hypha_ray.model.saved_model import open_saved
+from hypha_ray.model.small_copies import small_copies
+from hypha_ray.model.tasks.task import IGNORE_INDEX
+from hypha_ray.types import Arrays, Samples
+from hypha_ray.worker.training.trainer import Stepper
+from tests.support.truth_cases import ACCEPTED, Case
+
+WORDS = [f"word{number}" for number in range(40)]
+BERT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 64}
+GPT = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 32, "vocab_size": 64}
+
+
+def bert_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    folder.mkdir(parents=True, exist_ok=True)
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    tokenizer = BertTokenizerFast(vocab={word: index for index, word in enumerate(vocabulary)})
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+def roberta_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    vocabulary = {word: index for index, word in enumerate(["<s>", "<pad>", "</s>", "<unk>", *WORDS, "<mask>"])}
+    raw = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.Whitespace()
+    raw.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)])
+    names = {"bos": "<s>", "eos": "</s>", "pad": "<pad>", "unk": "<unk>", "mask": "<mask>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, **{f"{one}_token": token for one, token in names.items()})
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+TOKENIZERS = {
+    "bert": (bert_tokenizer, BERT | {"model_type": "bert"}),
+    "roberta": (roberta_tokenizer, BERT | {"model_type": "roberta", "max_position_embeddings": 40}),
+}
+
+
+def encoded(tokenizer: PreTrainedTokenizerFast, samples: int = 12) -> Arrays:
+    draws = np.random.default_rng(1)
+    texts = [" ".join(draws.choice([*WORDS, "strange"], size=draws.integers(1, 9))) for _ in range(samples)]
+    found = tokenizer([*texts[1:], ""], padding="max_length", max_length=12, return_tensors="np")
+    return {"input_ids": found["input_ids"], "attention_mask": found["attention_mask"]}
+
+
+def dataset(folder: Path, train: Arrays, validation: Arrays | None = None) -> tuple[Path, Manifest]:
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = [("train", train), *([] if validation is None else [("validation", validation)])]
+    slices = tuple(write_slice(folder, index, split, arrays) for index, (split, arrays) in enumerate(parts))
+    tensors = describe(train, "slice")[1]
+    if validation is not None:
+        tensors = merge(tensors, describe(validation, "slice")[1], "slice")
+    manifest = Manifest(name="words", modality="other", slices=slices, tensors=tensors)
+    manifest.save(folder)
+    return folder, manifest
+
+
+def job_of(config: dict[str, Any] | str, task: str, **tables: Any) -> Job:
+    model = {"repository": config} if isinstance(config, str) else {"config": config}
+    return Job.model_validate({"model": model | {"type": task}, "resources": {"num_workers": 1}, **tables})
+
+
+def keys(size: int, epoch: int = 0) -> np.ndarray:
+    return np.stack([np.full(size, epoch), np.zeros(size, np.int64), np.arange(size)], axis=1)
+
+
+@pytest.mark.parametrize("family", TOKENIZERS)
+def test_masked_model_with_its_tokenizer_trains_and_is_scored_on_the_same_tokens_once_saved(
+    family: str, tmp_path: Path
+) -> None:
+    make, config = TOKENIZERS[family]
+    tokenizer = make(tmp_path / "model")
+    build_model(Model(config=config, type="masked-lm"), 0).save_pretrained(tmp_path / "model")
+    arrays = encoded(tokenizer)
+    folder, manifest = dataset(tmp_path / "data", arrays, arrays)
+    job = job_of(str(tmp_path / "model"), "masked-lm")
+    assert check_model(job, folder, manifest) == []
+    stepper = Stepper(job, specials_of(job, folder))
+    result = stepper.step(Samples(arrays, keys(12, epoch=2)))
+    ordinary = ~np.isin(arrays["input_ids"], tokenizer.all_special_ids)
+    assert 0 < result.scored < ordinary.sum()
+    assert torch.isfinite(result.loss)
+    parts = [stepper.evaluate([Samples(arrays, keys(12)).part(one)]) for one in (slice(5, 12), slice(0, 5))]
+    stepper.model.save_pretrained(tmp_path / "saved")
+    tokenizer.save_pretrained(tmp_path / "saved")
+    network, task = open_saved(tmp_path / "saved")
+    again = evaluate(network, task, batches_of([arrays], 5), "cpu")
+    assert again.count == sum(part.count for part in parts)
+    assert again.loss_sum == pytest.approx(sum(part.loss_sum for part in parts), rel=1e-5)
+
+
+@pytest.mark.parametrize("family", TOKENIZERS)
+def test_masked_model_never_has_to_guess_a_special_token(family: str, tmp_path: Path) -> None:
+    make, config = TOKENIZERS[family]
+    tokenizer = make(tmp_path / "tokenizer")
+    job = job_of(config, "masked-lm", preprocessor={"repository": str(tmp_path / "tokenizer")})
+    stepper, arrays = Stepper(job), encoded(tokenizer, 200)
+    guessed: list[torch.Tensor] = []
+    stepper.model.register_forward_pre_hook(
+        lambda _, __, fed: guessed.append(fed["labels"][fed["labels"] != IGNORE_INDEX]), with_kwargs=True
+    )
+    stepper.step(Samples(arrays, keys(200)))
+    assert len(guessed[0]) > 100
+    assert not set(guessed[0].tolist()) & set(tokenizer.all_special_ids)
+
+
+def test_tokenizer_beside_the_dataset_says_which_token_masks(tmp_path: Path) -> None:
+    tokenizer = bert_tokenizer(tmp_path / "data" / "tokenizer")
+    arrays = encoded(tokenizer)
+    folder, manifest = dataset(tmp_path / "data", arrays)
+    job = job_of(BERT | {"model_type": "bert"}, "masked-lm")
+    check_model(job, folder, manifest)
+    specials = specials_of(job, folder)
+    assert specials is not None
+    assert (specials.mask_token_id, set(specials.all_special_ids)) == (4, {0, 1, 2, 3, 4})
+
+
+def ids(samples: int = 8, **others: Any) -> Arrays:
+    return {"input_ids": np.random.default_rng(0).integers(6, 60, (samples, 16)), **others}
+
+
+@pytest.mark.parametrize(
+    ("config", "task", "arrays", "code"),
+    [
+        (BERT | {"model_type": "bert"}, "causal-lm", ids(), "MODEL016"),
+        (BERT | {"model_type": "megatron-bert"}, "causal-lm", ids(), "MODEL016"),
+        (BERT | {"model_type": "bert"}, "masked-lm", ids(), "MODEL007"),
+        (BERT | {"model_type": "bert", "mask_token_id": 64}, "masked-lm", ids(), "MODEL007"),
+        (GPT, "causal-lm", ids(labels=np.full((8, 16), IGNORE_INDEX)), "DATA052"),
+        (GPT, "auto", ids(labels=np.zeros(8, np.int64)), "MODEL012"),
+    ],
+    ids=["sees all", "sees all too", "no mask token", "mask token beyond", "nothing to score", "no loss"],
+)
+def test_job_whose_loss_means_nothing_is_refused_before_it_starts(
+    config: dict[str, Any], task: str, arrays: Arrays, code: str, tmp_path: Path
+) -> None:
+    folder, manifest = dataset(tmp_path, arrays)
+    with pytest.raises(HyphaError, match=code):
+        check_model(job_of(config, task), folder, manifest)
+
+
+def test_validation_split_with_nothing_to_score_is_refused(tmp_path: Path) -> None:
+    prompts = ids(labels=np.full((8, 16), IGNORE_INDEX))
+    folder, manifest = dataset(tmp_path, ids(labels=ids()["input_ids"]), prompts)
+    with pytest.raises(HyphaError, match=r"DATA052.*words/validation"):
+        check_model(job_of(GPT, "causal-lm"), folder, manifest)
+
+
+def test_tensor_that_the_model_cannot_take_is_named(tmp_path: Path) -> None:
+    arrays = ids(source=np.arange(8), token_type_ids=np.zeros((8, 16), np.int64), labels=np.arange(8))
+    folder, manifest = dataset(tmp_path, arrays)
+    notes = check_model(job_of(GPT, "causal-lm"), folder, manifest)
+    assert len(notes) == 2
+    assert "tensor 'labels' is left out" in notes[0]
+    assert "tensor 'source' is left out" in notes[1]
+    explicit = job_of(GPT, "causal-lm").model_copy(
+        update={"model": Model(config=GPT, type="causal-lm", input_names=["input_ids"])}
+    )
+    assert check_model(explicit, folder, manifest) == []
+
+
+def test_sample_that_overflows_does_not_refuse_the_model(tmp_path: Path) -> None:
+    case: Case = next(one for one in ACCEPTED if one.task == "image-classification")
+    pictures = case.arrays["images"].copy()
+    pictures[0] = np.finfo(np.float32).max
+    folder, manifest = dataset(tmp_path, {**case.arrays, "images": pictures})
+    assert check_model(job_of({"model_type": case.model_type, **case.config}, case.task), folder, manifest) == []
+
+
+def test_large_model_is_tried_on_a_small_copy(tmp_path: Path) -> None:
+    large = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
+    folder, manifest = dataset(tmp_path, ids())
+    job = job_of(large | {"model_type": "bert", "vocab_size": 30_000}, "causal-lm")
+    with pytest.raises(HyphaError, match="MODEL016"):
+        check_model(job, folder, manifest)
+    decoder = job_of(large | {"model_type": "bert", "vocab_size": 30_000, "is_decoder": True}, "causal-lm")
+    assert check_model(decoder, folder, manifest) == []
+
+
+def test_trainer_outside_of_ray_refuses_a_loss_that_is_not_the_tasks() -> None:
+    samples = Samples(ids(), keys(8))
+    with pytest.raises(HyphaError, match="MODEL016"):
+        Stepper(job_of(BERT | {"model_type": "bert"}, "causal-lm")).check_loss(samples)
+    with pytest.raises(HyphaError, match="MODEL012"):
+        Stepper(job_of(BERT | {"model_type": "bert"}, "text-encoding"))
+
+
+def test_check_of_a_loss_changes_no_step() -> None:
+    samples, found = Samples(ids(), keys(8)), []
+    for checks in (False, True):
+        stepper = Stepper(job_of(GPT, "causal-lm"))
+        stepper.seed(0)
+        if checks:
+            stepper.check_loss(samples)
+        stepper.step(samples)
+        found.append([one.detach().clone() for one in stepper.model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("family", ["bamba", "jamba", "mamba2", "mbart", "mixtral", "qwen3_moe"])
+def test_small_copy_can_be_made_of_a_large_model(family: str) -> None:
+    large = AutoConfig.for_model(family, vocab_size=1000)
+    for copy in small_copies(large):
+        with suppress(RuntimeError, ValueError):
+            network = AutoModelForCausalLM.from_config(copy)
+            network(input_ids=torch.arange(24).reshape(2, 12), use_cache=False)
+            break
+    else:
+        pytest.fail("no copy can be run")
+    assert sum(one.numel() for one in network.parameters()) < 100_000_000
+
+
+def test_seed_repeats_a_step_of_a_model_that_draws_from_numpy() -> None:
+    case: Case = next(one for one in ACCEPTED if one.task == "audio-classification")
+    drawing = {"mask_time_prob": 0.5, "mask_time_length": 2, "mask_feature_prob": 0.5, "mask_feature_length": 2}
+    job = job_of({"model_type": case.model_type, **case.config, **drawing}, case.task)
+    found = []
+    for noise in (1, 2):
+        np.random.seed(noise)
+        stepper = Stepper(job)
+        stepper.seed(0, 3, 1)
+        found.append(stepper.step(Samples(case.arrays, keys(6))))
+    assert torch.equal(found[0].loss, found[1].loss)
+    assert torch.equal(found[0].norm, found[1].norm)

@@ -1,0 +1,92 @@
+"""House rules, so that the package stays readable in a day."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+CODE = sorted(path for room in ("hypha_ray", "jobs") for path in (ROOT / room).rglob("*.py"))
+PYTHON = CODE + sorted((ROOT / "tests").rglob("*.py"))
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+UNFINISHED = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|x" + r"fail|X" + r"XX)\b")
+LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)(?:#([^)\s]+))?\)")
+HEADING = re.compile(r"^#+ +(.+)$", re.MULTILINE)
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", CODE, ids=name)
+def test_module_is_short_and_says_what_it_is(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 300
+    assert ast.get_docstring(ast.parse(text))
+
+
+@pytest.mark.parametrize("path", CODE, ids=name)
+def test_functions_have_at_most_fifty_lines(path: Path) -> None:
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    found = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, functions)]
+    lengths = {node.name: (node.end_lineno or node.lineno) - node.lineno + 1 for node in found}
+    assert {function: length for function, length in lengths.items() if length > 50} == {}
+
+
+@pytest.mark.parametrize("path", PYTHON + PAGES, ids=name)
+def test_nothing_is_left_unfinished(path: Path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if UNFINISHED.search(line)] == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name)
+def test_links_in_the_docs_lead_somewhere(path: Path) -> None:
+    for target, anchor in LINK.findall(path.read_text(encoding="utf-8")):
+        page = path.parent / target
+        assert page.exists(), target
+        if anchor:
+            headings = HEADING.findall(page.read_text(encoding="utf-8"))
+            assert anchor in {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name)
+def test_docs_name_only_jobs_and_targets_that_exist(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    files = set(re.findall(r"\bjobs/[\w/]+\.(?:py|sh|toml)\b", text))
+    assert [file for file in sorted(files) if not (ROOT / file).exists()] == []
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert set(re.findall(r"`make ([a-z]+)`", text)) <= targets
+
+
+def test_make_help_lists_every_target() -> None:
+    lines = (ROOT / "Makefile").read_text(encoding="utf-8").splitlines()
+    targets = [line for line in lines if re.match(r"[a-z]+:", line)]
+    assert targets
+    assert [line for line in targets if "## " not in line] == []
+
+
+def test_both_ignore_files_are_the_same() -> None:
+    """What git doesn't keep isn't sent to a cluster with a job either."""
+    assert (ROOT / ".gitignore").read_text(encoding="utf-8") == (ROOT / ".rayignore").read_text(encoding="utf-8")
+
+
+def test_every_fault_in_the_docs_has_a_test() -> None:
+    text = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
+    folders = {"": "unit", "c/": "cluster", "j/": "jobs"}
+    named = re.findall(r"`(c/|j/|)((?:\w+/)?test_\w+\.py)::(test_\w+)`", text)
+    assert len(named) > 40
+    files = [(ROOT / "tests" / folders[folder] / file, test) for folder, file, test in named]
+    assert [(file.name, test) for file, test in files if f"def {test}(" not in file.read_text(encoding="utf-8")] == []
+    rows = [int(number) for number in re.findall(r"^\| F(\d+) \|", text, re.MULTILINE)]
+    assert rows == [number for number in range(1, 43) if number != 37]
+
+
+def test_decisions_know_no_wall_clock() -> None:
+    """Clocks of machines differ and jump; only labels may come from them."""
+    rooms = ("scheduler", "worker", "server", "market", "data", "codec")
+    wall = re.compile(r"\btime\.time\(|\bdatetime\b|\btime_ns\(|\blocaltime\(")
+    files = [file for room in rooms for file in (ROOT / "hypha_ray" / room).rglob("*.py")]
+    assert [name(file) for file in files if wall.search(file.read_text(encoding="utf-8"))] == []

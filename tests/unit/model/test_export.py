@@ -1,0 +1,208 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from huggingface_hub import constants
+from safetensors.numpy import load_file, save_file
+from safetensors.torch import load_file as torch_file
+from transformers import (
+    AutoImageProcessor,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoTokenizer,
+    ByT5Tokenizer,
+)
+from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+from hypha_ray.config.schema import Model, Preprocessor
+from hypha_ray.errors import CheckpointError, ConfigError
+from hypha_ray.model.layout import gather, layout_of, views
+from hypha_ray.model.loading.build import build_model
+from hypha_ray.model.loading.preprocess import load_preprocessor
+from hypha_ray.model.saved_model import export, open_saved
+from tests.support.small_models import RESNET
+
+GPT2 = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 16, "vocab_size": 384}
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+
+def trained(model: Model) -> torch.nn.Module:
+    network = build_model(model, seed=7)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.25)
+    return network
+
+
+def snapshot(network: torch.nn.Module, folder: Path) -> dict[str, np.ndarray]:
+    """Tensors as a snapshot has them: written to safetensors and read again."""
+    layout = layout_of(network, 2)
+    file = folder / "snapshot.safetensors"
+    save_file(views(layout, [gather(network, layout, fragment) for fragment in range(2)]), file)
+    return load_file(file)
+
+
+def equal(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+    ours, theirs = one.state_dict(), other.state_dict()
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_export_language_model_and_tokenizer_load_again(tmp_path: Path) -> None:
+    model = Model(config=GPT2)
+    network = trained(model)
+    export(model, ByT5Tokenizer(), snapshot(network, tmp_path), tmp_path / "run" / "model")
+    folder = tmp_path / "run" / "model"
+    assert equal(AutoModelForCausalLM.from_pretrained(folder), network)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert type(tokenizer) is ByT5Tokenizer
+    assert tokenizer.decode(tokenizer("hypha")["input_ids"], skip_special_tokens=True) == "hypha"
+    assert (folder / "model.safetensors").is_file()
+    assert not list(folder.glob("*.bin"))
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+def test_export_vision_model_with_buffers_and_image_processor_loads_again(tmp_path: Path) -> None:
+    model = Model(config=RESNET, type="image-classification")
+    network = trained(model)
+    network.train()
+    network(pixel_values=torch.rand(4, 1, 32, 32))
+    export(model, ViTImageProcessorPil(size={"height": 8, "width": 8}), snapshot(network, tmp_path), tmp_path / "model")
+    assert equal(AutoModelForImageClassification.from_pretrained(tmp_path / "model"), network)
+    assert AutoImageProcessor.from_pretrained(tmp_path / "model").size == {"height": 8, "width": 8}
+
+
+def test_export_model_of_a_repository_keeps_its_configuration(tmp_path: Path) -> None:
+    build_model(Model(config=GPT2), seed=1).save_pretrained(tmp_path / "base")
+    model = Model(repository=str(tmp_path / "base"))
+    network = trained(model)
+    export(model, None, snapshot(network, tmp_path), tmp_path / "model")
+    assert equal(AutoModelForCausalLM.from_pretrained(tmp_path / "model"), network)
+
+
+def test_export_bfloat16_model_is_saved_in_bfloat16(tmp_path: Path) -> None:
+    model = Model(config=GPT2 | {"dtype": "bfloat16"})
+    network = trained(model)
+    export(model, None, snapshot(network, tmp_path), tmp_path / "model")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert loaded.dtype == torch.bfloat16
+    assert equal(loaded, network)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("told", [True, False])
+def test_export_of_a_repository_has_the_dtype_of_its_weights(tmp_path: Path, dtype: str, told: bool) -> None:
+    base = tmp_path / "base"
+    build_model(Model(config=GPT2), seed=1).to(getattr(torch, dtype)).save_pretrained(base)
+    if not told:
+        settings = json.loads((base / "config.json").read_text())
+        (base / "config.json").write_text(json.dumps({k: v for k, v in settings.items() if k != "dtype"}))
+    model = Model(repository=str(base))
+    network = trained(model)
+    export(model, None, snapshot(network, tmp_path), tmp_path / "model")
+    assert {str(tensor.dtype) for tensor in torch_file(tmp_path / "model" / "model.safetensors").values()} == {
+        f"torch.{dtype}"
+    }
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["dtype"] == dtype
+    expected = {name: tensor.to(getattr(torch, dtype)).float() for name, tensor in network.state_dict().items()}
+    opened, _ = open_saved(tmp_path / "model")
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in opened.state_dict().items())
+
+
+@pytest.mark.parametrize("original", ["bfloat16", "float32"])
+@pytest.mark.parametrize("wanted", ["bfloat16", "float16", "float32"])
+def test_export_dtype_may_be_chosen_and_rounds_once(tmp_path: Path, original: str, wanted: str) -> None:
+    network = trained(Model(config=GPT2))
+    model = Model(config=GPT2 | {"dtype": original})
+    export(model, None, snapshot(network, tmp_path), tmp_path / "model", dtype=wanted)
+    found = torch_file(tmp_path / "model" / "model.safetensors")
+    exact = network.state_dict()
+    assert all(torch.equal(found[name], exact[name].to(getattr(torch, wanted))) for name in found)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "model").dtype == getattr(torch, wanted)
+
+
+def test_export_replaces_an_older_folder_whole(tmp_path: Path) -> None:
+    model = Model(config=GPT2)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "stale.txt").write_text("old")
+    export(model, None, snapshot(trained(model), tmp_path), tmp_path / "model")
+    assert not (tmp_path / "model" / "stale.txt").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "snapshot.safetensors"]
+
+
+def test_export_tensors_of_another_model_raise_and_leave_no_folder(tmp_path: Path) -> None:
+    tensors = snapshot(trained(Model(config=GPT2)), tmp_path)
+    tensors.pop("transformer.ln_f.bias")
+    with pytest.raises(CheckpointError, match=r"MODEL010.*1 missing \(transformer.ln_f.bias\)"):
+        export(Model(config=GPT2), None, tensors, tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == ["snapshot.safetensors"]
+
+
+def test_export_where_nothing_can_be_written_raises(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    model = Model(config=GPT2)
+    with pytest.raises(CheckpointError, match="MODEL013"):
+        export(model, None, snapshot(trained(model), tmp_path), tmp_path / "file" / "model")
+
+
+def test_open_saved_exported_model_has_task_and_weights(tmp_path: Path) -> None:
+    model = Model(config=GPT2)
+    network = trained(model)
+    export(model, ByT5Tokenizer(), snapshot(network, tmp_path), tmp_path / "model")
+    opened, task = open_saved(tmp_path / "model")
+    assert equal(opened, network)
+    assert task.name == "causal-lm"
+
+
+def save(tokenizer: Any, folder: Path) -> Path:
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_load_preprocessor_own_repository_comes_first(tmp_path: Path) -> None:
+    own, beside = save(ByT5Tokenizer(extra_ids=7), tmp_path / "own"), save(ByT5Tokenizer(), tmp_path / "data")
+    loaded = load_preprocessor(Preprocessor(repository=str(own)), beside, Model(config=GPT2))
+    assert len(loaded) == len(ByT5Tokenizer(extra_ids=7))
+
+
+@pytest.mark.parametrize("place", ["data", "data/tokenizer"])
+def test_load_preprocessor_without_repository_is_that_of_the_dataset(tmp_path: Path, place: str) -> None:
+    save(ByT5Tokenizer(), tmp_path / place)
+    save(ViTImageProcessorPil(), tmp_path / "model")
+    model = Model(repository=str(tmp_path / "model"))
+    assert type(load_preprocessor(Preprocessor(), tmp_path / "data", model)) is ByT5Tokenizer
+
+
+def test_load_preprocessor_else_is_that_of_the_model(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    model = Model(repository=str(save(ViTImageProcessorPil(), tmp_path / "model")))
+    assert type(load_preprocessor(Preprocessor(), tmp_path / "data", model)) is ViTImageProcessorPil
+
+
+def test_load_preprocessor_nowhere_is_none(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    assert load_preprocessor(Preprocessor(), tmp_path / "data", Model(config=GPT2)) is None
+    assert load_preprocessor(Preprocessor(), None, Model(repository=str(tmp_path))) is None
+    assert load_preprocessor(Preprocessor(), tmp_path / "elsewhere", Model(config=GPT2)) is None
+
+
+def test_load_preprocessor_damaged_raises(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(CheckpointError, match="MODEL011"):
+        load_preprocessor(Preprocessor(repository=str(tmp_path)), None, Model(config=GPT2))
+
+
+def test_load_preprocessor_empty_repository_raises(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="MODEL011"):
+        load_preprocessor(Preprocessor(repository=str(tmp_path)), None, Model(config=GPT2))
+
+
+def test_load_preprocessor_missing_folder_raises(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="HUB001"):
+        load_preprocessor(Preprocessor(repository=str(tmp_path / "none")), None, Model(config=GPT2))

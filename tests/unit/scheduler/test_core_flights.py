@@ -1,0 +1,70 @@
+"""Runs with several exchanges under way in which nothing goes wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from hypha_ray.config import Job
+from hypha_ray.scheduler import messages as c
+from tests.support import weather
+from tests.support.simulation import World
+
+ROUNDS, WORKERS, IN_FLIGHT = 8, 3, 3
+JOB = Job.model_validate(
+    {
+        "rounds": {"update_rounds": ROUNDS, "samples_between_updates": 12, "max_batch_size": 1, "evaluate_every": 1},
+        "sync": {"fragments": 4, "in_flight": IN_FLIGHT, "delay_steps": 1},
+        "resources": {"num_workers": WORKERS},
+    }
+)
+
+
+class Watched(World):
+    """Keeps what its core commands, and how many rounds are in flight."""
+
+    def __init__(self, seed: int) -> None:
+        self.merges: list[c.Merge] = []
+        self.written: list[tuple[str, int]] = []
+        self.in_flight: set[int] = set()
+        super().__init__(seed, storm=False)
+
+    def _do(self, command: c.Command) -> None:
+        match command:
+            case c.Merge():
+                self.merges.append(command)
+            case c.LogMetric(fields=fields) if fields["kind"] in ("eval", "round"):
+                self.written.append((fields["kind"], fields["round"]))
+        self.in_flight.add(len(self.core._strategy._in_flight))  # type: ignore[attr-defined]
+        super()._do(command)
+
+
+@pytest.fixture(scope="module")
+def worlds() -> list[Watched]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weather, "_job", lambda rng: JOB)
+        found = [Watched(seed) for seed in range(12)]
+    for world in found:
+        world.run()
+    return found
+
+
+def test_every_worker_is_sent_every_result_once_and_all_weights_only_at_its_start(worlds: list[Watched]) -> None:
+    for world in worlds:
+        for worker in range(WORKERS):
+            sent = [(merge.round, merge.whole) for merge in world.merges if merge.worker == worker]
+            joined = sent[0][0]
+            assert [number for number, _ in sent] == list(range(joined, ROUNDS + 1))
+            assert joined or [number for number, whole in sent if whole] == [0]
+
+
+def test_as_many_exchanges_are_under_way_as_may_be(worlds: list[Watched]) -> None:
+    assert {number for world in worlds for number in world.in_flight} == set(range(IN_FLIGHT + 1))
+
+
+def test_all_rounds_are_recorded_and_weights_evaluated_that_are_due_in_one(worlds: list[Watched]) -> None:
+    for world in worlds:
+        assert world.books.recorded == list(range(ROUNDS))
+        validated = any(one.split == "validation" for one in world.weather.slices)
+        assert [number for kind, number in world.written if kind == "eval"] == ([0, 1, 2, 3, 6, 7] if validated else [])
+        before = {number: world.written[: world.written.index(("round", number))] for number in range(ROUNDS)}
+        assert all(("eval", number) in before[number] for kind, number in world.written if kind == "eval")

@@ -1,0 +1,61 @@
+"""Simulated runs under random faults, each from a seed: all invariants at every step, and an end once faults stop.
+
+python -m pytest tests/unit/scheduler/test_simulation.py                            # as many as CI has time for
+python -m pytest tests/unit/scheduler/test_simulation.py --walks 100000 --seed 5000  # more, and others
+python -m pytest tests/unit/scheduler/test_simulation.py --seed 4711                # this one again
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.support.simulation import World
+from tests.support.weather import FAULTS
+
+WALKS = 2000
+"""Simulated runs in CI."""
+BLOCK = 100
+"""Runs in one test."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "seeds" in metafunc.fixturenames:
+        first, walks = metafunc.config.getoption("seed", None), metafunc.config.getoption("walks", None)
+        walks = walks or (WALKS if first is None else 1)
+        seeds = range(first or 0, (first or 0) + walks)
+        blocks = [seeds[at : at + BLOCK] for at in range(0, walks, BLOCK)]
+        metafunc.parametrize("seeds", blocks, ids=[f"{block[0]}-{block[-1]}" for block in blocks])
+
+
+def test_simulated_runs_keep_every_invariant_and_end(seeds: range) -> None:
+    for seed in seeds:
+        world = World(seed)
+        try:
+            world.run()
+        except Exception as error:
+            recent = "\n".join(line[:300] for line in world.trace[-40:])
+            again = f"python -m pytest tests/unit/scheduler/test_simulation.py --seed {seed}"
+            pytest.fail(f"{recent}\n\n{error!r}\nin step {world.steps}; again: {again}")
+
+
+def test_same_seed_gives_the_same_run() -> None:
+    first, second = World(7).run(), World(7).run()
+    assert first.trace == second.trace and first.steps > 100
+
+
+def test_weather_of_many_walks_has_every_fault_and_ends_in_whole_runs() -> None:
+    struck, noted, committed = Counter[str](), Counter[str](), 0
+    for seed in range(150):
+        world = World(seed).run()
+        struck.update(line.split("~~~ ")[1] for line in world.trace if "~~~" in line)
+        noted.update(kind for kind in NOTES if any(f"'kind': '{kind}'" in line for line in world.trace))
+        committed += len(world.books.log) == world.job.rounds.update_rounds
+    assert set(struck) == set(FAULTS)
+    assert set(noted) == set(NOTES)
+    assert committed > 90
+
+
+NOTES = ("loss", "leave", "leaving", "reject", "exclude", "stale", "waiting", "correction", "problem", "join")
+"""What is to be seen in the events of a hundred walks."""

@@ -1,0 +1,188 @@
+"""Copies of a run elsewhere, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from hypha_ray.config.schema import Checkpoint
+from hypha_ray.errors import CheckpointError, TryAgainError
+from hypha_ray.store.commits import CommitLog
+from hypha_ray.store.keeper import Keeper
+from hypha_ray.store.mirror import fetch
+from hypha_ray.store.restart import restart
+from hypha_ray.store.snapshots import rounds
+from tests.support.store_bench import LAYOUT, ask, flats, flip
+
+
+@pytest.fixture(params=["memory", "file", "plain"])
+def mirror(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A mirror's URL."""
+    yield {"memory": "memory://mirror", "file": f"file://{tmp_path}/mirror/", "plain": f"{tmp_path}/mirror"}[
+        request.param
+    ]
+    memory = fsspec.filesystem("memory")
+    if memory.exists("/mirror"):
+        memory.rm("/mirror", recursive=True)
+
+
+def store(directory: Path, mirror: str | None, **checkpoint: int) -> Keeper:
+    return Keeper(directory, Checkpoint(mirror=mirror, **checkpoint), 1000)
+
+
+def run(directory: Path, mirror: str, number: int, **checkpoint: int) -> Keeper:
+    directory.mkdir(parents=True)
+    (directory / "config.toml").write_text("[run]\n")
+    kept = store(directory, mirror, **checkpoint)
+    kept.begin(LAYOUT, *flats(0)[:2])
+    for one in range(number):
+        assert ask(kept, one, one + 1).problem is None
+    return kept
+
+
+def names(mirror: str) -> set[str]:
+    """Files at a mirror."""
+    fs, root = fsspec.core.url_to_fs(mirror)
+    return {str(name).removeprefix(f"{root.rstrip('/')}/") for name in fs.find(root)}
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_mirror_fetched_is_the_run_itself_and_goes_on(tmp_path: Path, mirror: str) -> None:
+    kept = run(tmp_path / "mine", mirror, 4)
+    fetch(f"{mirror.rstrip('/')}/mine", tmp_path / "new" / "mine")
+    assert contents(tmp_path / "new" / "mine") == contents(tmp_path / "mine")
+    past = restart(tmp_path / "new" / "mine")
+    assert past is not None and past.next_round == 4 and rounds(tmp_path / "new" / "mine") == [2, 3]
+    again = store(tmp_path / "new" / "mine", None)
+    assert ask(again, 4, 5).commit == ask(kept, 4, 5).commit
+
+
+def test_mirror_has_records_between_snapshots_and_keeps_as_many_snapshots(tmp_path: Path, mirror: str) -> None:
+    run(tmp_path / "mine", mirror, 8, every_rounds=3, keep=1)
+    found = names(mirror)
+    assert {name for name in found if "commits/round" in name} == {f"mine/commits/round_{n:06d}.json" for n in range(6)}
+    assert {name.split("/")[2] for name in found if "checkpoints" in name} == {"round_000005"}
+    assert "mine/config.toml" in found
+
+
+def test_mirror_of_a_rewound_run_follows_it(tmp_path: Path, mirror: str) -> None:
+    run(tmp_path / "mine", mirror, 4)
+    flip(tmp_path / "mine" / "checkpoints" / "round_000003" / "model.safetensors")
+    past = restart(tmp_path / "mine")
+    assert past is not None
+    past.rewind()
+    ask(store(tmp_path / "mine", mirror), 3, 30)
+    fetch(f"{mirror.rstrip('/')}/mine", tmp_path / "new")
+    assert CommitLog(tmp_path / "new").read() == CommitLog(tmp_path / "mine").read()
+    again = restart(tmp_path / "new")
+    assert again is not None and again.next_round == 4 and again.state == {"seed": 30} and again.skipped == ()
+
+
+def test_mirror_of_a_rewound_run_lacks_rounds_that_were_taken_back(tmp_path: Path, mirror: str) -> None:
+    run(tmp_path / "mine", mirror, 5, every_rounds=2)
+    CommitLog(tmp_path / "mine").set_aside(1)
+    kept = store(tmp_path / "mine", mirror, every_rounds=2)
+    ask(kept, 1, 10)
+    assert {name for name in names(mirror) if "commits/round" in name} == {
+        f"mine/commits/round_{number:06d}.json" for number in (0, 1)
+    }
+    fetch(f"{mirror.rstrip('/')}/mine", tmp_path / "new")
+    past = restart(tmp_path / "new")
+    assert past is not None and past.next_round == 2 and past.state == {"seed": 10}
+
+
+@pytest.mark.parametrize("url", ["nonsense://mirror", "file:///dev/null/mirror"])
+def test_mirror_that_fails_is_a_problem_and_no_end(tmp_path: Path, url: str) -> None:
+    (tmp_path / "mine").mkdir()
+    kept = store(tmp_path / "mine", url)
+    first, *others = [ask(kept, number, number).problem for number in range(12)]  # More than the disk may refuse.
+    assert first is not None and f"the copy of round 0 to {url} failed" in first and "\n" not in first
+    assert others == [None] * 11, "it was told already"
+    past = restart(tmp_path / "mine")
+    assert past is not None and past.next_round == 12
+
+
+def test_mirror_that_failed_for_a_while_catches_up(tmp_path: Path) -> None:
+    (tmp_path / "mirror").write_text("a file where a folder should be")
+    (tmp_path / "mine").mkdir()
+    kept = store(tmp_path / "mine", str(tmp_path / "mirror"))
+    assert [bool(ask(kept, number, number).problem) for number in range(3)] == [True, False, False]
+    (tmp_path / "mirror").unlink()
+    assert ask(kept, 3, 3).problem is None and kept.settle() is None
+    fetch(f"{tmp_path}/mirror/mine", tmp_path / "new")
+    assert CommitLog(tmp_path / "new").read() == CommitLog(tmp_path / "mine").read()
+
+
+def test_mirror_problem_shows_no_password(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    problem = ask(store(tmp_path / "mine", "nonsense://me:secret@there/x"), 0, 1).problem
+    assert problem is not None and "secret" not in problem and "nonsense://there/x" in problem
+
+
+def test_fetch_again_changes_nothing_and_completes_what_was_interrupted(tmp_path: Path, mirror: str) -> None:
+    run(tmp_path / "mine", mirror, 3)
+    url, new = f"{mirror.rstrip('/')}/mine", tmp_path / "new"
+    fetch(url, new)
+    (new / "commits" / "round_000002.json").unlink()
+    (new / "checkpoints" / "round_000002" / "outer.safetensors").unlink()
+    fetch(url, new)
+    assert contents(new) == contents(tmp_path / "mine")
+
+
+def test_fetch_over_another_run_is_refused_and_changes_nothing(tmp_path: Path, mirror: str) -> None:
+    run(tmp_path / "mine", mirror, 2)
+    fetch(f"{mirror.rstrip('/')}/mine", tmp_path / "new")
+    (tmp_path / "new" / "config.toml").write_text("[model]\n")
+    before = contents(tmp_path / "new")
+    with pytest.raises(CheckpointError, match=r"config\.toml is there already, with other contents"):
+        fetch(f"{mirror.rstrip('/')}/mine", tmp_path / "new")
+    assert contents(tmp_path / "new") == before
+
+
+def test_fetch_takes_no_file_that_a_run_does_not_have(tmp_path: Path) -> None:
+    run(tmp_path / "mine", str(tmp_path / "mirror"), 1)
+    theirs = tmp_path / "mirror" / "mine"
+    (theirs / "checkpoints" / "round_000000" / ".hidden").write_text("x")
+    (theirs / "commits" / "evil.sh").write_text("x")
+    fetch(str(theirs), tmp_path / "new")
+    assert contents(tmp_path / "new") == contents(tmp_path / "mine")
+
+
+def test_fetch_where_there_is_no_run_is_an_error(tmp_path: Path, mirror: str) -> None:
+    with pytest.raises(CheckpointError, match="there is no run at"):
+        fetch(f"{mirror}/mine", tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_fetch_from_what_cannot_be_read_asks_to_try_again(tmp_path: Path) -> None:
+    with pytest.raises(TryAgainError, match=r"nonsense://there can't be read") as caught:
+        fetch("nonsense://me:secret@there", tmp_path / "new")
+    assert "secret" not in str(caught.value)
+
+
+def test_fetch_of_an_interrupted_copy_is_a_shorter_run(tmp_path: Path) -> None:
+    """Whatever file was the last to be copied, what is there can be gone on from."""
+    order: list[str] = []
+    directory = tmp_path / "mine"
+    kept = run(directory, str(tmp_path / "mirror"), 3)
+    before: dict[str, bytes] = contents(tmp_path / "mirror")
+    ask(kept, 3, 4)
+    after = contents(tmp_path / "mirror")
+    new = [name for name in after if name not in before]
+    order = sorted(new, key=lambda name: ("commits" in name, "state.json" in name, name))
+    for count in range(len(order)):
+        partial: dict[str, Any] = {**before, **{name: after[name] for name in order[:count]}}
+        place = tmp_path / f"partial-{count}"
+        for name, data in partial.items():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            (place / name).write_bytes(data)
+        fetch(str(place / "mine"), tmp_path / f"new-{count}")
+        past = restart(tmp_path / f"new-{count}")
+        assert past is not None and past.next_round == 3

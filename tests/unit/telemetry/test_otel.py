@@ -1,0 +1,126 @@
+"""OpenTelemetry: what a collector at the other end of a socket receives."""
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from opentelemetry import metrics
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+from hypha_ray.telemetry.files import read_jsonl
+from hypha_ray.telemetry.metrics import METRICS as GAUGES
+from hypha_ray.telemetry.sinks import build
+from tests.support.fleet_records import fleet_records
+
+ROUND = {"kind": "round", "round": 7, "loss": 2.5, "bytes_up": 4096, "workers": 2, "batches": {"0": 6, "1": 4}}
+
+
+class Collector:
+    """A collector that keeps the requests it gets."""
+
+    def __init__(self, server: ThreadingHTTPServer, requests: list[tuple[str, ExportMetricsServiceRequest]]) -> None:
+        self.url = f"http://127.0.0.1:{server.server_port}"
+        self.requests = requests
+
+    def values(self) -> dict[tuple[str, str | None], float]:
+        """Return the last value of every metric and worker."""
+        return {
+            (metric.name, attributes(point.attributes).get("worker")): point.as_double
+            for _, request in self.requests
+            for resource in request.resource_metrics
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+            for point in metric.gauge.data_points
+        }
+
+
+def attributes(pairs: object) -> dict[str, str]:
+    return {pair.key: pair.value.string_value for pair in pairs}  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    requests: list[tuple[str, ExportMetricsServiceRequest]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            requests.append((self.path, ExportMetricsServiceRequest.FromString(body)))
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        collector = Collector(server, requests)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+        yield collector
+        server.shutdown()
+        thread.join()
+
+
+def report(directory: Path) -> dict[str, dict[str, int]]:
+    sinks = build(directory, "run-1", ["otel"])
+    sinks.start({})
+    sinks.record(ROUND)
+    sinks.record({"kind": "eval", "round": 7, "val_loss": 2.75})
+    sinks.close()
+    return sinks.losses()
+
+
+def test_otel_round_and_evaluation_reach_the_collector(tmp_path: Path, collector: Collector) -> None:
+    assert report(tmp_path)["otel"] == {"failed": 0, "dropped": 0}
+    assert collector.requests[-1][0] == "/v1/metrics"
+    assert collector.values() == {
+        ("hypha_round", None): 7.0,
+        ("hypha_loss", None): 2.5,
+        ("hypha_val_loss", None): 2.75,
+        ("hypha_bytes_up", None): 4096.0,
+        ("hypha_workers", None): 2.0,
+        ("hypha_worker_batches", "0"): 6.0,
+        ("hypha_worker_batches", "1"): 4.0,
+    }
+
+
+def test_otel_gauges_have_the_last_numbers_of_the_metrics_file(tmp_path: Path, collector: Collector) -> None:
+    sinks = build(tmp_path, "run-1", ["otel"], patience_s=60.0)
+    sinks.start({})
+    for record in fleet_records():
+        sinks.record(record)
+    sinks.close()
+    last = {record["kind"]: record for record in read_jsonl(tmp_path / "metrics.jsonl")}
+    expected: dict[tuple[str, str | None], float] = {}
+    for gauge in GAUGES:
+        value = last[gauge.kind][gauge.field]
+        values = value.items() if isinstance(value, dict) else [(None, value)]
+        expected |= {(gauge.name, worker): number for worker, number in values}
+    assert collector.values() == expected and len(expected) > len(GAUGES)
+
+
+def test_otel_export_names_run_and_service(tmp_path: Path, collector: Collector) -> None:
+    report(tmp_path)
+    resource = collector.requests[-1][1].resource_metrics[0]
+    point = resource.scope_metrics[0].metrics[0].gauge.data_points[0]
+    assert attributes(resource.resource.attributes)["service.name"] == "hypha_ray"
+    assert attributes(point.attributes)["run"] == "run-1"
+
+
+def test_otel_service_name_of_the_environment_wins(
+    tmp_path: Path, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "our-fleet")
+    report(tmp_path)
+    resource = collector.requests[-1][1].resource_metrics[0].resource
+    assert attributes(resource.attributes)["service.name"] == "our-fleet"
+
+
+def test_otel_leaves_the_global_provider_alone(tmp_path: Path, collector: Collector) -> None:
+    before = metrics.get_meter_provider()
+    report(tmp_path)
+    assert metrics.get_meter_provider() is before

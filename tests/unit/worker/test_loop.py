@@ -1,0 +1,139 @@
+"""The inner loop of one worker: what it says, and that it trains as it should."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hypha_ray.store.tensorfile import digest, named
+from hypha_ray.types import Delta, Evaluated, FragmentUpdate, Merged, Plan, Ready, Report, Span
+from tests.support.worker_bench import CONFIG, Bench, plan_of
+
+
+def test_round_says_what_it_did() -> None:
+    bench = Bench().run(plan_of(20, evaluate=10))
+    assert [type(event).__name__ for event in bench.said[:3]] == ["Ready", "Merged", "Evaluated"]
+    assert bench.of(Ready)[0].layout == bench.layout.sha256() and bench.of(Merged)[0].round == 0
+    assert bench.of(Evaluated)[0].count == 10 * 15
+    delta = bench.of(Delta)[0]
+    assert (delta.samples, delta.batches, delta.tokens, delta.fragments) == (20, 3, 320, 1)
+    assert delta.spans == (Span(0, 0, 0, 20),)
+    assert sum(report.samples for report in bench.of(Report)) == 20
+    assert delta.payload_bytes == bench.weights.nbytes
+    assert delta.loss == pytest.approx(np.log(50), rel=0.05)
+
+
+def test_first_merge_proves_the_weights_by_their_hash_and_later_ones_say_nothing() -> None:
+    bench = Bench()
+    bench.parts = 2
+
+    def next_round(event: Any) -> None:
+        if isinstance(event, Delta) and event.round == 0:
+            bench.desk.assign(plan_of(8, number=1))
+            bench.desk.merge(FragmentUpdate(1, 0), bench.theta)
+
+    bench.on_event = next_round
+    hashes = [event.theta_sha256 for event in bench.run(plan_of(8)).of(Merged)]
+    assert hashes == [digest(named(bench.layout, [bench.theta])), None]
+
+
+def test_accumulation_changes_the_result_by_rounding_only() -> None:
+    whole = Bench().run(plan_of(32)).weights
+    parts = Bench(rounds={"accumulation": 4}).run(plan_of(32)).weights
+    start = Bench().theta["parameters/float32"]
+    assert np.abs(whole - parts).max() < 1e-3 * np.abs(whole - start).max()
+
+
+def test_padding_counts_for_nothing_in_accumulation() -> None:
+    def padded(accumulation: int) -> np.ndarray:
+        bench = Bench(rounds={"accumulation": accumulation})
+        ids = np.random.default_rng(1).integers(0, 50, (64, 16)).astype(np.int32)
+        mask = np.ones_like(ids)
+        mask[::3, 5:] = 0
+        mask[::4] = 0
+        bench.feeder.put(1, {"input_ids": ids, "attention_mask": mask})
+        return bench.run(Plan(0, 0, (Span(0, 1, 0, 32),), 8, keep=frozenset({0, 1}))).weights
+
+    whole, parts = padded(1), padded(8)
+    assert np.isfinite(whole).all()
+    assert np.abs(whole - parts).max() < 1e-3 * np.abs(whole - Bench().theta["parameters/float32"]).max()
+
+
+def test_autocast_trains_close_to_full_precision() -> None:
+    full = Bench().run(plan_of(32)).of(Delta)[0]
+    mixed = Bench(worker={"autocast": "bf16"}).run(plan_of(32)).of(Delta)[0]
+    assert mixed.loss == pytest.approx(full.loss, rel=0.02) and mixed.loss != full.loss
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+def test_compiled_model_trains_like_the_plain_one() -> None:
+    plain = Bench().run(plan_of(16)).weights
+    compiled = Bench(worker={"compile": True}).run(plan_of(16)).weights
+    assert np.abs(plain - compiled).max() < 1e-4
+
+
+def test_same_round_twice_gives_the_same_bits_with_dropout() -> None:
+    def once() -> np.ndarray:
+        config = {**CONFIG, "resid_pdrop": 0.5}
+        return Bench(model={"config": config}).run(plan_of(16)).weights
+
+    assert np.array_equal(once(), once())
+
+
+def test_shortened_plan_ends_the_round_at_the_next_batch() -> None:
+    bench = Bench()
+
+    def shorten(event: Any) -> None:
+        if isinstance(event, Report) and len(bench.of(Report)) == 2:
+            bench.desk.assign(plan_of(8, version=1))
+
+    bench.on_event = shorten
+    delta = bench.run(plan_of(64)).of(Delta)[0]
+    assert delta.samples == 16 and delta.spans == (Span(0, 0, 0, 16),)
+
+
+def test_lengthened_plan_is_trained_to_its_new_end() -> None:
+    bench = Bench()
+
+    def lengthen(event: Any) -> None:
+        if isinstance(event, Report) and len(bench.of(Report)) == 1:
+            bench.desk.assign(plan_of(40, version=1))
+
+    bench.on_event = lengthen
+    assert bench.run(plan_of(16)).of(Delta)[0].samples == 40
+
+
+def test_round_that_the_fleet_has_left_is_dropped() -> None:
+    bench = Bench()
+
+    def move_on(event: Any) -> None:
+        if isinstance(event, Report) and event.round == 0:
+            bench.desk.assign(Plan(1, 0, (Span(0, 0, 32, 40),), 8, keep=frozenset({0})))
+            bench.desk.merge(FragmentUpdate(1, 0), bench.theta)
+
+    bench.on_event = move_on
+    deltas = bench.run(plan_of(32)).of(Delta)
+    assert [delta.round for delta in deltas] == [1] and deltas[0].samples == 8
+
+
+def test_schedule_follows_the_round_and_not_the_number_of_steps() -> None:
+    def rates(samples: int) -> list[float]:
+        bench = Bench(
+            rounds={"update_rounds": 2, "samples_between_updates": 32, "max_batch_size": 8},
+            inner_optimizer={"learning_rate": 1.0, "schedule": "linear", "clip_norm": 1e-9},
+        )
+        reports = bench.run(plan_of(samples)).of(Report)
+        return [report.learning_rate for report in reports]
+
+    assert rates(32) == pytest.approx([8 / 8, 7 / 8, 6 / 8, 5 / 8])
+    assert rates(64)[1::2] == pytest.approx([7.5 / 8, 6.5 / 8, 5.5 / 8, 4.5 / 8])
+
+
+def test_slowdown_stretches_the_batch_time() -> None:
+    def batch_s(factor: float) -> float:
+        reports = Bench(testing={"slowdown": [factor]}).run(plan_of(64, batch=4)).of(Report)[2:]
+        return sum(report.seconds for report in reports) / sum(report.timed_batches for report in reports)
+
+    assert batch_s(8.0) > 3 * batch_s(1.0)
