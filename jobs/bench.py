@@ -46,6 +46,8 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
     from benchmarks.convergence.exchange_options import ROWS as OPTIONS
     from benchmarks.convergence.exchange_options import options
     from benchmarks.convergence.quality import KINDS, quality
+    from benchmarks.core import ROWS as CORE
+    from benchmarks.core import core
     from benchmarks.exchange import EXCHANGES, SIZES, exchange
     from benchmarks.planner import plan_time, planner
     from benchmarks.relay import relay
@@ -61,6 +63,7 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
         ("planner",): planner,
         ("plan_64_ms", "plan_10000_ms"): plan_time,
         ("inner_overhead", "inner_loop_cpu", "data_wait_fraction"): inner_loop,
+        CORE: core,
         ("streams_500",): streams,
         ("bridge_receive", "bridge_throughput", "bridge_file"): bridge,
         ("bridge_relay",): relay,

@@ -90,7 +90,8 @@ class LeaseBook:
         lease = self._leases.get(lease_id)
         if lease is None or (lease.holder, lease.fence) != (holder, fence) or lease.expired(now):
             return None
-        self._leases[lease_id] = renewed = replace(lease, expiry_s=max(lease.expiry_s, now + ttl_s))
+        expiry_s = max(lease.expiry_s, now + ttl_s)  # Not by `replace`, which takes thrice the time.
+        self._leases[lease_id] = renewed = Lease(lease.id, lease.holder, lease.fence, lease.amounts, expiry_s)
         return renewed
 
     def release(self, lease: Lease) -> bool:
