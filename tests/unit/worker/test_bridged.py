@@ -171,7 +171,7 @@ def test_trainer_in_whose_directory_nothing_can_be_written_is_lost_and_ends_noth
 
 
 def test_trainer_that_leaves_on_its_own_is_lost_at_once() -> None:
-    with pytest.raises(TrainerGone, match="nobody told it to"):
+    with pytest.raises(TrainerGone, match="it wasn't told to"):
         Bench("leave").run(plan_of(Span(0, 0, 0, 32)))
 
 
