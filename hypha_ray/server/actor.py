@@ -22,7 +22,7 @@ from hypha_ray.types import Flat, Layout, RoundProgress, Verdict
 
 if TYPE_CHECKING:
     from hypha_ray.server.reduce import State
-    from hypha_ray.server.spec import Descent
+    from hypha_ray.server.spec import OptimizerStep
 
 
 GROUPS = {"pulse": 1, "intake": 1}
@@ -72,7 +72,7 @@ class ParameterServer:
         self._busy_until = 0.0
         """Monotonic time at which workers on this machine will have copied the latest θ; 0 on a cluster of several."""
         self._alone = sum(node["Alive"] for node in ray.nodes()) == 1
-        self._descents: dict[str, Descent] = {}
+        self._descents: dict[str, OptimizerStep] = {}
         reserved = max(1, int(ray.get_runtime_context().get_assigned_resources().get("CPU", 0)))
         torch.set_num_threads(reserved if self._sync else 1)
         self._threads = 1 if self._sync else max(reserved, min(THREADS, os.cpu_count() or 1))
@@ -169,24 +169,26 @@ class ParameterServer:
         from hypha_ray.server.admission import Received
         from hypha_ray.server.downlink import apart, published
         from hypha_ray.server.reduce import is_whole, reduce
-        from hypha_ray.server.spec import Rules
+        from hypha_ray.server.spec import ReduceSpec
 
         layout, fragment, round = request.layout, request.fragment, request.round
         received = [Received(*sender, payload) for sender, payload in zip(request.senders, payloads, strict=True)]
         sync, rounds = self._job.sync, self._job.rounds.update_rounds
         warms_up = round < self._job.rounds.warmup_rounds
         outer = OuterOptimizer(name="average") if warms_up else self._job.outer_optimizer
-        descent = self._descent(layout) if self._sync else None
+        optimizer_step = self._descent(layout) if self._sync else None
         turns, read = outer_steps_before(self._job, round, fragment), upward_codec(sync)
         down = difference_codec(sync.downward_codec)
         part: Literal["all", "theta", "state"] = wanted if down is None else "all"
-        rules = Rules(layout, fragment, outer, sync, read, descent, rounds, turns, self._threads, request.phase, part)
+        spec = ReduceSpec(
+            layout, fragment, outer, sync, read, optimizer_step, rounds, turns, self._threads, request.phase, part
+        )
         own, left_out = apart(momentum)
-        new, state, verdict = reduce(round, theta, own, received, rules, self._room(layout, fragment))
+        new, state, verdict = reduce(round, theta, own, received, spec, self._room(layout, fragment))
         state = own if warms_up else state
         if down is not None:
             return published(down, sync.error_feedback, theta, left_out, (new, state, verdict))
-        return new, state if is_whole(state, rules) else None, {}, verdict
+        return new, state if is_whole(state, spec) else None, {}, verdict
 
     @ray.method(concurrency_group="intake")
     def receive(self, payload: Flat) -> None:
@@ -204,13 +206,13 @@ class ParameterServer:
         """The process id: an answer shows that the actor lives."""
         return os.getpid()
 
-    def _descent(self, layout: Layout) -> Descent:
+    def _descent(self, layout: Layout) -> OptimizerStep:
         """The optimizer, which keeps nothing from one call to the next but its memory."""
-        from hypha_ray.server.optimizer_step import ModelDescent
+        from hypha_ray.server.optimizer_step import ModelOptimizerStep
 
         key = layout.sha256()
         if key not in self._descents:
-            self._descents = {key: ModelDescent(self._job, layout)}
+            self._descents = {key: ModelOptimizerStep(self._job, layout)}
         return self._descents[key]
 
     def _room(self, layout: Layout, fragment: int) -> State:

@@ -14,7 +14,7 @@ from hypha_ray.types import Flat, Layout
 from hypha_ray.types.layout import is_trained
 
 
-class ModelDescent:
+class ModelOptimizerStep:
     """Steps any optimizer of torch, on a model of its own whose values are all replaced before each step.
 
     So a step is a function of its arguments, and a server that took none of the steps before can take it. Weights of

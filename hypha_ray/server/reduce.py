@@ -31,7 +31,7 @@ from hypha_ray.server.merge import (
     weights_of,
 )
 from hypha_ray.server.outer import SLOTS, Group, collection, outer_step, replacement
-from hypha_ray.server.spec import Descent, Rules
+from hypha_ray.server.spec import OptimizerStep, ReduceSpec
 from hypha_ray.types import Contribution, Flat, Layout, Rejection, Verdict
 from hypha_ray.types.layout import dtype_of, is_trained
 
@@ -60,7 +60,7 @@ def blank(layout: Layout, fragment: int, outer: str = "nesterov", stepwise: bool
 
 
 def reduce(
-    round: int, theta: Flat, momentum: Flat, received: Iterable[Received], rules: Rules, out: State | None = None
+    round: int, theta: Flat, momentum: Flat, received: Iterable[Received], spec: ReduceSpec, out: State | None = None
 ) -> tuple[Flat, Flat, Verdict]:
     """Check deltas, merge them, and take the outer step.
 
@@ -72,20 +72,20 @@ def reduce(
         round: number of the round, for the verdict.
         theta: global weights, one array for each group of the layout.
         momentum: outer momentum, as `initial_momentum` has it.
-        received: the deltas; each payload in the form that `rules.codec` gives.
-        rules: layout, fragment, optimizer, merge rule, gates and codec.
+        received: the deltas; each payload in the form that `spec.codec` gives.
+        spec: layout, fragment, optimizer, merge rule, gates and codec.
         out: arrays for the result, as `blank` makes them, to save the cost of fresh memory.
 
     Returns:
         New θ, momentum without the arrays that were left out, and the verdict.
 
     """
-    least = 0 if rules.sync.strategy == "sync" else 1  # A gradient of padding alone has no part in the mean.
-    admitted, rejected = admit(received, rules.codec.form(rules.layout.groups(rules.fragment)), least)
+    least = 0 if spec.sync.strategy == "sync" else 1  # A gradient of padding alone has no part in the mean.
+    admitted, rejected = admit(received, spec.codec.form(spec.layout.groups(spec.fragment)), least)
     while admitted:
-        room = out or blank(rules.layout, rules.fragment, rules.outer.name, rules.phase is not None)
-        attempt = _attempt(round, theta, momentum, admitted, rules, room)
-        reasons = attempt.complaints(len(admitted), rules.sync.norm_gate, rules.known_norms)
+        room = out or blank(spec.layout, spec.fragment, spec.outer.name, spec.phase is not None)
+        attempt = _attempt(round, theta, momentum, admitted, spec, room)
+        reasons = attempt.complaints(len(admitted), spec.sync.norm_gate, spec.known_norms)
         if not any(reasons):
             accepted = tuple(
                 Contribution(delta.worker, delta.incarnation, delta.weight, attempt.norm(index))
@@ -98,10 +98,10 @@ def reduce(
     return theta, momentum, Verdict(round, (), _in_order(rejected), 0.0)
 
 
-def is_whole(state: Flat, rules: Rules) -> bool:
+def is_whole(state: Flat, spec: ReduceSpec) -> bool:
     """Whether no array of the outer optimizer's was left out of what `reduce` gave."""
-    slots = () if rules.descent is not None else SLOTS[rules.outer.name]
-    groups = [group for group in rules.layout.groups(rules.fragment) if is_trained(group)]
+    slots = () if spec.optimizer_step is not None else SLOTS[spec.outer.name]
+    groups = [group for group in spec.layout.groups(spec.fragment) if is_trained(group)]
     return all(slot + group in state for slot in slots for group in groups)
 
 
@@ -143,80 +143,82 @@ class _Attempt(NamedTuple):
 
 
 def _attempt(
-    round: int, theta: Flat, momentum: Flat, admitted: Sequence[Received], rules: Rules, out: State
+    round: int, theta: Flat, momentum: Flat, admitted: Sequence[Received], spec: ReduceSpec, out: State
 ) -> _Attempt:
     """Reduce all groups, as if all deltas could stay. Buffers are merged by the same rule, but never scaled."""
     payloads = [tensors(delta.payload) for delta in admitted]
     weights = [delta.weight for delta in admitted]
-    merge = merger(rules.sync, weights)
-    part = None if rules.phase is None else part_of(rules.phase, weights)
+    merge = merger(spec.sync, weights)
+    part = None if spec.phase is None else part_of(spec.phase, weights)
     old, velocity, new, new_velocity = (tensors(flat) for flat in (theta, momentum, *out))
-    scales = _scales(old, payloads, rules)
+    scales = _scales(old, payloads, spec)
     left_out: set[str] = set()
-    attempt = _Attempt((out[0], _kept(out[1], part, rules.sync)), {}, {})
+    attempt = _Attempt((out[0], _kept(out[1], part, spec.sync)), {}, {})
     for group, before in old.items():
         if not before.is_floating_point():
-            new[group].copy_(rules.codec.decode(payloads[0], group, slice(None)))
+            new[group].copy_(spec.codec.decode(payloads[0], group, slice(None)))
             continue
         quick = None
         if not is_trained(group):
-            values = _values(group, before, payloads, rules)
+            values = _values(group, before, payloads, spec)
             step = replacement(before, new[group]) if part is None else blended(before, new[group], part.share)
-        elif rules.descent is not None:
-            values = _values(group, before, payloads, rules, scales)
+        elif spec.optimizer_step is not None:
+            values = _values(group, before, payloads, spec, scales)
             step = collection(new[group])
         else:
-            values = _values(group, before, payloads, rules, scales, rules.averages_deltas)
-            where = _where(rules, values, group, (old, velocity, new, new_velocity))
+            values = _values(group, before, payloads, spec, scales, spec.averages_deltas)
+            where = _where(spec, values, group, (old, velocity, new, new_velocity))
             sums = velocity.get(SUM + group), new_velocity.get(SUM + group)
-            step = _step(round, rules, part, where, sums)
-            quick = _at_once(round, rules, values, where, weights) if part is None else None
-        if quick is not None and rules.wanted == "theta":
+            step = _step(round, spec, part, where, sums)
+            quick = _at_once(round, spec, values, where, weights) if part is None else None
+        if quick is not None and spec.wanted == "theta":
             left_out.add(group)
         work = quick or merge_and_step(values, plain_mean if values.deltas else merge, step)
-        squares = sweep(values, work, rules.threads, BLOCK if quick is None else 4 * BLOCK)
+        squares = sweep(values, work, spec.threads, BLOCK if quick is None else 4 * BLOCK)
         attempt.deltas[group], attempt.changes[group] = squares
     if left_out:
         kept = {name: array for name, array in attempt.state[1].items() if name not in left_out}
         attempt = attempt._replace(state=(out[0], kept))
-    return attempt if rules.descent is None else _descended(round, theta, momentum, attempt, rules.descent)
+    return attempt if spec.optimizer_step is None else _descended(round, theta, momentum, attempt, spec.optimizer_step)
 
 
-def _where(rules: Rules, values: Values, group: str, flats: tuple[_Tensors, ...]) -> Group:
+def _where(spec: ReduceSpec, values: Values, group: str, flats: tuple[_Tensors, ...]) -> Group:
     """A group of parameters, of which `flats` are θ and state, and where new ones go."""
     old, velocity, new, new_velocity = flats
-    slots = [slot + group for slot in SLOTS[rules.outer.name]]
+    slots = [slot + group for slot in SLOTS[spec.outer.name]]
     states = ([arrays[slot] for slot in slots] for arrays in (velocity, new_velocity))
     return Group(old[group], next(states), new[group], next(states), values.relative or values.deltas)
 
 
 def _step(
     round: int,
-    rules: Rules,
+    spec: ReduceSpec,
     part: Part | None,
     where: Group,
     sums: tuple[torch.Tensor | None, torch.Tensor | None],
 ) -> Step:
     """The outer optimizer's step on a group; `sums` are those of a round with several steps, and where new ones go."""
-    if part is None or rules.phase is None:
-        turn = round if rules.turn is None else rules.turn
-        return outer_step(rules.outer, outer_rate(rules.outer, round, rules.rounds), turn, where)
-    eta, mu = outer_rate(rules.outer, rules.phase.round, rules.rounds), rules.outer.momentum
-    if rules.outer.name == "average":
+    if part is None or spec.phase is None:
+        turn = round if spec.turn is None else spec.turn
+        return outer_step(spec.outer, outer_rate(spec.outer, round, spec.rounds), turn, where)
+    eta, mu = outer_rate(spec.outer, spec.phase.round, spec.rounds), spec.outer.momentum
+    if spec.outer.name == "average":
         eta, mu = 1.0, 0.0
-    if not rules.sync.delayed_nesterov:
+    if not spec.sync.delayed_nesterov:
         return undelayed(eta, mu, where, part)
     assert sums[1] is not None
     return delayed(eta, mu, where, part, (sums[0], sums[1]))
 
 
-def _at_once(round: int, rules: Rules, values: Values, where: Group, given: Sequence[int]) -> Work[list[float]] | None:
+def _at_once(
+    round: int, spec: ReduceSpec, values: Values, where: Group, given: Sequence[int]
+) -> Work[list[float]] | None:
     """All that is done to a group in one pass, where that can be."""
-    if not is_common(rules.outer, rules.sync):
+    if not is_common(spec.outer, spec.sync):
         return None
-    weights, eta = weights_of(rules.sync, given), outer_rate(rules.outer, round, rules.rounds)
-    wanted = rules.wanted != "state", rules.wanted != "theta"
-    return in_one_pass(values, weights, eta, rules.outer.momentum, where, *wanted)
+    weights, eta = weights_of(spec.sync, given), outer_rate(spec.outer, round, spec.rounds)
+    wanted = spec.wanted != "state", spec.wanted != "theta"
+    return in_one_pass(values, weights, eta, spec.outer.momentum, where, *wanted)
 
 
 def _kept(state: Flat, part: Part | None, sync: Sync) -> Flat:
@@ -226,12 +228,12 @@ def _kept(state: Flat, part: Part | None, sync: Sync) -> Flat:
     return {name: array for name, array in state.items() if not name.startswith(SUM)}
 
 
-def _descended(round: int, theta: Flat, state: Flat, attempt: _Attempt, descent: Descent) -> _Attempt:
+def _descended(round: int, theta: Flat, state: Flat, attempt: _Attempt, optimizer_step: OptimizerStep) -> _Attempt:
     """Make the optimizer's step on the mean gradient that an attempt has in the place of the weights."""
     if not all(map(math.isfinite, attempt.changes.values())):
         return attempt
     new = attempt.state[0]
-    state = descent.step(round, theta, state, new)
+    state = optimizer_step.step(round, theta, state, new)
     before, after = tensors(theta), tensors(new)
     changes = {group: _distance(before[group], after[group]) for group in attempt.changes if is_trained(group)}
     changes |= {name: 0.0 if np.isfinite(array).all() else math.inf for name, array in state.items()}
@@ -243,28 +245,28 @@ def _distance(before: torch.Tensor, after: torch.Tensor) -> float:
     return sum(square_sum(after[part] - before[part]) for part in blocks(len(before)))
 
 
-def _scales(theta: _Tensors, payloads: Sequence[_Tensors], rules: Rules) -> list[float]:
+def _scales(theta: _Tensors, payloads: Sequence[_Tensors], spec: ReduceSpec) -> list[float]:
     """Factor of each delta. Only for clipping are deltas measured before they are merged."""
     workers = range(len(payloads))
-    if rules.sync.clip is None:
+    if spec.sync.clip is None:
         return [1.0 for _ in workers]
     trained = [(group, before) for group, before in theta.items() if is_trained(group)]
-    squares = [measure(_values(group, before, payloads, rules), rules.threads) for group, before in trained]
+    squares = [measure(_values(group, before, payloads, spec), spec.threads) for group, before in trained]
     norms = [math.sqrt(sum(one[index] for one in squares)) for index in workers]
-    return clip_scales(norms, rules.sync.clip, rules.known_norms)
+    return clip_scales(norms, spec.sync.clip, spec.known_norms)
 
 
 def _values(
     group: str,
     theta: torch.Tensor,
     payloads: Sequence[_Tensors],
-    rules: Rules,
+    spec: ReduceSpec,
     scales: Sequence[float] | None = None,
     deltas: bool = False,
 ) -> Values:
     """Workers' values of a group; deltas are multiplied by `scales`."""
-    relative = is_trained(group) and (rules.codec.yields == "deltas" or rules.descent is not None)
-    read = partial(_read, rules.codec, payloads, group)
+    relative = is_trained(group) and (spec.codec.yields == "deltas" or spec.optimizer_step is not None)
+    read = partial(_read, spec.codec, payloads, group)
     return Values(read, theta, relative, scales or [1.0] * len(payloads), deltas)
 
 

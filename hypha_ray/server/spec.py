@@ -10,7 +10,7 @@ from hypha_ray.config.schema import OuterOptimizer, Sync
 from hypha_ray.types import Flat, Layout, RoundProgress
 
 
-class Descent(Protocol):
+class OptimizerStep(Protocol):
     """An optimizer that makes its step on a mean gradient."""
 
     def step(self, round: int, theta: Flat, state: Flat, out: Flat) -> Flat:
@@ -19,7 +19,7 @@ class Descent(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class ReduceSpec:
     """Rules of a reduction."""
 
     layout: Layout
@@ -28,7 +28,7 @@ class Rules:
     sync: Sync = field(default_factory=Sync)
     """Merge rule, weighting, norm gate and clipping."""
     codec: Codec = field(default_factory=Fp32)
-    descent: Descent | None = None
+    optimizer_step: OptimizerStep | None = None
     """Payloads are gradients, and this makes the outer step; None: they are deltas, and `outer` makes it."""
     rounds: int = 1
     """Rounds of the whole run, for the schedule of the outer learning rate."""

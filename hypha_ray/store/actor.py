@@ -12,10 +12,10 @@ from hypha_ray.config.schema import Checkpoint, Testing
 from hypha_ray.errors import CheckpointError
 from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.store.commits import Outcome
-from hypha_ray.store.keeper import Keeper
+from hypha_ray.store.keeper import CommitWriter
 from hypha_ray.store.lock import Lock, lock_store
 from hypha_ray.store.quarantine import quarantine, quarantined
-from hypha_ray.store.restart import Restart, restart
+from hypha_ray.store.restart import RestorePoint, restart
 from hypha_ray.types import Flat, Layout, Saved
 
 GROUPS = {"pulse": 1, "intake": 1}
@@ -23,7 +23,7 @@ GROUPS = {"pulse": 1, "intake": 1}
 
 
 class Store:
-    """The `Keeper` of a run as an actor; it lives where the run directory is.
+    """The `CommitWriter` of a run as an actor; it lives where the run directory is.
 
     Nothing is opened before the first call, so an unusable directory comes out as an error and not as a dead actor.
     From then on it holds the lock ``store.lock``; it waits for a predecessor that is being killed.
@@ -40,12 +40,12 @@ class Store:
         self, directory: str, checkpoint: Checkpoint, update_rounds: int, testing: Testing | None = None
     ) -> None:
         self._directory, self._checkpoint, self._update_rounds = Path(directory), checkpoint, update_rounds
-        self._past: tuple[Restart | None] | None = None
+        self._past: tuple[RestorePoint | None] | None = None
         self._lock: Lock | None = None
         if testing is not None:
             arm(testing.failpoints, testing.failpoint_log)
 
-    def survey(self) -> Restart | None:
+    def survey(self) -> RestorePoint | None:
         """State to resume from, without tensors; the log is cut there. None: nothing to resume.
 
         Raises:
@@ -62,7 +62,7 @@ class Store:
         return tuple(sorted(past.inner)) if past else ()
 
     def recall(self, layout: Layout) -> tuple[Flat | int, ...]:
-        """Weights to resume from, as in `Restart.flats`, and the number of the next round as a receipt.
+        """Weights to resume from, as in `RestorePoint.flats`, and the number of the next round as a receipt.
 
         To be called with ``num_returns = 2 * layout.fragments + len(inner) + 1``.
 
@@ -76,16 +76,16 @@ class Store:
         return (*past.flats(layout), past.next_round)
 
     def begin(self, layout: Layout, *theta: Flat) -> str:
-        """See `Keeper.begin`; `CheckpointError` as well if another process has the lock."""
+        """See `CommitWriter.begin`; `CheckpointError` as well if another process has the lock."""
         self._past = None  # So much memory isn't needed twice.
         return self._keeper.begin(layout, *theta)
 
     def commit(self, outcome: Outcome, layout: Layout, inner: tuple[int, ...], *flats: Flat) -> Saved:
-        """See `Keeper.commit`; `CheckpointError` as well if another process has the lock."""
+        """See `CommitWriter.commit`; `CheckpointError` as well if another process has the lock."""
         return self._keeper.commit(outcome, layout, inner, *flats)
 
     def settle(self) -> str | None:
-        """See `Keeper.settle`; does nothing where no run has begun."""
+        """See `CommitWriter.settle`; does nothing where no run has begun."""
         return self._keeper.settle() if self._lock is not None and self._past is None else None
 
     def quarantined(self) -> dict[int, str]:
@@ -105,7 +105,7 @@ class Store:
         """The process id: an answer shows that the actor lives."""
         return os.getpid()
 
-    def _read(self) -> Restart | None:
+    def _read(self) -> RestorePoint | None:
         """Read the log, once until the run begins."""
         failpoint("resume.before_read")
         if self._past is None:
@@ -116,8 +116,8 @@ class Store:
         return self._past[0]
 
     @cached_property
-    def _keeper(self) -> Keeper:
-        return Keeper(self._held_directory(), self._checkpoint, self._update_rounds)
+    def _keeper(self) -> CommitWriter:
+        return CommitWriter(self._held_directory(), self._checkpoint, self._update_rounds)
 
     def _held_directory(self) -> Path:
         if self._lock is None:

@@ -13,12 +13,12 @@ from hypha_ray.store.commits import CommitLog, Outcome, broken_chain, commit_of
 from hypha_ray.store.courier import Courier
 from hypha_ray.store.disk import sweep
 from hypha_ray.store.mirror import Mirror
-from hypha_ray.store.snapshots import prune, read_label, rounds, write_snapshot
+from hypha_ray.store.snapshots import prune, read_header, rounds, write_snapshot
 from hypha_ray.store.tensorfile import Array, digest, named, named_outer
 from hypha_ray.types import Commit, Flat, Layout, Saved
 
 
-class Keeper:
+class CommitWriter:
     """Writes snapshots and commit log of a run. There is one at a time: see `hypha_ray.store.lock`.
 
     While the disk refuses, records wait in memory; they are written in order before anything newer is.
@@ -136,7 +136,7 @@ class Keeper:
             commit = self._log.load(round)
         except CheckpointError:
             return False
-        label = read_label(self._directory, round)
+        label = read_header(self._directory, round)
         return label is not None and label.hashes == (commit.theta_sha256, commit.outer_sha256)
 
     def _noted(self, commit: Commit) -> Commit:

@@ -12,7 +12,7 @@ from typing import Any
 from hypha_ray.errors import CheckpointError
 from hypha_ray.store.commits import CommitLog, check_chain
 from hypha_ray.store.disk import sweep
-from hypha_ray.store.snapshots import Snapshot, read_label, read_snapshot, rounds
+from hypha_ray.store.snapshots import Snapshot, read_header, read_snapshot, rounds
 from hypha_ray.store.tensorfile import Array, flattened, flattened_outer
 from hypha_ray.types import Commit, Entry, Flat, Layout
 
@@ -26,7 +26,7 @@ _OURS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Restart:
+class RestorePoint:
     """State of a run, once `rewind` has been called."""
 
     directory: Path
@@ -59,7 +59,7 @@ class Restart:
         """
         CommitLog(self.directory).set_aside(self.next_round)
 
-    def outline(self) -> Restart:
+    def outline(self) -> RestorePoint:
         """The same without any tensor; `inner` still names the workers."""
         return replace(self, theta={}, outer={}, inner={worker: {} for worker in self.inner})
 
@@ -80,7 +80,7 @@ class Restart:
         return [*theta, *outer, *(self.inner[worker] for worker in sorted(self.inner))]
 
 
-def restart(directory: Path) -> Restart | None:
+def restart(directory: Path) -> RestorePoint | None:
     """Read a run directory, and remove what a crash left half written. The caller has the store's lock.
 
     Returns:
@@ -116,7 +116,7 @@ def _sound(log: CommitLog) -> tuple[list[Commit], list[str]]:
 def _is_half_begun(directory: Path, commits: Sequence[Commit]) -> bool:
     """Whether the disk took the first snapshot only late, and then not all the records that had waited for it."""
     present = rounds(directory)
-    labels = [read_label(directory, round) for round in present]
+    labels = [read_header(directory, round) for round in present]
     return min(present, default=0) >= len(commits) and any(label and not label.state.get("records") for label in labels)
 
 
@@ -129,7 +129,7 @@ def _start_anew(directory: Path, damaged: Sequence[str]) -> None:
         CommitLog(directory).set_aside(0)
 
 
-def _newest_usable(directory: Path, commits: Sequence[Commit], skipped: Sequence[str]) -> Restart:
+def _newest_usable(directory: Path, commits: Sequence[Commit], skipped: Sequence[str]) -> RestorePoint:
     present, passed = set(rounds(directory)), []
     for commit in reversed(commits):
         if commit.round not in present:
@@ -155,16 +155,16 @@ def _without(commits: Sequence[Commit], used: Commit, present: set[int]) -> list
 
 def _agreeing(directory: Path, commit: Commit) -> Snapshot:
     """Read a snapshot whose files are as they were written, and whose weights are those of the commit record."""
-    label = read_label(directory, commit.round)
+    label = read_header(directory, commit.round)
     if label is not None and label.hashes != (commit.theta_sha256, commit.outer_sha256):
         raise CheckpointError("STORE004", f"checkpoint round {commit.round}: it isn't the one that the commit names")
     return read_snapshot(directory, commit.round)
 
 
-def _restart(directory: Path, commits: Sequence[Commit], snapshot: Snapshot, skipped: tuple[str, ...]) -> Restart:
+def _restart(directory: Path, commits: Sequence[Commit], snapshot: Snapshot, skipped: tuple[str, ...]) -> RestorePoint:
     last = commits[-1]
     spans = sorted(span for commit in commits for _, part in commit.spans for span in part if span.epoch >= last.epoch)
-    return Restart(
+    return RestorePoint(
         directory=directory,
         next_round=last.round + 1,
         theta=snapshot.tensors,

@@ -43,7 +43,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Label:
+class SnapshotHeader:
     """Description of a snapshot; its files may not agree with it."""
 
     hashes: tuple[str, str]
@@ -121,13 +121,13 @@ def read_snapshot(directory: Path, round: int) -> Snapshot:
         raise _damaged(round, f"can't be read: {error}") from error
 
 
-def read_label(directory: Path, round: int) -> Label | None:
+def read_header(directory: Path, round: int) -> SnapshotHeader | None:
     """Read a snapshot's own record; None: it has no sound one."""
     try:
         record = _record(snapshot_path(directory, round), round)
     except CheckpointError:
         return None
-    return Label((record["sha256"][_MODEL], record["sha256"][_OUTER]), record["state"])
+    return SnapshotHeader((record["sha256"][_MODEL], record["sha256"][_OUTER]), record["state"])
 
 
 def newest_good(directory: Path) -> int | None:

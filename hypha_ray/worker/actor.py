@@ -20,9 +20,9 @@ from hypha_ray.failpoints import arm
 from hypha_ray.heavy_imports import uncollected
 from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.types import Arrays, Flat, FragmentUpdate, Layout, Plan, Source
-from hypha_ray.worker.batches import Feeder
-from hypha_ray.worker.inbox import Desk
-from hypha_ray.worker.incarnation import Emit, Item, Loop, Stint
+from hypha_ray.worker.batches import BatchSource
+from hypha_ray.worker.inbox import Inbox
+from hypha_ray.worker.incarnation import Emit, Incarnation, Item, Loop
 
 
 class TrainWorker:
@@ -42,67 +42,67 @@ class TrainWorker:
     def __init__(self, job: Job, source: Source, specials: SpecialTokens | None = None) -> None:
         arm(job.testing.failpoints, job.testing.failpoint_log)
         self._job, self._specials = job, specials
-        self._stint = Stint(job, source, self._loop)
+        self._incarnation = Incarnation(job, source, self._loop)
         self._leaving = threading.Lock()
         """Taken for good by the first order to leave."""
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, lambda *_: self.leave("SIGTERM"))
 
-    def _loop(self, job: Job, source: Source, feeder: Feeder, desk: Desk, emit: Emit) -> Loop:
+    def _loop(self, job: Job, source: Source, batch_source: BatchSource, inbox: Inbox, emit: Emit) -> Loop:
         with uncollected():
             import torch  # A process that only starts this actor needs none of it.
 
             torch.set_num_threads(max(1, int(job.resources.worker.cpu)))
-            from hypha_ray.worker.training.loop import InnerLoop
+            from hypha_ray.worker.training.loop import TrainingLoop
 
-        return InnerLoop(job, source, feeder, desk, emit, self._specials)
+        return TrainingLoop(job, source, batch_source, inbox, emit, self._specials)
 
     @ray.method(num_returns="streaming")
     def run(self, to: Source) -> Iterator[Item]:
         """All that the worker says under one scheduler."""
-        if to == self._stint.source:
-            yield from self._stint.run()
+        if to == self._incarnation.source:
+            yield from self._incarnation.run()
 
     @ray.method(concurrency_group="control")
     def reset(self, source: Source) -> bool:
         """Drop everything, and be ready to `run` as `source` for another scheduler; False if the worker is leaving."""
-        before, self._stint = self._stint, Stint(self._job, source, self._loop, self._stint)
+        before, self._incarnation = self._incarnation, Incarnation(self._job, source, self._loop, self._incarnation)
         before.abandon()
         return not self._leaving.locked()
 
     @ray.method(concurrency_group="control")
     def feed(self, index: int, arrays: Arrays) -> None:
         """Take a slice in."""
-        self._stint.feeder.put(index, arrays)
+        self._incarnation.batch_source.put(index, arrays)
 
     @ray.method(concurrency_group="control")
     def assign(self, to: Source, plan: Plan) -> None:
         """Take a plan, or a corrected one."""
-        if to == self._stint.source and self._stint.desk.assign(plan):
-            self._stint.feeder.keep(plan.keep)
+        if to == self._incarnation.source and self._incarnation.inbox.assign(plan):
+            self._incarnation.batch_source.keep(plan.keep)
 
     @ray.method(concurrency_group="control")
     def merge(self, to: Source, piece: FragmentUpdate, weights: Flat) -> None:
         """Take a piece of the global weights of a round."""
-        if to == self._stint.source:
-            self._stint.desk.merge(piece, weights)
+        if to == self._incarnation.source:
+            self._incarnation.inbox.merge(piece, weights)
 
     @ray.method(concurrency_group="control")
     def restore(self, to: Source, state: Flat) -> None:
         """Take the inner state over with which the predecessor ended the last committed round."""
-        if to == self._stint.source:
-            self._stint.desk.restore(state)
+        if to == self._incarnation.source:
+            self._incarnation.inbox.restore(state)
 
     @ray.method(concurrency_group="control")
     def leave(self, reason: str) -> None:
         """End the inner loop after its batch; what is done is handed over, then the stream ends with `Left`."""
         if self._leaving.acquire(blocking=False):
-            self._stint.leave(reason)
+            self._incarnation.leave(reason)
 
     @ray.method(concurrency_group="control")
     def stop(self) -> None:
         """End the inner loop after its batch, and the stream with it; nothing is handed over."""
-        self._stint.stop()
+        self._incarnation.stop()
 
     @ray.method(concurrency_group="control")
     def pid(self) -> int:
@@ -113,13 +113,13 @@ class TrainWorker:
 class BridgedWorker(TrainWorker):
     """Has a process of any kind train, over the bridge. To all other actors it is a worker like any other."""
 
-    def _loop(self, job: Job, source: Source, feeder: Feeder, desk: Desk, emit: Emit) -> Loop:
+    def _loop(self, job: Job, source: Source, batch_source: BatchSource, inbox: Inbox, emit: Emit) -> Loop:
         from hypha_ray.worker.bridged.loop import BridgedLoop
 
-        return BridgedLoop(job, source, feeder, desk, emit, self._specials)
+        return BridgedLoop(job, source, batch_source, inbox, emit, self._specials)
 
     @ray.method(concurrency_group="control")
     def describe(self, to: Source, layout: Layout) -> None:
         """Receive the layout of the tensors, since no model is built here."""
-        if to == self._stint.source:
-            self._stint.desk.describe(layout)
+        if to == self._incarnation.source:
+            self._incarnation.inbox.describe(layout)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hypha_ray.types import Arrays, Samples, Span, joined, window
-from hypha_ray.worker.interrupts import Waits
+from hypha_ray.worker.interrupts import Interruptible
 
 
 def order(seed: int, epoch: int, slice_index: int, samples: int) -> npt.NDArray[np.int64]:
@@ -16,7 +16,7 @@ def order(seed: int, epoch: int, slice_index: int, samples: int) -> npt.NDArray[
     return np.random.default_rng([seed, epoch, slice_index]).permutation(samples)
 
 
-class Feeder(Waits):
+class BatchSource(Interruptible):
     """Holds slices, and hands out batches of spans. One thread puts, another takes.
 
     Arrays may be read-only views of the object store; batches are always fresh copies.

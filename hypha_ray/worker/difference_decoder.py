@@ -6,7 +6,7 @@ from hypha_ray.codec import difference_codec
 from hypha_ray.types import Flat, FragmentUpdate
 
 
-class Held:
+class DifferenceDecoder:
     """Makes weights of differences.
 
     Args:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from hypha_ray.types import Flat, FragmentUpdate, Layout, Plan
-from hypha_ray.worker.difference_decoder import Held
-from hypha_ray.worker.interrupts import Waits
+from hypha_ray.worker.difference_decoder import DifferenceDecoder
+from hypha_ray.worker.interrupts import Interruptible
 
 
 class Arrived(NamedTuple):
@@ -17,7 +17,7 @@ class Arrived(NamedTuple):
     fragments: dict[int, Flat]
 
 
-class Desk(Waits):
+class Inbox(Interruptible):
     """Written by the control thread, read by the inner loop. Every order may arrive twice, and in any order.
 
     Args:
@@ -27,7 +27,7 @@ class Desk(Waits):
 
     def __init__(self, downward: str = "fp32") -> None:
         super().__init__()
-        self._held = Held(downward)
+        self._held = DifferenceDecoder(downward)
         self._plan: Plan | None = None
         self._weights: dict[int, dict[int, tuple[FragmentUpdate, Flat]]] = {}
         self._state: Flat | None = None

@@ -12,8 +12,8 @@ from hypha_ray.config import Job
 from hypha_ray.errors import HyphaError
 from hypha_ray.failpoints import failpoint
 from hypha_ray.types import Alive, Delta, Event, Failed, Flat, Leaving, Source
-from hypha_ray.worker.batches import Feeder
-from hypha_ray.worker.inbox import Desk
+from hypha_ray.worker.batches import BatchSource
+from hypha_ray.worker.inbox import Inbox
 from hypha_ray.worker.interrupts import Closed, Retired
 
 log = logging.getLogger(__name__)
@@ -31,27 +31,27 @@ class Loop(Protocol):
         """Train until the final plan, or until the worker has left; raises `Closed` when it is stopped before."""
 
 
-MakeLoop: TypeAlias = Callable[[Job, Source, Feeder, Desk, Emit], Loop]
+MakeLoop: TypeAlias = Callable[[Job, Source, BatchSource, Inbox, Emit], Loop]
 
 PULSES = 4
 """Signs of life in the time of a lease, from a worker with nothing else to say."""
 
 
-class Stint:
+class Incarnation:
     """One incarnation of a worker: whatever it has learned or was told ends with it.
 
     Args:
         job: the job file.
         source: number and incarnation of the worker, for as long as this lasts.
         loop: makes the inner loop, on its thread.
-        before: the stint whose inner loop has to be over before that of this one begins.
+        before: the incarnation whose inner loop has to be over before that of this one begins.
 
     """
 
-    def __init__(self, job: Job, source: Source, loop: MakeLoop, before: Stint | None = None) -> None:
+    def __init__(self, job: Job, source: Source, loop: MakeLoop, before: Incarnation | None = None) -> None:
         self._job, self.source, self._loop = job, source, loop
-        self.feeder = Feeder(job.run.seed)
-        self.desk = Desk(job.sync.downward_codec)
+        self.batch_source = BatchSource(job.run.seed)
+        self.inbox = Inbox(job.sync.downward_codec)
         self._out: SimpleQueue[Item | tuple[Item, ...] | Exception | None] = SimpleQueue()
         self._parcel: tuple[Item, ...] = ()
         """A delta whose parts aren't all there."""
@@ -60,7 +60,7 @@ class Stint:
 
     @property
     def last(self) -> threading.Thread | None:
-        """The latest inner loop that was started, in this stint or before it."""
+        """The latest inner loop that was started, in this incarnation or before it."""
         return self._before if self._thread.ident is None else self._thread
 
     def run(self) -> Iterator[Item]:
@@ -77,7 +77,7 @@ class Stint:
 
         Safe in a signal handler: nothing here waits for the thread that is interrupted.
         """
-        self._out.put(Leaving(self.source, self.desk.round, reason))
+        self._out.put(Leaving(self.source, self.inbox.round, reason))
         self._end(Retired)
 
     def stop(self) -> None:
@@ -90,8 +90,8 @@ class Stint:
         self._out.put(None)
 
     def _end(self, why: type[Closed]) -> None:
-        self.desk.close(why)
-        self.feeder.close(why)
+        self.inbox.close(why)
+        self.batch_source.close(why)
 
     def _next(self) -> Item | tuple[Item, ...] | None:
         """Next event; raises the error that broke the inner loop."""
@@ -131,7 +131,7 @@ class Stint:
             failpoint("worker.start", self.source.worker)
             if self._before is not None:
                 self._before.join()
-            self._loop(self._job, self.source, self.feeder, self.desk, self._emit).run()
+            self._loop(self._job, self.source, self.batch_source, self.inbox, self._emit).run()
         except Closed:
             log.info("stopped")
         except HyphaError as error:

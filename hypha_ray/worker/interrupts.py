@@ -14,7 +14,7 @@ class Retired(Closed):
     """The worker is leaving; what it has done in this round is wanted."""
 
 
-class Waits:
+class Interruptible:
     """Things that one thread puts down and another waits for, until it is called away."""
 
     def __init__(self) -> None:

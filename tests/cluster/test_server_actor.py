@@ -21,7 +21,7 @@ from hypha_ray.model.loading.build import build_model
 from hypha_ray.server.actor import GROUPS, ParameterServer, StepRequest
 from hypha_ray.server.admission import Received
 from hypha_ray.server.reduce import initial_momentum, reduce
-from hypha_ray.server.spec import Rules
+from hypha_ray.server.spec import ReduceSpec
 from hypha_ray.types import Flat, Layout
 
 MODEL = {
@@ -104,7 +104,7 @@ def rounds(server: Any, refs: list[Any], payloads: list[list[Any]], fragment: in
 def expected(
     layout: Layout, theta: Flat, payloads: list[list[Flat]], fragment: int, sync: Sync = MEAN
 ) -> list[Expected]:
-    rules = Rules(layout, fragment, job_of(2).outer_optimizer, sync)
+    rules = ReduceSpec(layout, fragment, job_of(2).outer_optimizer, sync)
     momentum, results = initial_momentum(layout, fragment), []
     for number, flats in enumerate(payloads):
         received = [Received(worker, 0, 10 + worker, flat) for worker, flat in enumerate(flats)]

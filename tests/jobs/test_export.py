@@ -19,7 +19,7 @@ from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.scheduler.messages import Persist
 from hypha_ray.store.directory import RunDirectory
-from hypha_ray.store.keeper import Keeper
+from hypha_ray.store.keeper import CommitWriter
 from hypha_ray.types import Contribution, Flat, Span, Verdict
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +52,7 @@ def stopped(tmp_path: Path, corpus: Path) -> Path:
     layout = layout_of(network)
     theta: Flat = gather(network, layout, 0)
     mirror = str(tmp_path / "mirror")
-    kept = Keeper(directory.path, Checkpoint(mirror=mirror), 5)
+    kept = CommitWriter(directory.path, Checkpoint(mirror=mirror), 5)
     kept.begin(layout, theta)
     for number in range(3):
         theta = {group: array + np.float32(1) for group, array in theta.items()}

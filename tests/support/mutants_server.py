@@ -13,8 +13,8 @@ from hypha_ray.server import admission, fused, merge, outer, reduce
 DAMAGED = "        if any(damaged):\n            return damaged\n"
 ALL_NORMS = "excessive([self.norm(index) for index in range(workers)], gate)"
 AT_ONCE = DAMAGED.replace("damaged\n", f"[one or far for one, far in zip(damaged, {ALL_NORMS})]\n")
-OWN_SCALES = "            values = _values(group, before, payloads, rules)\n"
-SCALED_TOO = "            values = _values(group, before, payloads, rules, scales)\n"
+OWN_SCALES = "            values = _values(group, before, payloads, spec)\n"
+SCALED_TOO = "            values = _values(group, before, payloads, spec, scales)\n"
 WEIGHED = 'list(weights) if sync.weighting == "samples" else [1] * len(weights)'
 MIDDLE = "mean([1] * (workers - 2 * drop))"
 ALL_FINITE = "all(map(math.isfinite, self.changes.values()))"
@@ -45,7 +45,7 @@ MUTANTS = {
     "buffers are clipped": (OWN_SCALES, SCALED_TOO),
     "clipped norms are recorded": ("square_sum(delta))\n", "square_sum(delta * scale))\n"),
     "a clipped weight forgets θ": ("torch.add(before, delta, alpha=scale)", "delta * scale"),
-    "deltas are taken for weights": ('rules.codec.yields == "deltas"', "False"),
+    "deltas are taken for weights": ('spec.codec.yields == "deltas"', "False"),
     "norms leave groups out": (NORM, NORM.replace("is_trained(group)", "group[-1] == '2'")),
     "samples don't weigh": (WEIGHED, "[1] * len(weights)"),
     "uniform weights aren't": (WEIGHED, "list(weights)"),

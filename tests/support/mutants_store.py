@@ -71,7 +71,7 @@ def mutant(name: str) -> Any:
     for module, source in sources.items():
         _load(module.replace("hypha_ray.store", package), source.replace(old, new), package, [*sources])
     return SimpleNamespace(
-        Keeper=sys.modules[f"{package}.keeper"].Keeper, restart=sys.modules[f"{package}.restart"].restart
+        CommitWriter=sys.modules[f"{package}.keeper"].CommitWriter, restart=sys.modules[f"{package}.restart"].restart
     )
 
 

@@ -15,11 +15,11 @@ from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.server.admission import Received
 from hypha_ray.server.reduce import initial_momentum, reduce
-from hypha_ray.server.spec import Rules
+from hypha_ray.server.spec import ReduceSpec
 from hypha_ray.types import Delta, Flat, FragmentUpdate, Layout, Plan, Source, Span
-from hypha_ray.worker.batches import Feeder
-from hypha_ray.worker.inbox import Desk
-from hypha_ray.worker.training.loop import InnerLoop
+from hypha_ray.worker.batches import BatchSource
+from hypha_ray.worker.inbox import Inbox
+from hypha_ray.worker.training.loop import TrainingLoop
 from tests.support.worker_bench import CONFIG
 
 REPLICAS, STEPS, WINDOW, BATCH = 3, 60, 10, 4
@@ -53,7 +53,7 @@ def outer_step(job: Job, layout: Layout, number: int, theta: Flat, momentum: Fla
     """New weights and momentum of the fragment whose turn it is."""
     (fragment,) = fragments_of_round(job, number)
     received = [Received(replica, 1, BATCH, payload) for replica, payload in sorted(payloads.items(), reverse=True)]
-    rules = Rules(layout, fragment, job.outer_optimizer, job.sync, Fp32())
+    rules = ReduceSpec(layout, fragment, job.outer_optimizer, job.sync, Fp32())
     *new, verdict = reduce(number, theta, momentum, received, rules)
     assert len(verdict.accepted) == REPLICAS
     return new
@@ -69,13 +69,15 @@ class Fleet:
         self.layout = layout_of(model, job.sync.fragments)
         self.theta = [gather(model, self.layout, fragment) for fragment in self._parts]
         self._momentum = [initial_momentum(self.layout, fragment) for fragment in self._parts]
-        self._desks = [Desk() for _ in range(REPLICAS)]
-        self.loops = [self._loop(replica, desk) for replica, desk in enumerate(self._desks)]
+        self._desks = [Inbox() for _ in range(REPLICAS)]
+        self.loops = [self._loop(replica, inbox) for replica, inbox in enumerate(self._desks)]
 
-    def _loop(self, replica: int, desk: Desk) -> InnerLoop:
-        feeder = Feeder(0)
-        feeder.put(replica, samples_of(replica))
-        return InnerLoop(self.job, Source("run", replica, 1), feeder, desk, lambda item: self.said.put((replica, item)))
+    def _loop(self, replica: int, inbox: Inbox) -> TrainingLoop:
+        batch_source = BatchSource(0)
+        batch_source.put(replica, samples_of(replica))
+        return TrainingLoop(
+            self.job, Source("run", replica, 1), batch_source, inbox, lambda item: self.said.put((replica, item))
+        )
 
     def run(self) -> None:
         threads = [Thread(target=loop.run, daemon=True) for loop in self.loops]
@@ -85,21 +87,21 @@ class Fleet:
         delay = self.job.sync.delay_steps
         for number in range(STEPS // WINDOW):
             first, last = max(0, number * WINDOW - delay), (number + 1) * WINDOW - delay
-            for replica, desk in enumerate(self._desks):
+            for replica, inbox in enumerate(self._desks):
                 ahead = steps(replica, last, last + delay)
-                desk.assign(Plan(number, 0, steps(replica, first, last), BATCH, ahead=ahead))
+                inbox.assign(Plan(number, 0, steps(replica, first, last), BATCH, ahead=ahead))
             self._reduce(number)
             self._send(number + 1, fragments_of_round(self.job, number), whole=False)
-        for desk in self._desks:
-            desk.assign(Plan(STEPS // WINDOW, 0, (), BATCH, final=True))
+        for inbox in self._desks:
+            inbox.assign(Plan(STEPS // WINDOW, 0, (), BATCH, final=True))
         for thread in threads:
             thread.join(60)
             assert not thread.is_alive()
 
     def _send(self, number: int, fragments: Any, whole: bool) -> None:
-        for desk in self._desks:
+        for inbox in self._desks:
             for fragment in fragments:
-                desk.merge(FragmentUpdate(number, fragment, len(fragments), whole), self.theta[fragment])
+                inbox.merge(FragmentUpdate(number, fragment, len(fragments), whole), self.theta[fragment])
 
     def _reduce(self, number: int) -> None:
         (fragment,) = fragments_of_round(self.job, number)

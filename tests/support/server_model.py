@@ -228,7 +228,7 @@ def examine(server: Any, seed: int) -> None:
 def reduced(server: Any, round: Round, messages: Iterable[Message]) -> tuple[Flat, Flat, Verdict]:
     """What a server makes of a round's θ and momentum with these messages."""
     codec = {"codec": Differences()} if round.relative else {}
-    rules = server.Rules(layout_of(SIZES), 0, round.outer, round.sync, **codec)
+    rules = server.ReduceSpec(layout_of(SIZES), 0, round.outer, round.sync, **codec)
     received = [message.received for message in messages]
     result: tuple[Flat, Flat, Verdict] = server.reduce(7, round.theta, round.momentum, received, rules)
     return result

@@ -15,11 +15,11 @@ import numpy as np
 from hypha_ray.config.schema import Checkpoint
 from hypha_ray.errors import CheckpointError, TryAgainError
 from hypha_ray.store.commits import CommitLog
-from hypha_ray.store.keeper import Keeper
+from hypha_ray.store.keeper import CommitWriter
 from hypha_ray.store.restart import restart
 from tests.support.store_bench import GROUP, LAYOUT, PARTS, WORKERS, armed, ask, flats, inner_state, persist
 
-ROOM = SimpleNamespace(Keeper=Keeper, restart=restart)
+ROOM = SimpleNamespace(CommitWriter=CommitWriter, restart=restart)
 """The real store; a mutant is one with a defect."""
 UPDATE_ROUNDS = 1000
 
@@ -142,7 +142,7 @@ class Books:
 
     def revived(self) -> Any:
         """A store in a new process."""
-        return self.room.Keeper(self.directory, self.checkpoint, UPDATE_ROUNDS)
+        return self.room.CommitWriter(self.directory, self.checkpoint, UPDATE_ROUNDS)
 
     # ── steps ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,4 +1,4 @@
-"""One inner loop without Ray: orders are put on its desk, events are read from a list."""
+"""One inner loop without Ray: orders are put on its inbox, events are read from a list."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from hypha_ray.config import Job
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.types import Flat, FragmentUpdate, Plan, Source, Span
-from hypha_ray.worker.batches import Feeder
-from hypha_ray.worker.inbox import Desk
+from hypha_ray.worker.batches import BatchSource
+from hypha_ray.worker.inbox import Inbox
 from hypha_ray.worker.interrupts import Closed, Retired
-from hypha_ray.worker.training.loop import InnerLoop
+from hypha_ray.worker.training.loop import TrainingLoop
 
 CONFIG = {
     "model_type": "gpt2",
@@ -39,14 +39,24 @@ def plan_of(samples: int, batch: int = 8, version: int = 0, evaluate: int = 0, n
     return Plan(number, version, spans, batch, share, frozenset({0}))
 
 
+class TalkativeJob(Job):
+    """A job whose worker reports after every batch, more often than a job file can ask for."""
+
+    @property
+    def report_interval_s(self) -> float:
+        return 1e-12
+
+
 class Bench:
     """One worker, its orders and what it says. It is stopped once it has handed over as often as it should."""
 
     def __init__(self, **tables: dict[str, Any]) -> None:
         torch.set_num_threads(1)
-        tables = {"inner_optimizer": {"learning_rate": 1e-2}, "worker": {"report_every_s": 1e-12}, **tables}
-        self.job = Job.model_validate({"model": {"config": CONFIG}, "resources": {"num_workers": 1}, **tables})
-        self.feeder, self.desk = Feeder(0), Desk()
+        tables = {"inner_optimizer": {"learning_rate": 1e-2}, **tables}
+        self.job: Job = TalkativeJob.model_validate(
+            {"model": {"config": CONFIG}, "resources": {"num_workers": 1}, **tables}
+        )
+        self.batch_source, self.inbox = BatchSource(0), Inbox()
         self.said: list[Any] = []
         self.on_event: Callable[[Any], None] = lambda event: None
         self.parts = 1
@@ -60,16 +70,16 @@ class Bench:
 
     def run(self, *plans: Plan) -> Bench:
         """Let it work with these plans, the first one's weights and slice 0."""
-        self.feeder.put(0, self.slice)
+        self.batch_source.put(0, self.slice)
         for plan in plans:
-            self.desk.assign(plan)
+            self.inbox.assign(plan)
         for fragment, theta in enumerate(self.thetas):
-            self.desk.merge(FragmentUpdate(plans[0].round, fragment, len(self.thetas)), theta)
+            self.inbox.merge(FragmentUpdate(plans[0].round, fragment, len(self.thetas)), theta)
         return self.work()
 
     def work(self) -> Bench:
         """Let it work with what is there, or comes."""
-        loop = InnerLoop(self.job, SOURCE, self.feeder, self.desk, self._hear)
+        loop = TrainingLoop(self.job, SOURCE, self.batch_source, self.inbox, self._hear)
         try:
             loop.run()
         except Closed:
@@ -77,8 +87,8 @@ class Bench:
         return self
 
     def leave(self) -> None:
-        self.desk.close(Retired)
-        self.feeder.close(Retired)
+        self.inbox.close(Retired)
+        self.batch_source.close(Retired)
 
     def of(self, kind: type) -> list[Any]:
         return [event for event in self.said if isinstance(event, kind)]
@@ -98,5 +108,5 @@ class Bench:
         self.said.append(event)
         self.on_event(event)
         if len(self.of(dict)) == self.parts:
-            self.desk.close()
-            self.feeder.close()
+            self.inbox.close()
+            self.batch_source.close()

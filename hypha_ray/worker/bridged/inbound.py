@@ -25,7 +25,7 @@ MAX_FILES = 8
 """Files of a trainer in a round: of them one is wanted, and the newest one is kept."""
 
 
-class Results:
+class Inbound:
     """Makes events of messages. One thread begins rounds, another one hears of them.
 
     Args:

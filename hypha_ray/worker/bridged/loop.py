@@ -1,6 +1,6 @@
 """The loop of a worker whose trainer is outside of Ray: it hands on what it is told, both ways. Never an RPC.
 
-    desk, feeder ──► parameters, samples, assignments ══ bridge ══► trainer
+    inbox, samples ──► parameters, samples, assignments ══ bridge ══► trainer
             emit ◄── merged, metrics, evaluation, update ═════════════╛
 
 One thread says what is to be done, another one hears what was done.
@@ -23,11 +23,11 @@ from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.optim.schedules import rates
 from hypha_ray.store.tensorfile import digest, named
 from hypha_ray.types import Left, Plan, Ready, Source
-from hypha_ray.worker.batches import Feeder
-from hypha_ray.worker.bridged.inbound import Results
-from hypha_ray.worker.bridged.outbound import Handout
-from hypha_ray.worker.bridged.process import END_S, JOB_FILE, Outside, TrainerGone
-from hypha_ray.worker.inbox import Desk
+from hypha_ray.worker.batches import BatchSource
+from hypha_ray.worker.bridged.inbound import Inbound
+from hypha_ray.worker.bridged.outbound import Outbound
+from hypha_ray.worker.bridged.process import END_S, JOB_FILE, TrainerGone, TrainerProcess
+from hypha_ray.worker.inbox import Inbox
 from hypha_ray.worker.incarnation import Emit
 from hypha_ray.worker.interrupts import Closed, Retired
 
@@ -48,18 +48,24 @@ class BridgedLoop:
     Args:
         job: the job file.
         source: number and incarnation of this worker.
-        feeder: where samples come from.
-        desk: where plans and weights come from.
+        batch_source: where samples come from.
+        inbox: where plans and weights come from.
         emit: takes events and payloads; must not block.
         specials: tokens that a masked language model has to know.
 
     """
 
     def __init__(
-        self, job: Job, source: Source, feeder: Feeder, desk: Desk, emit: Emit, specials: SpecialTokens | None = None
+        self,
+        job: Job,
+        source: Source,
+        batch_source: BatchSource,
+        inbox: Inbox,
+        emit: Emit,
+        specials: SpecialTokens | None = None,
     ) -> None:
         self._job, self._source, self._specials = job, source, specials
-        self._feeder, self._desk, self._emit = feeder, desk, emit
+        self._batch_source, self._inbox, self._emit = batch_source, inbox, emit
         self._changed = threading.Condition()
         self._heard: dict[str, Any] = {}
         """The newest message of each kind."""
@@ -76,19 +82,19 @@ class BridgedLoop:
             ConfigError: it can't be started.
 
         """
-        outside = Outside(self._job, self._source.worker, self._specials)
+        process = TrainerProcess(self._job, self._source.worker, self._specials)
         try:
-            self._channel = outside.connect(self._desk.check)
-            directory = outside.work
-            self._handout = Handout(self._channel, directory, self._feeder)
-            self._results = Results(self._source, directory, encoders(self._job.sync))
-            self._channel.attach(directory, self._results.admit)
+            self._channel = process.connect(self._inbox.check)
+            directory = process.work
+            self._outbound = Outbound(self._channel, directory, self._batch_source)
+            self._inbound = Inbound(self._source, directory, encoders(self._job.sync))
+            self._channel.attach(directory, self._inbound.admit)
             self._channel.live()
             listening = threading.Thread(target=self._listen, name="bridge-hearing", daemon=True)
             listening.start()
             try:
                 self._work_or_leave()
-                outside.end()
+                process.end()
                 listening.join(END_S)  # The side that hangs up first may drop what the other hasn't read yet.
             finally:
                 self._channel.close()
@@ -97,7 +103,7 @@ class BridgedLoop:
             closed = isinstance(error, Gone) or error.code.startswith("FRM")  # The other thread knows why.
             raise TrainerGone(f"the trainer is gone: {self._why if closed and self._why else error}") from None
         finally:
-            outside.close()
+            process.close()
 
     def _work_or_leave(self) -> None:
         try:
@@ -106,9 +112,9 @@ class BridgedLoop:
             self._retire()
 
     def _work(self) -> None:
-        self._handout.job(JOB_FILE)
+        self._outbound.job(JOB_FILE)
         ready = self._await("ready")
-        self._results.layout = layout = self._desk.layout()
+        self._inbound.layout = layout = self._inbox.layout()
         self._emit(Ready(self._source, -1, layout.sha256(), ready.device, ready.parameters))
         while self._round():
             pass
@@ -117,23 +123,23 @@ class BridgedLoop:
 
     def _round(self) -> bool:
         """Tell of one round, and of all corrections of its plan; False after the final plan."""
-        number, _, weights = self._desk.weights()
-        layout = self._desk.layout()
+        number, _, weights = self._inbox.weights()
+        layout = self._inbox.layout()
         flats = [weights[fragment] for fragment in range(layout.fragments)]
         theta = named(layout, flats)
-        proof = None if self._results.proven else digest(theta)
-        self._results.begin(number, flats if sends_differences(self._job.sync) else (), proof)
-        self._handout.parameters(number, theta)
-        plan: Plan | None = self._desk.plan(number)
+        proof = None if self._inbound.proven else digest(theta)
+        self._inbound.begin(number, flats if sends_differences(self._job.sync) else (), proof)
+        self._outbound.parameters(number, theta)
+        plan: Plan | None = self._inbox.plan(number)
         while plan is not None and plan.round == number:
-            assignment = self._handout.assignment(plan, rates(self._job, plan), self._job.sync.strategy == "sync")
-            self._results.assigned(plan, self._handout.contents)
+            assignment = self._outbound.assignment(plan, rates(self._job, plan), self._job.sync.strategy == "sync")
+            self._inbound.assigned(plan, self._outbound.contents)
             self._channel.say("assignment", assignment)
             if plan.final:
                 for last in ("merged", "evaluation") if plan.evaluate else ("merged",):
                     self._await(last, lambda message: message.round == number)
                 return False
-            plan = self._desk.correction(plan)
+            plan = self._inbox.correction(plan)
         return True
 
     def _retire(self) -> None:
@@ -145,7 +151,7 @@ class BridgedLoop:
             while "left" not in self._heard:
                 if self._why is not None or not self._changed.wait(deadline - time.monotonic()):
                     raise Gone
-        self._emit(Left(self._source, self._desk.round))
+        self._emit(Left(self._source, self._inbox.round))
 
     def _listen(self) -> None:
         try:
@@ -153,7 +159,7 @@ class BridgedLoop:
                 content, message = self._channel.hear()
                 if content == "left" and not self._leaving:
                     raise BridgeError("FRM008", "the trainer has left, though it wasn't told to")
-                for item in self._results.of(content, message):
+                for item in self._inbound.of(content, message):
                     self._emit(item)
                 with self._changed:
                     self._heard[content] = message
@@ -170,13 +176,13 @@ class BridgedLoop:
         with self._changed:
             self._why = error
             self._changed.notify_all()
-        self._desk.close(Gone)
-        self._feeder.close(Gone)
+        self._inbox.close(Gone)
+        self._batch_source.close(Gone)
 
     def _await(self, content: str, meant: Callable[[Any], bool] = lambda _: True) -> Any:
         """A message of a kind; waits for it, unless this worker is called away."""
         with self._changed:
             while (message := self._heard.get(content)) is None or not meant(message):
                 self._changed.wait(_POLL_S)
-                self._desk.check()
+                self._inbox.check()
             return message

@@ -12,22 +12,22 @@ from hypha_ray.bridge.paths import WorkDirectory
 from hypha_ray.bridge.transport.channel import Channel
 from hypha_ray.store.tensorfile import chunks
 from hypha_ray.types import Plan, Span
-from hypha_ray.worker.batches import Feeder
+from hypha_ray.worker.batches import BatchSource
 from hypha_ray.worker.bridged.told import Contents, contents_of
 
 
-class Handout:
+class Outbound:
     """Writes files, sends them to a trainer that doesn't have the directory, and removes them when they are old.
 
     Args:
         channel: to the trainer.
         directory: the work directory.
-        feeder: where samples come from.
+        batch_source: where samples come from.
 
     """
 
-    def __init__(self, channel: Channel, directory: WorkDirectory, feeder: Feeder) -> None:
-        self._channel, self._directory, self._feeder = channel, directory, feeder
+    def __init__(self, channel: Channel, directory: WorkDirectory, batch_source: BatchSource) -> None:
+        self._channel, self._directory, self._batch_source = channel, directory, batch_source
         self._files: list[tuple[int, str]] = []
         """With the rounds that they are for."""
         self._slices: dict[tuple[Span, bool], pb.Slice] = {}
@@ -79,7 +79,7 @@ class Handout:
         if key not in self._slices:
             kind = "train" if shuffled else "evaluate"
             path = f"slices/{kind}_{number}_{span.epoch}_{span.slice}_{span.start}_{span.stop}.safetensors"
-            samples = self._feeder.batch((span,), 0, span.samples, shuffled)
+            samples = self._batch_source.batch((span,), 0, span.samples, shuffled)
             self.contents = self.contents.joined(contents_of(samples.arrays))
             indices = " ".join(map(str, samples.keys[:, 2].tolist()))
             notes = {"epoch": str(span.epoch), "slice": str(span.slice), "indices": indices}

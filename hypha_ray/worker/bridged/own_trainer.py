@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from hypha_ray.bridge.client import Trainer
+from hypha_ray.bridge import client
 from hypha_ray.bridge.round import Round
 from hypha_ray.config import Job
 from hypha_ray.model.layout import layout_of, load
@@ -13,7 +13,7 @@ from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.store.tensorfile import named
 from hypha_ray.types import Samples
 from hypha_ray.worker.training.strategies import Strategy, strategy
-from hypha_ray.worker.training.trainer import Stepper
+from hypha_ray.worker.training.trainer import Trainer
 
 
 def job_of(told: dict[str, Any], device: str) -> Job:
@@ -23,7 +23,7 @@ def job_of(told: dict[str, Any], device: str) -> Job:
     return Job.model_validate({"model": told["model"], "inner_optimizer": inner, **tables})
 
 
-def train(trainer: Trainer, device: str) -> None:
+def train(trainer: client.Trainer, device: str) -> None:
     """Take part in a job until its training is completed.
 
     Args:
@@ -36,27 +36,27 @@ def train(trainer: Trainer, device: str) -> None:
     """
     job = job_of(trainer.job, device)
     told = trainer.job.get("special_tokens")
-    stepper = Stepper(job, told and SpecialTokens(told["mask_token_id"], tuple(told["all_special_ids"])))
-    trainer.ready(str(stepper.device), stepper.parameters)
-    chosen, peak = strategy(job, stepper), job.inner_optimizer.learning_rate
+    own = Trainer(job, told and SpecialTokens(told["mask_token_id"], tuple(told["all_special_ids"])))
+    trainer.ready(str(own.device), own.parameters)
+    chosen, peak = strategy(job, own), job.inner_optimizer.learning_rate
     for count, work in enumerate(trainer.rounds()):
-        stepper.seed(job.run.seed, work.number, trainer.job["worker"])
-        _go_through(work, stepper, chosen, peak, first=count == 0)
+        own.seed(job.run.seed, work.number, trainer.job["worker"])
+        _go_through(work, own, chosen, peak, first=count == 0)
 
 
-def _go_through(work: Round, stepper: Stepper, chosen: Strategy, peak: float, *, first: bool) -> None:
-    layout, began = layout_of(stepper.model), time.monotonic()
-    load(stepper.model, layout, work.parameters())
+def _go_through(work: Round, own: Trainer, chosen: Strategy, peak: float, *, first: bool) -> None:
+    layout, began = layout_of(own.model), time.monotonic()
+    load(own.model, layout, work.parameters())
     work.merged(time.monotonic() - began)
     if work.evaluates:
-        sums = stepper.evaluate(Samples(arrays, work.keys) for arrays in work.evaluation())
+        sums = own.evaluate(Samples(arrays, work.keys) for arrays in work.evaluation())
         work.evaluated(sums.loss_sum, sums.count, sums.correct)
     chosen.begin()
     for place, batch in enumerate(work.batches()):
         samples = Samples(batch, work.keys)
         if first and place == 0:
-            stepper.check_loss(samples)  # The driver checks no losses of trainers outside of Ray.
-        stepper.optimizer.scale(work.learning_rate / peak)
+            own.check_loss(samples)  # The driver checks no losses of trainers outside of Ray.
+        own.optimizer.scale(work.learning_rate / peak)
         result = chosen.train(samples)
         work.step(float(result.loss), scored=result.scored, gradient_norm=float(result.norm))
     work.hand_over(named(layout, [chosen.result(layout, 0)]))

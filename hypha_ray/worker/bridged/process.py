@@ -47,7 +47,7 @@ class TrainerGone(Exception):
     """The trainer has ended, or broken the protocol: another one may do better."""
 
 
-class Outside:
+class TrainerProcess:
     """A work directory, a socket, and the process that is to connect to it: one that is started, or one that dials in.
 
     Args:

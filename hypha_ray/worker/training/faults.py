@@ -15,7 +15,7 @@ _FACTORS = {"zero": 0.0, "flip": -1.0, "huge": 1e6}
 """Actions that scale w − θ."""
 
 
-def tampered(action: str, delta: Delta, parts: Sequence[Flat], theta: Sequence[Flat]) -> list[Delta | Flat]:
+def corrupted(action: str, delta: Delta, parts: Sequence[Flat], theta: Sequence[Flat]) -> list[Delta | Flat]:
     """Return the items of the stream that a worker under this action sends instead of `delta` and `parts`.
 
     ``repeat`` sends everything twice, ``stale`` first sends it as of the round before. Each other action damages the

@@ -14,15 +14,15 @@ from hypha_ray.types import Flat
 _LEFT_OUT = "left-out/"
 
 
-def bequest(optimizer: Inner, encoders: Sequence[Encoder]) -> Flat:
+def export_inner_state(optimizer: Inner, encoders: Sequence[Encoder]) -> Flat:
     """The optimizer's state, and under ``left-out/fragment/group`` what payloads have left out so far."""
     residuals = enumerate(one.residual for one in encoders)
     left_out = {f"{_LEFT_OUT}{n}/{group}": array.copy() for n, one in residuals for group, array in one.items()}
     return export_state(optimizer) | left_out
 
 
-def inherit(optimizer: Inner, encoders: Sequence[Encoder], state: Flat) -> None:
-    """Go on from what `bequest` gave; the arrays are copied.
+def import_inner_state(optimizer: Inner, encoders: Sequence[Encoder], state: Flat) -> None:
+    """Go on from what `export_inner_state` gave; the arrays are copied.
 
     Raises:
         CheckpointError: as `load_state`.

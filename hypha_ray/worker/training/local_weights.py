@@ -18,7 +18,7 @@ from hypha_ray.worker.inbox import Arrived
 _NARROW = frozenset({"bfloat16", "float16"})
 
 
-class Live:
+class LocalWeights:
     """The weights that a worker trains.
 
     Global weights are of 32 bits. A model of 16 begins with them rounded, and what it hands over is what they were and
@@ -91,12 +91,12 @@ class Live:
         self._guesses[fragment] = guess
         self._own = True
 
-    def stray(self) -> None:
+    def mark_changed(self) -> None:
         """A step is about to be made."""
         self._own = True
 
     @contextmanager
-    def put_aside(self) -> Iterator[None]:
+    def global_weights(self) -> Iterator[None]:
         """Have the global weights in the model meanwhile."""
         if not self._own:
             yield

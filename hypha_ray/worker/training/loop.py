@@ -16,43 +16,49 @@ from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.optim.schedules import position
 from hypha_ray.store.tensorfile import digest, named
 from hypha_ray.types import Arrays, Damaged, Delta, Evaluated, Flat, Left, Merged, Plan, Ready, Samples, Source, window
-from hypha_ray.worker.batches import Feeder
-from hypha_ray.worker.inbox import Arrived, Desk
+from hypha_ray.worker.batches import BatchSource
+from hypha_ray.worker.inbox import Arrived, Inbox
 from hypha_ray.worker.incarnation import Emit
 from hypha_ray.worker.interrupts import Retired
-from hypha_ray.worker.training.faults import tampered
+from hypha_ray.worker.training.faults import corrupted
 from hypha_ray.worker.training.foresight import Foresight
-from hypha_ray.worker.training.inner_state import bequest, inherit
-from hypha_ray.worker.training.local_weights import Live
+from hypha_ray.worker.training.inner_state import export_inner_state, import_inner_state
+from hypha_ray.worker.training.local_weights import LocalWeights
 from hypha_ray.worker.training.meter import Meter
 from hypha_ray.worker.training.strategies import strategy
-from hypha_ray.worker.training.trainer import Gradient, Stepper
+from hypha_ray.worker.training.trainer import Gradient, Trainer
 
 LONGEST_VAIN = 10
 """Batches in a row without a finite gradient after which a worker gives up."""
 
 
-class InnerLoop:
+class TrainingLoop:
     """One worker's model and its training, on a thread of its own.
 
     Args:
         job: the job file.
         source: number and incarnation of this worker.
-        feeder: where batches come from.
-        desk: where plans and weights come from.
+        batch_source: where batches come from.
+        inbox: where plans and weights come from.
         emit: takes events and payloads; must not block.
         specials: tokens that a masked language model has to know; None: the worker looks for them itself.
 
     """
 
     def __init__(
-        self, job: Job, source: Source, feeder: Feeder, desk: Desk, emit: Emit, specials: SpecialTokens | None = None
+        self,
+        job: Job,
+        source: Source,
+        batch_source: BatchSource,
+        inbox: Inbox,
+        emit: Emit,
+        specials: SpecialTokens | None = None,
     ) -> None:
         self._job, self._source = job, source
-        self._feeder, self._desk, self._emit = feeder, desk, emit
-        self._stepper = Stepper(job, specials)
-        self._model, self._optimizer = self._stepper.model, self._stepper.optimizer
-        self._strategy = strategy(job, self._stepper)
+        self._batch_source, self._inbox, self._emit = batch_source, inbox, emit
+        self._trainer = Trainer(job, specials)
+        self._model, self._optimizer = self._trainer.model, self._trainer.optimizer
+        self._strategy = strategy(job, self._trainer)
         self._layout = layout_of(self._model, job.sync.fragments, job.sync.partition)
         self._encoders, self._relative = encoders(job.sync), sends_differences(job.sync)
         self._results: dict[int, Flat] = {}
@@ -63,7 +69,7 @@ class InnerLoop:
         """The scheduler knows by their hash that the first weights were the right ones."""
         self._tampers = any(spec.startswith("worker.payload") for spec in job.testing.failpoints)
         keeps = self._tampers or self._relative or job.sync.overlaps
-        self._live = Live(self._model, self._layout, job.sync.mixing, keeps)
+        self._weights = LocalWeights(self._model, self._layout, job.sync.mixing, keeps)
         self._foresight = Foresight(job) if job.sync.eager else None
         self._begun: Meter | None = None
         """Meter of a round that was begun before its plan and its weights were there."""
@@ -80,13 +86,13 @@ class InnerLoop:
     def run(self) -> None:
         """Train until the final plan, or until the worker has left; raises `Closed` when it is stopped before."""
         try:
-            self._desk.check()
-            built = self._layout.sha256(), str(self._stepper.device), self._stepper.parameters
+            self._inbox.check()
+            built = self._layout.sha256(), str(self._trainer.device), self._trainer.parameters
             self._emit(Ready(self._source, -1, *built))
             while self._round():
                 pass
         except Retired:
-            self._emit(Left(self._source, self._desk.round))
+            self._emit(Left(self._source, self._inbox.round))
 
     def _round(self) -> bool:
         """Go through one round, idle or not; False after the final plan."""
@@ -102,7 +108,7 @@ class InnerLoop:
             if plan.spans:
                 self._train(plan)
                 return True
-            plan = self._desk.correction(plan)
+            plan = self._inbox.correction(plan)
         return True
 
     def _begin_anew_if_rejected(self, plan: Plan) -> None:
@@ -116,19 +122,19 @@ class InnerLoop:
     def _go_to_next(self) -> Plan:
         """Wait for the next round's plan, and merge the weights that are due in it."""
         asked = time.monotonic()
-        plan = self._desk.plan(self._next)
+        plan = self._inbox.plan(self._next)
         self._next = plan.round + 1
-        while self._desk.round < (number := version_due(self._job, plan.round)):
+        while self._inbox.round < (number := version_due(self._job, plan.round)):
             self._merge(number, asked)
             asked = time.monotonic()
         return plan
 
     def _merge(self, number: int, asked: float) -> None:
         """Copy newer weights into the live parameters, on the way to those of that number; waited for since `asked`."""
-        arrived = self._desk.weights(number)
+        arrived = self._inbox.weights(number)
         began = time.monotonic()
         self._learn(arrived)
-        self._live.merge(arrived, mixes=arrived.round > self._job.rounds.warmup_rounds)
+        self._weights.merge(arrived, mixes=arrived.round > self._job.rounds.warmup_rounds)
         merge_s = time.monotonic() - began
         theta = [flat for _, flat in sorted(arrived.fragments.items())]
         sha256 = None if self._proved else digest(named(self._layout, theta))
@@ -142,12 +148,12 @@ class InnerLoop:
         if arrived.whole:
             self._foresight.forget()
         for fragment, flat in () if arrived.whole else arrived.fragments.items():
-            self._foresight.learn(arrived.round - 1, fragment, self._live.theta[fragment], flat)
+            self._foresight.learn(arrived.round - 1, fragment, self._weights.theta[fragment], flat)
 
     def _evaluate(self, plan: Plan) -> None:
         began = time.monotonic()
-        with self._live.put_aside():
-            sums = self._stepper.evaluate(self._validation(plan))
+        with self._weights.global_weights():
+            sums = self._trainer.evaluate(self._validation(plan))
         seconds = time.monotonic() - began
         self._emit(Evaluated(self._source, plan.round, sums.loss_sum, sums.count, sums.correct, seconds))
 
@@ -155,7 +161,7 @@ class InnerLoop:
         samples = sum(span.samples for span in plan.evaluate)
         for start in range(0, samples, plan.batch_size):
             size = min(plan.batch_size, samples - start)
-            yield self._feeder.batch(plan.evaluate, start, size, shuffled=False)
+            yield self._batch_source.batch(plan.evaluate, start, size, shuffled=False)
 
     def _train(self, plan: Plan) -> None:
         """One round's steps. The plan may be corrected meanwhile; if the fleet has moved on, the round is dropped.
@@ -168,7 +174,7 @@ class InnerLoop:
         if meter is None or meter.round != number:
             meter = self._begin(number)
         try:
-            while (plan := self._desk.plan(number)).round == number and meter.samples < plan.samples:
+            while (plan := self._inbox.plan(number)).round == number and meter.samples < plan.samples:
                 longest = max(longest, plan, key=lambda one: one.samples)
                 self._batch(plan, meter)
         except Retired:
@@ -181,7 +187,7 @@ class InnerLoop:
 
     def _begin(self, number: int) -> Meter:
         """Begin a round. So that it can be repeated, nothing random in it depends on what was before."""
-        self._stepper.seed(self._job.run.seed, number, self._source.worker)
+        self._trainer.seed(self._job.run.seed, number, self._source.worker)
         self._strategy.begin()
         return Meter(self._source, number, self._job.report_interval_s)
 
@@ -191,33 +197,33 @@ class InnerLoop:
             return
         if self._foresight is not None:
             for fragment in fragments_of_round(self._job, plan.round):
-                theta, result = self._live.theta[fragment], self._results[fragment]
-                self._live.expect(fragment, self._foresight.guess(plan.round, fragment, theta, result))
+                theta, result = self._weights.theta[fragment], self._results[fragment]
+                self._weights.expect(fragment, self._foresight.guess(plan.round, fragment, theta, result))
         self._begun = meter = self._begin(plan.round + 1)
         ahead = replace(plan, round=plan.round + 1, spans=plan.ahead)
         while meter.samples < ahead.samples:
-            self._desk.check()
+            self._inbox.check()
             self._batch(ahead, meter, plan.samples)
         meter.pause()
 
     def _restore(self, plan: Plan) -> None:
         """Take the predecessor's optimizer state over, where the plan asks for that."""
-        if plan.restores and (state := self._desk.state()) is not None:
-            inherit(self._optimizer, self._encoders, state)
+        if plan.restores and (state := self._inbox.state()) is not None:
+            import_inner_state(self._optimizer, self._encoders, state)
 
     def _batch(self, plan: Plan, meter: Meter, round_samples: int | None = None) -> None:
         """Train on the plan's next batch; the round has so many samples, if not just the plan's."""
         done, of = meter.samples, round_samples or plan.samples
         size = min(plan.batch_size, plan.samples - done)
         with meter.waiting():
-            batch = self._feeder.batch(plan.spans, done, size)
+            batch = self._batch_source.batch(plan.spans, done, size)
         began = time.monotonic()
         # All workers go through the schedule together, by parts of the round: a fast one isn't ahead.
         self._optimizer.seek(position(self._job, plan, done / of))
         rate = self._optimizer.learning_rate  # That of this step: the optimizer goes on to the next one by itself.
-        self._live.stray()
+        self._weights.mark_changed()
         result = self._strategy.train(batch)
-        self._drag(time.monotonic() - began)
+        self._throttle(time.monotonic() - began)
         meter.step(result, size, _tokens(batch.arrays), rate)
         self._see_to_damage(plan.round, result)
         if meter.due and meter is not self._begun:
@@ -253,10 +259,9 @@ class InnerLoop:
         fragments = fragments_of_round(self._job, plan.round)
         for fragment in fragments:
             # The arrays of the last time are free: its result couldn't have been merged before they were read.
-            out = self._results.get(fragment)
-            result = self._strategy.result(self._layout, fragment, out)
-            self._results[fragment] = self._live.complete(fragment, result) if self._strategy.has_state else result
-        theta = [self._live.theta[fragment] for fragment in fragments] if self._live.theta else []
+            result = self._strategy.result(self._layout, fragment, self._results.get(fragment))
+            self._results[fragment] = self._weights.complete(fragment, result) if self._strategy.has_state else result
+        theta = [self._weights.theta[fragment] for fragment in fragments] if self._weights.theta else []
         results = [self._results[fragment] for fragment in fragments]
         encoders = [self._encoders[fragment] for fragment in fragments]
         payloads, quality = encoded(encoders, results, theta if self._relative else ())
@@ -276,16 +281,15 @@ class InnerLoop:
             inner_state=self._bequeaths,
             quality=(quality.error, quality.cosine),
         )
-        parts = [*payloads, *([bequest(self._optimizer, self._encoders)] if self._bequeaths else [])]
+        parts = [*payloads, *([export_inner_state(self._optimizer, self._encoders)] if self._bequeaths else [])]
         action = failpoint("worker.payload", self._source.worker)
-        items: list[Delta | Flat] = [delta, *parts] if action is None else tampered(action, delta, parts, theta)
+        items: list[Delta | Flat] = [delta, *parts] if action is None else corrupted(action, delta, parts, theta)
         for item in items:
             self._emit(item)
 
-    def _drag(self, step_s: float) -> None:
+    def _throttle(self, step_s: float) -> None:
         """Play a slower machine, where a test asks for one."""
-        wait_s = max((self._slowdown - 1) * step_s, self._least_s - step_s)
-        if wait_s > 0:
+        if (wait_s := max((self._slowdown - 1) * step_s, self._least_s - step_s)) > 0:
             time.sleep(wait_s)
 
 

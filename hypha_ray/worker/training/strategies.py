@@ -10,7 +10,7 @@ from hypha_ray.config import Job
 from hypha_ray.model.layout import gather
 from hypha_ray.types import Flat, Layout, Samples
 from hypha_ray.types.layout import is_trained
-from hypha_ray.worker.training.trainer import Gradient, Stepper
+from hypha_ray.worker.training.trainer import Gradient, Trainer
 
 
 class Strategy(Protocol):
@@ -36,25 +36,25 @@ class LocalSteps:
     """DiLoCo: a step of the worker's own optimizer a batch; the result is its weights.
 
     Args:
-        stepper: model and optimizer.
+        trainer: model and optimizer.
 
     """
 
     has_state = True
 
-    def __init__(self, stepper: Stepper) -> None:
-        self._stepper = stepper
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
 
     def begin(self) -> None:
         """Nothing of the last round is left but the optimizer's state, which stays."""
 
     def train(self, batch: Samples) -> Gradient:
         """Take one step; the norm is that of its gradient, before clipping."""
-        return self._stepper.step(batch)
+        return self._trainer.step(batch)
 
     def result(self, layout: Layout, fragment: int, out: Flat | None = None) -> Flat:
         """The weights, and the buffers."""
-        return gather(self._stepper.model, layout, fragment, out)
+        return gather(self._trainer.model, layout, fragment, out)
 
 
 class MeanGradient:
@@ -64,36 +64,36 @@ class MeanGradient:
     all batches joined.
 
     Args:
-        stepper: model and optimizer, of which only the rates are used.
+        trainer: model and optimizer, of which only the rates are used.
 
     """
 
     has_state = False
 
-    def __init__(self, stepper: Stepper) -> None:
-        self._stepper = stepper
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
         self._scored = 0
 
     def begin(self) -> None:
         """Forget the gradients of the last round."""
-        self._stepper.optimizer.zero_grad()
+        self._trainer.optimizer.zero_grad()
         self._scored = 0
 
     def train(self, batch: Samples) -> Gradient:
         """Add a batch's gradient; the norm is that of the mean so far."""
-        result = self._stepper.backward(batch, summed=True)
+        result = self._trainer.backward(batch, summed=True)
         self._scored += result.scored
         return result._replace(norm=result.norm / max(1, self._scored))
 
     def result(self, layout: Layout, fragment: int, out: Flat | None = None) -> Flat:
         """The mean gradient in the place of the parameters, zeros where there is none; and the buffers."""
-        flat = gather(self._stepper.model, layout, fragment, out, gradients=True)
+        flat = gather(self._trainer.model, layout, fragment, out, gradients=True)
         for group, array in flat.items():
             if is_trained(group):
                 torch.from_numpy(array).div_(max(1, self._scored))
         return flat
 
 
-def strategy(job: Job, stepper: Stepper) -> Strategy:
+def strategy(job: Job, trainer: Trainer) -> Strategy:
     """The strategy that a job file names."""
-    return MeanGradient(stepper) if job.sync.strategy == "sync" else LocalSteps(stepper)
+    return MeanGradient(trainer) if job.sync.strategy == "sync" else LocalSteps(trainer)

@@ -38,7 +38,7 @@ class Gradient(NamedTuple):
     bad: npt.NDArray[np.int64]
 
 
-class Stepper:
+class Trainer:
     """Builds the job's model, and trains it batch by batch.
 
     Args:

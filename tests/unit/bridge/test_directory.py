@@ -23,9 +23,9 @@ from hypha_ray.config.schema import Sync
 from hypha_ray.errors import BridgeError, TryAgainError
 from hypha_ray.store.tensorfile import chunks, write
 from hypha_ray.types import Delta, Entry, Layout, Plan, Source, Span
-from hypha_ray.worker.batches import Feeder
-from hypha_ray.worker.bridged.inbound import MAX_FILES, Results
-from hypha_ray.worker.bridged.outbound import Handout
+from hypha_ray.worker.batches import BatchSource
+from hypha_ray.worker.bridged.inbound import MAX_FILES, Inbound
+from hypha_ray.worker.bridged.outbound import Outbound
 from hypha_ray.worker.bridged.process import handed_on
 from tests.support.bridging import channels, together
 
@@ -84,15 +84,15 @@ def swapped_before(call: int, host: Host) -> Iterator[list[int]]:
 
 def hand_out(host: Host, directory: WorkDirectory, shares_files: bool) -> None:
     """Give a trainer the job, three rounds' weights, and samples."""
-    feeder = Feeder(0)
-    feeder.put(0, {"x": np.arange(8)})
+    batch_source = BatchSource(0)
+    batch_source.put(0, {"x": np.arange(8)})
     with channels(shares_files=shares_files) as (driver, trainer):
         driver.attach(directory, lambda path, size: None)
         (host.work.parent / "theirs").mkdir(exist_ok=True)
         for name in FOLDERS:
             (host.work.parent / "theirs" / name).mkdir(exist_ok=True)
         trainer.attach(WorkDirectory(host.work.parent / "theirs"), lambda path, size: None)
-        handout = Handout(driver, directory, feeder)
+        handout = Outbound(driver, directory, batch_source)
 
         def give() -> None:
             try:
@@ -114,7 +114,7 @@ def hand_out(host: Host, directory: WorkDirectory, shares_files: bool) -> None:
 
 def take_in(host: Host, directory: WorkDirectory, shares_files: bool) -> None:
     """Take an update of a trainer, which was sent or lies there."""
-    results = Results(Source("run", 1, 1), directory, encoders(Sync()))
+    results = Inbound(Source("run", 1, 1), directory, encoders(Sync()))
     results.layout = LAYOUT
     results.begin(3)
     results.assigned(PLAN)
@@ -173,10 +173,10 @@ def test_file_of_ours_takes_the_place_of_whatever_has_its_name(tmp_path: Path) -
 
 def test_old_files_are_removed_and_those_of_the_last_round_stay(tmp_path: Path) -> None:
     host = Host(tmp_path)
-    directory, feeder = WorkDirectory(host.work), Feeder(0)
-    feeder.put(0, {"x": np.arange(64)})
+    directory, batch_source = WorkDirectory(host.work), BatchSource(0)
+    batch_source.put(0, {"x": np.arange(64)})
     with channels(shares_files=True) as (driver, _):
-        handout = Handout(driver, directory, feeder)
+        handout = Outbound(driver, directory, batch_source)
         for number in range(6):
             handout.parameters(number, WEIGHTS)
             handout.assignment(Plan(number, 0, (Span(0, 0, number * 8, number * 8 + 8),), 4), (0.1, 0.1))
@@ -193,8 +193,8 @@ def test_old_files_are_removed_and_those_of_the_last_round_stay(tmp_path: Path) 
 # ── what a trainer sends ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def results_in(host: Host) -> Results:
-    results = Results(Source("run", 1, 1), WorkDirectory(host.work), encoders(Sync()))
+def results_in(host: Host) -> Inbound:
+    results = Inbound(Source("run", 1, 1), WorkDirectory(host.work), encoders(Sync()))
     results.layout = LAYOUT
     results.begin(3)
     results.assigned(PLAN)

@@ -26,7 +26,7 @@ from hypha_ray.scheduler.ledger.ledger import Ledger
 from hypha_ray.scheduler.planning.planner import Pace, plan
 from hypha_ray.store.tensorfile import chunks
 from hypha_ray.types import Delta, Entry, Evaluated, Layout, Merged, Plan, Report, Source, Span
-from hypha_ray.worker.bridged.inbound import Results
+from hypha_ray.worker.bridged.inbound import Inbound
 from hypha_ray.worker.bridged.told import Contents, contents_of
 from tests.support.virtual_fleet import VirtualFleet, job_of, slices_of
 
@@ -52,15 +52,15 @@ class Clock:
         return self.now
 
 
-def results_of(clock: Clock, directory: Any = None, contents: Contents = TEXT) -> Results:
-    found = Results(SOURCE, directory, encoders(job_of().sync), clock)
+def results_of(clock: Clock, directory: Any = None, contents: Contents = TEXT) -> Inbound:
+    found = Inbound(SOURCE, directory, encoders(job_of().sync), clock)
     found.layout = LAYOUT
     found.begin(3)
     found.assigned(PLAN, contents)
     return found
 
 
-def report(results: Results, samples: int, **items: float) -> list[Any]:
+def report(results: Inbound, samples: int, **items: float) -> list[Any]:
     message = pb.MetricSet(items=items, data_processed=samples, local_round=3)
     check("metrics", message)
     return list(results.of("metrics", message))
@@ -264,7 +264,7 @@ class Outsider:
 
     def __init__(self, fleet: VirtualFleet, folder: Path) -> None:
         self._fleet, self._directory = fleet, WorkDirectory(folder)
-        self._results: Results | None = None
+        self._results: Inbound | None = None
         self._of: tuple[Source, int] | None = None
 
     def says(self, kind: str, first: Any, second: Any) -> None:
@@ -274,7 +274,7 @@ class Outsider:
         if self._of != (worker.source, worker.plan.round):
             self._of = worker.source, worker.plan.round
             encoding = encoders(self._fleet.job.sync)
-            self._results = Results(worker.source, self._directory, encoding, lambda: self._fleet.now)
+            self._results = Inbound(worker.source, self._directory, encoding, lambda: self._fleet.now)
             self._results.layout = LAYOUT
             self._results.begin(worker.plan.round)
         assert self._results is not None

@@ -13,7 +13,7 @@ from hypha_ray.config import Job
 from hypha_ray.config.schema import Checkpoint
 from hypha_ray.modes import make_private, opener
 from hypha_ray.store.directory import RunDirectory
-from hypha_ray.store.keeper import Keeper
+from hypha_ray.store.keeper import CommitWriter
 from hypha_ray.store.lock import lock_store
 from hypha_ray.store.mirror import Mirror, fetch
 from hypha_ray.store.quarantine import quarantine
@@ -49,7 +49,7 @@ def write_a_run(parent: Path, mirror: Path) -> Path:
         directory.begin_attempt()
         directory.configure("x = 2\n")
         directory.count_from(7)
-        store = Keeper(directory.path, Checkpoint(), 2)
+        store = CommitWriter(directory.path, Checkpoint(), 2)
         store.begin(LAYOUT, *flats(9)[:2])
         assert ask(store, 0, 1).problem is None
         quarantine(directory.path, 3, "damaged")

@@ -25,7 +25,7 @@ from hypha_ray.model.loss_check import check_loss_on_copy
 from hypha_ray.model.saved_model import export, open_saved
 from hypha_ray.model.tasks.table import TASKS, UNTRAINABLE
 from hypha_ray.types import Samples
-from hypha_ray.worker.training.trainer import Stepper
+from hypha_ray.worker.training.trainer import Trainer
 from tests.support.truth_cases import ACCEPTED, REFUSED, Case
 
 RATE = 0.1
@@ -35,10 +35,10 @@ def settings(case: Case) -> dict[str, Any]:
     return {"type": case.task, "config": {"model_type": case.model_type, **case.config}}
 
 
-def stepper_of(case: Case, accumulation: int = 1) -> Stepper:
+def stepper_of(case: Case, accumulation: int = 1) -> Trainer:
     optimizer = {"name": "sgd", "learning_rate": RATE, "momentum": 0.0, "weight_decay": 0.0, "clip_norm": None}
     job = {"model": settings(case), "inner_optimizer": optimizer | {"schedule": "constant"}}
-    return Stepper(Job.model_validate(job | {"rounds": {"accumulation": accumulation}}))
+    return Trainer(Job.model_validate(job | {"rounds": {"accumulation": accumulation}}))
 
 
 def samples_of(case: Case) -> Samples:
@@ -46,7 +46,7 @@ def samples_of(case: Case) -> Samples:
     return Samples(case.arrays, np.stack([np.zeros(size, np.int64), np.full(size, 3), np.arange(size)], axis=1))
 
 
-def fed(case: Case, stepper: Stepper, seed: int = 0) -> dict[str, torch.Tensor]:
+def fed(case: Case, stepper: Trainer, seed: int = 0) -> dict[str, torch.Tensor]:
     """Keyword arguments as anyone would make them of the samples, but for hidden tokens, which are ours."""
     if case.task == "masked-lm" and "labels" not in case.arrays:
         task = task_of(Model(**settings(case)), stepper.model)

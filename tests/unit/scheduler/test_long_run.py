@@ -18,7 +18,7 @@ import pytest
 
 from hypha_ray.config.schema import Checkpoint
 from hypha_ray.scheduler import messages as c
-from hypha_ray.store.keeper import Keeper
+from hypha_ray.store.keeper import CommitWriter
 from tests.support.fleet_scenarios import rounds
 from tests.support.store_bench import LAYOUT, flats
 from tests.support.virtual_fleet import VirtualFleet, job_of, slices_of
@@ -38,7 +38,7 @@ class LongRun(VirtualFleet):
     def __init__(self, directory: Path, update_rounds: int, strategy: str) -> None:
         job = job_of(rounds=rounds(update_rounds, SAMPLES, evaluate_every=0), sync={"strategy": strategy})
         super().__init__(job, [0.1, 0.13], slices_of(SLICES, 64, validation=0))
-        self.kept = Keeper(directory, Checkpoint(every_rounds=50), update_rounds)
+        self.kept = CommitWriter(directory, Checkpoint(every_rounds=50), update_rounds)
         self.kept.begin(LAYOUT, *flats(0)[:2])
         self.sizes: dict[int, int] = {}
         self.calls: dict[int, Counter[str]] = {}

@@ -15,7 +15,7 @@ from hypha_ray.config.schema import OuterOptimizer, Sync
 from hypha_ray.server.admission import Received
 from hypha_ray.server.delayed_nesterov import SUM
 from hypha_ray.server.reduce import reduce
-from hypha_ray.server.spec import Rules
+from hypha_ray.server.spec import ReduceSpec
 from hypha_ray.types import Entry, Flat, Layout, RoundProgress
 
 GROUP, MEAN, COUNT = "parameters/float32", "buffers/float32", "buffers/int64"
@@ -38,12 +38,12 @@ def deltas_of(workers: int, samples: list[int]) -> list[Received]:
     return [Received(worker, 1, samples[worker], flat(worker + 1, 0.1)) for worker in range(workers)]
 
 
-def rules_of(sync: Sync, outer: OuterOptimizer = OUTER) -> Rules:
-    return Rules(LAYOUT, 0, outer, sync, upward_codec(sync), rounds=10)
+def rules_of(sync: Sync, outer: OuterOptimizer = OUTER) -> ReduceSpec:
+    return ReduceSpec(LAYOUT, 0, outer, sync, upward_codec(sync), rounds=10)
 
 
 def arrive(
-    theta: Flat, momentum: Flat, batches: list[list[Received]], rules: Rules, unit: int, round: int = 0
+    theta: Flat, momentum: Flat, batches: list[list[Received]], rules: ReduceSpec, unit: int, round: int = 0
 ) -> tuple[Flat, Flat]:
     """Reduce one batch of deltas after the other, as one round."""
     size, count, weight = sum(map(len, batches)), 0, 0

@@ -15,7 +15,7 @@ from hypha_ray.kernels.loading import LEAST
 from hypha_ray.server.admission import Received
 from hypha_ray.server.merge import fold, shares
 from hypha_ray.server.reduce import reduce
-from hypha_ray.server.spec import Rules
+from hypha_ray.server.spec import ReduceSpec
 from hypha_ray.types import Entry, Layout
 
 pytestmark = pytest.mark.usefixtures("compiled_steps")
@@ -91,7 +91,7 @@ def test_reduce_with_and_without_numba_gives_the_same_bits(workers: int, monkeyp
     rng = np.random.default_rng(workers)
     theta, momentum, *rest = ({GROUP: rng.standard_normal(size, dtype=np.float32)} for _ in range(2 + workers))
     received = [Received(worker, 0, 3 + worker, flat) for worker, flat in enumerate(rest)]
-    rules = Rules(Layout((Entry("w", "float32", (size,), 0, GROUP, 0, size),)), 0, OuterOptimizer())
+    rules = ReduceSpec(Layout((Entry("w", "float32", (size,), 0, GROUP, 0, size),)), 0, OuterOptimizer())
     fast = reduce(0, theta, momentum, received, rules)
     plainly(monkeypatch)
     slow = reduce(0, theta, momentum, received, rules)
@@ -107,7 +107,7 @@ def test_theta_and_state_apart_are_those_of_one_reduction() -> None:
     rng = np.random.default_rng(7)
     theta, momentum, *rest = ({GROUP: rng.standard_normal(size, dtype=np.float32)} for _ in range(5))
     received = [Received(worker, 0, 3 + worker, flat) for worker, flat in enumerate(rest)]
-    rules = Rules(Layout((Entry("w", "float32", (size,), 0, GROUP, 0, size),)), 0, OuterOptimizer(), threads=2)
+    rules = ReduceSpec(Layout((Entry("w", "float32", (size,), 0, GROUP, 0, size),)), 0, OuterOptimizer(), threads=2)
     whole = reduce(0, theta, momentum, received, rules)
     first = reduce(0, theta, momentum, received, replace(rules, wanted="theta"))
     then = reduce(0, theta, momentum, received, replace(rules, wanted="state"))

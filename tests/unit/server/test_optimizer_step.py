@@ -13,9 +13,9 @@ from hypha_ray.model.layout import gather, layout_of, scatter, view
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.server.admission import Received
-from hypha_ray.server.optimizer_step import ModelDescent
+from hypha_ray.server.optimizer_step import ModelOptimizerStep
 from hypha_ray.server.reduce import blank, reduce
-from hypha_ray.server.spec import Rules
+from hypha_ray.server.spec import ReduceSpec
 from hypha_ray.types import Flat, Layout, Verdict
 from tests.support.small_models import RESNET
 
@@ -42,7 +42,7 @@ class Bench:
         self.job, self.model = job, build_model(job.model, job.run.seed)
         self.layout: Layout = layout_of(self.model)
         self.theta, self.state = gather(self.model, self.layout, 0), dict[str, Any]()
-        self.descent = ModelDescent(job, self.layout)
+        self.optimizer_step = ModelOptimizerStep(job, self.layout)
 
     def payload(self, seed: int, scale: float = 1.0) -> Flat:
         rng = np.random.default_rng(seed)
@@ -54,8 +54,16 @@ class Bench:
             array.flags.writeable = False
         return found
 
-    def reduced(self, number: int, *payloads: Flat, descent: ModelDescent | None = None) -> tuple[Flat, Flat, Verdict]:
-        rules = Rules(self.layout, 0, self.job.outer_optimizer, self.job.sync, descent=descent or self.descent)
+    def reduced(
+        self, number: int, *payloads: Flat, optimizer_step: ModelOptimizerStep | None = None
+    ) -> tuple[Flat, Flat, Verdict]:
+        rules = ReduceSpec(
+            self.layout,
+            0,
+            self.job.outer_optimizer,
+            self.job.sync,
+            optimizer_step=optimizer_step or self.optimizer_step,
+        )
         received = [Received(worker, 0, 8, payload) for worker, payload in enumerate(payloads)]
         return reduce(number, self.theta, self.state, received, rules, blank(self.layout, 0))
 
@@ -90,7 +98,7 @@ def test_steps_are_those_of_torch_in_one_process(name: str) -> None:
 def test_mean_is_weighed_by_samples_and_buffers_are_merged() -> None:
     bench = Bench(job_of("sgd", momentum=0.0, weight_decay=0.0, clip_norm=1e9, schedule="constant", warmup_steps=0))
     one, other = bench.payload(1), bench.payload(2)
-    rules = Rules(bench.layout, 0, bench.job.outer_optimizer, bench.job.sync, descent=bench.descent)
+    rules = ReduceSpec(bench.layout, 0, bench.job.outer_optimizer, bench.job.sync, optimizer_step=bench.optimizer_step)
     received = [Received(0, 0, 30, one), Received(1, 0, 10, other)]
     theta, _, verdict = reduce(0, bench.theta, {}, received, rules)
     expected = bench.theta[PARAMETERS] - 1e-2 * (0.75 * one[PARAMETERS] + 0.25 * other[PARAMETERS])
@@ -109,8 +117,11 @@ def test_server_that_took_no_step_before_takes_the_same_one(name: str) -> None:
     bench = Bench(job_of(name))
     for number in range(3):
         bench.go_on(number, bench.payload(number))
-    fresh = ModelDescent(bench.job, bench.layout)
-    there, anew = (bench.reduced(3, bench.payload(3), descent=descent) for descent in (bench.descent, fresh))
+    fresh = ModelOptimizerStep(bench.job, bench.layout)
+    there, anew = (
+        bench.reduced(3, bench.payload(3), optimizer_step=optimizer_step)
+        for optimizer_step in (bench.optimizer_step, fresh)
+    )
     assert bits(*there[:2]) == bits(*anew[:2]) and there[2] == anew[2]
 
 

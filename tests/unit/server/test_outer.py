@@ -12,7 +12,7 @@ from hypha_ray.config.schema import OuterOptimizer
 from hypha_ray.optim.schedules import outer_rate
 from hypha_ray.server.admission import Received
 from hypha_ray.server.reduce import blank, initial_momentum, reduce
-from hypha_ray.server.spec import Rules
+from hypha_ray.server.spec import ReduceSpec
 from hypha_ray.store.tensorfile import flattened_outer, named_outer
 from hypha_ray.types import Entry, Flat, Layout
 
@@ -29,7 +29,7 @@ def values(seed: int, scale: float = 1.0) -> Flat:
 
 def train(outer: OuterOptimizer, rounds: int) -> tuple[list[Flat], Flat]:
     """θ before the first round and after each, and the state after the last: two workers a round."""
-    rules = Rules(LAYOUT, 0, outer, rounds=rounds)
+    rules = ReduceSpec(LAYOUT, 0, outer, rounds=rounds)
     thetas, state = [values(0)], initial_momentum(LAYOUT, 0, outer.name)
     for number in range(rounds):
         theta = thetas[-1]

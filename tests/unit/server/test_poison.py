@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as arrays
 from hypha_ray.config.schema import OuterOptimizer, Sync
 from hypha_ray.server.admission import Received
 from hypha_ray.server.reduce import initial_momentum, reduce
-from hypha_ray.server.spec import Rules
+from hypha_ray.server.spec import ReduceSpec
 from hypha_ray.types import Flat, Rejection, Verdict
 from tests.support.server_model import (
     DAMAGES,
@@ -60,7 +60,7 @@ Outcome = tuple[Flat, Verdict]
 
 
 def finish(received: Sequence[Received], sync: Sync, outer: OuterOptimizer = PLAIN, **codec: Differences) -> Outcome:
-    some = Rules(LAYOUT, 0, outer, sync, **codec)
+    some = ReduceSpec(LAYOUT, 0, outer, sync, **codec)
     theta, _, verdict = reduce(0, THETA, initial_momentum(LAYOUT, 0), received, some)
     return theta, verdict
 
@@ -227,7 +227,7 @@ def test_norms_go_over_all_groups_of_parameters() -> None:
     sent = [{WEIGHTS: np.full(4, 3, np.float32), WIDE: np.full(4, long / 2)} for long in (8.0, 8.0, 80.0)]
     received = [Received(worker, 0, 1, payload) for worker, payload in enumerate(sent)]
     for sync, rejected in ((Sync(), 0), (Sync(norm_gate=8.0), 1)):
-        verdict = reduce(0, zeros, initial_momentum(layout, 0), received, Rules(layout, 0, PLAIN, sync))[2]
+        verdict = reduce(0, zeros, initial_momentum(layout, 0), received, ReduceSpec(layout, 0, PLAIN, sync))[2]
         assert len(verdict.rejected) == rejected
     assert [one.norm for one in verdict.accepted] == pytest.approx([10.0, 10.0])
 
@@ -239,7 +239,7 @@ ORDERS = st.sampled_from(list(permutations(range(5))))
 
 def small(rows: Sequence[np.ndarray], workers: Sequence[int], sync: Sync, relative: bool) -> tuple[bytes, Verdict]:
     layout, theta = layout_of({WEIGHTS: 6}), {WEIGHTS: np.linspace(-1, 1, 6, dtype=np.float32)}
-    some = Rules(layout, 0, PLAIN, sync, **({"codec": Differences()} if relative else {}))
+    some = ReduceSpec(layout, 0, PLAIN, sync, **({"codec": Differences()} if relative else {}))
     received = [Received(worker, 0, 3 + worker, {WEIGHTS: row}) for worker, row in zip(workers, rows, strict=True)]
     new, _, verdict = reduce(0, theta, initial_momentum(layout, 0), received, some)
     return new[WEIGHTS].tobytes(), verdict

@@ -18,7 +18,7 @@ from hypha_ray.config.schema import OuterOptimizer, Sync
 from hypha_ray.server.admission import Received
 from hypha_ray.server.merge import BLOCK
 from hypha_ray.server.reduce import blank, initial_momentum, reduce
-from hypha_ray.server.spec import Rules
+from hypha_ray.server.spec import ReduceSpec
 from hypha_ray.types import Contribution, Entry, Flat, Layout, Rejection
 
 pytestmark = pytest.mark.usefixtures("compiled_steps")
@@ -51,7 +51,7 @@ def bits(*flats: Flat) -> list[bytes]:
 
 
 SIZE = BLOCK + 12_345
-RULES = Rules(layout(SIZE), 0, DILOCO)
+RULES = ReduceSpec(layout(SIZE), 0, DILOCO)
 THETA, MOMENTUM = flat(100, SIZE), {GROUP: flat(101, SIZE, 0.1)[GROUP]}
 RECEIVED = tuple(Received(worker, 0, 10 + worker, flat(worker, SIZE)) for worker in range(4))
 
@@ -62,9 +62,9 @@ def with_values(delta: Received, group: str, place: int, value: float) -> Receiv
     return delta._replace(payload={**delta.payload, group: array})
 
 
-def only_parameters(values: np.ndarray) -> tuple[Rules, Flat]:
+def only_parameters(values: np.ndarray) -> tuple[ReduceSpec, Flat]:
     size = len(values)
-    return Rules(Layout((Entry("w", "float32", (size,), 0, GROUP, 0, size),)), 0, DILOCO), {GROUP: values}
+    return ReduceSpec(Layout((Entry("w", "float32", (size,), 0, GROUP, 0, size),)), 0, DILOCO), {GROUP: values}
 
 
 def test_reduce_of_the_reference_systems_deltas_gives_its_updates() -> None:
@@ -272,7 +272,7 @@ def test_reduce_into_given_arrays_gives_the_same_bits_there() -> None:
 
 def test_reduce_float64_parameters_stay_float64() -> None:
     group = "parameters/float64"
-    rules = Rules(Layout((Entry("w", "float64", (4,), 0, group, 0, 4),)), 0, PLAIN)
+    rules = ReduceSpec(Layout((Entry("w", "float64", (4,), 0, group, 0, 4),)), 0, PLAIN)
     theta, weights = {group: np.zeros(4)}, {group: np.full(4, 1 / 3)}
     received = [Received(worker, 0, 1, weights) for worker in range(3)]
     new, momentum, _ = reduce(0, theta, initial_momentum(rules.layout, 0), received, rules)
@@ -311,7 +311,7 @@ def test_reduce_of_deltas_equals_reduce_of_weights_up_to_rounding(outer: OuterOp
 
 @pytest.mark.parametrize("sync", [Sync(), Sync(clip=1.0), Sync(merge="median")])
 def test_reduce_fragment_of_counters_alone_takes_them_from_the_first(sync: Sync) -> None:
-    rules = Rules(Layout((Entry("n", "int64", (2,), 0, COUNT, 0, 2),)), 0, DILOCO, sync)
+    rules = ReduceSpec(Layout((Entry("n", "int64", (2,), 0, COUNT, 0, 2),)), 0, DILOCO, sync)
     received = [Received(worker, 0, 1, {COUNT: np.array([worker, 7])}) for worker in (2, 1, 3)]
     theta, _, verdict = reduce(0, {COUNT: np.zeros(2, np.int64)}, {}, received, rules)
     assert theta[COUNT].tolist() == [1, 7] and [one.norm for one in verdict.accepted] == [0, 0, 0]

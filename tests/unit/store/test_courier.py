@@ -14,7 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypha_ray.config.schema import Checkpoint
 from hypha_ray.store.commits import CommitLog
 from hypha_ray.store.courier import Courier
-from hypha_ray.store.keeper import Keeper
+from hypha_ray.store.keeper import CommitWriter
 from hypha_ray.store.mirror import Mirror, fetch
 from hypha_ray.store.snapshots import rounds
 from tests.support.store_bench import LAYOUT, ask, flats
@@ -52,10 +52,10 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
         memory.rm("/away", recursive=True)
 
 
-def keeper_of(directory: Path, **checkpoint: int) -> Keeper:
+def keeper_of(directory: Path, **checkpoint: int) -> CommitWriter:
     directory.mkdir()
     (directory / "config.toml").write_text("[run]\n")
-    kept = Keeper(directory, Checkpoint(mirror=URL, **checkpoint), 1000)
+    kept = CommitWriter(directory, Checkpoint(mirror=URL, **checkpoint), 1000)
     kept.begin(LAYOUT, *flats(0)[:2])
     return kept
 
@@ -85,7 +85,7 @@ def test_snapshot_that_is_being_copied_stays_so_long(tmp_path: Path, gate: Gate)
 
 
 def test_copy_that_takes_too_long_is_told_once_and_waited_for_no_longer(tmp_path: Path, gate: Gate) -> None:
-    kept = Keeper(tmp_path / "mine", Checkpoint(), 1000)
+    kept = CommitWriter(tmp_path / "mine", Checkpoint(), 1000)
     for number in range(2):
         ask(kept, number, number + 1)
     courier = Courier(Mirror("memory://me:secret@away", tmp_path / "mine"), wait_s=0.01, deadline_s=0.0)
@@ -99,7 +99,7 @@ def test_copy_that_takes_too_long_is_told_once_and_waited_for_no_longer(tmp_path
 def test_mirror_that_fails_again_after_something_has_arrived_is_told_of_again(tmp_path: Path) -> None:
     place = tmp_path / "mirror"
     (tmp_path / "mine").mkdir()
-    kept = Keeper(tmp_path / "mine", Checkpoint(mirror=str(place)), 1000)
+    kept = CommitWriter(tmp_path / "mine", Checkpoint(mirror=str(place)), 1000)
     told: list[bool] = []
     for number, there in enumerate((True, False, False, True, False)):
         if place.is_file() and there:

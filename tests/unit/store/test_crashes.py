@@ -12,7 +12,7 @@ import pytest
 from hypha_ray.config.schema import Checkpoint
 from hypha_ray.failpoints import hits
 from hypha_ray.store.commits import CommitLog
-from hypha_ray.store.keeper import Keeper
+from hypha_ray.store.keeper import CommitWriter
 from hypha_ray.store.restart import restart
 from tests.support.store_bench import armed, ask
 
@@ -34,14 +34,14 @@ sys.path.insert(0, sys.argv[1])
 from tests.support.store_bench import ask
 from hypha_ray.config.schema import Checkpoint
 from hypha_ray.failpoints import arm
-from hypha_ray.store.keeper import Keeper
+from hypha_ray.store.keeper import CommitWriter
 arm([sys.argv[4]], sys.argv[3])
-ask(Keeper(Path(sys.argv[2]), Checkpoint(), 9), 1, 2)
+ask(CommitWriter(Path(sys.argv[2]), Checkpoint(), 9), 1, 2)
 """
 
 
-def store(directory: Path) -> Keeper:
-    return Keeper(directory, Checkpoint(), 9)
+def store(directory: Path) -> CommitWriter:
+    return CommitWriter(directory, Checkpoint(), 9)
 
 
 def old_or_new(directory: Path, committed: bool) -> None:

@@ -11,15 +11,15 @@ import pytest
 from hypha_ray.config.schema import Checkpoint
 from hypha_ray.errors import CheckpointError, TryAgainError
 from hypha_ray.store.commits import CommitLog
-from hypha_ray.store.keeper import Keeper
+from hypha_ray.store.keeper import CommitWriter
 from hypha_ray.store.restart import restart
 from hypha_ray.store.snapshots import load_snapshot, rounds
 from hypha_ray.store.tensorfile import flattened, named
 from tests.support.store_bench import LAYOUT, PARTS, armed, ask, flats, inner_state, persist
 
 
-def keeper(directory: Path, update_rounds: int = 100, **checkpoint: int) -> Keeper:
-    return Keeper(directory, Checkpoint(**checkpoint), update_rounds)
+def keeper(directory: Path, update_rounds: int = 100, **checkpoint: int) -> CommitWriter:
+    return CommitWriter(directory, Checkpoint(**checkpoint), update_rounds)
 
 
 def test_keeper_commit_again_after_its_process_died_gives_the_same_record(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypha_ray.config.schema import Checkpoint
 from hypha_ray.errors import CheckpointError, TryAgainError
 from hypha_ray.store.commits import CommitLog
-from hypha_ray.store.keeper import Keeper
+from hypha_ray.store.keeper import CommitWriter
 from hypha_ray.store.mirror import fetch
 from hypha_ray.store.restart import restart
 from hypha_ray.store.snapshots import rounds
@@ -30,11 +30,11 @@ def mirror(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         memory.rm("/mirror", recursive=True)
 
 
-def store(directory: Path, mirror: str | None, **checkpoint: int) -> Keeper:
-    return Keeper(directory, Checkpoint(mirror=mirror, **checkpoint), 1000)
+def store(directory: Path, mirror: str | None, **checkpoint: int) -> CommitWriter:
+    return CommitWriter(directory, Checkpoint(mirror=mirror, **checkpoint), 1000)
 
 
-def run(directory: Path, mirror: str, number: int, **checkpoint: int) -> Keeper:
+def run(directory: Path, mirror: str, number: int, **checkpoint: int) -> CommitWriter:
     directory.mkdir(parents=True)
     (directory / "config.toml").write_text("[run]\n")
     kept = store(directory, mirror, **checkpoint)

@@ -11,7 +11,7 @@ import pytest
 from hypha_ray.config.schema import Checkpoint
 from hypha_ray.store.commits import CommitLog
 from hypha_ray.store.directory import RunDirectory
-from hypha_ray.store.keeper import Keeper
+from hypha_ray.store.keeper import CommitWriter
 from hypha_ray.store.mirror import Mirror, fetch
 from hypha_ray.store.restart import restart
 from hypha_ray.store.snapshots import load_snapshot
@@ -57,7 +57,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> ForgetfulDisk:
 
 def test_what_the_store_has_answered_survives_a_loss_of_power(disk: ForgetfulDisk, tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path / "runs", "r", "x = 1\n")
-    store = Keeper(directory.path, Checkpoint(keep=1), 100)
+    store = CommitWriter(directory.path, Checkpoint(keep=1), 100)
     origin = store.begin(LAYOUT, *flats(9)[:2])
     for number in range(4):
         saved = ask(store, number, number + 1)
@@ -74,7 +74,7 @@ def test_what_the_store_has_answered_survives_a_loss_of_power(disk: ForgetfulDis
 
 def test_what_was_fetched_from_a_mirror_survives_a_loss_of_power(disk: ForgetfulDisk, tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path / "runs", "r", "x = 1\n")
-    store = Keeper(directory.path, Checkpoint(), 100)
+    store = CommitWriter(directory.path, Checkpoint(), 100)
     store.begin(LAYOUT, *flats(9)[:2])
     commits = [ask(store, number, number + 1).commit for number in range(2)]
     assert Mirror(str(tmp_path / "mirror"), directory.path).push(1, 2) is None

@@ -14,8 +14,8 @@ from hypha_ray.errors import CheckpointError
 from hypha_ray.scheduler.ledger.ledger import Ledger
 from hypha_ray.store.commits import CommitLog
 from hypha_ray.store.disk import sealed
-from hypha_ray.store.keeper import Keeper
-from hypha_ray.store.restart import Restart, restart
+from hypha_ray.store.keeper import CommitWriter
+from hypha_ray.store.restart import RestorePoint, restart
 from hypha_ray.types import Entry, Flat, Layout, SliceInfo
 from tests.support.store_bench import GROUP, LAYOUT, PARTS, WORKERS, ask, flats, flip, inner_state, persist
 
@@ -23,7 +23,7 @@ LARGE = Layout((Entry("a", "float32", (60, 100), 0, GROUP, 0, 6000),))
 
 
 def run(directory: Path, rounds: int, **checkpoint: int) -> Path:
-    store = Keeper(directory, Checkpoint(**checkpoint), 1000)
+    store = CommitWriter(directory, Checkpoint(**checkpoint), 1000)
     for number in range(rounds):
         ask(store, number, number + 1)
     return directory
@@ -33,7 +33,7 @@ def snapshot(directory: Path, number: int) -> Path:
     return directory / "checkpoints" / f"round_{number:06d}"
 
 
-def found(directory: Path) -> Restart:
+def found(directory: Path) -> RestorePoint:
     past = restart(directory)
     assert past is not None
     return past
@@ -65,7 +65,7 @@ def test_restart_from_a_snapshot_without_the_right_places_has_no_layout(entries:
 
 def test_restart_of_a_run_without_a_commit_is_none(tmp_path: Path) -> None:
     assert restart(tmp_path) is None
-    Keeper(tmp_path, Checkpoint(), 9).begin(LAYOUT, *flats(1)[:2])
+    CommitWriter(tmp_path, Checkpoint(), 9).begin(LAYOUT, *flats(1)[:2])
     assert restart(tmp_path) is None
 
 
@@ -94,7 +94,7 @@ def test_restart_with_a_flipped_bit_uses_the_round_before_and_says_so(tmp_path: 
 
 
 def test_restart_with_a_file_truncated_at_any_4_kib_boundary_uses_the_round_before(tmp_path: Path) -> None:
-    store = Keeper(tmp_path, Checkpoint(), 1000)
+    store = CommitWriter(tmp_path, Checkpoint(), 1000)
     rng = np.random.default_rng(0)
     for number in range(2):
         arrays: list[Flat] = [{GROUP: rng.standard_normal(6000, dtype=np.float32)} for _ in range(2)]
@@ -130,7 +130,7 @@ def test_restart_with_a_snapshot_that_was_never_renamed_removes_it_and_uses_the_
 
 def test_restart_with_the_snapshot_of_other_weights_uses_the_round_before(tmp_path: Path) -> None:
     run(tmp_path / "mine", 2)
-    other = Keeper(tmp_path / "other", Checkpoint(), 9)
+    other = CommitWriter(tmp_path / "other", Checkpoint(), 9)
     for number in range(2):
         ask(other, number, 77)
     snapshot(tmp_path / "mine", 1).rename(tmp_path / "aside")
@@ -152,7 +152,7 @@ def test_restart_between_two_snapshots_rewinds_the_rounds_after(tmp_path: Path) 
         "round_000003.json",
         "round_000004.json",
     ]
-    store = Keeper(tmp_path, Checkpoint(), 1000)
+    store = CommitWriter(tmp_path, Checkpoint(), 1000)
     store.begin(LAYOUT, *past.flats(LAYOUT)[:2])
     assert ask(store, 3, 30).problem is None
 
@@ -164,7 +164,7 @@ def test_restart_with_a_damaged_newest_record_counts_it_as_absent_and_sets_it_as
     assert past.next_round == 2
     assert past.skipped == ("commit round 2: its record is damaged and counts as absent",)
     past.rewind()
-    assert ask(Keeper(tmp_path, Checkpoint(), 1000), 2, 3).problem is None
+    assert ask(CommitWriter(tmp_path, Checkpoint(), 1000), 2, 3).problem is None
     assert found(tmp_path).next_round == 3
 
 
@@ -172,7 +172,7 @@ def test_restart_with_the_only_record_damaged_starts_anew(tmp_path: Path) -> Non
     run(tmp_path, 1)
     flip(CommitLog(tmp_path).path(0))
     assert restart(tmp_path) is None
-    assert ask(Keeper(tmp_path, Checkpoint(), 1000), 0, 9).problem is None
+    assert ask(CommitWriter(tmp_path, Checkpoint(), 1000), 0, 9).problem is None
 
 
 @pytest.mark.parametrize("missing", [True, False])
@@ -228,4 +228,4 @@ def test_restart_into_another_number_of_fragments_keeps_every_tensor(tmp_path: P
     one = Layout((LAYOUT.entries[0], Entry("b", "float32", (4,), 0, GROUP, 6, 4)))
     a, b, *_ = flats(1)
     assert np.array_equal(past.flats(one)[0][GROUP], np.concatenate([a[GROUP], b[GROUP]]))
-    Keeper(tmp_path, Checkpoint(), 9).begin(one, past.flats(one)[0])
+    CommitWriter(tmp_path, Checkpoint(), 9).begin(one, past.flats(one)[0])

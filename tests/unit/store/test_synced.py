@@ -12,7 +12,7 @@ import pytest
 from hypha_ray.config.schema import Checkpoint
 from hypha_ray.store.commits import CommitLog
 from hypha_ray.store.directory import RunDirectory
-from hypha_ray.store.keeper import Keeper
+from hypha_ray.store.keeper import CommitWriter
 from hypha_ray.store.mirror import fetch
 from hypha_ray.store.quarantine import quarantine
 from tests.support.store_bench import LAYOUT, ask, flats
@@ -68,8 +68,8 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     return Disk(monkeypatch)
 
 
-def begun(directory: Path, rounds: int, **checkpoint: Any) -> Keeper:
-    kept = Keeper(directory, Checkpoint(**checkpoint), 1000)
+def begun(directory: Path, rounds: int, **checkpoint: Any) -> CommitWriter:
+    kept = CommitWriter(directory, Checkpoint(**checkpoint), 1000)
     kept.begin(LAYOUT, *flats(0)[:2])
     for number in range(rounds):
         ask(kept, number, number + 1)

@@ -8,7 +8,7 @@ from threading import Thread
 import numpy as np
 
 from hypha_ray.types import Span, window
-from hypha_ray.worker.batches import Feeder, order
+from hypha_ray.worker.batches import BatchSource, order
 
 
 def slice_of(index: int, samples: int) -> dict[str, np.ndarray]:
@@ -18,21 +18,21 @@ def slice_of(index: int, samples: int) -> dict[str, np.ndarray]:
 
 
 def test_batches_of_spans_cover_each_sample_once_in_the_epochs_order() -> None:
-    feeder = Feeder(seed=7)
+    batch_source = BatchSource(seed=7)
     for index, samples in ((0, 10), (1, 6)):
-        feeder.put(index, slice_of(index, samples))
+        batch_source.put(index, slice_of(index, samples))
     spans = (Span(2, 0, 4, 10), Span(2, 1, 0, 6))
-    rows = np.concatenate([feeder.batch(spans, start, 4).arrays["input_ids"] for start in range(0, 12, 4)])
+    rows = np.concatenate([batch_source.batch(spans, start, 4).arrays["input_ids"] for start in range(0, 12, 4)])
     expected = [slice_of(0, 10)["input_ids"][i] for i in order(7, 2, 0, 10)[4:]]
     expected += [slice_of(1, 6)["input_ids"][i] for i in order(7, 2, 1, 6)]
     assert np.array_equal(rows, np.array(expected))
 
 
 def test_batch_is_a_writable_copy() -> None:
-    feeder = Feeder(seed=0)
-    feeder.put(0, slice_of(0, 8))
+    batch_source = BatchSource(seed=0)
+    batch_source.put(0, slice_of(0, 8))
     for shuffled in (True, False):
-        batch = feeder.batch((Span(0, 0, 0, 8),), 0, 4, shuffled).arrays["input_ids"]
+        batch = batch_source.batch((Span(0, 0, 0, 8),), 0, 4, shuffled).arrays["input_ids"]
         assert batch.flags.writeable and batch.flags.owndata
 
 
@@ -43,11 +43,11 @@ def test_order_differs_between_epochs_and_slices_but_not_between_calls() -> None
 
 
 def test_waiting_for_a_slice_ends_when_it_comes() -> None:
-    feeder = Feeder(seed=0)
+    batch_source = BatchSource(seed=0)
     found: list[int] = []
-    reader = Thread(target=lambda: found.append(len(feeder.batch((Span(0, 5, 0, 4),), 0, 4))))
+    reader = Thread(target=lambda: found.append(len(batch_source.batch((Span(0, 5, 0, 4),), 0, 4))))
     reader.start()
-    feeder.put(5, slice_of(5, 4))
+    batch_source.put(5, slice_of(5, 4))
     reader.join(timeout=10)
     assert found == [4]
 
@@ -62,13 +62,13 @@ def test_window_of_spans_is_exact() -> None:
 
 
 def test_slice_that_stays_for_many_epochs_takes_no_more_memory() -> None:
-    feeder = Feeder(seed=7)
-    feeder.put(0, slice_of(0, 10))
-    feeder.put(1, slice_of(1, 6))
+    batch_source = BatchSource(seed=7)
+    batch_source.put(0, slice_of(0, 10))
+    batch_source.put(1, slice_of(1, 6))
     sizes = []
     for epoch in range(40):
         for index, samples in ((0, 10), (1, 6)):
-            rows = feeder.batch((Span(epoch, index, 0, samples),), 0, samples).arrays["input_ids"]
+            rows = batch_source.batch((Span(epoch, index, 0, samples),), 0, samples).arrays["input_ids"]
             assert np.array_equal(rows, slice_of(index, samples)["input_ids"][order(7, epoch, index, samples)])
-        sizes.append(len(gc.get_referents(feeder._orders)))
+        sizes.append(len(gc.get_referents(batch_source._orders)))
     assert max(sizes[2:]) == sizes[2]

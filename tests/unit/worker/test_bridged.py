@@ -33,11 +33,11 @@ from hypha_ray.types import (
     Source,
     Span,
 )
-from hypha_ray.worker.batches import Feeder, order
+from hypha_ray.worker.batches import BatchSource, order
 from hypha_ray.worker.bridged import printed, process
 from hypha_ray.worker.bridged.loop import BridgedLoop
 from hypha_ray.worker.bridged.process import TrainerGone
-from hypha_ray.worker.inbox import Desk
+from hypha_ray.worker.inbox import Inbox
 from hypha_ray.worker.interrupts import Closed, Retired
 
 SOURCE = Source("test", 0, 7)
@@ -69,24 +69,24 @@ class Bench:
                 "bridge": {"commands": [f"{sys.executable} {TRAINER} {way}"]},
             }
         )
-        self.feeder, self.desk, self.said = Feeder(0), Desk(), list[Any]()
+        self.batch_source, self.inbox, self.said = BatchSource(0), Inbox(), list[Any]()
         self.on_event: Any = lambda event: None
-        self.feeder.put(0, {"x": np.arange(SAMPLES)})
-        self.desk.describe(LAYOUT)
-        self.desk.merge(FragmentUpdate(0, 0), THETA)
+        self.batch_source.put(0, {"x": np.arange(SAMPLES)})
+        self.inbox.describe(LAYOUT)
+        self.inbox.merge(FragmentUpdate(0, 0), THETA)
 
     def run(self, *plans: Plan) -> Bench:
         for plan in plans:
-            self.desk.assign(plan)
-        BridgedLoop(self.job, SOURCE, self.feeder, self.desk, self._hear).run()
+            self.inbox.assign(plan)
+        BridgedLoop(self.job, SOURCE, self.batch_source, self.inbox, self._hear).run()
         return self
 
     def of(self, kind: type) -> list[Any]:
         return [event for event in self.said if isinstance(event, kind)]
 
     def close(self, why: type[Closed] = Closed) -> None:
-        self.desk.close(why)
-        self.feeder.close(why)
+        self.inbox.close(why)
+        self.batch_source.close(why)
 
     def _hear(self, event: Any) -> None:
         self.said.append(event)
@@ -103,8 +103,8 @@ def test_trainer_is_one_worker_among_others_and_nothing_is_unpickled(monkeypatch
 
     def go_on(event: Any) -> None:
         if isinstance(event, dict):
-            bench.desk.merge(FragmentUpdate(1, 0), {name: array + 1 for name, array in THETA.items()})
-            bench.desk.assign(plan_of(number=1, evaluate=10, final=True))
+            bench.inbox.merge(FragmentUpdate(1, 0), {name: array + 1 for name, array in THETA.items()})
+            bench.inbox.assign(plan_of(number=1, evaluate=10, final=True))
 
     bench.on_event = go_on
     bench.run(plan_of(Span(0, 0, 0, 20), Span(0, 0, 30, 40), evaluate=10))
@@ -161,8 +161,8 @@ def test_trainer_in_whose_directory_nothing_can_be_written_is_lost_and_ends_noth
 
     def go_on(event: Any) -> None:
         if isinstance(event, dict):
-            bench.desk.merge(FragmentUpdate(1, 0), THETA)
-            bench.desk.assign(plan_of(Span(0, 0, 32, 64), number=1))
+            bench.inbox.merge(FragmentUpdate(1, 0), THETA)
+            bench.inbox.assign(plan_of(Span(0, 0, 32, 64), number=1))
 
     bench.on_event = go_on
     with pytest.raises(TrainerGone, match=reason):
@@ -194,7 +194,7 @@ def test_trainer_that_has_to_leave_hands_over_what_it_has() -> None:
     bench = Bench("slow")
 
     def leave(event: Any) -> None:
-        if isinstance(event, Report) and not bench.desk._away:
+        if isinstance(event, Report) and not bench.inbox._away:
             bench.close(Retired)
 
     bench.on_event = leave
@@ -210,7 +210,7 @@ def test_correction_reaches_the_trainer() -> None:
 
     def correct(event: Any) -> None:
         if isinstance(event, Report):
-            bench.desk.assign(longer)
+            bench.inbox.assign(longer)
         if isinstance(event, dict):
             bench.close()
 
@@ -260,7 +260,7 @@ def test_what_a_trainer_prints_is_kept_up_to_a_limit_and_read_to_its_end(
         program = f"import sys; sys.stdout.write('x' * {size}); sys.stderr.write('y')"
         tables = {"run": {"name": "r", "dir": str(tmp_path)}, "resources": {"num_workers": 1}}
         job = Job.model_validate({**tables, "bridge": {"commands": [f'{sys.executable} -c "{program}"']}})
-        trainer = process.Outside(job, 0)
+        trainer = process.TrainerProcess(job, 0)
         with pytest.raises(TrainerGone, match="exit code 0"):
             trainer.connect(lambda: None)
         trainer.close()

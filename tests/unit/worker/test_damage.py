@@ -127,8 +127,8 @@ def test_inner_state_begins_anew_after_a_rejected_delta(rejections: int) -> None
         def next_round(event: Any) -> None:
             if isinstance(event, Delta) and event.round == 0:
                 spans = (Span(0, 0, 16, 32),)
-                bench.desk.assign(Plan(1, 0, spans, 8, keep=frozenset({0}), rejections=told))
-                bench.desk.merge(FragmentUpdate(1, 0), bench.theta)
+                bench.inbox.assign(Plan(1, 0, spans, 8, keep=frozenset({0}), rejections=told))
+                bench.inbox.merge(FragmentUpdate(1, 0), bench.theta)
 
         bench.on_event = next_round
         flat: dict[str, np.ndarray] = bench.run(plan_of(16)).of(dict)[1]

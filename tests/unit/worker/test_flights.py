@@ -13,8 +13,8 @@ from hypha_ray.exchange_schedule import fragments_of_round, version_due
 from hypha_ray.model.layout import gather, layout_of, scatter
 from hypha_ray.server.reduce import initial_momentum
 from hypha_ray.types import Flat
-from hypha_ray.worker.batches import Feeder
-from hypha_ray.worker.training.trainer import Stepper
+from hypha_ray.worker.batches import BatchSource
+from hypha_ray.worker.training.trainer import Trainer
 from tests.support.replicas import BATCH, REPLICAS, STEPS, WINDOW, Fleet, job_of, outer_step, samples_of, steps
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -24,18 +24,18 @@ FRAGMENTS = 3
 
 def step_by_step(job: Job) -> tuple[list[torch.nn.Module], list[Flat]]:
     """Models of the replicas, and global weights, where every result comes `in_flight` windows after its delta's."""
-    steppers = [Stepper(job) for _ in range(REPLICAS)]
+    steppers = [Trainer(job) for _ in range(REPLICAS)]
     layout = layout_of(steppers[0].model, FRAGMENTS)
-    feeders = [Feeder(0) for _ in range(REPLICAS)]
-    for replica, feeder in enumerate(feeders):
-        feeder.put(replica, samples_of(replica))
+    batch_sources = [BatchSource(0) for _ in range(REPLICAS)]
+    for replica, batch_source in enumerate(batch_sources):
+        batch_source.put(replica, samples_of(replica))
     theta = [gather(steppers[0].model, layout, fragment) for fragment in range(FRAGMENTS)]
     momentum = [initial_momentum(layout, fragment) for fragment in range(FRAGMENTS)]
     on_its_way: dict[int, Flat] = {}
     for step in range(1, STEPS + 1):
         for replica, stepper in enumerate(steppers):
             stepper.optimizer.seek(0.0)
-            stepper.step(feeders[replica].batch(steps(replica, 0, STEPS), (step - 1) * BATCH, BATCH))
+            stepper.step(batch_sources[replica].batch(steps(replica, 0, STEPS), (step - 1) * BATCH, BATCH))
         handed_over, over = divmod(step + job.sync.delay_steps, WINDOW)
         if not over:
             number = handed_over - 1

@@ -13,11 +13,11 @@ from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.server.admission import Received
 from hypha_ray.server.reduce import initial_momentum, reduce
-from hypha_ray.server.spec import Rules
+from hypha_ray.server.spec import ReduceSpec
 from hypha_ray.types import Entry, Flat, Layout
 from hypha_ray.worker.inbox import Arrived
 from hypha_ray.worker.training.foresight import Foresight
-from hypha_ray.worker.training.local_weights import Live
+from hypha_ray.worker.training.local_weights import LocalWeights
 from tests.support.worker_bench import CONFIG
 
 GROUP, SIZE, ROUNDS = "parameters/float32", 40, 6
@@ -34,7 +34,7 @@ def misses(outer: dict[str, Any], deltas: np.ndarray) -> list[float]:
     job = Job.model_validate(
         {"outer_optimizer": outer, "rounds": {"update_rounds": ROUNDS}, "resources": {"num_workers": deltas.shape[1]}}
     )
-    rules = Rules(LAYOUT, 0, job.outer_optimizer, rounds=ROUNDS)
+    rules = ReduceSpec(LAYOUT, 0, job.outer_optimizer, rounds=ROUNDS)
     foresight, theta = Foresight(job), {GROUP: np.zeros(SIZE, np.float32)}
     momentum, found = initial_momentum(LAYOUT, 0, job.outer_optimizer.name), []
     for number, of_workers in enumerate(deltas):
@@ -78,7 +78,7 @@ def test_estimate_starts_anew_when_a_step_was_missed() -> None:
 def test_what_was_trained_since_the_estimate_is_kept_in_the_part_that_mixing_says(mixing: float) -> None:
     model = build_model(Model(config=CONFIG), 0)
     layout = layout_of(model)
-    live, theta = Live(model, layout, mixing, keeps=True), gather(model, layout, 0)
+    live, theta = LocalWeights(model, layout, mixing, keeps=True), gather(model, layout, 0)
     after, guess = ({group: array + np.float32(more) for group, array in theta.items()} for more in (0.5, 0.25))
     live.merge(Arrived(0, True, {0: theta}))
     live.expect(0, guess)
@@ -87,6 +87,6 @@ def test_what_was_trained_since_the_estimate_is_kept_in_the_part_that_mixing_say
     live.merge(Arrived(1, False, {0: after}))
     expected = after[GROUP] + np.float32(mixing * 0.125)
     assert np.allclose(gather(model, layout, 0)[GROUP], expected, atol=1e-6)
-    with live.put_aside():
+    with live.global_weights():
         assert np.array_equal(gather(model, layout, 0)[GROUP], after[GROUP])
     assert np.allclose(gather(model, layout, 0)[GROUP], expected, atol=1e-6)

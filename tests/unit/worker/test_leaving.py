@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hypha_ray.types import Delta, Evaluated, FragmentUpdate, Left, Merged, Plan, Ready, Report, Span
-from hypha_ray.worker.inbox import Desk
+from hypha_ray.worker.inbox import Inbox
 from tests.support.worker_bench import Bench, plan_of
 
 REPLAY = {"run": {"mode": "replay"}}
@@ -79,7 +79,7 @@ def test_idle_worker_that_is_given_work_in_mid_round_does_it_and_evaluates_once(
 
     def correct(event: Any) -> None:
         if isinstance(event, Evaluated):
-            bench.desk.assign(plan_of(16, version=1, evaluate=10))
+            bench.inbox.assign(plan_of(16, version=1, evaluate=10))
 
     bench.on_event = correct
     bench.run(plan_of(0, evaluate=10))
@@ -91,15 +91,15 @@ def test_idle_worker_goes_on_with_the_next_round_if_that_comes_first() -> None:
 
     def move_on(event: Any) -> None:
         if isinstance(event, Evaluated) and event.round == 0:
-            bench.desk.assign(plan_of(8, number=1))
-            bench.desk.merge(FragmentUpdate(1, 0), bench.theta)
+            bench.inbox.assign(plan_of(8, number=1))
+            bench.inbox.merge(FragmentUpdate(1, 0), bench.theta)
 
     bench.on_event = move_on
     assert [delta.round for delta in bench.run(plan_of(0, evaluate=10)).of(Delta)] == [1]
 
 
-class LastDesk(Desk):
-    """A desk that calls its reader away as soon as it asks for a second round."""
+class LastDesk(Inbox):
+    """An inbox that calls its reader away as soon as it asks for a second round."""
 
     def plan(self, round_number: int) -> Plan:
         if round_number > 0:
@@ -109,8 +109,8 @@ class LastDesk(Desk):
 
 def test_worker_with_its_delta_handed_over_trains_no_more_in_that_round() -> None:
     bench = Bench()
-    bench.desk, bench.parts = LastDesk(), 2
-    bench.on_event = lambda event: bench.desk.assign(plan_of(32, version=1)) if isinstance(event, dict) else None
+    bench.inbox, bench.parts = LastDesk(), 2
+    bench.on_event = lambda event: bench.inbox.assign(plan_of(32, version=1)) if isinstance(event, dict) else None
     assert [(delta.round, delta.samples) for delta in bench.run(plan_of(16)).of(Delta)] == [(0, 16)]
 
 
@@ -133,11 +133,11 @@ def test_orders_to_a_joiner_in_any_order_lead_to_the_same_bits(
     bench.parts = 2
     plan = replace(plan_of(16, version=1, number=1), restores=True)
     actions = {
-        "feed": lambda: bench.feeder.put(0, bench.slice),
-        "blank": lambda: bench.desk.assign(plan_of(0, number=1)),
-        "plan": lambda: bench.desk.assign(plan),
-        "merge": lambda: bench.desk.merge(FragmentUpdate(1, 0), predecessor.of(dict)[0]),
-        "restore": lambda: bench.desk.restore(predecessor.of(dict)[1]),
+        "feed": lambda: bench.batch_source.put(0, bench.slice),
+        "blank": lambda: bench.inbox.assign(plan_of(0, number=1)),
+        "plan": lambda: bench.inbox.assign(plan),
+        "merge": lambda: bench.inbox.merge(FragmentUpdate(1, 0), predecessor.of(dict)[0]),
+        "restore": lambda: bench.inbox.restore(predecessor.of(dict)[1]),
     }
 
     def control() -> None:
@@ -166,8 +166,8 @@ def uninterrupted() -> list[Any]:
 
     def next_round(event: Any) -> None:
         if isinstance(event, dict) and len(bench.of(dict)) == 2:
-            bench.desk.assign(plan_of(16, number=1))
-            bench.desk.merge(FragmentUpdate(1, 0), bench.of(dict)[0])
+            bench.inbox.assign(plan_of(16, number=1))
+            bench.inbox.merge(FragmentUpdate(1, 0), bench.of(dict)[0])
 
     bench.on_event = next_round
     return bench.run(plan_of(24)).of(dict)[2:]

@@ -31,8 +31,8 @@ def test_first_merge_proves_the_weights_by_their_hash_and_later_ones_say_nothing
 
     def next_round(event: Any) -> None:
         if isinstance(event, Delta) and event.round == 0:
-            bench.desk.assign(plan_of(8, number=1))
-            bench.desk.merge(FragmentUpdate(1, 0), bench.theta)
+            bench.inbox.assign(plan_of(8, number=1))
+            bench.inbox.merge(FragmentUpdate(1, 0), bench.theta)
 
     bench.on_event = next_round
     hashes = [event.theta_sha256 for event in bench.run(plan_of(8)).of(Merged)]
@@ -53,7 +53,7 @@ def test_padding_counts_for_nothing_in_accumulation() -> None:
         mask = np.ones_like(ids)
         mask[::3, 5:] = 0
         mask[::4] = 0
-        bench.feeder.put(1, {"input_ids": ids, "attention_mask": mask})
+        bench.batch_source.put(1, {"input_ids": ids, "attention_mask": mask})
         return bench.run(Plan(0, 0, (Span(0, 1, 0, 32),), 8, keep=frozenset({0, 1}))).weights
 
     whole, parts = padded(1), padded(8)
@@ -87,7 +87,7 @@ def test_shortened_plan_ends_the_round_at_the_next_batch() -> None:
 
     def shorten(event: Any) -> None:
         if isinstance(event, Report) and len(bench.of(Report)) == 2:
-            bench.desk.assign(plan_of(8, version=1))
+            bench.inbox.assign(plan_of(8, version=1))
 
     bench.on_event = shorten
     delta = bench.run(plan_of(64)).of(Delta)[0]
@@ -99,7 +99,7 @@ def test_lengthened_plan_is_trained_to_its_new_end() -> None:
 
     def lengthen(event: Any) -> None:
         if isinstance(event, Report) and len(bench.of(Report)) == 1:
-            bench.desk.assign(plan_of(40, version=1))
+            bench.inbox.assign(plan_of(40, version=1))
 
     bench.on_event = lengthen
     assert bench.run(plan_of(16)).of(Delta)[0].samples == 40
@@ -110,8 +110,8 @@ def test_round_that_the_fleet_has_left_is_dropped() -> None:
 
     def move_on(event: Any) -> None:
         if isinstance(event, Report) and event.round == 0:
-            bench.desk.assign(Plan(1, 0, (Span(0, 0, 32, 40),), 8, keep=frozenset({0})))
-            bench.desk.merge(FragmentUpdate(1, 0), bench.theta)
+            bench.inbox.assign(Plan(1, 0, (Span(0, 0, 32, 40),), 8, keep=frozenset({0})))
+            bench.inbox.merge(FragmentUpdate(1, 0), bench.theta)
 
     bench.on_event = move_on
     deltas = bench.run(plan_of(32)).of(Delta)

@@ -12,7 +12,7 @@ from hypha_ray.codec import upward_codec
 from hypha_ray.config.schema import OuterOptimizer, Sync
 from hypha_ray.server.admission import Received
 from hypha_ray.server.reduce import initial_momentum, reduce
-from hypha_ray.server.spec import Rules
+from hypha_ray.server.spec import ReduceSpec
 from hypha_ray.types import Delta, Flat, FragmentUpdate
 from tests.support.worker_bench import CONFIG, Bench, plan_of
 
@@ -39,7 +39,7 @@ def rounded(weights: np.ndarray, dtype: str) -> np.ndarray:
 
 def step(bench: Bench, payload: Flat) -> tuple[Flat, float]:
     """The server's step of one payload: new weights, and the norm of the delta."""
-    rules = Rules(bench.layout, 0, OuterOptimizer(), bench.job.sync, upward_codec(bench.job.sync))
+    rules = ReduceSpec(bench.layout, 0, OuterOptimizer(), bench.job.sync, upward_codec(bench.job.sync))
     new, _, verdict = reduce(0, bench.theta, initial_momentum(bench.layout, 0), [Received(0, 1, 8, payload)], rules)
     return new, verdict.accepted[0].norm
 
@@ -74,8 +74,8 @@ def test_nothing_learned_is_no_delta_after_results_were_mixed_in(mixing: float) 
 
     def answer(event: Any) -> None:
         if isinstance(event, Delta) and event.round == 0:
-            bench.desk.assign(plan_of(16, number=1))
-            bench.desk.merge(FragmentUpdate(1, 0, whole=False), bench.theta)
+            bench.inbox.assign(plan_of(16, number=1))
+            bench.inbox.merge(FragmentUpdate(1, 0, whole=False), bench.theta)
 
     bench.on_event = answer
     bench.run(plan_of(16))

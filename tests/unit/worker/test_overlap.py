@@ -19,8 +19,8 @@ def at_first_result(bench: Bench, plan: Plan, whole: bool = False) -> None:
 
     def answer(event: Any) -> None:
         if isinstance(event, dict) and len(bench.of(dict)) == 1:
-            bench.desk.assign(plan)
-            bench.desk.merge(FragmentUpdate(plan.round, 0, whole=whole), bench.theta)
+            bench.inbox.assign(plan)
+            bench.inbox.merge(FragmentUpdate(plan.round, 0, whole=whole), bench.theta)
 
     bench.on_event = answer
 
@@ -50,9 +50,9 @@ def test_worker_goes_ahead_while_the_result_is_on_its_way_and_counts_that_to_the
 
     def answer(event: Any) -> None:
         if isinstance(event, Delta) and event.round == 0:
-            bench.desk.assign(ahead_of(1, 24, 32, 0))
+            bench.inbox.assign(ahead_of(1, 24, 32, 0))
         if isinstance(event, dict) and len(bench.of(dict)) == 1:
-            bench.desk.merge(FragmentUpdate(1, 0, whole=False), bench.theta)
+            bench.inbox.merge(FragmentUpdate(1, 0, whole=False), bench.theta)
 
     bench.on_event = answer
     bench.run(ahead_of(0, 0, 24, 16))

@@ -17,7 +17,7 @@ from hypha_ray.model.loading.build import build_model
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.types import Delta, FragmentUpdate, Report
 from hypha_ray.worker.batches import order
-from hypha_ray.worker.training.inner_state import bequest, inherit
+from hypha_ray.worker.training.inner_state import export_inner_state, import_inner_state
 from tests.support.worker_bench import Bench, plan_of
 
 SYNC = {"strategy": "sync"}
@@ -49,8 +49,8 @@ def test_gradients_of_a_round_are_forgotten_in_the_next_and_the_model_stays() ->
 
     def next_round(event: Any) -> None:
         if isinstance(event, Delta) and event.round == 0:
-            bench.desk.assign(plan_of(16, number=1))
-            bench.desk.merge(FragmentUpdate(1, 0), bench.theta)
+            bench.inbox.assign(plan_of(16, number=1))
+            bench.inbox.merge(FragmentUpdate(1, 0), bench.theta)
 
     bench.on_event = next_round
     bench.run(plan_of(16))
@@ -92,8 +92,8 @@ def test_successor_makes_up_for_what_its_predecessor_left_out() -> None:
     first, second = [encoder("e3m0", 1.0), encoder("topk", 0.5)], [encoder("e3m0", 1.0), encoder("topk", 0.5)]
     flats = [{GROUP: np.random.default_rng(seed).standard_normal(6000).astype(np.float32)} for seed in (1, 2)]
     encoded(first, flats, ())
-    state = bequest(optimizer, first)
+    state = export_inner_state(optimizer, first)
     assert any(name.endswith("exp_avg") for name in state) and sum(name.startswith("left-out/") for name in state) == 2
-    inherit(build_optimizer(network, InnerOptimizer()), second, state)
+    import_inner_state(build_optimizer(network, InnerOptimizer()), second, state)
     (one, _), (other, _) = (encoded(encoders, flats, ()) for encoders in (first, second))
     assert all(np.array_equal(a[name], b[name]) for a, b in zip(one, other, strict=True) for name in a)

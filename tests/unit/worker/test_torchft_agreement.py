@@ -12,8 +12,8 @@ import torch
 
 from hypha_ray.config import Job
 from hypha_ray.model.layout import layout_of
-from hypha_ray.worker.batches import Feeder
-from hypha_ray.worker.training.trainer import Stepper
+from hypha_ray.worker.batches import BatchSource
+from hypha_ray.worker.training.trainer import Trainer
 from tests.support.replicas import BATCH, REPLICAS, STEPS, WINDOW, Fleet, job_of, samples_of, steps
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -67,11 +67,11 @@ class Manager:
 def peers(job: Job) -> list[Any]:
     """The same training by torchft; its models and its `DiLoCo`, for each replica."""
     group, made = Group(), dict[int, Any]()
-    steppers = [Stepper(job) for _ in range(REPLICAS)]  # One after the other: initial weights are random.
+    steppers = [Trainer(job) for _ in range(REPLICAS)]  # One after the other: initial weights are random.
 
     def train(rank: int) -> None:
-        stepper, feeder = steppers[rank], Feeder(0)
-        feeder.put(rank, samples_of(rank))
+        stepper, batch_source = steppers[rank], BatchSource(0)
+        batch_source.put(rank, samples_of(rank))
         names = {entry.name: entry.fragment for entry in layout_of(stepper.model, FRAGMENTS).entries}
         parts = [torch.nn.Module() for _ in range(FRAGMENTS)]
         for name, parameter in stepper.model.named_parameters():
@@ -85,7 +85,7 @@ def peers(job: Job) -> list[Any]:
         with local_sgd.DiLoCo(*arguments, **delays) as diloco:
             for step in range(STEPS):
                 inner.zero_grad()
-                stepper.backward(feeder.batch(steps(rank, 0, STEPS), step * BATCH, BATCH))
+                stepper.backward(batch_source.batch(steps(rank, 0, STEPS), step * BATCH, BATCH))
                 inner.step()
         made[rank] = stepper.model, diloco
 
