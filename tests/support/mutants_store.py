@@ -16,8 +16,10 @@ RECORD = '            failpoint("store.before_link")\n'
 EARLY = f"            path.hardlink_to(temporary)\n{RECORD}            path.unlink()\n"
 ASIDE = "for round in reversed(rounds):\n                self"
 REFUSED = "        if refusal is not None:\n"
-FIRST_RECORD = "self._log.append(self._backlog[0])\n            del self._backlog[0]"
-ONLY_SOUND = "for round in rounds(self._directory) if self._is_good(round)]"
+FIRST_RECORD = """self._log.append(self._backlog[0])
+            self._written = self._backlog[0].round + 1
+            del self._backlog[0]"""
+ONLY_SOUND = "good = [round for round in rounds(self._directory) if self._is_good(round)]"
 SAYS = 'lines = [f"{line}; using round {commit.round}" for line in (*passed, *_without(commits, commit, present))]'
 
 MUTANTS = {
@@ -31,12 +33,12 @@ MUTANTS = {
     "refusals aren't counted": ("self._failures += 1", "pass"),
     "refusals of long ago count": ("        self._failures = 0\n        good", "        good"),
     "a refused snapshot isn't tried again": ("regular or self._failures > 0", "regular"),
-    "a run without a snapshot has records": ("if refusal is None or self._log.rounds():", "if True:"),
-    "waiting records go before the first snapshot": (" " * 12 + "if self._log.rounds():", " " * 12 + "if True:"),
+    "a run without a snapshot has records": ("if refusal is None or self._written:", "if True:"),
+    "waiting records go before the first snapshot": (" " * 12 + "if self._written:", " " * 12 + "if True:"),
     "the first snapshot isn't at once": ("round in (0, self._update_rounds - 1)", "round == self._update_rounds - 1"),
     "pruning counts snapshots of nobody": (ONLY_SOUND, ONLY_SOUND.replace(" if self._is_good(round)", "")),
     "pruning keeps one": ("good[-self._checkpoint.keep :]", "good[-1:]"),
-    "pruning removes the oldest that it keeps": ("if round < first:", "if round <= first:"),
+    "pruning removes the oldest that it keeps": ("if round < first and", "if round <= first and"),
     "a gap is bridged": ("if round > due:", "if False:"),
     "a record is there before it should": (RECORD, EARLY),
     "rewinding sets one record aside": (ASIDE, ASIDE.replace("reversed(rounds)", "rounds[-1:]")),

@@ -94,9 +94,9 @@ def test_random_walks_find_the_defect(directories: Iterator[Path], name: str) ->
 
 def dies(name: str, directory: Path, seed: int) -> bool:
     """Does a walk with a defective store fail, however it fails?"""
-    walker = None
+    store, walker = mutant(name), None
     try:
-        walker = Walker(mutant(name), directory, seed)
+        walker = Walker(store, directory, seed)
         walker.walk()
     except Exception as failure:
         print(f"{name}: seed {seed}, step {walker.step if walker else 0}: {failure!r}")
