@@ -45,7 +45,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "slot is not None and slot.source == source else",
         "slot is not None else",
     ),
-    "a word doesn't renew the lease": ("leases", "self._leases[lease_id] = renewed = replace", "renewed = replace"),
+    "a word doesn't renew the lease": ("leases", "self._leases[lease_id] = renewed = Lease", "renewed = Lease"),
     "a late word renews the lease": ("leases", "or lease.expired(now):", "or False:"),
     "a vacated slot keeps its lease": ("roster", "self._book.release(slot.lease)", "pass"),
     "silence isn't noticed": ("roster", "elif slot.lease.id in over:", "elif False:"),
