@@ -28,14 +28,6 @@ def conflicts(job: Job) -> Iterator[Conflict]:
         yield Conflict("sync.fragments", 'sync.strategy = "sync"', fix)
     if job.sync.strategy != "diloco" and job.rounds.warmup_rounds:
         yield Conflict("rounds.warmup_rounds", f'sync.strategy = "{job.sync.strategy}"', "only DiLoCo has long rounds")
-    if job.sync.eager and job.sync.strategy != "diloco":
-        strategy = f'sync.strategy = "{job.sync.strategy}"'
-        yield Conflict("sync.eager", strategy, "leave it out: only in DiLoCo do workers go on before the result comes")
-    if job.sync.eager and not job.sync.delay_steps:
-        fix = "set delay_steps: an estimate is of use until the result comes"
-        yield Conflict("sync.eager", "sync.delay_steps = 0", fix)
-    if job.sync.eager and job.outer_optimizer.name == "adam":
-        yield Conflict("sync.eager", 'outer_optimizer.name = "adam"', "choose nesterov or average")
     if job.inner_optimizer.k_aware and job.sync.strategy == "sync":
         fix = "leave it out: gradients are those of all workers already"
         yield Conflict("inner_optimizer.k_aware", 'sync.strategy = "sync"', fix)

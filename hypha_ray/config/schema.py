@@ -150,9 +150,6 @@ class Sync(Table):
     mixing: Annotated[float, Field(ge=0, le=1)] = Field(
         0.0, description="part of its own weights that a worker keeps when it merges the result"
     )
-    eager: bool = Field(
-        False, description="with delay_steps: go on from what the result will probably be, instead of its own weights"
-    )
     codec: Encoding = Field("fp32", description="what deltas and gradients are encoded as; see docs/communication.md")
     downward_codec: Encoding = Field(
         "fp32", description="what new weights are encoded as, for workers that have the old ones"

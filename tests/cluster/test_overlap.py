@@ -69,7 +69,7 @@ def test_bytes_of_codes_of_any_length_are_those_that_were_sent(corpus: Path, tmp
 @pytest.mark.parametrize(
     "sync",
     [
-        {"fragments": 2, "delay_steps": 3, "mixing": 0.5, "eager": True},
+        {"fragments": 2, "delay_steps": 3, "mixing": 0.5},
         {"fragments": 3, "delay_steps": 3, "mixing": 0.5, "in_flight": 3, "downward_codec": "int8"},
     ],
     ids=["one in flight", "three in flight"],

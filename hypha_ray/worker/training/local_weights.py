@@ -37,8 +37,6 @@ class LocalWeights:
         load_ahead("copy", max((entry.size for entry in layout.entries), default=0))
         self.theta: dict[int, Flat] = {}
         """Newest global weights by fragment, as they came."""
-        self._guesses: dict[int, Flat] = {}
-        """Estimates of fragments, until the fragments come."""
         self._own = False
         """The live weights are others than the global ones."""
         self._narrow = any(entry.dtype in _NARROW for entry in layout.entries)
@@ -48,25 +46,22 @@ class LocalWeights:
     def merge(self, arrived: Arrived, mixes: bool = True) -> None:
         """Take new global weights θ over: all there are, or new ones, which are mixed if so (arXiv 2501.18512).
 
-        Mixed, the live weights become θ + α(w − θ); where a guess stood in for θ, θ + α(w − guess).
+        Mixed, the live weights become θ + α(w − θ).
         """
         mixing = self._mixing if mixes and not arrived.whole else 0.0
-        if arrived.whole:
-            self._guesses.clear()
         for fragment, flat in arrived.fragments.items():
-            guess = self._guesses.pop(fragment, None)
-            if mixing and (guess is not None or self._narrow):
-                self._write(fragment, self._moved(fragment, flat, flat if guess is None else guess, mixing))
+            if mixing and self._narrow:
+                self._write(fragment, self._mixed(fragment, flat, mixing))
             else:
                 self._write(fragment, flat, mixing)
         self._own = (self._own and len(arrived.fragments) < self._layout.fragments) or mixing > 0
         if self._keeps:
             self.theta |= arrived.fragments
 
-    def _moved(self, fragment: int, theta: Groups, guess: Groups, mixing: float) -> Groups:
-        """Global weights, moved by a part of what was trained since they were guessed."""
+    def _mixed(self, fragment: int, theta: Groups, mixing: float) -> Groups:
+        """Global weights mixed with a worker's own in 32 bits: θ + α(w − θ)."""
         own: Groups = self.complete(fragment, gather(self._model, self._layout, fragment))
-        trained = {group: own[group] - guess[group] for group in theta if is_trained(group)}
+        trained = {group: own[group] - theta[group] for group in theta if is_trained(group)}
         return {**theta, **{group: theta[group] + mixing * change for group, change in trained.items()}}
 
     def _write(self, fragment: int, flat: Groups, mixing: float = 0.0) -> None:
@@ -84,12 +79,6 @@ class LocalWeights:
             if _is_float(group):
                 np.add(own[group], rest, out=own[group])
         return own
-
-    def expect(self, fragment: int, guess: Flat) -> None:
-        """Go on from what a fragment's new global weights are expected to be."""
-        self._write(fragment, guess)
-        self._guesses[fragment] = guess
-        self._own = True
 
     def mark_changed(self) -> None:
         """A step is about to be made."""

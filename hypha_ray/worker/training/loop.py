@@ -17,11 +17,10 @@ from hypha_ray.optim.schedules import position
 from hypha_ray.store.tensorfile import digest, named
 from hypha_ray.types import Arrays, Damaged, Delta, Evaluated, Flat, Left, Merged, Plan, Ready, Samples, Source, window
 from hypha_ray.worker.batches import BatchSource
-from hypha_ray.worker.inbox import Arrived, Inbox
+from hypha_ray.worker.inbox import Inbox
 from hypha_ray.worker.incarnation import Emit
 from hypha_ray.worker.interrupts import Retired
 from hypha_ray.worker.training.faults import corrupted
-from hypha_ray.worker.training.foresight import Foresight
 from hypha_ray.worker.training.inner_state import export_inner_state, import_inner_state
 from hypha_ray.worker.training.local_weights import LocalWeights
 from hypha_ray.worker.training.meter import Meter
@@ -70,7 +69,6 @@ class TrainingLoop:
         self._tampers = any(spec.startswith("worker.payload") for spec in job.testing.failpoints)
         keeps = self._tampers or self._relative or job.sync.overlaps
         self._weights = LocalWeights(self._model, self._layout, job.sync.mixing, keeps)
-        self._foresight = Foresight(job) if job.sync.eager else None
         self._begun: Meter | None = None
         """Meter of a round that was begun before its plan and its weights were there."""
         self._rejections = 0
@@ -133,22 +131,12 @@ class TrainingLoop:
         """Copy newer weights into the live parameters, on the way to those of that number; waited for since `asked`."""
         arrived = self._inbox.weights(number)
         began = time.monotonic()
-        self._learn(arrived)
         self._weights.merge(arrived, mixes=arrived.round > self._job.rounds.warmup_rounds)
         merge_s = time.monotonic() - began
         theta = [flat for _, flat in sorted(arrived.fragments.items())]
         sha256 = None if self._proved else digest(named(self._layout, theta))
         self._emit(Merged(self._source, arrived.round, merge_s, sha256, began - asked if self._proved else None))
         self._proved = True
-
-    def _learn(self, arrived: Arrived) -> None:
-        """See what became of the fragments whose new weights were guessed."""
-        if self._foresight is None:
-            return
-        if arrived.whole:
-            self._foresight.forget()
-        for fragment, flat in () if arrived.whole else arrived.fragments.items():
-            self._foresight.learn(arrived.round - 1, fragment, self._weights.theta[fragment], flat)
 
     def _evaluate(self, plan: Plan) -> None:
         began = time.monotonic()
@@ -195,10 +183,6 @@ class TrainingLoop:
         """Train on what is the next round's in any case, until the result of the one that was handed over is due."""
         if not plan.ahead:
             return
-        if self._foresight is not None:
-            for fragment in fragments_of_round(self._job, plan.round):
-                theta, result = self._weights.theta[fragment], self._results[fragment]
-                self._weights.expect(fragment, self._foresight.guess(plan.round, fragment, theta, result))
         self._begun = meter = self._begin(plan.round + 1)
         ahead = replace(plan, round=plan.round + 1, spans=plan.ahead)
         while meter.samples < ahead.samples:

@@ -18,7 +18,6 @@ OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
     "option_fragments": {"sync": {"fragments": FRAGMENTS}},
     "option_delay": {"sync": {"delay_steps": DELAY}},
     "option_mixing": {"sync": {"delay_steps": DELAY, "mixing": 0.5}},
-    "option_eager": {"sync": {"delay_steps": DELAY, "eager": True}},
     "option_warm_up": {"rounds": {"warmup_rounds": WARM_UP, "update_rounds": WARM_UP + (STEPS - WARM_UP) // ROUND}},
 }
 """Row, and tables of the job file."""

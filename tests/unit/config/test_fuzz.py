@@ -39,7 +39,7 @@ _SPECIAL = {
     "inner_optimizer.clip_norm": st.none() | st.floats(0.1, 1e300),
 }
 _DEPENDENT = {"commands", "num_workers", "min_workers", "quorum", "strategy", "warmup_steps", "total_steps"}
-_DEPENDENT |= {"repository", "token", "mode", "warmup_rounds", "eager", "in_flight", "k_aware"}
+_DEPENDENT |= {"repository", "token", "mode", "warmup_rounds", "in_flight", "k_aware"}
 
 
 def _values(key: Key) -> st.SearchStrategy[Any]:
