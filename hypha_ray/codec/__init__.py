@@ -1,7 +1,7 @@
 """Encodings of a worker's result on its way to the parameter server."""
 
 from hypha_ray.codec.base import Codec, Encoder, Form, Quality, encoded, payload_bytes
-from hypha_ray.codec.fp32 import Fp32
+from hypha_ray.codec.formats.fp32 import Fp32
 from hypha_ray.codec.registry import (
     NAMES,
     codec,

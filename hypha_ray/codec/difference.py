@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from hypha_ray.codec.blocks import blocks
-from hypha_ray.codec.chunked import Chunked
 from hypha_ray.codec.feedback import Feedback
+from hypha_ray.codec.formats.chunked import Chunked
 from hypha_ray.codec.views import tensors
 from hypha_ray.types import Flat
 from hypha_ray.types.layout import is_trained

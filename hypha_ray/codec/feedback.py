@@ -9,7 +9,7 @@ import torch
 
 from hypha_ray.codec.base import Quality
 from hypha_ray.codec.blocks import blocks
-from hypha_ray.codec.chunked import Chunked
+from hypha_ray.codec.formats.chunked import Chunked
 from hypha_ray.codec.views import tensors
 from hypha_ray.types import Flat
 from hypha_ray.types.layout import is_trained

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast, get_args
 
 from hypha_ray.codec.base import Codec, Encoder
-from hypha_ray.codec.fp32 import Fp32, Fp32Differences, Subtraction, Unchanged
+from hypha_ray.codec.formats.fp32 import Fp32, Fp32Differences, Subtraction, Unchanged
 from hypha_ray.config.schema import Sync
 from hypha_ray.config.value_types import Encoding
 from hypha_ray.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hypha_ray.codec.chunked import Chunked
+    from hypha_ray.codec.formats.chunked import Chunked
 
 NAMES: tuple[str, ...] = get_args(Encoding)
 
@@ -27,7 +27,7 @@ def codec(name: str) -> Codec:
         return Fp32()
     if name not in NAMES:
         raise ConfigError("COD001", "sync.codec names no codec", got=repr(name), allowed=", ".join(NAMES))
-    from hypha_ray.codec import e3m0, floats, huffman, integers, topk
+    from hypha_ray.codec.formats import e3m0, floats, huffman, integers, topk
 
     even = (integers.Int8, integers.Int4, huffman.Huffman3, huffman.Huffman2)
     found: tuple[type[Codec], ...] = (floats.Bf16, floats.Fp16, *even, e3m0.E3m0, topk.TopK)

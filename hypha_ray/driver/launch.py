@@ -25,7 +25,7 @@ from hypha_ray.heavy_imports import uncollected
 from hypha_ray.market.allocator import cluster_nodes
 from hypha_ray.market.requirements import workers_to_start
 from hypha_ray.store.directory import RunDirectory, runs
-from hypha_ray.telemetry.console import Console
+from hypha_ray.telemetry.sinks.console import Console
 
 __all__ = ["finish", "launch", "records"]
 
@@ -150,8 +150,8 @@ def watch(stream: Iterator[dict[str, Any]], console: Console, notes: Iterable[st
 def finish(job: Job, directory: RunDirectory, dataset: Path) -> None:
     """Save the trained model as transformers does, draw the plots, and let the mirror have all that."""
     with uncollected():  # What comes last is loaded last: a run that goes on, goes on at once.
-        from hypha_ray.store.courier import deliver
-        from hypha_ray.store.mirror import Mirror
+        from hypha_ray.store.mirroring.courier import deliver
+        from hypha_ray.store.mirroring.mirror import Mirror
         from hypha_ray.telemetry.plots import draw
 
     export_round(job, directory, dataset, committed(directory) - 1, directory.path / "model")

@@ -15,7 +15,7 @@ from hypha_ray.data.manifest import Manifest
 from hypha_ray.errors import ConfigError
 from hypha_ray.heavy_imports import uncollected
 from hypha_ray.optim.schedules import check_schedule, inner_steps
-from hypha_ray.telemetry.aim import check as check_aim
+from hypha_ray.telemetry.sinks.aim import check as check_aim
 from hypha_ray.worker.bridged.endpoint import check as check_door
 
 

@@ -15,7 +15,7 @@ from hypha_ray.errors import CheckpointError, ConfigError
 from hypha_ray.store.commits import CommitLog
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.store.snapshots import newest_good
-from hypha_ray.telemetry.files import read_json
+from hypha_ray.telemetry.sinks.files import read_json
 
 DATASET = "dataset.json"
 """Dataset that the run is trained on, wherever it lies."""

@@ -29,7 +29,7 @@ from hypha_ray.scheduler.runtime.slice_cache import SliceCache
 from hypha_ray.scheduler.runtime.supervised_actor import GONE
 from hypha_ray.scheduler.runtime.telemetry_client import TelemetryClient
 from hypha_ray.scheduler.runtime.worker_dispatcher import WorkerDispatcher
-from hypha_ray.telemetry.files import METRICS, read_jsonl, rewind
+from hypha_ray.telemetry.sinks.files import METRICS, read_jsonl, rewind
 from hypha_ray.types import Event, Failed, Saved, Source
 
 NEWS_S = 1.0

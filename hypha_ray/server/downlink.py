@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hypha_ray.codec import payload_bytes
-from hypha_ray.codec.chunked import Chunked
 from hypha_ray.codec.difference import publish
+from hypha_ray.codec.formats.chunked import Chunked
 from hypha_ray.types import Flat, Verdict
 
 _LEFT_OUT = "left-out/"

@@ -15,8 +15,8 @@ import ray
 
 from hypha_ray.config.schema import Testing
 from hypha_ray.failpoints import arm, failpoint
-from hypha_ray.telemetry.files import EVENTS, METRICS, SUMMARY, Record, read_jsonl, summary, write_json
-from hypha_ray.telemetry.sinks import build
+from hypha_ray.telemetry.sinks.base import build
+from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, SUMMARY, Record, read_jsonl, summary, write_json
 
 
 class Telemetry:

@@ -13,8 +13,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from hypha_ray.telemetry import table
-from hypha_ray.telemetry.files import Record
+from hypha_ray.telemetry.sinks import table
+from hypha_ray.telemetry.sinks.files import Record
 
 ROWS = 15
 BAR_WIDTH = 24

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hypha_ray.telemetry.files import Record
+from hypha_ray.telemetry.sinks.files import Record
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from hypha_ray.telemetry.files import Record
+from hypha_ray.telemetry.sinks.files import Record
 
 WINDOW_S = 5.0
 """Seconds between two lines of one kind; what happens meanwhile is told in the second one."""

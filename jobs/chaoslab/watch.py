@@ -11,7 +11,7 @@ from typing import Any
 
 from chaoslab.figures.recovery import Seen
 
-from hypha_ray.telemetry.files import EVENTS, METRICS
+from hypha_ray.telemetry.sinks.files import EVENTS, METRICS
 
 
 class Tail:

@@ -14,7 +14,7 @@ import pytest
 import ray
 
 from hypha_ray.telemetry.actor import Telemetry
-from hypha_ray.telemetry.files import read_jsonl
+from hypha_ray.telemetry.sinks.files import read_jsonl
 
 DEADLINE_S = 60.0
 

@@ -23,7 +23,7 @@ from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.scheduler.ledger.epoch import Epoch
-from hypha_ray.telemetry.files import read_jsonl
+from hypha_ray.telemetry.sinks.files import read_jsonl
 
 Done = subprocess.CompletedProcess[str]
 RAY_LOG = re.compile(r"\[[\d: ,-]+ [WE] \d+ \d+\] \w+\.(cc|h):\d+: ")

@@ -16,7 +16,7 @@ from hypha_ray.config.load import load as load_job
 from hypha_ray.data.catalogue import load as load_dataset
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.prepare import prepare
-from hypha_ray.telemetry.files import read_jsonl
+from hypha_ray.telemetry.sinks.files import read_jsonl
 
 Done = subprocess.CompletedProcess[str]
 SECRET = "hf_this_is_told_to_nobody"

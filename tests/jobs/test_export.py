@@ -18,8 +18,8 @@ from hypha_ray.config.schema import Checkpoint
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.scheduler.messages import Persist
+from hypha_ray.store.commit_writer import CommitWriter
 from hypha_ray.store.directory import RunDirectory
-from hypha_ray.store.keeper import CommitWriter
 from hypha_ray.types import Contribution, Flat, Span, Verdict
 
 ROOT = Path(__file__).parents[2]

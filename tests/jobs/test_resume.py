@@ -18,7 +18,7 @@ import pytest
 
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.prepare import prepare
-from hypha_ray.telemetry.files import read_jsonl
+from hypha_ray.telemetry.sinks.files import read_jsonl
 from hypha_ray.types import Span
 
 Done = subprocess.CompletedProcess[str]

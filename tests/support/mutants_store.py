@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from hypha_ray.store import commits, disk, keeper, restart, snapshots, tensorfile
+from hypha_ray.store import commit_writer, commits, disk, restore_point, snapshots, tensorfile
 
 HALF_BEGUN = "if not commits or _is_half_begun(directory, commits):"
 NOT_GOOD = ") and not self._is_good(round)"
@@ -66,15 +66,14 @@ MUTANTS = {
 def mutant(name: str) -> Any:
     """The store with that defect."""
     old, new = MUTANTS[name]
-    modules = (disk, tensorfile, commits, snapshots, restart, keeper)
+    modules = (disk, tensorfile, commits, snapshots, restore_point, commit_writer)
     sources = {module.__name__: Path(str(module.__file__)).read_text(encoding="utf-8") for module in modules}
     assert sum(source.count(old) for source in sources.values()) == 1, f"{name}: its place is gone, or isn't unique"
     package = f"mutant_{len(sys.modules)}"
     for module, source in sources.items():
         _load(module.replace("hypha_ray.store", package), source.replace(old, new), package, [*sources])
-    return SimpleNamespace(
-        CommitWriter=sys.modules[f"{package}.keeper"].CommitWriter, restart=sys.modules[f"{package}.restart"].restart
-    )
+    writer, point = (sys.modules[f"{package}.{module}"] for module in ("commit_writer", "restore_point"))
+    return SimpleNamespace(CommitWriter=writer.CommitWriter, restart=point.restart)
 
 
 def _load(name: str, source: str, package: str, family: list[str]) -> None:

@@ -14,9 +14,9 @@ import numpy as np
 
 from hypha_ray.config.schema import Checkpoint
 from hypha_ray.errors import CheckpointError, TryAgainError
+from hypha_ray.store.commit_writer import CommitWriter
 from hypha_ray.store.commits import CommitLog
-from hypha_ray.store.keeper import CommitWriter
-from hypha_ray.store.restart import restart
+from hypha_ray.store.restore_point import restart
 from tests.support.store_bench import GROUP, LAYOUT, PARTS, WORKERS, armed, ask, flats, inner_state, persist
 
 ROOM = SimpleNamespace(CommitWriter=CommitWriter, restart=restart)

@@ -11,8 +11,8 @@ from ray.exceptions import RayError
 
 from hypha_ray.errors import HyphaError
 from hypha_ray.scheduler.runtime.supervised_actor import SupervisedActor
-from hypha_ray.telemetry.files import Record, stamped
 from hypha_ray.telemetry.news import News
+from hypha_ray.telemetry.sinks.files import Record, stamped
 
 BACKLOG = 1000
 """Most records and events that wait while the telemetry actor is replaced; more are dropped."""

@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.wide_area.links import Link, Site, missing
 from benchmarks.wide_area.nodes import Cluster, flags, linked
 from benchmarks.wide_area.overlap import WORKERS, job_flags
-from hypha_ray.telemetry.files import EVENTS, read_jsonl
+from hypha_ray.telemetry.sinks.files import EVENTS, read_jsonl
 
 LINK = Link(mbit_s=1000)
 FRAGMENTS = 4

@@ -18,7 +18,7 @@ import pytest
 
 from hypha_ray.config.schema import Checkpoint
 from hypha_ray.scheduler import messages as c
-from hypha_ray.store.keeper import CommitWriter
+from hypha_ray.store.commit_writer import CommitWriter
 from tests.support.fleet_scenarios import rounds
 from tests.support.store_bench import LAYOUT, flats
 from tests.support.virtual_fleet import VirtualFleet, job_of, slices_of

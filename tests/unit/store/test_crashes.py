@@ -11,9 +11,9 @@ import pytest
 
 from hypha_ray.config.schema import Checkpoint
 from hypha_ray.failpoints import hits
+from hypha_ray.store.commit_writer import CommitWriter
 from hypha_ray.store.commits import CommitLog
-from hypha_ray.store.keeper import CommitWriter
-from hypha_ray.store.restart import restart
+from hypha_ray.store.restore_point import restart
 from tests.support.store_bench import armed, ask
 
 PLACES = [
@@ -34,7 +34,7 @@ sys.path.insert(0, sys.argv[1])
 from tests.support.store_bench import ask
 from hypha_ray.config.schema import Checkpoint
 from hypha_ray.failpoints import arm
-from hypha_ray.store.keeper import CommitWriter
+from hypha_ray.store.commit_writer import CommitWriter
 arm([sys.argv[4]], sys.argv[3])
 ask(CommitWriter(Path(sys.argv[2]), Checkpoint(), 9), 1, 2)
 """

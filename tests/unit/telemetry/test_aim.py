@@ -12,8 +12,8 @@ from packaging.requirements import Requirement
 from hypha_ray.config import Job
 from hypha_ray.driver.preflight import check_job
 from hypha_ray.errors import AuthenticationError, ConfigError
-from hypha_ray.telemetry.files import read_jsonl
-from hypha_ray.telemetry.sinks import build
+from hypha_ray.telemetry.sinks.base import build
+from hypha_ray.telemetry.sinks.files import read_jsonl
 from tests.support.fleet_records import fleet_records
 
 # Aim 3.29 uses what SQLAlchemy 2 calls old.

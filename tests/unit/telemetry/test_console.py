@@ -9,8 +9,8 @@ from typing import Any, TextIO
 
 import pytest
 
-from hypha_ray.telemetry import table
-from hypha_ray.telemetry.console import Console
+from hypha_ray.telemetry.sinks import table
+from hypha_ray.telemetry.sinks.console import Console
 
 
 class Clock:

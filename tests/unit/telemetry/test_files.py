@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hypha_ray.telemetry.files import JsonLines, Record, read_json, read_jsonl, rewind, summary, write_json
+from hypha_ray.telemetry.sinks.files import JsonLines, Record, read_json, read_jsonl, rewind, summary, write_json
 
 
 def write(path: Path, *records: Record) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from hypha_ray.driver.launch import watch
-from hypha_ray.telemetry.console import Console
 from hypha_ray.telemetry.news import News
+from hypha_ray.telemetry.sinks.console import Console
 
 
 def event(kind: str, at: float, **fields: Any) -> dict[str, Any]:

@@ -8,8 +8,8 @@ import pytest
 from matplotlib.image import imread
 
 from hypha_ray.errors import DataError
-from hypha_ray.telemetry.files import JsonLines, write_json
 from hypha_ray.telemetry.plots import Series, draw
+from hypha_ray.telemetry.sinks.files import JsonLines, write_json
 
 NAMES = ["loss.png", "batches.png", "finish.png", "bytes.png", "utilisation.png"]
 

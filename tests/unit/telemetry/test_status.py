@@ -14,8 +14,8 @@ import pytest
 
 from hypha_ray.config.load import load
 from hypha_ray.errors import ConfigError
-from hypha_ray.telemetry.files import METRICS, read_jsonl
-from hypha_ray.telemetry.sinks import build
+from hypha_ray.telemetry.sinks.base import build
+from hypha_ray.telemetry.sinks.files import METRICS, read_jsonl
 from tests.support.fleet_records import fleet_records
 
 ROOT = Path(__file__).parents[3]

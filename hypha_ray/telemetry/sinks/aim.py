@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hypha_ray.errors import AuthenticationError, ConfigError
-from hypha_ray.telemetry.files import Record, plain
+from hypha_ray.telemetry.sinks.files import Record, plain
 
 OLDEST = (3, 29)
 """Version of Aim; what pip finds where it has no wheel is much older."""

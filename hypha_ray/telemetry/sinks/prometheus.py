@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ray.util.metrics import Gauge
 
-from hypha_ray.telemetry.files import Record
 from hypha_ray.telemetry.metrics import METRICS, Measures
+from hypha_ray.telemetry.sinks.files import Record
 
 
 class Prometheus:

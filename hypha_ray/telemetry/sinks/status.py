@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from hypha_ray.telemetry.files import Record, plain
+from hypha_ray.telemetry.sinks.files import Record, plain
 
 TIMEOUT_S = 5.0
 """Longest wait for a connector's answer."""

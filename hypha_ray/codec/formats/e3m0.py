@@ -6,9 +6,9 @@ from typing import ClassVar
 
 import torch
 
-from hypha_ray.codec.chunked import Parts
-from hypha_ray.codec.floats import bf16_of_bits, bits_of_bf16
-from hypha_ray.codec.integers import FourBits, pack4, pairs
+from hypha_ray.codec.formats.chunked import Parts
+from hypha_ray.codec.formats.floats import bf16_of_bits, bits_of_bf16
+from hypha_ray.codec.formats.integers import FourBits, pack4, pairs
 
 _BIAS, _MANTISSA, _ONE_AND_A_HALF = 127, 23, 1 << 22
 """Constants of float32: exponent bias, bits of the mantissa, and the mantissa of 1.5."""

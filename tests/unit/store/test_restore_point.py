@@ -12,10 +12,10 @@ import pytest
 from hypha_ray.config.schema import Checkpoint
 from hypha_ray.errors import CheckpointError
 from hypha_ray.scheduler.ledger.ledger import Ledger
+from hypha_ray.store.commit_writer import CommitWriter
 from hypha_ray.store.commits import CommitLog
 from hypha_ray.store.disk import sealed
-from hypha_ray.store.keeper import CommitWriter
-from hypha_ray.store.restart import RestorePoint, restart
+from hypha_ray.store.restore_point import RestorePoint, restart
 from hypha_ray.types import Entry, Flat, Layout, SliceInfo
 from tests.support.store_bench import GROUP, LAYOUT, PARTS, WORKERS, ask, flats, flip, inner_state, persist
 

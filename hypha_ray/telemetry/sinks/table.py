@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from hypha_ray.telemetry.files import Record
+from hypha_ray.telemetry.sinks.files import Record
 
 ABSENT = "-"
 

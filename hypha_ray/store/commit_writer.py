@@ -10,9 +10,9 @@ from hypha_ray.config.schema import Checkpoint
 from hypha_ray.errors import CheckpointError, TryAgainError
 from hypha_ray.failpoints import failpoint
 from hypha_ray.store.commits import CommitLog, Outcome, broken_chain, commit_of
-from hypha_ray.store.courier import Courier
 from hypha_ray.store.disk import sweep
-from hypha_ray.store.mirror import Mirror
+from hypha_ray.store.mirroring.courier import Courier
+from hypha_ray.store.mirroring.mirror import Mirror
 from hypha_ray.store.snapshots import prune, read_header, rounds, write_snapshot
 from hypha_ray.store.tensorfile import Array, digest, named, named_outer
 from hypha_ray.types import Commit, Flat, Layout, Saved

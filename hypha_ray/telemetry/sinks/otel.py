@@ -12,8 +12,8 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
-from hypha_ray.telemetry.files import Record
 from hypha_ray.telemetry.metrics import METRICS, Measures
+from hypha_ray.telemetry.sinks.files import Record
 
 
 class Exporter(OTLPMetricExporter):

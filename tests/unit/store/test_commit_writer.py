@@ -10,9 +10,9 @@ import pytest
 
 from hypha_ray.config.schema import Checkpoint
 from hypha_ray.errors import CheckpointError, TryAgainError
+from hypha_ray.store.commit_writer import CommitWriter
 from hypha_ray.store.commits import CommitLog
-from hypha_ray.store.keeper import CommitWriter
-from hypha_ray.store.restart import restart
+from hypha_ray.store.restore_point import restart
 from hypha_ray.store.snapshots import load_snapshot, rounds
 from hypha_ray.store.tensorfile import flattened, named
 from tests.support.store_bench import LAYOUT, PARTS, armed, ask, flats, inner_state, persist

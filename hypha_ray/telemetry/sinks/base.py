@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
-from hypha_ray.telemetry.files import EVENTS, METRICS, SUMMARY, JsonLines, Record, write_json
+from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, SUMMARY, JsonLines, Record, write_json
 
 _logger = logging.getLogger(__name__)
 
@@ -249,20 +249,20 @@ def build(
     """
     others: list[Isolated] = []
     if "prometheus" in names:
-        from hypha_ray.telemetry.prometheus import Prometheus
+        from hypha_ray.telemetry.sinks.prometheus import Prometheus
 
         others.append(Isolated(Prometheus(run), Tally("prometheus")))
     if "otel" in names:
-        from hypha_ray.telemetry.otel import OpenTelemetry
+        from hypha_ray.telemetry.sinks.otel import OpenTelemetry
 
         tally = Tally("otel")
         others.append(Isolated(OpenTelemetry(run, tally.fail), tally))
     if "aim" in names:
-        from hypha_ray.telemetry.aim import Aim
+        from hypha_ray.telemetry.sinks.aim import Aim
 
         others.append(Isolated(Aim(run, aim_repository or str(directory)), Tally("aim")))
     if status_bridge is not None:
-        from hypha_ray.telemetry.status import StatusBridge
+        from hypha_ray.telemetry.sinks.status import StatusBridge
 
         others.append(Isolated(StatusBridge(status_bridge), Tally("status_bridge")))
     return Composite(Files(directory), others, patience_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from hypha_ray.store.mirror import Mirror
+from hypha_ray.store.mirroring.mirror import Mirror
 
 WAIT_S = 1.0
 """Seconds that a commit waits for its copy, for most are made in no time; then it is answered without."""

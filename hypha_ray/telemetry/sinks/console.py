@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, Self, TextIO
 
-from hypha_ray.telemetry import table
-from hypha_ray.telemetry.files import Record
+from hypha_ray.telemetry.sinks import table
+from hypha_ray.telemetry.sinks.files import Record
 
 
 class View(Protocol):

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import torch
 
-from hypha_ray.codec.chunked import Chunked, Parts
-from hypha_ray.codec.floats import bf16_of_bits, bits_of_bf16
+from hypha_ray.codec.formats.chunked import Chunked, Parts
+from hypha_ray.codec.formats.floats import bf16_of_bits, bits_of_bf16
 
 
 class Int8(Chunked):

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 
-from hypha_ray.codec.chunked import Chunked, Parts
+from hypha_ray.codec.formats.chunked import Chunked, Parts
 
 
 class Bf16(Chunked):

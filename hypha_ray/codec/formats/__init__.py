@@ -1,0 +1,1 @@
+"""Formats that deltas and weights are encoded in."""

@@ -1,0 +1,1 @@
+"""Sinks of records and events: files, console, and services."""
