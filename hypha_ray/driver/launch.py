@@ -14,11 +14,11 @@ from hypha_ray.config import Job
 from hypha_ray.config.load import Loaded, require_complete, require_secrets, resolved_toml
 from hypha_ray.data.catalogue import load, locate
 from hypha_ray.data.manifest import Manifest
-from hypha_ray.driver.advice import advice
 from hypha_ray.driver.attempts import records
 from hypha_ray.driver.find_run import no_run
 from hypha_ray.driver.folders import check_places
-from hypha_ray.driver.preflight import check_end, check_fragments, check_job, check_model
+from hypha_ray.driver.preflight.advice import advice
+from hypha_ray.driver.preflight.checks import check_end, check_fragments, check_job, check_model
 from hypha_ray.driver.ray_cluster import connected
 from hypha_ray.driver.run_identity import committed, compare, is_done, settle
 from hypha_ray.heavy_imports import uncollected

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hypha_ray.config.load import load
-from hypha_ray.driver.advice import advice
+from hypha_ray.driver.preflight.advice import advice
 
 ROOT = Path(__file__).parents[3]
 CONFIGS = sorted((ROOT / "jobs" / "configs").glob("*.toml"))

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from hypha_ray.config import Job
 from hypha_ray.data.catalogue import load
-from hypha_ray.driver.compatibility import CHECKS, Case
+from hypha_ray.driver.preflight.compatibility import CHECKS, Case
 from hypha_ray.errors import HyphaError
 from hypha_ray.model.loading.build import build_model, describe, skeleton
 from hypha_ray.model.positions import max_positions

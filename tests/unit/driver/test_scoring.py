@@ -15,7 +15,7 @@ from hypha_ray.config.schema import Model
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.slices import describe, merge, write_slice
 from hypha_ray.driver.attempts import specials_of
-from hypha_ray.driver.preflight import check_model
+from hypha_ray.driver.preflight.checks import check_model
 from hypha_ray.errors import HyphaError
 from hypha_ray.model.evaluation import batches_of, evaluate
 from hypha_ray.model.loading.build import build_model

@@ -16,7 +16,7 @@ from hypha_ray.config import Job
 from hypha_ray.config.schema import Model
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.slices import describe, write_slice
-from hypha_ray.driver.preflight import check_model
+from hypha_ray.driver.preflight.checks import check_model
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.model.evaluation import batches_of, evaluate, tensors_of
 from hypha_ray.model.layout import gather, layout_of, views

@@ -10,7 +10,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from hypha_ray.config import Job
-from hypha_ray.driver.preflight import check_job
+from hypha_ray.driver.preflight.checks import check_job
 from hypha_ray.errors import AuthenticationError, ConfigError
 from hypha_ray.telemetry.sinks.base import build
 from hypha_ray.telemetry.sinks.files import read_jsonl

@@ -89,8 +89,8 @@ def check_model(job: Job, dataset: Path, manifest: Manifest) -> list[str]:
 
     """
     with uncollected():  # Seconds go by until torch is loaded.
-        from hypha_ray.driver.compatibility import CHECKS, Case
-        from hypha_ray.driver.loss_on_samples import check_loss
+        from hypha_ray.driver.preflight.compatibility import CHECKS, Case
+        from hypha_ray.driver.preflight.loss_on_samples import check_loss
         from hypha_ray.model.loading.build import compare_weights, describe, skeleton
         from hypha_ray.model.tasks.table import find_task, require_trainable
 

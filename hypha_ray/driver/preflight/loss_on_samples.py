@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hypha_ray.data.slices import read_slice
-from hypha_ray.driver.compatibility import Case
+from hypha_ray.driver.preflight.compatibility import Case
 from hypha_ray.errors import DataError
 from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
 from hypha_ray.model.loading.build import random_model, task_of
