@@ -1,0 +1,1 @@
+"""Reinforcement learning on prompts: an island of DiLoCo is a worker whose batches are prompts."""

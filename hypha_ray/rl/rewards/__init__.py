@@ -1,0 +1,1 @@
+"""Rewards of responses: functions without a model."""

@@ -1,0 +1,39 @@
+"""A response to a prompt, as reward functions get it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A response to a prompt."""
+
+    prompt: str
+    """Text of the prompt."""
+    text: str
+    """Text of the response, without the end token and other special tokens."""
+    ids: tuple[int, ...]
+    """Token ids of the response, the end token included."""
+    ended: bool
+    """Whether the model ended the response itself; otherwise it was cut at the largest number of tokens."""
+    data: Mapping[str, Any]
+    """Record of the prompt in the dataset: ``task``, ``answer``, and other columns if there are any."""
+    most_tokens: int
+    """Largest number of tokens that a response may have."""
+
+    @property
+    def answer(self) -> str:
+        """Right answer.
+
+        Raises:
+            KeyError: the dataset has none for this prompt.
+
+        """
+        return str(self.data["answer"])
+
+
+Reward: TypeAlias = Callable[[Attempt], float | None]
+"""Reward of a response; None: absent, so the response isn't scored."""

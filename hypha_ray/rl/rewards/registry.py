@@ -1,0 +1,57 @@
+"""Lookup of reward functions: by name, or as ``module:function`` beside the job."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from hypha_ray.errors import ConfigError
+from hypha_ray.rl.rewards import text
+from hypha_ray.rl.rewards.attempt import Reward
+
+REWARDS: dict[str, Reward] = {
+    "exact": text.exact,
+    "positions": text.positions,
+    "contains": text.contains,
+    "number": text.number,
+}
+"""Reward functions by name."""
+
+
+def reward_of(name: str) -> Reward:
+    """The reward function of a name, or ``module:function``; modules of the working directory are found too.
+
+    Raises:
+        ConfigError: RWD003 unknown name, RWD004 module or function that can't be had.
+
+    """
+    if name in REWARDS:
+        return REWARDS[name]
+    module, colon, function = name.partition(":")
+    if colon and module and function:
+        return _own(module, function)
+    near = difflib.get_close_matches(name, REWARDS, n=1)
+    fix = f"did you mean {near[0]!r}?" if near else "for a function of your own write module:function"
+    raise ConfigError("RWD003", "there is no such reward function", repr(name), ", ".join(REWARDS), fix)
+
+
+def _own(module: str, name: str) -> Reward:
+    """A user's function; its module lies beside the job, where it was submitted from."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    where = f"reward function {module}:{name} can't be loaded"
+    try:
+        found: Any = getattr(importlib.import_module(module), name, None)
+    except Exception as error:  # A module of users may raise anything.
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        fix = f"put {module.partition('.')[0]}.py into the job's working directory, and try to import it"
+        raise ConfigError("RWD004", where, reason, fix=fix) from error
+    if not callable(found):
+        got = "nothing of that name" if found is None else type(found).__name__
+        raise ConfigError("RWD004", where, got, "a function of one argument", f"define {name} in {module}")
+    function: Reward = found
+    return function

@@ -1,0 +1,57 @@
+"""Rewards by comparison of texts. Spaces at both ends of a response and of an answer don't count."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal, InvalidOperation
+
+from hypha_ray.rl.rewards.attempt import Attempt
+
+_NUMBER = re.compile(r"(?:(?<![\w.)])[-+−])?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d+)?(?:[eE][-+]?\d+)?")
+
+
+def exact(attempt: Attempt) -> float:
+    """Give 1 for the answer and nothing else, ended by the model, otherwise 0."""
+    return float(attempt.ended and attempt.text.strip() == attempt.answer.strip())
+
+
+def positions(attempt: Attempt) -> float:
+    """Give the share of the answer's characters that are at their place; the end counts as one more character.
+
+    A small model finds the way to an exact answer by it: a response that is half right gets half of the reward.
+    """
+    got, wanted = attempt.text.strip(), attempt.answer.strip()
+    same = sum(a == b for a, b in zip(got, wanted, strict=False))
+    return (same + (attempt.ended and len(got) == len(wanted))) / (len(wanted) + 1)
+
+
+def contains(attempt: Attempt) -> float:
+    """Give 1 if the answer occurs in the response as whole words, otherwise 0; the case of letters counts."""
+    answer = re.escape(attempt.answer.strip())
+    return float(re.search(rf"(?<!\w){answer}(?!\w)", attempt.text) is not None)
+
+
+def number(attempt: Attempt) -> float:
+    """Give 1 if the last number of the response equals the last one of the answer, otherwise 0.
+
+    Thousands may be separated by commas. ``72`` equals ``72.0``.
+
+    Raises:
+        ValueError: there is no number in the answer.
+
+    """
+    wanted = last_number(attempt.answer)
+    if wanted is None:
+        raise ValueError(f"no number in the answer {attempt.answer[:80]!r}")
+    return float(last_number(attempt.text) == wanted)
+
+
+def last_number(text: str) -> Decimal | None:
+    """The last decimal number in a text; None without any."""
+    found = [match.group() for match in _NUMBER.finditer(text) if any(map(str.isdigit, match.group()))]
+    if not found:
+        return None
+    try:
+        return Decimal(found[-1].replace(",", "").replace("−", "-"))
+    except InvalidOperation:
+        return None

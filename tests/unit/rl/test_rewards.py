@@ -1,0 +1,92 @@
+"""Reward functions: the scores of right, half right and wrong responses, and lookup by name."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hypha_ray.errors import ConfigError
+from hypha_ray.rl.rewards.attempt import Attempt
+from hypha_ray.rl.rewards.registry import REWARDS, reward_of
+from hypha_ray.rl.rewards.text import last_number
+
+
+def attempt(text: str, answer: str, ended: bool = True) -> Attempt:
+    return Attempt("?", text, tuple(range(len(text) + ended)), ended, {"task": "t", "answer": answer}, 16)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "answer", "ended", "score"),
+    [
+        ("exact", "38", "38", True, 1.0),
+        ("exact", " 38\n", "38", True, 1.0),
+        ("exact", "38", "38", False, 0.0),
+        ("exact", "038", "38", True, 0.0),
+        ("exact", "", "38", True, 0.0),
+        ("positions", "38", "38", True, 1.0),
+        ("positions", "38", "38", False, 2 / 3),
+        ("positions", "3", "38", True, 1 / 3),
+        ("positions", "83", "38", True, 1 / 3),
+        ("positions", "388", "38", True, 2 / 3),
+        ("positions", "", "38", True, 0.0),
+        ("contains", "it is 38.", "38", True, 1.0),
+        ("contains", "it is 381", "38", True, 0.0),
+        ("contains", "a (b) c", "(b)", False, 1.0),
+        ("contains", "Paris", "paris", True, 0.0),
+        ("number", "3 + 4 = 7, so 7.0 apples", "7", True, 1.0),
+        ("number", "7 apples of 12", "7", True, 0.0),
+        ("number", "costs $1,234.50.", "1234.5", True, 1.0),
+        ("number", "−5", "-5", False, 1.0),
+        ("number", "8-5", "5", True, 1.0),
+        ("number", "none", "5", True, 0.0),
+    ],
+)
+def test_reward_of_a_response(name: str, text: str, answer: str, ended: bool, score: float) -> None:
+    assert reward_of(name)(attempt(text, answer, ended)) == pytest.approx(score)
+
+
+@given(st.decimals(allow_nan=False, allow_infinity=False, min_value=-(10**12), max_value=10**12))
+def test_last_number_is_read_as_python_writes_it(value: Decimal) -> None:
+    assert last_number(f"first 17, then {value}.") == value
+    assert last_number(f"{value:,f} apples") == value
+
+
+@given(st.text(max_size=20), st.text(max_size=20), st.booleans())
+def test_rewards_are_between_nothing_and_one_whatever_the_response(text: str, answer: str, ended: bool) -> None:
+    for name in ("exact", "positions", "contains"):
+        score = REWARDS[name](attempt(text, answer, ended))
+        assert score is not None and 0 <= score <= 1
+
+
+@given(st.text(max_size=20), st.text(max_size=20), st.booleans())
+def test_positions_are_full_for_exact_answers_alone(text: str, answer: str, ended: bool) -> None:
+    got = attempt(text, answer, ended)
+    assert (reward_of("positions")(got) == 1) == (reward_of("exact")(got) == 1)
+
+
+def test_number_without_one_in_the_answer_is_an_error_not_a_zero() -> None:
+    with pytest.raises(ValueError, match="no number in the answer 'many'"):
+        reward_of("number")(attempt("3", "many"))
+
+
+def test_unknown_reward_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"RWD003.*'exakt'.*exact, positions.*did you mean 'exact'") as caught:
+        reward_of("exakt")
+    assert caught.value.exit_code == 2
+
+
+def test_reward_of_users_is_found_beside_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "beside_the_job.py").write_text("def short(attempt):\n    return 1.0 / (1 + len(attempt.ids))\nn = 3\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert reward_of("beside_the_job:short")(attempt("abc", "")) == 0.2
+    with pytest.raises(ConfigError, match=r"RWD004.*got int.*a function"):
+        reward_of("beside_the_job:n")
+    with pytest.raises(ConfigError, match=r"RWD004.*nothing of that name"):
+        reward_of("beside_the_job:long")
+    with pytest.raises(ConfigError, match=r"RWD004.*ModuleNotFoundError"):
+        reward_of("no_such_module_here:short")
