@@ -70,8 +70,8 @@ def encoders(sync: Sync) -> list[Encoder]:
 
 def sends_differences(sync: Sync) -> bool:
     """Whether payloads are made of weights and θ; or else of the weights alone, or of gradients."""
-    return sync.strategy != "sync" and upward_codec(sync).yields == "deltas"
+    return not sync.traits.sends_gradients and upward_codec(sync).yields == "deltas"
 
 
 def _subtracts(sync: Sync) -> bool:
-    return sync.strategy == "async" and sync.codec == Fp32.name
+    return not sync.traits.has_barrier and sync.codec == Fp32.name

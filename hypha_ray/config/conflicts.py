@@ -23,14 +23,15 @@ def conflicts(job: Job) -> Iterator[Conflict]:
     if job.bridge.commands and replay:
         fix = "an external trainer can't be repeated to the bit: choose elastic"
         yield Conflict("bridge.commands", 'run.mode = "replay"', fix)
-    if job.sync.strategy == "sync" and job.sync.fragments > 1:
+    strategy, traits = f'sync.strategy = "{job.sync.strategy}"', job.sync.traits
+    if traits.sends_gradients and job.sync.fragments > 1:
         fix = "leave sync.fragments at 1: gradients are clipped by the norm of all"
-        yield Conflict("sync.fragments", 'sync.strategy = "sync"', fix)
-    if job.sync.strategy != "diloco" and job.rounds.warmup_rounds:
-        yield Conflict("rounds.warmup_rounds", f'sync.strategy = "{job.sync.strategy}"', "only DiLoCo has long rounds")
-    if job.inner_optimizer.k_aware and job.sync.strategy == "sync":
+        yield Conflict("sync.fragments", strategy, fix)
+    if not traits.own_weights and job.rounds.warmup_rounds:
+        yield Conflict("rounds.warmup_rounds", strategy, "only DiLoCo has long rounds")
+    if job.inner_optimizer.k_aware and traits.sends_gradients:
         fix = "leave it out: gradients are those of all workers already"
-        yield Conflict("inner_optimizer.k_aware", 'sync.strategy = "sync"', fix)
+        yield Conflict("inner_optimizer.k_aware", strategy, fix)
     if job.inner_optimizer.k_aware and job.inner_optimizer.name not in ("adamw", "muon"):
         name = f'inner_optimizer.name = "{job.inner_optimizer.name}"'
         yield Conflict("inner_optimizer.k_aware", name, "choose adamw or muon")
@@ -39,8 +40,8 @@ def conflicts(job: Job) -> Iterator[Conflict]:
         yield Conflict("sync.in_flight", other, "have as many fragments take turns: each is under way once at most")
     if job.sync.overlaps:
         yield from _of_overlap(job, replay)
-    if job.sync.strategy == "async":
-        yield from _of_asynchrony(job, replay)
+    if not traits.has_barrier:
+        yield from _of_asynchrony(job, strategy, replay)
     others = sorted((job.model.config or {}).keys() - LABELS - TOKENS)
     if job.model.repository is not None and (others or job.model.config == {}):
         fix = "drop model.config to train on, or model.repository to start afresh; labels and special tokens may stay"
@@ -63,13 +64,13 @@ def _of_overlap(job: Job, replay: bool) -> Iterator[Conflict]:
     way_out = "; or set sync.stagger = false" if name == "fragments" else ""
     others = (
         ("run.mode", replay, "a worker's own weights aren't saved: choose elastic"),
-        ("sync.strategy", job.sync.strategy != "diloco", "only in DiLoCo do workers have weights of their own"),
+        ("sync.strategy", not job.sync.traits.own_weights, "only in DiLoCo do workers have weights of their own"),
         ("bridge.commands", bool(job.bridge.commands), "an external trainer starts each round from all global weights"),
     )
     yield from (Conflict(f"sync.{name}", other, why + way_out) for other, excluded, why in others if excluded)
 
 
-def _of_asynchrony(job: Job, replay: bool) -> Iterator[Conflict]:
+def _of_asynchrony(job: Job, strategy: str, replay: bool) -> Iterator[Conflict]:
     """Conflicts of options that need all workers' deltas or weights at one time."""
     sync, outer = job.sync, job.outer_optimizer.name
     others = (
@@ -79,4 +80,4 @@ def _of_asynchrony(job: Job, replay: bool) -> Iterator[Conflict]:
         ("sync.merge", sync.merge != "mean", "of single deltas there is no median: choose mean"),
         ("outer_optimizer.name", outer == "adam", "only momentum can be delayed: choose nesterov or average"),
     )
-    yield from (Conflict(name, 'sync.strategy = "async"', fix) for name, wrong, fix in others if wrong)
+    yield from (Conflict(name, strategy, fix) for name, wrong, fix in others if wrong)

@@ -42,11 +42,11 @@ def _idle(job: Job) -> Iterator[tuple[str, str]]:
 
 def _of_sync(job: Job) -> Iterator[tuple[str, str]]:
     sync = job.sync
-    if sync.strategy != "async":
+    if sync.traits.has_barrier:
         yield "sync.strategy", "sync.delayed_nesterov sync.period sync.arrival_grace_s sync.max_staleness"
-    if sync.strategy != "diloco":
+    if not sync.traits.own_weights:
         yield "sync.strategy", "sync.stagger"
-    if sync.strategy == "sync":
+    if sync.traits.sends_gradients:
         yield "sync.strategy", "sync.dynamic_local_steps"
     if sync.codec == sync.downward_codec == "fp32":
         yield "sync.codec", "sync.error_feedback"
@@ -79,7 +79,7 @@ def _of_optimizers(job: Job) -> Iterator[tuple[str, str]]:
     if outer.name == "average":
         names = ("learning_rate", "schedule", "final_learning_rate")
         yield "outer_optimizer.name", " ".join(f"outer_optimizer.{name}" for name in names)
-    if job.sync.strategy == "sync":
+    if job.sync.traits.sends_gradients:
         yield "sync.strategy", " ".join(".".join(path) for path in keys() if path[0] == "outer_optimizer")
 
 

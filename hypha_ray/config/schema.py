@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, SecretStr
 
 from hypha_ray.config.resources import Bridge, Resources, Worker
+from hypha_ray.config.strategy import STRATEGIES, StrategyName, StrategyTraits
 from hypha_ray.config.value_types import (
     Count,
     Encoding,
@@ -134,7 +135,7 @@ class OuterOptimizer(Table):
 class Sync(Table):
     """Exchange of deltas: strategy, encoding, overlap, and rejection."""
 
-    strategy: Literal["diloco", "async", "sync"] = Field(
+    strategy: StrategyName = Field(
         "diloco",
         description="async: no barrier; sync: a round is a step of inner_optimizer on the mean of all gradients",
     )
@@ -186,9 +187,14 @@ class Sync(Table):
     )
 
     @property
+    def traits(self) -> StrategyTraits:
+        """Properties of the strategy."""
+        return STRATEGIES[self.strategy]
+
+    @property
     def staggered(self) -> bool:
         """Whether fragments take turns."""
-        return self.strategy == "diloco" and self.stagger and self.fragments > 1
+        return self.traits.own_weights and self.stagger and self.fragments > 1
 
     @property
     def overlaps(self) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import cross_entropy, pad
 
+from hypha_ray.config.strategy import StrategyTraits
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.tasks.task import IGNORE_INDEX, Batch, Task
 
@@ -50,14 +51,14 @@ def compute_losses(task: Task, model: torch.nn.Module, inputs: Batch) -> Losses:
     return Losses(_plain(output, inputs, trained), trained, output)
 
 
-def require_mean(task: Task, strategy: str) -> None:
+def require_mean(task: Task, traits: StrategyTraits) -> None:
     """Refuse a loss that is a sum in synchronous training, whose steps take means.
 
     Raises:
-        ConfigError: the loss is a sum, and the strategy synchronous.
+        ConfigError: the loss is a sum, and the strategy sends gradients.
 
     """
-    if task.summed and strategy == "sync":
+    if task.summed and traits.sends_gradients:
         raise ConfigError(
             "CFG011",
             'ctc_loss_reduction = "sum" and sync.strategy = "sync" exclude each other: a synchronous step takes a mean',

@@ -55,7 +55,7 @@ def build_schedule(
 
 def steps_before(job: Job, round: float) -> float:
     """Steps in all rounds before one, of a worker if all are equally fast: what schedules count in."""
-    if job.sync.strategy == "sync":
+    if job.sync.traits.sends_gradients:
         return round
     short = min(round, job.rounds.warmup_rounds)
     steps = -(-job.rounds.samples_between_updates // (job.resources.num_workers * job.rounds.max_batch_size))

@@ -64,8 +64,8 @@ class ParameterServer:
             import torch
 
         arm(job.testing.failpoints, job.testing.failpoint_log)
-        self._job, self._sync = job, job.sync.strategy == "sync"
-        self._stepwise = job.sync.strategy == "async" and job.sync.delayed_nesterov
+        self._job, self._sync = job, job.sync.traits.sends_gradients
+        self._stepwise = not job.sync.traits.has_barrier and job.sync.delayed_nesterov
         self._out: dict[str, State] = {}
         self._last: tuple[str, Flat] | None = None
         """Name of the latest step, and the momentum that came of it, if all of it did."""

@@ -16,7 +16,7 @@ from hypha_ray.types import Flat
 
 def is_common(outer: OuterOptimizer, sync: Sync) -> bool:
     """Whether that is what a job's outer steps are."""
-    fp32 = sync.codec == "fp32" and sync.strategy != "sync"
+    fp32 = sync.codec == "fp32" and not sync.traits.sends_gradients
     return fp32 and (outer.name, sync.merge) == ("nesterov", "mean")
 
 

@@ -80,7 +80,7 @@ def reduce(
         New θ, momentum without the arrays that were left out, and the verdict.
 
     """
-    least = 0 if spec.sync.strategy == "sync" else 1  # A gradient of padding alone has no part in the mean.
+    least = 0 if spec.sync.traits.sends_gradients else 1  # A gradient of padding alone has no part in the mean.
     admitted, rejected = admit(received, spec.codec.form(spec.layout.groups(spec.fragment)), least)
     while admitted:
         room = out or blank(spec.layout, spec.fragment, spec.outer.name, spec.phase is not None)

@@ -20,7 +20,7 @@ def advice(job: Job) -> Iterator[str]:
 
 
 def _of_sparse_gradients(job: Job) -> Iterator[str]:
-    if job.sync.strategy == "sync" and job.sync.codec == "topk" and "adam" in job.inner_optimizer.name:
+    if job.sync.traits.sends_gradients and job.sync.codec == "topk" and "adam" in job.inner_optimizer.name:
         what = f"{job.inner_optimizer.name} on topk gradients learns less than one worker alone"
         yield f"{what}: its second moment meets values that come rarely and large; choose another codec, or sgd"
 
@@ -31,9 +31,9 @@ def _of_momentum(job: Job) -> Iterator[str]:
     steps, whose = min(outer_steps_before(job, rounds, fragment) for fragment in range(sync.fragments)), "there are"
     if sync.staggered:
         whose = f"each of {sync.fragments} fragments has"
-    if sync.strategy == "async" and not sync.delayed_nesterov:
+    if not sync.traits.has_barrier and not sync.delayed_nesterov:
         steps *= sync.period or job.resources.num_workers
-    if sync.strategy == "sync" or job.outer_optimizer.name != "nesterov" or not momentum or not steps:
+    if sync.traits.sends_gradients or job.outer_optimizer.name != "nesterov" or not momentum or not steps:
         return
     if (needed := round(SETTLING / (1 - momentum))) > steps:
         better = max(0.0, math.floor(100 * (1 - SETTLING / steps)) / 100)

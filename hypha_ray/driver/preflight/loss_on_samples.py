@@ -45,7 +45,7 @@ def check_loss(case: Case) -> list[str]:
         return []
     specials = load_special_tokens(job.preprocessor, case.folder, job.model) if masks else None
     task = task_of(job.model, case.network, specials)
-    require_mean(task, job.sync.strategy)
+    require_mean(task, job.sync.traits)
     tensors = {tensor.name for tensor in case.manifest.tensors}
     if masks and task.masking is None and "labels" not in tensors:
         raise missing_mask_token(task.name)

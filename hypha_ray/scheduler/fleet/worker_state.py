@@ -124,7 +124,7 @@ class ExpectedProgress:
 def batch_size(job: Job) -> int:
     """Samples of a batch; in synchronous training batches are evened out, so that each worker has a part in a step."""
     most, target, workers = job.rounds.max_batch_size, job.rounds.samples_between_updates, job.resources.num_workers
-    if job.sync.strategy != "sync":
+    if not job.sync.traits.sends_gradients:
         return most
     return -(-target // (workers * -(-target // (workers * most))))
 

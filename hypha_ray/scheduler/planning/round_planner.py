@@ -45,7 +45,7 @@ class RoundPlanner:
         self._job, self._sizes = job, sizes
         self._fixed = job.run.mode == "replay"
         """Plans stay as they are."""
-        self._equal = self._fixed or job.sync.strategy == "sync" or not job.sync.dynamic_local_steps
+        self._equal = self._fixed or job.sync.traits.sends_gradients or not job.sync.dynamic_local_steps
         """All workers get the same."""
         self._samples = {info.index: info.samples for info in slices}
         self._validation = tuple(Span(0, s.index, 0, s.samples) for s in slices if s.split == "validation")

@@ -205,7 +205,7 @@ def weight(sync: Sync, delta: Delta) -> int:
     """Weight of a worker's result in the mean: its samples; of a mean gradient the positions that it is a mean over."""
     if sync.weighting == "uniform":
         return 1
-    return delta.scored if sync.strategy == "sync" else delta.samples
+    return delta.scored if sync.traits.sends_gradients else delta.samples
 
 
 def counted(contribution: Contribution, delta: Delta) -> Contribution:

@@ -20,7 +20,7 @@ def strategy_of(
     job: Job, slices: Sequence[SliceInfo], sizes: Sizes, past: ResumePoint, roster: Roster, out: Outbox
 ) -> BarrierRounds | AsyncRounds:
     """Rounds with a barrier at their end, several of them under way, or deltas that are merged as they come."""
-    if job.sync.strategy == "async":
+    if not job.sync.traits.has_barrier:
         return AsyncRounds(job, past, roster, AsyncPlanner(job, slices, sizes, past), out)
     if job.sync.in_flight > 1:
         return OverlappedRounds(job, past, roster, RoundPlanner(job, slices, sizes, past), out)

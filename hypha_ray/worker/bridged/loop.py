@@ -132,7 +132,7 @@ class BridgedLoop:
         self._outbound.parameters(number, theta)
         plan: Plan | None = self._inbox.plan(number)
         while plan is not None and plan.round == number:
-            assignment = self._outbound.assignment(plan, rates(self._job, plan), self._job.sync.strategy == "sync")
+            assignment = self._outbound.assignment(plan, rates(self._job, plan), self._job.sync.traits.sends_gradients)
             self._inbound.assigned(plan, self._outbound.contents)
             self._channel.say("assignment", assignment)
             if plan.final:

@@ -96,4 +96,4 @@ class MeanGradient:
 
 def strategy(job: Job, trainer: Trainer) -> Strategy:
     """The strategy that a job file names."""
-    return MeanGradient(trainer) if job.sync.strategy == "sync" else LocalSteps(trainer)
+    return MeanGradient(trainer) if job.sync.traits.sends_gradients else LocalSteps(trainer)

@@ -58,7 +58,7 @@ class Trainer:
         if specials is None and find_task(job.model.type).labels == "masked":
             specials = load_special_tokens(job.preprocessor, None, job.model)
         self._task, self._masking_seed = task_of(job.model, self.model, specials), job.run.seed
-        require_mean(self._task, job.sync.strategy)
+        require_mean(self._task, job.sync.traits)
         self._build_copy = partial(random_model, job.model, self._task)
         compute = partial(compute_losses, self._task, self.model)
         self._losses = torch.compile(compute) if job.worker.compile else compute
