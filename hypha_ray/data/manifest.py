@@ -96,11 +96,6 @@ class Manifest(BaseModel):
         return sum(tensor.sample_bytes for tensor in self.tensors)
 
     @property
-    def max_token_id(self) -> int | None:
-        """The largest token id of any slice; None without tokens."""
-        return self._maximum("input_ids")
-
-    @property
     def classes(self) -> int | None:
         """Number of classes: the largest label plus one; None without whole-number labels."""
         largest = self._maximum("labels")

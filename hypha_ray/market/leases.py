@@ -1,8 +1,8 @@
 """The book of leases: holder, resources and expiry of each.
 
-A lease ends by release, or by expiry when its holder falls silent. A renewal sets the expiry anew and never adds up. A
-late one is refused, since the resources may be promised to another holder by then. Times are monotonic
-seconds, passed in, so that no wall clock matters.
+A lease ends by release, or at its expiry if it isn't renewed before. A renewal sets the expiry anew and never adds up;
+a late one is refused, since the resources may be another holder's by then. Times are monotonic seconds, passed in, so
+that no wall clock matters.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-
-from hypha_ray.errors import CapacityError
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +32,9 @@ class Lease:
 
 
 class LeaseBook:
-    """Grants, renews and ends leases. Never grants more than there is.
+    """Grants, renews and ends leases. What is free is counted elsewhere: by Ray, for placement groups."""
 
-    Args:
-        capacity: amounts that there are in all; None if they are counted elsewhere, as Ray does for placement groups.
-
-    """
-
-    def __init__(self, capacity: Mapping[str, float] | None = None) -> None:
-        self._capacity = capacity
+    def __init__(self) -> None:
         self._leases: dict[int, Lease] = {}
         self._fences: dict[str, int] = {}
         self._granted = 0
@@ -56,26 +48,8 @@ class LeaseBook:
         """Whether the lease isn't over; a renewed one is still the same lease."""
         return lease.id in self._leases
 
-    def free(self) -> dict[str, float]:
-        """Unleased resources. An expired lease counts until `expire` removes it: its holder may still be at work."""
-        left = dict(self._capacity or {})
-        for lease in self._leases.values():
-            for name, amount in lease.amounts.items():
-                left[name] = round(left.get(name, 0.0) - amount, 4)
-        return left
-
     def grant(self, holder: str, amounts: Mapping[str, float], now: float, ttl_s: float = math.inf) -> Lease:
-        """A lease for `ttl_s` seconds.
-
-        Raises:
-            CapacityError: there isn't as much left.
-
-        """
-        free = {} if self._capacity is None else self.free()
-        missing = [name for name, amount in amounts.items() if amount > free.get(name, 0.0)]
-        if self._capacity is not None and missing:
-            short = ", ".join(f"{amounts[name]:g} {name} of {free.get(name, 0.0):g}" for name in missing)
-            raise CapacityError("CFG004", f"{holder} asks for more than is free: {short}")
+        """A lease for `ttl_s` seconds."""
         self._granted += 1
         self._fences[holder] = self._fences.get(holder, 0) + 1
         lease = Lease(self._granted, holder, self._fences[holder], dict(amounts), now + ttl_s)
@@ -97,13 +71,6 @@ class LeaseBook:
     def release(self, lease: Lease) -> bool:
         """End a lease; False if it was over before, which does no harm."""
         return self._leases.pop(lease.id, None) is not None
-
-    def expire(self, now: float) -> list[Lease]:
-        """Take out the leases that are over at `now`; the caller ends what their holders still do."""
-        over = [lease for lease in self._leases.values() if lease.expired(now)]
-        for lease in over:
-            self.release(lease)
-        return over
 
     def defer(self, seconds: float) -> None:
         """Extend every lease by the time that the judging process was stopped."""

@@ -161,10 +161,6 @@ class CommitLog:
         """
         return tuple(self.load(round) for round in self.rounds())
 
-    def verify(self) -> None:
-        """Check that no record is damaged or missing, and that they form a chain; else raise `CheckpointError`."""
-        check_chain(self.read())
-
     def set_aside(self, first: int) -> None:
         """Move the records of a round and of all later ones to a new folder ``rewound/<n>``.
 

@@ -146,7 +146,7 @@ def test_missing_dataset_is_refused_with_the_nearest_name(
 
 
 def test_tokens_beyond_the_vocabulary_are_refused(run_job: RunJob, small_job: Path, corpus: Path) -> None:
-    largest = load(corpus).max_token_id
+    largest = next(tensor.maximum for tensor in load(corpus).tensors if tensor.name == "input_ids")
     assert largest is not None and largest > 100
     done = run_job("@", small_job, "--dataset.path", corpus, "--model.config.vocab_size", "100")
     error = refused(done, run_job.home, 3)

@@ -4,7 +4,7 @@
     AVAILABLE ─────────► ASSIGNED ─────────────► USED
         ▲                    │
         └────────────────────┘
-          release, take_back
+               release
 
 Slices are shuffled anew in each epoch; a new epoch is begun when the one before has no AVAILABLE sample. The next
 assignment depends only on the present holders of samples. So a ledger restored from its used samples continues as the
@@ -18,7 +18,7 @@ from itertools import count
 from typing import Any
 
 from hypha_ray.scheduler.ledger.epoch import Epoch, LedgerError, by_slice, samples_of, without
-from hypha_ray.types import SliceInfo, Span, window
+from hypha_ray.types import SliceInfo, Span
 
 __all__ = ["Ledger", "LedgerError"]
 
@@ -37,7 +37,7 @@ class Ledger:
         self._sizes = {info.index: info.samples for info in slices}
         if not self._sizes or len(self._sizes) < len(slices) or min(self._sizes.values()) < 1:
             raise LedgerError("LED001", "there are no slices, or one is empty or listed twice")
-        self._seed, self._total, self._most = seed, sum(self._sizes.values()), most
+        self._seed, self._most = seed, most
         self._oldest = 0
         self._epochs: dict[int, Epoch] = {}
         self._held: dict[int, list[Span]] = {}
@@ -94,19 +94,6 @@ class Ledger:
         held += spans
         return tuple(spans)
 
-    def take_back(self, worker: int, keep_samples: int) -> tuple[Span, ...]:
-        """Make all but a worker's first `keep_samples` samples available again; returns these others.
-
-        Only for samples on which the worker has certainly not been trained.
-        """
-        held = self._held.pop(worker, [])
-        tail = window(held, keep_samples, samples_of(held))
-        if kept := list(window(held, 0, keep_samples)):
-            self._held[worker] = kept
-        for span in tail:
-            self._epochs[span.epoch].give_back(span)
-        return tail
-
     def release(self, worker: int, keep: Sequence[Span] = ()) -> None:
         """Make all samples of a worker available again, but for these of its own."""
         rest = _rest(worker, self._held.pop(worker, []), keep)
@@ -145,11 +132,6 @@ class Ledger:
     def epoch(self) -> int:
         """The oldest epoch that isn't wholly used."""
         return self._oldest
-
-    @property
-    def samples_used(self) -> int:
-        """Used samples of all epochs."""
-        return self._oldest * self._total + sum(self._total - epoch.unused for epoch in self._epochs.values())
 
     def cursors(self) -> dict[int, int]:
         """Used samples of each slice in the oldest epoch, where there are any."""

@@ -1,13 +1,11 @@
 """Number of batches of each worker in a round, so that all finish together and as early as possible.
 
-A worker's n-th further batch is delivered at ``offset_s + n · batch_s``, evaluated in float64. Everything here is exact
-with respect to that expression, so no rounding decides between two plans. `project` and `should_schedule_sync` are
-the training guide's simulation and decision (seed document 001, "Performance-Aware Synchronization"), as closed forms.
+A worker's n-th further batch is delivered at ``offset_s + n · batch_s``, evaluated in float64. The plan is
+exact with respect to that expression, so no rounding decides between two plans.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -55,16 +53,6 @@ class Allocation:
     samples: int
 
 
-@dataclass(frozen=True, slots=True)
-class Projection:
-    """State of the fleet when the target or a cap is reached: the time of the last batch, samples still to go."""
-
-    time_s: float
-    remaining: int
-    updates: dict[int, int]
-    capped: bool
-
-
 def plan(fleet: Sequence[Pace], target: int) -> Allocation:
     """Share out `target` samples: T* = min T with Σ batch_size·⌊(T − offset_s) / batch_s⌋ ≥ target.
 
@@ -88,51 +76,6 @@ def plan(fleet: Sequence[Pace], target: int) -> Allocation:
     last = int(np.searchsorted(samples, target))
     batches = low + np.bincount(rows[order[: last + 1]], minlength=len(low))
     return Allocation(float(finish[order[last]]), table.by_worker(batches), int(samples[last]))
-
-
-def project(
-    fleet: Sequence[Pace], target: int, time_cap_s: float | None = None, steps_cap: int | None = None
-) -> Projection:
-    """Let every worker train on until `target` samples are done; batches that end together count together.
-
-    The last batch ends before `time_cap_s`, and no worker does more than `steps_cap` batches. A worker that
-    hits a cap stops the projection for all, which counts as capped even if that batch reaches the target.
-
-    Raises:
-        PlannerInputError: as for `plan`, or a cap makes no sense.
-
-    """
-    table = _Table(fleet)
-    if _checked_target(target) <= 0:
-        return Projection(0.0, 0, dict.fromkeys(table.workers, 0), False)
-    end_s, capped = plan(fleet, target).finish_s, False
-    if steps_cap is not None:
-        if not 1 <= steps_cap <= MAX_TARGET:
-            raise PlannerInputError("PLN003", "steps_cap makes no sense", str(steps_cap), f"1 to {MAX_TARGET:g}")
-        steps_s = float(np.min(table.finish_s(steps_cap)))
-        end_s, capped = min(end_s, steps_s), steps_s <= end_s
-    if time_cap_s is not None:
-        if math.isnan(time_cap_s):
-            raise PlannerInputError("PLN003", "time_cap_s is not a number", "nan")
-        if end_s >= time_cap_s:
-            end_s, capped = math.nextafter(time_cap_s, -math.inf), True
-    updates = table.delivered(end_s)
-    time_s = float(np.max(table.finish_s(updates), where=updates > 0, initial=0.0))
-    return Projection(time_s, max(0, target - int(updates @ table.sizes)), table.by_worker(updates), capped)
-
-
-def should_schedule_sync(fleet: Sequence[Pace], remaining: int, threshold_s: float = 300.0) -> bool:
-    """Is it time to tell the workers after how many further batches they synchronise?
-
-    The guide says yes once the rest takes less than `threshold_s`. Batches longer than that would never be announced;
-    so it is also time when no worker has more than one batch to go: there is no later moment to decide.
-
-    Raises:
-        PlannerInputError: as for `plan`.
-
-    """
-    projection = project(fleet, remaining)
-    return projection.time_s < threshold_s or max(projection.updates.values()) <= 1
 
 
 class _Table:
@@ -165,7 +108,7 @@ class _Table:
             raise PlannerInputError("PLN002", what, str(values[row]), f"{kind} {least:g} to {most:g}")
         return column
 
-    def finish_s(self, batches: Counts | int) -> npt.NDArray[np.float64]:
+    def finish_s(self, batches: Counts) -> npt.NDArray[np.float64]:
         """Time at which each worker has delivered that many batches."""
         return self.offset_s + batches * self.batch_s
 

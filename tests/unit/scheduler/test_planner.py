@@ -13,20 +13,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hypha_ray.scheduler.planning.planner import (
-    Allocation,
-    Pace,
-    PlannerInputError,
-    Projection,
-    plan,
-    project,
-    should_schedule_sync,
-)
+from hypha_ray.scheduler.planning.planner import Allocation, Pace, PlannerInputError, plan
 
 thorough = settings(deadline=None, derandomize=True, max_examples=100)
 quick = settings(thorough, max_examples=50)
-
-GUIDE_THRESHOLD_S = 300
 
 seconds = st.one_of(
     st.integers(1, 20).map(float),
@@ -60,29 +50,6 @@ def best_finish_s(fleet: Sequence[Pace], target: int) -> float:
         for count, pace in zip(counts, fleet, strict=True)
     ]
     return float(np.max(finishes, axis=0)[samples >= target].min())
-
-
-def simulate(
-    fleet: Sequence[Pace], target: int, time_cap_s: float = math.inf, steps_cap: float = math.inf
-) -> Projection:
-    """The reference's projection, event by event."""
-    updates = {pace.worker: 0 for pace in fleet}
-    time_s, left, capped = 0.0, max(0, target), False
-
-    def next_s(pace: Pace) -> float:
-        return pace.offset_s + (updates[pace.worker] + 1) * pace.batch_s
-
-    while left > 0 and not capped:
-        soonest = min(map(next_s, fleet))
-        if soonest >= time_cap_s:
-            capped = True
-            break
-        time_s = soonest
-        for pace in [pace for pace in fleet if next_s(pace) == soonest]:
-            left = max(0, left - pace.batch_size)
-            updates[pace.worker] += 1
-        capped = max(updates.values()) >= steps_cap
-    return Projection(time_s, left, updates, capped)
 
 
 def samples_by(fleet: Sequence[Pace], time_s: float) -> int:
@@ -250,8 +217,6 @@ BAD_FLEETS = {
 def test_plan_impossible_fleet_is_an_error(fleet: list[Pace], target: int) -> None:
     with pytest.raises(PlannerInputError):
         plan(fleet, target)
-    with pytest.raises(PlannerInputError):
-        project(fleet, target)
 
 
 @pytest.mark.parametrize("target", [1.5, math.nan, math.inf, True, 10**16])
@@ -263,102 +228,3 @@ def test_plan_impossible_target_is_an_error(target: int) -> None:
 def test_plan_error_names_the_worker_and_the_figure() -> None:
     with pytest.raises(PlannerInputError, match=r"batch_s of worker 4 .* got nan"):
         plan([Pace(3, 1.0, 1), Pace(4, math.nan, 1)], 10)
-
-
-# ── project ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize(
-    ("target", "time_cap_s", "steps_cap", "expected"),
-    [
-        (9999, 101, 999, Projection(100.0, 9932, {0: 5, 1: 3, 2: 2}, True)),
-        (9999, 999, 3, Projection(60.0, 9958, {0: 3, 1: 2, 2: 1}, True)),
-        (50, 999, 999, Projection(80.0, 0, {0: 4, 1: 2, 2: 1}, False)),
-    ],
-    ids=["time cap", "steps cap", "target"],
-)
-def test_project_reference_cases_come_out(target: int, time_cap_s: int, steps_cap: int, expected: Projection) -> None:
-    assert project(fleet_of([20, 30, 50], [10, 5, 1]), target, time_cap_s, steps_cap) == expected
-
-
-@thorough
-@given(
-    fleets(workers=5),
-    st.integers(-3, 1000),
-    st.one_of(st.none(), st.integers(-5, 100).map(float), st.floats(0, 100), st.just(math.inf)),
-    st.one_of(st.none(), st.integers(1, 60)),
-)
-def test_project_agrees_with_a_simulation_event_by_event(
-    fleet: list[Pace], target: int, time_cap_s: float | None, steps_cap: int | None
-) -> None:
-    expected = simulate(
-        fleet,
-        target,
-        math.inf if time_cap_s is None else time_cap_s,
-        math.inf if steps_cap is None else steps_cap,
-    )
-    assert project(fleet, target, time_cap_s, steps_cap) == expected
-
-
-def test_project_time_cap_is_exclusive() -> None:
-    fleet = fleet_of([2.0], [1])
-    assert project(fleet, 3, time_cap_s=6.0) == Projection(4.0, 1, {0: 2}, True)
-    assert project(fleet, 3, time_cap_s=math.nextafter(6.0, 7.0)) == Projection(6.0, 0, {0: 3}, False)
-
-
-def test_project_rounded_quotient_does_not_count_a_batch_too_early() -> None:
-    before_s = math.nextafter(5 * 0.7, 0.0)
-    assert before_s / 0.7 == 5
-    assert project(fleet_of([0.7], [1]), 100, time_cap_s=5 * 0.7).updates == {0: 4}
-
-
-def test_project_steps_cap_reached_with_the_target_counts_as_capped() -> None:
-    assert project(fleet_of([2.0], [1]), 3, steps_cap=3) == Projection(6.0, 0, {0: 3}, True)
-
-
-def test_project_huge_target_of_slow_workers_ends() -> None:
-    assert project([Pace(0, 301.0, 1)], 10**12) == Projection(301e12, 0, {0: 10**12}, False)
-
-
-@pytest.mark.parametrize("caps", [{"steps_cap": 0}, {"steps_cap": 10**30}, {"time_cap_s": math.nan}])
-def test_project_impossible_cap_is_an_error(caps: dict[str, float]) -> None:
-    with pytest.raises(PlannerInputError):
-        project([Pace(0, 1.0, 1)], 1, **caps)  # type: ignore[arg-type]
-
-
-# ── should_schedule_sync ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def guide_says_sync(fleet: Sequence[Pace], remaining: int) -> bool:
-    """The training guide's decision, as it stands there."""
-    updates = simulate([replace(pace, offset_s=0.0) for pace in fleet], remaining).updates
-    return max(updates[pace.worker] * pace.batch_s for pace in fleet) < GUIDE_THRESHOLD_S
-
-
-def test_sync_of_301_second_batches_is_announced_before_the_target_is_reached() -> None:
-    fleet = [Pace(0, 301.0, 1), Pace(1, 301.0, 1)]
-    assert [should_schedule_sync(fleet, remaining) for remaining in (4, 3, 2, 1)] == [False, False, True, True]
-    assert not any(guide_says_sync(fleet, remaining) for remaining in (4, 3, 2, 1))
-
-
-def test_sync_threshold_is_exclusive() -> None:
-    fleet = [Pace(0, 100.0, 1)]
-    assert not should_schedule_sync(fleet, 3)
-    assert should_schedule_sync(fleet, 3, threshold_s=300.1)
-
-
-@thorough
-@given(fleets(workers=4), st.integers(1, 400))
-def test_sync_is_announced_in_time_by_every_fleet(fleet: list[Pace], remaining: int) -> None:
-    if remaining <= min(pace.batch_size for pace in fleet):
-        assert should_schedule_sync(fleet, remaining)
-    if should_schedule_sync(fleet, remaining):
-        assert all(should_schedule_sync(fleet, fewer) for fewer in (remaining - 1, remaining // 2, 1, 0))
-
-
-@thorough
-@given(fleets(workers=4), st.integers(1, 400))
-def test_sync_of_fleets_with_short_batches_is_as_the_guide_decides(fleet: list[Pace], remaining: int) -> None:
-    started = [replace(pace, offset_s=0.0) for pace in fleet if pace.batch_s < GUIDE_THRESHOLD_S]
-    assume(started)
-    assert should_schedule_sync(started, remaining) == guide_says_sync(started, remaining)

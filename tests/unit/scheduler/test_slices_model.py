@@ -30,12 +30,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.books.assign(worker, samples, cached)
 
     @rule(worker=workers, keep=st.integers(0, 20))
-    def take_back(self, worker: int, keep: int) -> None:
-        self.books.take_back(worker, keep)
-
-    @rule(worker=workers)
-    def release(self, worker: int) -> None:
-        self.books.release(worker)
+    def release(self, worker: int, keep: int) -> None:
+        self.books.release(worker, keep)
 
     @rule(cuts=st.dictionaries(workers, st.tuples(st.integers(0, 9), st.integers(0, 40)), min_size=1))
     def commit(self, cuts: dict[int, tuple[int, int]]) -> None:
