@@ -118,20 +118,10 @@ class Finish:
     error: Exception | None = None
 
 
-Command: TypeAlias = (
-    Feed
-    | Assign
-    | Merge
-    | RestoreInnerState
-    | Reduce
-    | Persist
-    | Hire
-    | Drain
-    | Dismiss
-    | LogMetric
-    | LogEvent
-    | Finish
-)
+Order: TypeAlias = Feed | Assign | Merge | RestoreInnerState | Drain
+"""Command that a worker carries out."""
+
+Command: TypeAlias = Order | Reduce | Persist | Hire | Dismiss | LogMetric | LogEvent | Finish
 
 
 @dataclass(frozen=True, slots=True)

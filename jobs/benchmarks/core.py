@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
 import random
 import re
 import time
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -18,22 +15,8 @@ from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.core import SchedulerCore
 from hypha_ray.scheduler.planning.round_planner import Sizes
 from hypha_ray.scheduler.resume_point import ResumePoint
-from hypha_ray.types import (
-    Alive,
-    Commit,
-    Contribution,
-    Delta,
-    Event,
-    Merged,
-    Plan,
-    Ready,
-    Report,
-    Saved,
-    SliceInfo,
-    Source,
-    Verdict,
-    window,
-)
+from hypha_ray.simulation.world import World
+from hypha_ray.types import SliceInfo, Source
 
 FLEETS = (100, 1000, 10_000)
 ROUNDS = 3
@@ -49,148 +32,47 @@ ROWS = (
 )
 
 
-class Worker:
-    """A worker that trains as planned, and reports as often as the job says."""
-
-    def __init__(self, source: Source, batch_s: float) -> None:
-        self.source, self.batch_s = source, batch_s
-        self.plan: Plan | None = None
-        self.longest: Plan | None = None
-        self.version = -1
-        self.done = self.reported = 0
-        self.reported_at = 0.0
-
-    def follow(self, plan: Plan) -> None:
-        """Take a plan; spans that a later version cuts off stay known."""
-        longest = self.longest
-        if longest is None or longest.round != plan.round or plan.samples > longest.samples:
-            self.longest = plan
-        self.plan = plan
-
-
-class Fleet:
-    """Virtual workers, a server and a store on a virtual clock around the core, whose CPU time is taken."""
+class Fleet(World):
+    """Virtual workers without faults, around a core whose CPU time is taken."""
 
     def __init__(self, workers: int, strategy: str) -> None:
         dice, samples = random.Random(workers), workers * BATCH * BATCHES
+        rounds = {"update_rounds": ROUNDS, "samples_between_updates": samples, "max_batch_size": BATCH}
         tables: dict[str, Any] = {
             "run": {"name": "bench"},
-            "rounds": {"update_rounds": ROUNDS, "samples_between_updates": samples, "max_batch_size": BATCH},
+            "rounds": rounds | {"evaluate_every": 0},
             "resources": {"num_workers": workers, "min_workers": workers // 2, "start_deadline_s": 600.0},
             "sync": {"strategy": strategy},
         }
-        self.job = Job.model_validate(tables | {"rounds": tables["rounds"] | {"evaluate_every": 0}})
-        slices = [SliceInfo(index, "", "", SLICE) for index in range(max(20, 3 * samples // SLICE))]
-        self._core = SchedulerCore(self.job, "bench", slices, Sizes(10_000), ResumePoint())
+        super().__init__(Job.model_validate(tables))
         self._speeds = [dice.uniform(*SPREAD_S) for _ in range(workers)]
-        self._workers: dict[int, Worker] = {}
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
-        self._order, self._now = count(), 0.0
-        self.over = False
         self.lost = self.events = 0
         self.committed_at_cpu_s: list[float] = []
         self.cpu_s = 0.0
+        slices = [SliceInfo(index, "", "", SLICE) for index in range(max(20, 3 * samples // SLICE))]
+        core, past = SchedulerCore(self.job, "bench", slices, Sizes(10_000), ResumePoint()), ResumePoint()
+        self.begin(core, past, c.Initialised(1000, "theta", "layout"), 0.05, workers)
 
-    def run(self) -> Fleet:
-        """Go through all rounds."""
-        for command in self._core.start(self.job.resources.num_workers, self._now):
-            self._perform(command)
-        self._at(0.05, c.Initialised(1000, "theta", "layout"))
-        while not self.over:
-            if not self._queue or self._queue[0][0] > self._core.deadline:
-                self._now = max(self._now, self._core.deadline)
-                self._tell(c.Tick())
-            else:
-                self._now, _, action = heapq.heappop(self._queue)
-                action()
-        return self
+    def batch_s(self, source: Source) -> float:
+        """Time of each batch of a worker."""
+        return self._speeds[source.worker]
 
-    def _later(self, seconds: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self._queue, (self._now + seconds, next(self._order), action))
-
-    def _at(self, seconds: float, event: c.Input) -> None:
-        self._later(seconds, lambda: self._tell(event))
-
-    def _tell(self, event: c.Input) -> None:
+    def take_in(self, event: c.Input) -> list[c.Command]:
+        """Give the core an event, and take the time of that."""
         began = time.thread_time()
-        if isinstance(event, Event):
-            self._core.arrived(event, self._now)
-        commands = self._core.handle(event, self._now)
+        commands = super().take_in(event)
         self.cpu_s += time.thread_time() - began
         self.events += 1
-        for command in commands:
-            self._perform(command)
+        return commands
 
-    def _perform(self, command: c.Command) -> None:
+    def obey(self, command: c.Command) -> None:
+        """Carry out a command; count commits and losses."""
+        super().obey(command)
         match command:
-            case c.Hire(source=source):
-                self._later(0.1, lambda: self._start(source))
-            case c.Assign(worker=number, plan=plan):
-                worker = self._workers[number]
-                worker.follow(plan)
-                if worker.version == plan.round and not worker.done and plan.spans and plan.version:
-                    self._train(worker, plan.round)
-            case c.Merge(worker=number, round=version):
-                self._later(0.01, lambda: self._merge(self._workers[number], version))
-            case c.Reduce():
-                accepted = tuple(
-                    Contribution(source.worker, source.incarnation, weight, 1.0)
-                    for source, weight in zip(command.sources, command.weights, strict=True)
-                )
-                self._at(0.05, c.Reduced(Verdict(command.round, accepted, (), 0.5)))
-            case c.Persist(round=number, verdict=verdict, spans=spans):
+            case c.Persist():
                 self.committed_at_cpu_s.append(self.cpu_s)
-                commit = Commit(number, None, f"theta-{number}", "", verdict.accepted, spans, {}, 0, {}, ())
-                self._at(0.5, c.Committed(Saved(commit)))
             case c.LogEvent(fields=fields):
                 self.lost += fields["kind"] == "loss"
-            case c.Finish():
-                self.over = True
-
-    def _start(self, source: Source) -> None:
-        worker = self._workers[source.worker] = Worker(source, self._speeds[source.worker])
-        self._tell(Ready(source, -1, "layout", "cpu", 1))
-        self._pulse(worker)
-
-    def _pulse(self, worker: Worker) -> None:
-        self._tell(Alive(worker.source, -1))
-        self._later(self.job.lease_s / 4, lambda: self._pulse(worker))
-
-    def _merge(self, worker: Worker, version: int) -> None:
-        worker.version, worker.done, worker.reported, worker.reported_at = version, 0, 0, self._now
-        self._tell(Merged(worker.source, version, 0.01))
-        if worker.plan is not None and worker.plan.spans:
-            self._train(worker, version)
-
-    def _train(self, worker: Worker, version: int) -> None:
-        self._later(worker.batch_s, lambda: self._batch(worker, version))
-
-    def _batch(self, worker: Worker, version: int) -> None:
-        if worker.plan is None or worker.plan.round != version or worker.version != version:
-            return
-        worker.done += min(BATCH, max(1, worker.plan.samples - worker.done))
-        last = worker.done >= worker.plan.samples
-        if last or self._now - worker.reported_at >= self.job.report_interval_s:
-            self._report(worker, version)
-        if worker.done < worker.plan.samples:
-            self._train(worker, version)
-        else:
-            self._deliver(worker, version)
-
-    def _report(self, worker: Worker, version: int) -> None:
-        samples, worker.reported = worker.done - worker.reported, worker.done
-        batches = -(-samples // BATCH)
-        worker.reported_at = self._now
-        seconds = batches * worker.batch_s
-        figures = (batches, samples, samples, samples, 3.0, seconds, batches, 0.0, 1e-3)
-        self._tell(Report(worker.source, version, *figures))
-
-    def _deliver(self, worker: Worker, version: int) -> None:
-        assert worker.longest is not None
-        done = worker.done
-        spans = window(worker.longest.spans, 0, done)
-        figures = (done, done, done, -(-done // BATCH), 3.0, 1, 1000, 1.0, 0.0)
-        self._at(0.02, Delta(worker.source, version, spans, *figures))
 
 
 def core() -> dict[str, dict[str, Any]]:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from hypha_ray.scheduler import messages as c
-from tests.support.simulation import World
 from tests.support.virtual_fleet import Faults, VirtualFleet, job_of, slices_of
+from tests.support.walk import Walk
 
 FILE = Path(__file__).with_name("golden_traces.json")
 
@@ -92,10 +92,10 @@ def encoded(value: Any) -> Any:
 def _walk(seed: int) -> str:
     trace = Trace()
 
-    class Traced(World):
-        def _do(self, command: c.Command) -> None:
+    class Traced(Walk):
+        def obey(self, command: c.Command) -> None:
             trace.add(self.now, command)
-            super()._do(command)
+            super().obey(command)
 
     Traced(seed).run()
     return trace.hash

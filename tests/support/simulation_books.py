@@ -167,7 +167,7 @@ class Books:
                 if number == worker and taken == source and round >= len(self.log) + self._reducing:
                     del self.taken[round, number]
 
-    def _order(self, command: c.Feed | c.Assign | c.Merge | c.RestoreInnerState | c.Drain) -> None:
+    def _order(self, command: c.Order) -> None:
         assert command.worker in self.at_work, f"{command} to nobody"
         source = self.at_work[command.worker]
         assert source not in self.misbuilt or isinstance(command, c.Feed | c.Drain), (

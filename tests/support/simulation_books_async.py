@@ -78,7 +78,7 @@ class AsyncBooks(Books):
 
     # ── what the core commands ────────────────────────────────────────────────────────────────────────────────────
 
-    def _order(self, command: c.Feed | c.Assign | c.Merge | c.RestoreInnerState | c.Drain) -> None:
+    def _order(self, command: c.Order) -> None:
         super()._order(command)
         if isinstance(command, c.Assign) and command.plan.spans:
             merged = {sample for _, delta in self.accepted for sample in samples_in(delta.spans)}

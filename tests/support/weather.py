@@ -11,7 +11,7 @@ from hypha_ray.scheduler import messages as c
 from hypha_ray.types import SliceInfo, Source
 
 if TYPE_CHECKING:
-    from tests.support.simulation import World
+    from tests.support.walk import Walk
 
 CONDITIONS = ("repeat", "reorder", "drop", "zombie", "problem")
 """What happens to messages and ends all the time, if a walk has it."""
@@ -49,7 +49,7 @@ class Weather:
     def happens(self, kind: str, rng: random.Random, probability: float) -> bool:
         return not self._over and kind in self._kinds and rng.random() < probability
 
-    def strike(self, world: World) -> None:
+    def strike(self, world: Walk) -> None:
         """Let one thing go wrong, if it can at all."""
         kinds = [kind for kind in FAULTS if kind in self._kinds]
         if kinds:
@@ -57,7 +57,7 @@ class Weather:
             world.trace.append(f"{world.now:8.3f} ~~~ {kind}")
             FAULTS[kind](self, world, self._random.randrange(self.job.resources.num_workers))
 
-    def clear_up(self, world: World) -> None:
+    def clear_up(self, world: Walk) -> None:
         """From now on nothing goes wrong any more; what hangs stays so."""
         self._over = True
         for kept in (self._slow, self._late_until, self.full_until, self._poisoned, self._liars, self._misbuilt):
@@ -87,7 +87,7 @@ class Weather:
         self._misbuilt.discard(source.worker)
         return "another layout" if wrong else "layout"
 
-    def arrived(self, world: World, number: int) -> None:
+    def arrived(self, world: Walk, number: int) -> None:
         """A worker has come; in bad weather it goes at once."""
         if self._flapping.get(number, 0) > 0:
             self._flapping[number] -= 1
@@ -95,68 +95,68 @@ class Weather:
 
     # ── faults ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _lose(self, world: World, number: int) -> None:
+    def _lose(self, world: Walk, number: int) -> None:
         if number in world.workers:
             world.lose(number)
 
-    def _lose_all(self, world: World, number: int) -> None:
+    def _lose_all(self, world: Walk, number: int) -> None:
         for one in list(world.workers):
             world.lose(one)
 
-    def _hang(self, world: World, number: int) -> None:
+    def _hang(self, world: Walk, number: int) -> None:
         if number in world.workers:
             worker = world.workers[number]
             worker.freeze()
             if self._random.random() < 0.6:
                 world.later(self._random.uniform(0.5, 12.0), worker.thaw)
 
-    def _stick(self, world: World, number: int) -> None:
+    def _stick(self, world: Walk, number: int) -> None:
         if number in world.workers:
             world.workers[number].stuck = True
 
-    def _slow_down(self, world: World, number: int) -> None:
+    def _slow_down(self, world: Walk, number: int) -> None:
         self._slow ^= {number}
 
-    def _preempt(self, world: World, number: int) -> None:
+    def _preempt(self, world: Walk, number: int) -> None:
         if number in world.workers:
             world.workers[number].leave("SIGTERM")
 
-    def _drain(self, world: World, number: int) -> None:
+    def _drain(self, world: Walk, number: int) -> None:
         world.tell(c.Draining(tuple(sorted(world.workers))[: self._random.randint(1, 2)], "maintenance"))
 
-    def _fill(self, world: World, number: int) -> None:
+    def _fill(self, world: Walk, number: int) -> None:
         self.full_until[number] = world.now + self._random.uniform(1.0, 40.0)
 
-    def _flap(self, world: World, number: int) -> None:
+    def _flap(self, world: Walk, number: int) -> None:
         self._flapping[number] = self._random.randint(1, 6)
         self._lose(world, number)
 
-    def _crash(self, world: World, number: int) -> None:
+    def _crash(self, world: Walk, number: int) -> None:
         world.crash()
 
-    def _pause(self, world: World, number: int) -> None:
+    def _pause(self, world: Walk, number: int) -> None:
         world.pause(self._random.uniform(3.0, 70.0))
 
-    def _poison(self, world: World, number: int) -> None:
+    def _poison(self, world: Walk, number: int) -> None:
         self._poisoned.add(number)
 
-    def _lie(self, world: World, number: int) -> None:
+    def _lie(self, world: Walk, number: int) -> None:
         self._liars.add(number)
         self._lose(world, number)
 
-    def _misbuild(self, world: World, number: int) -> None:
+    def _misbuild(self, world: Walk, number: int) -> None:
         if self._random.random() < 0.4:
             self._misbuilt.add(number)
 
-    def _echo(self, world: World, number: int) -> None:
+    def _echo(self, world: Walk, number: int) -> None:
         if world.said:
             world.tell(self._random.choice(world.said))
 
-    def _delay(self, world: World, number: int) -> None:
+    def _delay(self, world: Walk, number: int) -> None:
         self._late_until[number] = world.now + self._random.uniform(1.0, 10.0)
 
 
-FAULTS: dict[str, Callable[[Weather, World, int], None]] = {
+FAULTS: dict[str, Callable[[Weather, Walk, int], None]] = {
     "lose": Weather._lose,
     "lose all": Weather._lose_all,
     "hang": Weather._hang,

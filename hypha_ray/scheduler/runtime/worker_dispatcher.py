@@ -76,7 +76,7 @@ class WorkerDispatcher:
             self._hiring.pop(source).cancel()
         self._actors.dismiss(worker)
 
-    def order(self, command: c.Feed | c.Assign | c.Merge | c.RestoreInnerState | c.Drain) -> None:
+    def order(self, command: c.Order) -> None:
         """Send a worker an order; an order that is lost on the way is repeated."""
         found = self._actors.worker(command.worker)
         if found is None:

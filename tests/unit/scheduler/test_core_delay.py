@@ -11,22 +11,22 @@ from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.ledger.epoch import samples_of
 from hypha_ray.types import Plan
 from tests.support import weather
-from tests.support.simulation import World
+from tests.support.walk import Walk
 
 ROUNDS, WORKERS = 8, 3
 
 
-class Watched(World):
+class Watched(Walk):
     """Keeps the newest version of each plan."""
 
     def __init__(self, seed: int) -> None:
         self.plans: dict[tuple[int, int], Plan] = {}
         super().__init__(seed, storm=False)
 
-    def _do(self, command: c.Command) -> None:
+    def obey(self, command: c.Command) -> None:
         if isinstance(command, c.Assign):
             self.plans[command.worker, command.plan.round] = command.plan
-        super()._do(command)
+        super().obey(command)
 
 
 @pytest.mark.parametrize("sync", [{}, {"fragments": 2, "in_flight": 2}, {"dynamic_local_steps": False}])

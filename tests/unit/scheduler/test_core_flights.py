@@ -7,7 +7,7 @@ import pytest
 from hypha_ray.config import Job
 from hypha_ray.scheduler import messages as c
 from tests.support import weather
-from tests.support.simulation import World
+from tests.support.walk import Walk
 
 ROUNDS, WORKERS, IN_FLIGHT = 8, 3, 3
 JOB = Job.model_validate(
@@ -19,7 +19,7 @@ JOB = Job.model_validate(
 )
 
 
-class Watched(World):
+class Watched(Walk):
     """Keeps what its core commands, and how many rounds are in flight."""
 
     def __init__(self, seed: int) -> None:
@@ -28,14 +28,14 @@ class Watched(World):
         self.in_flight: set[int] = set()
         super().__init__(seed, storm=False)
 
-    def _do(self, command: c.Command) -> None:
+    def obey(self, command: c.Command) -> None:
         match command:
             case c.Merge():
                 self.merges.append(command)
             case c.LogMetric(fields=fields) if fields["kind"] in ("eval", "round"):
                 self.written.append((fields["kind"], fields["round"]))
         self.in_flight.add(len(self.core._strategy._in_flight))  # type: ignore[attr-defined]
-        super()._do(command)
+        super().obey(command)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from hypha_ray.scheduler.core import SchedulerCore
 from tests.support import virtual_fleet
 from tests.support.mutants_core import MUTANTS, mutant
 from tests.support.mutants_found import FOUND_IN
-from tests.support.simulation import World
+from tests.support.walk import Walk
 from tests.unit.scheduler import test_core, test_core_async, test_core_elastic, test_core_resume, test_core_waiting
 
 SOON, LATE = range(60), range(60, 600)
@@ -37,7 +37,7 @@ def test_simulation_or_scenario_finds_the_defect(name: str, monkeypatch: pytest.
 def _walked(core: type[SchedulerCore], seeds: range) -> str | None:
     for seed in seeds:
         try:
-            World(seed, core).run()
+            Walk(seed, core).run()
         except Exception as failure:
             return f"seed {seed}, {failure!r}"
     return None

@@ -11,7 +11,7 @@ from collections import Counter
 
 import pytest
 
-from tests.support.simulation import World
+from tests.support.walk import Walk
 from tests.support.weather import FAULTS
 
 WALKS = 2000
@@ -31,7 +31,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def test_simulated_runs_keep_every_invariant_and_end(seeds: range) -> None:
     for seed in seeds:
-        world = World(seed)
+        world = Walk(seed)
         try:
             world.run()
         except Exception as error:
@@ -41,14 +41,14 @@ def test_simulated_runs_keep_every_invariant_and_end(seeds: range) -> None:
 
 
 def test_same_seed_gives_the_same_run() -> None:
-    first, second = World(7).run(), World(7).run()
+    first, second = Walk(7).run(), Walk(7).run()
     assert first.trace == second.trace and first.steps > 100
 
 
 def test_weather_of_many_walks_has_every_fault_and_ends_in_whole_runs() -> None:
     struck, noted, committed = Counter[str](), Counter[str](), 0
     for seed in range(150):
-        world = World(seed).run()
+        world = Walk(seed).run()
         struck.update(line.split("~~~ ")[1] for line in world.trace if "~~~" in line)
         noted.update(kind for kind in NOTES if any(f"'kind': '{kind}'" in line for line in world.trace))
         committed += len(world.books.log) == world.job.rounds.update_rounds

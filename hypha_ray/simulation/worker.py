@@ -1,0 +1,267 @@
+"""A worker as the scheduler sees it: orders and events of the real inner loop, with a clock in place of training.
+
+boot ──► merge the weights that are due ──► evaluate ──► train batch by batch ──► hand over ──┐
+                   ▲                                                                         │
+                   └────────── train ahead, on samples of the next round, if planned ◄───────┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from hypha_ray.config import Job
+from hypha_ray.exchange_schedule import version_due
+from hypha_ray.scheduler import messages as c
+from hypha_ray.scheduler.ledger.epoch import samples_of
+from hypha_ray.types import Alive, Delta, Evaluated, Event, Leaving, Left, Merged, Plan, Ready, Report, Source, window
+
+
+class Surroundings(Protocol):
+    """Everything that a worker needs of the world around it. Times in seconds."""
+
+    job: Job
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Have something done after a while."""
+
+    def say(self, worker: SimulatedWorker, event: Event) -> None:
+        """Send an event to the scheduler."""
+
+    def batch_s(self, source: Source) -> float:
+        """Time of a batch that begins now."""
+
+    def evaluate_s(self, source: Source) -> float:
+        """Time of an evaluation that begins now."""
+
+    def pulse_s(self) -> float:
+        """Time between two signs of life."""
+
+    def report_due(self, batches: float, seconds: float) -> bool:
+        """Whether a worker reports, after so many batches and so much time since its last report."""
+
+    def theta_sha256(self, source: Source, version: int) -> str:
+        """Hash that a worker finds of the weights of that version."""
+
+
+class SimulatedWorker:
+    """Takes orders in any order, and any number of times; does one thing after the other, each in its time.
+
+    Args:
+        source: number and incarnation.
+        world: gives times, and takes events.
+
+    """
+
+    def __init__(self, source: Source, world: Surroundings) -> None:
+        self.source, self._world = source, world
+        self.alive, self.leaving = True, False
+        self.round = self._version = -1
+        """Round that it is in, and version of the weights that it has merged."""
+        self._plan: Plan | None = None
+        self._longest: Plan | None = None
+        """Version of the round's plan with the most samples: spans that a correction cuts off may be trained on."""
+        self._ahead: Plan | None = None
+        """Plan after whose delta it trains ahead; None: there was no delta yet."""
+        self._samples_ahead = 0
+        self._weights: dict[int, bool] = {}
+        """Versions that have come and aren't merged, and whether they are all weights or a difference."""
+        self._next: int | None = None
+        """Round whose weights it waits for; None: it doesn't know which is next."""
+        self._merged = self._evaluated = self._proved = self._restored = self._state_came = False
+        self._busy: object | None = None
+        self._samples = self._reported = 0
+        self._seconds = 0.0
+        """Time of the batches since its last report."""
+
+    # ── orders ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def boot(self, layout: str) -> None:
+        """Begin, with a model of that layout."""
+        self._say(Ready(self.source, -1, layout, "cpu", 1))
+        self._pulse()
+        self.go()
+
+    def order(self, command: c.Order) -> None:
+        """Take an order, as the control thread does."""
+        match command:
+            case c.Assign(plan=plan):
+                newest = self._plan
+                if newest is None or (plan.round, plan.version) > (newest.round, newest.version):
+                    self._plan = plan
+            case c.Merge(round=version, whole=whole):
+                late = self._world.job.sync.in_flight > 1
+                assert whole or late or self._version >= version - 1, "a difference to weights that it doesn't have"
+                if version > self._version:
+                    self._weights[version] = whole
+            case c.RestoreInnerState():
+                self._state_came = True
+            case c.Drain(reason=reason):
+                self.leave(reason)
+        self.go()
+
+    def leave(self, reason: str) -> None:
+        """End the batch, hand over what there is, and go."""
+        if self.alive and not self.leaving:
+            self.leaving = True
+            self._say(Leaving(self.source, self.round, reason))
+            if not self._samples:
+                self._busy = None  # It ends at once, unless it is training.
+            self.go()
+
+    # ── the inner loop ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def go(self) -> None:
+        """Do all that takes no time, until it is busy or has to wait."""
+        while self.alive and self._busy is None and self._step():
+            pass
+
+    def _step(self) -> bool:
+        plan = self._plan
+        if self.leaving:
+            self._say(Left(self.source, self.round))
+            self.alive = False
+        elif not self._merged:
+            ahead = () if self._ahead is None or self._ahead.round != self.round else self._ahead.ahead
+            if self._samples_ahead == samples_of(ahead):
+                return self._enter_next_round()
+            self._spend(self._world.batch_s(self.source), self._train_ahead)
+        elif plan is None or plan.round < self.round:
+            return False
+        elif plan.round > self.round:
+            self._merged = False
+            return True
+        elif plan.evaluate and not self._evaluated:
+            self._spend(self._world.evaluate_s(self.source), self._evaluate)
+        elif plan.final:
+            self.alive = False
+        elif plan.spans:
+            self._begin(plan)
+        return False
+
+    def _enter_next_round(self) -> bool:
+        """Merge what is due in the next round; returns whether it is in it."""
+        if self._next is None:
+            if self._plan is None or self._plan.round <= self.round:
+                return False
+            self._next = self._plan.round
+        while self._version < (wanted := version_due(self._world.job, self._next)):
+            if not self._merge(wanted):
+                return False
+        self.round, self._next, self._merged, self._evaluated = self._next, None, True, False
+        return True
+
+    def _merge(self, wanted: int) -> bool:
+        whole = [version for version, whole in self._weights.items() if whole]
+        old = [version for version in whole if version <= wanted]
+        if not old and self._version + 1 in self._weights:
+            self._version += 1
+        elif whole:
+            self._version = max(old or whole)
+        else:
+            return False
+        self._weights = {version: whole for version, whole in self._weights.items() if version > self._version}
+        proof = None if self._proved else self._world.theta_sha256(self.source, self._version)
+        self._proved = True
+        self._say(Merged(self.source, self._version, 0.01, proof))
+        return True
+
+    def _evaluate(self) -> None:
+        self._evaluated = True
+        assert self._plan is not None
+        self._say(self._evaluation(samples_of(self._plan.evaluate)))
+
+    def _evaluation(self, samples: int) -> Evaluated:
+        return Evaluated(self.source, self.round, 2.0 * samples, samples, None, self._world.evaluate_s(self.source))
+
+    def _begin(self, plan: Plan) -> None:
+        """Begin to train, once the inner state that the plan asks for has come."""
+        if plan.restores and not self._restored:
+            if not self._state_came:
+                return
+            self._restore()
+        self._samples = self._reported = 0
+        self._seconds, self._longest = 0.0, plan
+        if self._ahead is not None and self._ahead.round == plan.round - 1:
+            self._samples = self._samples_ahead
+            assert window(plan.spans, 0, self._samples) == self._ahead.ahead, "it has begun with other samples"
+        self._ahead, self._samples_ahead = None, 0
+        if self._samples < plan.samples:
+            self._train(plan)
+        else:
+            self._hand_over()
+
+    def _restore(self) -> None:
+        """Take over its predecessor's inner state, once."""
+        self._restored = True
+
+    def _train_ahead(self) -> None:
+        assert self._ahead is not None
+        self._samples_ahead += min(self._ahead.batch_size, samples_of(self._ahead.ahead) - self._samples_ahead)
+
+    def _train(self, plan: Plan) -> None:
+        assert self._longest is not None
+        self._longest = max(self._longest, plan, key=lambda one: one.samples)
+        size, seconds = min(plan.batch_size, plan.samples - self._samples), self._world.batch_s(self.source)
+        self._spend(seconds, lambda: self._trained(size, seconds))
+
+    def _trained(self, size: int, seconds: float) -> None:
+        """End a batch."""
+        assert self._plan is not None
+        self._samples += size
+        self._seconds += seconds
+        if self.leaving:
+            self._hand_over() if self._world.job.run.mode != "replay" else None
+        elif self._plan.round != self.round:
+            self._samples, self._merged = 0, False
+        elif self._samples < self._plan.samples:
+            if self._world.report_due((self._samples - self._reported) / size, self._seconds):
+                self._report(self._plan)
+            self._train(self._plan)
+        else:
+            self._hand_over()
+
+    def _report(self, plan: Plan) -> None:
+        samples, self._reported, self._seconds = self._samples - self._reported, self._samples, 0.0
+        batches = -(-samples // plan.batch_size)
+        seconds = batches * self._world.batch_s(self.source)
+        figures = (batches, samples, samples, samples, 3.0 * samples, seconds, batches, 0.0, 1e-3)
+        self._say(Report(self.source, self.round, *figures))
+
+    def _hand_over(self) -> None:
+        """Report the rest, and send the delta."""
+        assert self._longest is not None
+        if self._samples > self._reported:
+            self._report(self._longest)
+        self._say(self._delta(self._longest))
+        self._samples, self._merged = 0, False
+        self._ahead, self._samples_ahead = self._plan, 0
+
+    def _delta(self, plan: Plan) -> Delta:
+        samples, replay = self._samples, self._world.job.run.mode == "replay"
+        spans, batches = window(plan.spans, 0, samples), -(-samples // plan.batch_size)
+        seconds = batches * self._world.batch_s(self.source)
+        return Delta(
+            self.source, self.round, spans, samples, samples, samples, batches, 3.0, 1, 1000, seconds, 0.0, replay
+        )
+
+    def _spend(self, seconds: float, then: Callable[[], None]) -> None:
+        """Be busy for a while, unless something else makes an end of it."""
+        token = self._busy = object()
+        self._world.later(seconds, lambda: self._end_if_busy(token, then))
+
+    def _end_if_busy(self, token: object, then: Callable[[], None]) -> None:
+        if self.alive and self._busy is token:
+            self._busy = None
+            then()
+            self.go()
+
+    # ── events ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _say(self, event: Event) -> None:
+        self._world.say(self, event)
+
+    def _pulse(self) -> None:
+        if self.alive:
+            self._say(Alive(self.source, -1))
+            self._world.later(self._world.pulse_s(), self._pulse)

@@ -1,0 +1,220 @@
+"""A run on a virtual clock: the real core decides, and around it are simulated workers, a server, a store and messages.
+
+    core ──commands──► carry_out ──orders──► workers ──events──► tell ──► core
+                           ├── Reduce ──► verdict ──────────────►│
+                           └── Persist ──► commit ──────────────►│
+
+Nothing goes wrong here. A subclass says what batches take, and overrides what is to be slow or to fail.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Self
+
+from hypha_ray.config import Job
+from hypha_ray.scheduler import messages as c
+from hypha_ray.scheduler.core import SchedulerCore
+from hypha_ray.scheduler.resume_point import ResumePoint
+from hypha_ray.simulation.clock import VirtualClock
+from hypha_ray.simulation.worker import SimulatedWorker
+from hypha_ray.types import Commit, Contribution, Event, Saved, Source, Verdict
+
+PULSES = 4
+"""Signs of life within the time of a lease, as of a real worker."""
+
+
+class World(ABC):
+    """Surroundings of one run's core.
+
+    Args:
+        job: the job file.
+
+    """
+
+    core: SchedulerCore
+    """Core of the present attempt."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.clock = job, VirtualClock()
+        self.workers: dict[int, SimulatedWorker] = {}
+        self.hiring: dict[int, Source] = {}
+        """Workers that are being started, by number."""
+        self.over = False
+        self._hashes: dict[int, str] = {}
+        """Hashes of committed weights, by version."""
+        self._written_at = 0.0
+        """Time at which the store is done with all that it has been given."""
+
+    @abstractmethod
+    def batch_s(self, source: Source) -> float:
+        """Time of a batch that begins now, in seconds."""
+
+    # ── the clock ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def now(self) -> float:
+        """The time in seconds."""
+        return self.clock.now
+
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Have something done after a while."""
+        self.clock.later(seconds, action)
+
+    def run(self) -> Self:
+        """Go on to the end of the run."""
+        while not self.over:
+            self.step()
+        return self
+
+    def step(self) -> None:
+        """Let the next thing happen, or the core's deadline come."""
+        if not self.clock.advance(self.deadline):
+            self.tell(c.Tick())
+
+    @property
+    def deadline(self) -> float:
+        """Time at which the core is told that nothing has happened."""
+        return max(self.core.deadline, self.now)
+
+    # ── the core ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin(
+        self, core: SchedulerCore, past: ResumePoint, weights: c.Initialised, ready_s: float, fitting: int
+    ) -> None:
+        """Start an attempt whose weights are there after a while, with room for so many workers at first."""
+        self.core = core
+        self._hashes[past.state.get("step", past.next_round)] = weights.theta_sha256
+        self.answer(ready_s, weights)
+        self.carry_out(core.start(fitting, self.now))
+
+    def tell(self, event: c.Input) -> None:
+        """Have the core take in an event, and carry out what it commands."""
+        if not self.over:
+            self.carry_out(self.take_in(event))
+
+    def take_in(self, event: c.Input) -> list[c.Command]:
+        """Give the core an event that comes now; returns its commands."""
+        if isinstance(event, Event):
+            self.core.arrived(event, self.now)
+        return self.core.handle(event, self.now)
+
+    def answer(self, seconds: float, event: c.Input) -> None:
+        """Tell the core something after a while, unless another attempt has begun by then."""
+        core = self.core
+        self.later(seconds, lambda: self.tell(event) if self.core is core else None)
+
+    def carry_out(self, commands: list[c.Command]) -> None:
+        """Carry out commands, in order."""
+        for command in commands:
+            self.obey(command)
+
+    def obey(self, command: c.Command) -> None:
+        """Carry out one command."""
+        match command:
+            case c.Hire(source=source):
+                self.hiring[source.worker] = source
+                self.later(self.start_s(source), lambda: self._hire(source))
+            case c.Dismiss(worker=number):
+                self.hiring.pop(number, None)
+                self.bury(number)
+            case c.Feed() | c.Assign() | c.Merge() | c.RestoreInnerState() | c.Drain():
+                self.send(command)
+            case c.Reduce():
+                self.reduce(command)
+            case c.Persist():
+                self.persist(command)
+            case c.Finish():
+                self.over = True
+
+    # ── server and store ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def reduce(self, command: c.Reduce) -> None:
+        """Answer with the server's verdict."""
+        self.answer(0.05, c.Reduced(self.verdict(command)))
+
+    def verdict(self, command: c.Reduce) -> Verdict:
+        """Verdict on deltas."""
+        pairs = zip(command.sources, command.weights, strict=True)
+        accepted = tuple(Contribution(source.worker, source.incarnation, weight, 1.0) for source, weight in pairs)
+        return Verdict(command.round, accepted, (), 0.5)
+
+    def persist(self, command: c.Persist) -> None:
+        """Write a round after those before it, and answer."""
+        version = command.state.get("step", command.round + 1)  # Without a barrier versions count reductions.
+        theta = self._hashes[version] = f"theta-{command.round}"
+        self._written_at = max(self.now, self._written_at) + self.commit_s(command.round)
+        commit = Commit(command.round, None, theta, "", command.verdict.accepted, command.spans, {}, 0, {}, ())
+        self.answer(self._written_at - self.now, c.Committed(Saved(commit)))
+
+    def commit_s(self, round: int) -> float:
+        """Time that the store takes over a round."""
+        return 0.5
+
+    # ── messages ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def send(self, command: c.Order) -> None:
+        """Send an order to a worker."""
+        worker = self.workers[command.worker]
+        self.later(self.delay_s(command.worker), lambda: worker.order(command))
+
+    def say(self, worker: SimulatedWorker, event: Event) -> None:
+        """Send a worker's event to the core."""
+        self.later(self.delay_s(worker.source.worker), lambda: self.tell(event))
+
+    def delay_s(self, number: int) -> float:
+        """Time of a message to or from a worker."""
+        return 0.01
+
+    # ── workers ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _hire(self, source: Source) -> None:
+        if self.hiring.get(source.worker) != source:
+            return
+        if self.has_room(source):
+            self.place(self.hiring.pop(source.worker))
+        else:
+            self.tell(c.PlacementFailed(source, "no room"))
+
+    def has_room(self, source: Source) -> bool:
+        """Whether there is a machine for a worker."""
+        return True
+
+    def place(self, source: Source) -> None:
+        """Start a worker on a machine."""
+        worker = self.workers[source.worker] = self.new_worker(source)
+        worker.boot(self.layout(source))
+
+    def new_worker(self, source: Source) -> SimulatedWorker:
+        """Make a worker."""
+        return SimulatedWorker(source, self)
+
+    def layout(self, source: Source) -> str:
+        """Layout of the model that a worker builds."""
+        return "layout"
+
+    def bury(self, number: int) -> None:
+        """End a worker for good."""
+        if (worker := self.workers.pop(number, None)) is not None:
+            worker.alive = False
+
+    def start_s(self, source: Source) -> float:
+        """Time from a hire to a worker."""
+        return 0.1
+
+    def evaluate_s(self, source: Source) -> float:
+        """Time of an evaluation that begins now."""
+        return 0.2
+
+    def pulse_s(self) -> float:
+        """Time between two signs of life."""
+        return self.job.lease_s / PULSES
+
+    def report_due(self, batches: float, seconds: float) -> bool:
+        """Whether a worker reports, after so many batches and so much time since its last report."""
+        return seconds >= self.job.report_interval_s
+
+    def theta_sha256(self, source: Source, version: int) -> str:
+        """Hash that a worker finds of the weights of that version."""
+        return self._hashes.get(version, "not committed")
