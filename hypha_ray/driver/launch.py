@@ -169,5 +169,4 @@ def export_round(job: Job, directory: RunDirectory, dataset: Path, round: int, f
 
     preprocessor = load_preprocessor(job.preprocessor, dataset, job.model)
     snapshot = load_snapshot(directory.path, round)
-    dtype = job.checkpoint.export_dtype
-    export(job.model, preprocessor, snapshot.tensors, folder, job.run.seed, dtype)
+    export(job, preprocessor, snapshot.tensors, folder)

@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from transformers.utils.logging import disable_progress_bar
 
-from hypha_ray.config.schema import Model, Preprocessor
+from hypha_ray.config.schema import Job, Model, Preprocessor
 from hypha_ray.errors import CheckpointError
 from hypha_ray.model.flat import Array
 from hypha_ray.model.layout import layout_of, load
@@ -25,6 +25,7 @@ from hypha_ray.model.loading.preprocess import load_special_tokens
 from hypha_ray.model.loading.weights import meta_tensors
 from hypha_ray.model.tasks.table import TASKS, find_task
 from hypha_ray.model.tasks.task import Task
+from hypha_ray.model.trained import build_trained
 from hypha_ray.modes import make_tree_private
 
 if TYPE_CHECKING:
@@ -36,32 +37,28 @@ _DTYPES = frozenset({"float64", "float32", "bfloat16", "float16"})
 
 
 def export(
-    model: Model,
+    job: Job,
     preprocessor: Any | None,
     tensors: Mapping[str, Array],
     directory: Path,
-    seed: int = 0,
-    dtype: str | None = None,
 ) -> None:
     """Write weights, configuration, and tokenizer or image processor, for transformers to load.
 
     The folder appears whole or not at all, and replaces an older one.
 
     Args:
-        model: table of the job file; a repository is read again for frozen parameters.
+        job: job file; a repository is read again for frozen parameters, and new ones depend on the seed of the run.
         preprocessor: tokenizer or image processor from `load_preprocessor`, or None.
         tensors: trained tensors by name, from `layout.views`.
         directory: folder to write.
-        seed: seed of the run, for frozen parameters of a model that began with random weights.
-        dtype: torch's name for the dtype of the weights; None: the dtype of repository or configuration.
 
     Raises:
         CheckpointError: the tensors don't fit the model, or the folder can't be written.
         HyphaError: the model can't be built.
 
     """
-    network = build_model(model, seed)
-    if (wanted := dtype or original_dtype(model)) is not None:
+    network = build_trained(job)
+    if (wanted := job.checkpoint.export_dtype or original_dtype(job.model)) is not None:
         network = network.to(getattr(torch, wanted))
     load(network, layout_of(network), tensors)
     try:
@@ -70,7 +67,7 @@ def export(
             new = Path(scratch) / "new"
             disable_progress_bar()  # It would show one for a single file.
             network.save_pretrained(new)
-            _note_task(new, model)
+            _note_task(new, job.model)
             if preprocessor is not None:
                 preprocessor.save_pretrained(new)
             make_tree_private(new)

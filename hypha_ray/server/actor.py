@@ -88,10 +88,10 @@ class ParameterServer:
         """
         with uncollected():
             from hypha_ray.model.layout import gather, layout_of
-            from hypha_ray.model.loading.build import build_model
+            from hypha_ray.model.trained import build_trained
             from hypha_ray.server.fused import get_ready
 
-        model = build_model(self._job.model, self._job.run.seed)
+        model = build_trained(self._job)
         layout = layout_of(model, self._job.sync.fragments, self._job.sync.partition)
         flats = [gather(model, layout, fragment) for fragment in range(layout.fragments)]
         get_ready(self._job, flats)

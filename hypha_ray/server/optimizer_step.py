@@ -6,7 +6,7 @@ import torch
 
 from hypha_ray.config import Job
 from hypha_ray.model.layout import gather, scatter, view
-from hypha_ray.model.loading.build import build_model
+from hypha_ray.model.trained import build_trained
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.optim.schedules import inner_steps
 from hypha_ray.optim.state import export_state, load_state
@@ -31,7 +31,7 @@ class ModelOptimizerStep:
 
     def __init__(self, job: Job, layout: Layout) -> None:
         self._layout = layout
-        self._model = build_model(job.model, job.run.seed)
+        self._model = build_trained(job)
         for parameter in self._model.parameters():
             if parameter.is_floating_point() and parameter.element_size() < 4:
                 parameter.data = parameter.data.float()

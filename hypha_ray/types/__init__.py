@@ -21,6 +21,7 @@ from hypha_ray.types.events import (
 )
 from hypha_ray.types.layout import Entry, Flat, Layout
 from hypha_ray.types.plans import FragmentUpdate, Plan, RoundProgress, Source
+from hypha_ray.types.sums import Sums
 
 __all__ = [
     "Alive",
@@ -49,6 +50,7 @@ __all__ = [
     "SliceInfo",
     "Source",
     "Span",
+    "Sums",
     "Verdict",
     "joined",
     "window",

@@ -24,7 +24,7 @@ from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.data.slices import read_slice
 from hypha_ray.driver.launch import records
 from hypha_ray.driver.ray_cluster import connected
-from hypha_ray.model.loading.build import build_model
+from hypha_ray.model.trained import build_trained
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.store.directory import RunDirectory
 
@@ -42,7 +42,7 @@ class BareLoop:
 
     def __init__(self, job: Job, batches: npt.NDArray[np.int64]) -> None:
         torch.set_num_threads(1)
-        self._model = build_model(job.model, job.run.seed).train()
+        self._model = build_trained(job).train()
         self._optimizer = build_optimizer(self._model, job.inner_optimizer, 10_000)
         self._batches = [torch.from_numpy(np.array(batch)) for batch in batches]
 

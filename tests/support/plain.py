@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from hypha_ray.config import Job
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.slices import read_slice
-from hypha_ray.model.loading.build import build_model
+from hypha_ray.model.trained import build_trained
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.types import Span
 from hypha_ray.worker.batches import order
@@ -43,7 +43,7 @@ def joined_batches(run: Outcome, dataset: Path) -> list[Batch]:
 def train_plainly(job: Job, batches: Sequence[Batch]) -> dict[str, npt.NDArray[np.float32]]:
     """One step on each batch; the trained weights, by name."""
     torch.set_num_threads(1)
-    model = build_model(job.model, job.run.seed).train()
+    model = build_trained(job).train()
     optimizer = build_optimizer(model, job.inner_optimizer, len(batches))
     for batch in batches:
         optimizer.zero_grad()

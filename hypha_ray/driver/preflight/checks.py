@@ -111,5 +111,5 @@ def check_fragments(job: Job) -> None:
         return
     with uncollected():
         from hypha_ray.model.layout import layout_of
-        from hypha_ray.model.loading.build import skeleton
-    layout_of(skeleton(job.model), job.sync.fragments, job.sync.partition)
+        from hypha_ray.model.trained import sketch_trained
+    layout_of(sketch_trained(job), job.sync.fragments, job.sync.partition)

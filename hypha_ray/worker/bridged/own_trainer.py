@@ -13,7 +13,7 @@ from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.store.tensorfile import named
 from hypha_ray.types import Samples
 from hypha_ray.worker.training.strategies import Strategy, strategy
-from hypha_ray.worker.training.trainer import Trainer
+from hypha_ray.worker.training.trainer import Trainer, trainer_of
 
 
 def job_of(told: dict[str, Any], device: str) -> Job:
@@ -36,17 +36,21 @@ def train(trainer: client.Trainer, device: str) -> None:
     """
     job = job_of(trainer.job, device)
     told = trainer.job.get("special_tokens")
-    own = Trainer(job, told and SpecialTokens(told["mask_token_id"], tuple(told["all_special_ids"])))
+    own = trainer_of(job, told and SpecialTokens(told["mask_token_id"], tuple(told["all_special_ids"])))
     trainer.ready(str(own.device), own.parameters)
     chosen, peak = strategy(job, own), job.inner_optimizer.learning_rate
-    for count, work in enumerate(trainer.rounds()):
-        own.seed(job.run.seed, work.number, trainer.job["worker"])
-        _go_through(work, own, chosen, peak, first=count == 0)
+    try:
+        for count, work in enumerate(trainer.rounds()):
+            own.seed(job.run.seed, work.number, trainer.job["worker"])
+            _go_through(work, own, chosen, peak, first=count == 0)
+    finally:
+        own.close()
 
 
 def _go_through(work: Round, own: Trainer, chosen: Strategy, peak: float, *, first: bool) -> None:
     layout, began = layout_of(own.model), time.monotonic()
     load(own.model, layout, work.parameters())
+    own.merged(work.number)
     work.merged(time.monotonic() - began)
     if work.evaluates:
         sums = own.evaluate(Samples(arrays, work.keys) for arrays in work.evaluation())

@@ -7,29 +7,36 @@ from collections.abc import Sequence
 import numpy as np
 
 from hypha_ray.codec import Encoder
-from hypha_ray.optim.optimizers import Inner
 from hypha_ray.optim.state import export_state, load_state
 from hypha_ray.types import Flat
+from hypha_ray.worker.training.trainer import Trainer
 
 _LEFT_OUT = "left-out/"
+_TRAINER = "trainer/"
 
 
-def export_inner_state(optimizer: Inner, encoders: Sequence[Encoder]) -> Flat:
-    """The optimizer's state, and under ``left-out/fragment/group`` what payloads have left out so far."""
+def export_inner_state(trainer: Trainer, encoders: Sequence[Encoder]) -> Flat:
+    """State of the optimizer, under ``trainer/`` the trainer's own, and under ``left-out/fragment/group`` residuals."""
     residuals = enumerate(one.residual for one in encoders)
     left_out = {f"{_LEFT_OUT}{n}/{group}": array.copy() for n, one in residuals for group, array in one.items()}
-    return export_state(optimizer) | left_out
+    own = {_TRAINER + name: array for name, array in trainer.state().items()}
+    return export_state(trainer.optimizer) | own | left_out
 
 
-def import_inner_state(optimizer: Inner, encoders: Sequence[Encoder], state: Flat) -> None:
+def import_inner_state(trainer: Trainer, encoders: Sequence[Encoder], state: Flat) -> None:
     """Go on from what `export_inner_state` gave; the arrays are copied.
 
     Raises:
         CheckpointError: as `load_state`.
 
     """
-    load_state(optimizer, {name: array for name, array in state.items() if not name.startswith(_LEFT_OUT)})
-    for name, array in state.items():
-        if name.startswith(_LEFT_OUT):
-            fragment, group = name.removeprefix(_LEFT_OUT).split("/", 1)
-            encoders[int(fragment)].residual[group] = np.array(array)
+    own, left_out = _part(state, _TRAINER), _part(state, _LEFT_OUT)
+    load_state(trainer.optimizer, {n: array for n, array in state.items() if not n.startswith((_TRAINER, _LEFT_OUT))})
+    trainer.restore(own)
+    for name, array in left_out.items():
+        fragment, group = name.split("/", 1)
+        encoders[int(fragment)].residual[group] = np.array(array)
+
+
+def _part(state: Flat, prefix: str) -> Flat:
+    return {name.removeprefix(prefix): array for name, array in state.items() if name.startswith(prefix)}

@@ -14,8 +14,9 @@ from hypha_ray.failpoints import failpoint
 from hypha_ray.model.layout import layout_of
 from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.optim.schedules import position
+from hypha_ray.optim.step import Step
 from hypha_ray.store.tensorfile import digest, named
-from hypha_ray.types import Arrays, Damaged, Delta, Evaluated, Flat, Left, Merged, Plan, Ready, Samples, Source, window
+from hypha_ray.types import Damaged, Delta, Evaluated, Flat, Left, Merged, Plan, Ready, Samples, Source, window
 from hypha_ray.worker.batches import BatchSource
 from hypha_ray.worker.inbox import Inbox
 from hypha_ray.worker.incarnation import Emit
@@ -25,7 +26,7 @@ from hypha_ray.worker.training.inner_state import export_inner_state, import_inn
 from hypha_ray.worker.training.local_weights import LocalWeights
 from hypha_ray.worker.training.meter import Meter
 from hypha_ray.worker.training.strategies import strategy
-from hypha_ray.worker.training.trainer import Gradient, Trainer
+from hypha_ray.worker.training.trainer import trainer_of
 
 LONGEST_VAIN = 10
 """Batches in a row without a finite gradient after which a worker gives up."""
@@ -55,7 +56,7 @@ class TrainingLoop:
     ) -> None:
         self._job, self._source = job, source
         self._batch_source, self._inbox, self._emit = batch_source, inbox, emit
-        self._trainer = Trainer(job, specials)
+        self._trainer = trainer_of(job, specials)
         self._model, self._optimizer = self._trainer.model, self._trainer.optimizer
         self._strategy = strategy(job, self._trainer)
         self._layout = layout_of(self._model, job.sync.fragments, job.sync.partition)
@@ -91,6 +92,8 @@ class TrainingLoop:
                 pass
         except Retired:
             self._emit(Left(self._source, self._inbox.round))
+        finally:
+            self._trainer.close()
 
     def _round(self) -> bool:
         """Go through one round, idle or not; False after the final plan."""
@@ -132,6 +135,7 @@ class TrainingLoop:
         arrived = self._inbox.weights(number)
         began = time.monotonic()
         self._weights.merge(arrived, mixes=arrived.round > self._job.rounds.warmup_rounds)
+        self._trainer.merged(arrived.round)
         merge_s = time.monotonic() - began
         theta = [flat for _, flat in sorted(arrived.fragments.items())]
         sha256 = None if self._proved else digest(named(self._layout, theta))
@@ -193,7 +197,7 @@ class TrainingLoop:
     def _restore(self, plan: Plan) -> None:
         """Take the predecessor's optimizer state over, where the plan asks for that."""
         if plan.restores and (state := self._inbox.state()) is not None:
-            import_inner_state(self._optimizer, self._encoders, state)
+            import_inner_state(self._trainer, self._encoders, state)
 
     def _batch(self, plan: Plan, meter: Meter, round_samples: int | None = None) -> None:
         """Train on the plan's next batch; the round has so many samples, if not just the plan's."""
@@ -208,13 +212,13 @@ class TrainingLoop:
         self._weights.mark_changed()
         result = self._strategy.train(batch)
         self._throttle(time.monotonic() - began)
-        meter.step(result, size, _tokens(batch.arrays), rate)
+        meter.step(result, size, rate)
         self._see_to_damage(plan.round, result)
         if meter.due and meter is not self._begun:
             self._emit(meter.report())
         failpoint("worker.step", self._source.worker)
 
-    def _see_to_damage(self, number: int, result: Gradient) -> None:
+    def _see_to_damage(self, number: int, result: Step) -> None:
         """Name samples that were left out; too many batches in a row end the run.
 
         Raises:
@@ -265,7 +269,7 @@ class TrainingLoop:
             inner_state=self._bequeaths,
             quality=(quality.error, quality.cosine),
         )
-        parts = [*payloads, *([export_inner_state(self._optimizer, self._encoders)] if self._bequeaths else [])]
+        parts = [*payloads, *([export_inner_state(self._trainer, self._encoders)] if self._bequeaths else [])]
         action = failpoint("worker.payload", self._source.worker)
         items: list[Delta | Flat] = [delta, *parts] if action is None else corrupted(action, delta, parts, theta)
         for item in items:
@@ -275,10 +279,3 @@ class TrainingLoop:
         """Play a slower machine, where a test asks for one."""
         if (wait_s := max((self._slowdown - 1) * step_s, self._least_s - step_s)) > 0:
             time.sleep(wait_s)
-
-
-def _tokens(batch: Arrays) -> int | None:
-    """Number of tokens that aren't padding; None for data without tokens."""
-    if "input_ids" not in batch:
-        return None
-    return int(batch["attention_mask"].sum()) if "attention_mask" in batch else batch["input_ids"].size

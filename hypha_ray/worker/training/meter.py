@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from hypha_ray.optim.step import Step
 from hypha_ray.types import Report, Source
-from hypha_ray.worker.training.trainer import Gradient
 
 
 @dataclass(slots=True)
@@ -49,11 +49,12 @@ class Meter:
         yield
         self.data_wait_s += time.monotonic() - began
 
-    def step(self, result: Gradient, samples: int, tokens: int | None, learning_rate: float) -> None:
+    def step(self, result: Step, samples: int, learning_rate: float) -> None:
         """Count a batch and its result."""
         self.batches += 1
         self.samples += samples
-        self.tokens = self.tokens if tokens is None else (self.tokens or 0) + tokens
+        if result.tokens is not None:
+            self.tokens = (self.tokens or 0) + result.tokens
         self.scored += result.scored
         self._learning_rate = learning_rate
         if result.scored:

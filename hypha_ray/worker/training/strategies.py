@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 
 from hypha_ray.config import Job
 from hypha_ray.model.layout import gather
+from hypha_ray.optim.step import Step
 from hypha_ray.types import Flat, Layout, Samples
 from hypha_ray.types.layout import is_trained
-from hypha_ray.worker.training.trainer import Gradient, Trainer
+from hypha_ray.worker.training.trainer import Trainer
 
 
 class Strategy(Protocol):
@@ -23,7 +25,7 @@ class Strategy(Protocol):
         """A round begins."""
         ...
 
-    def train(self, batch: Samples) -> Gradient:
+    def train(self, batch: Samples) -> Step:
         """Take a batch in."""
         ...
 
@@ -48,7 +50,7 @@ class LocalSteps:
     def begin(self) -> None:
         """Nothing of the last round is left but the optimizer's state, which stays."""
 
-    def train(self, batch: Samples) -> Gradient:
+    def train(self, batch: Samples) -> Step:
         """Take one step; the norm is that of its gradient, before clipping."""
         return self._trainer.step(batch)
 
@@ -79,11 +81,11 @@ class MeanGradient:
         self._trainer.optimizer.zero_grad()
         self._scored = 0
 
-    def train(self, batch: Samples) -> Gradient:
+    def train(self, batch: Samples) -> Step:
         """Add a batch's gradient; the norm is that of the mean so far."""
         result = self._trainer.backward(batch, summed=True)
         self._scored += result.scored
-        return result._replace(norm=result.norm / max(1, self._scored))
+        return replace(result, norm=result.norm / max(1, self._scored))
 
     def result(self, layout: Layout, fragment: int, out: Flat | None = None) -> Flat:
         """The mean gradient in the place of the parameters, zeros where there is none; and the buffers."""

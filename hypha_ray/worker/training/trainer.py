@@ -1,197 +1,80 @@
-"""A model and its inner optimizer on one device: the steps of a worker, wherever it is."""
+"""The seam between the inner loop and the kinds of training: one protocol, and one place that chooses."""
 
 from __future__ import annotations
 
-import copy
-import random
-from collections.abc import Iterable, Iterator
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from hypha_ray.config import Job
-from hypha_ray.model.evaluation import EvaluationSums, evaluate, tensors_of
-from hypha_ray.model.loading.build import build_model, random_model, task_of
-from hypha_ray.model.loading.preprocess import load_special_tokens
-from hypha_ray.model.loss_check import check_loss_on_copy
-from hypha_ray.model.losses import Losses, compute_losses, require_mean
+from hypha_ray.model.evaluation import EvaluationSums
 from hypha_ray.model.tasks.masking import SpecialTokens
-from hypha_ray.model.tasks.table import find_task, require_trainable
-from hypha_ray.optim.optimizers import build_optimizer
-from hypha_ray.optim.schedules import inner_steps
-from hypha_ray.types import Samples
+from hypha_ray.optim.optimizers import Inner
+from hypha_ray.optim.step import Step
+from hypha_ray.types import Flat, Samples
+from hypha_ray.worker.training.supervised import SupervisedTrainer
 
 
-class Gradient(NamedTuple):
-    """The result of a batch: mean loss over `scored` positions, and the L2 norm of the gradients that are there.
+class Trainer(Protocol):
+    """A model and its inner optimizer on one device: the steps of a worker, in Ray or outside of it."""
 
-    `bad` names the samples (int64 [n, 3], as `Samples.keys`) that were left out because loss or gradient weren't
-    finite. With `scored` 0 the batch has changed nothing.
-    """
-
-    loss: torch.Tensor
-    scored: int
-    norm: torch.Tensor
-    bad: npt.NDArray[np.int64]
-
-
-class Trainer:
-    """Builds the job's model, and trains it batch by batch.
-
-    Args:
-        job: the job file.
-        specials: special tokens, of which a masked language model has to know; None: those of a tokenizer that the job
-            names, if it does.
-
-    """
-
-    def __init__(self, job: Job, specials: SpecialTokens | None = None) -> None:
-        self._accumulation = job.rounds.accumulation
-        self._leaves_out = job.dataset.allow_quarantine
-        self.device = torch.device(_device(job.worker.device))
-        require_trainable(find_task(job.model.type))
-        self.model = build_model(job.model, job.run.seed).to(self.device).train()
-        self.optimizer = build_optimizer(self.model, job.inner_optimizer, inner_steps(job), job.resources.num_workers)
-        if specials is None and find_task(job.model.type).labels == "masked":
-            specials = load_special_tokens(job.preprocessor, None, job.model)
-        self._task, self._masking_seed = task_of(job.model, self.model, specials), job.run.seed
-        require_mean(self._task, job.sync.traits)
-        self._build_copy = partial(random_model, job.model, self._task)
-        compute = partial(compute_losses, self._task, self.model)
-        self._losses = torch.compile(compute) if job.worker.compile else compute
-        self._autocast = torch.bfloat16 if job.worker.autocast == "bf16" else None
-        saved = self.model.state_dict().keys()
-        self._buffers = [buffer for name, buffer in self.model.named_buffers() if name in saved]
-        self._statistics = [buffer for buffer in self._buffers if buffer.is_floating_point()]
+    model: torch.nn.Module
+    """All that is trained and exchanged, as `build_trained` gives it."""
+    optimizer: Inner
+    device: torch.device
 
     @property
     def parameters(self) -> int:
-        """Number of the model's parameters."""
-        return sum(parameter.numel() for parameter in self.model.parameters())
+        """Number of parameters that are reported to the user."""
+        ...
 
     def check_loss(self, batch: Samples) -> None:
-        """Refuse a model whose loss isn't that of its task, by a small copy on the CPU.
-
-        Raises:
-            ConfigError: the loss isn't the task's, or the model can't be run on the batch.
-
-        """
-        check_loss_on_copy(self._task, batch, copy.deepcopy(self.model.config), self._build_copy, self.parameters)
+        """Refuse a model that can't be trained on such samples."""
+        ...
 
     def seed(self, *entropy: int) -> None:
-        """Let all that a model draws depend on these numbers alone from here on: some draw from numpy or Python."""
-        seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
-        torch.manual_seed(seed)
-        np.random.seed(seed)  # the generator that models use
-        random.seed(seed)
+        """Let all random numbers from here on depend on these numbers alone."""
+        ...
 
-    def step(self, batch: Samples) -> Gradient:
-        """Take one inner step; the norm is that of the gradient before clipping.
+    def step(self, batch: Samples) -> Step:
+        """Take one inner step."""
+        ...
 
-        A batch without a finite gradient, or with nothing to score, leaves weights and optimizer as they were.
-        """
-        self.optimizer.zero_grad()
-        result = self.backward(batch)
-        if result.scored:
-            self.optimizer.step(result.norm)
-        return result
-
-    def backward(self, batch: Samples, summed: bool = False) -> Gradient:
-        """Add a batch's gradient to the gradients that are there, if it is finite.
-
-        With `dataset.allow_quarantine` samples without a finite gradient are left out, and the others count; or else
-        the whole batch is left out. Batch statistics are put back, too.
-
-        Args:
-            batch: samples of slices.
-            summed: the gradient is that of the sum over scored positions, not of the mean.
-
-        """
-        gradients, buffers = self._gradients(), [buffer.clone() for buffer in self._buffers]
-        result = self._backward(batch, summed)
-        if result.scored == 0 or self._is_finite(result):
-            return result
-        self._put_back(gradients, buffers)
-        damaged = self._damaged(batch)
-        self._put_back(gradients, buffers)
-        if self._leaves_out and not damaged.all():
-            others = self._backward(batch.part(~damaged), summed)
-            if self._is_finite(others):
-                return others._replace(bad=batch.keys[damaged])
-            self._put_back(gradients, buffers)
-        return Gradient(torch.zeros_like(result.loss), 0, torch.zeros_like(result.norm), batch.keys[damaged])
+    def backward(self, batch: Samples, summed: bool = False) -> Step:
+        """Add a batch's gradient, of the mean over scored positions or of their sum."""
+        ...
 
     def evaluate(self, batches: Iterable[Samples]) -> EvaluationSums:
-        """The model's loss, and what it got right, over these batches."""
-        return evaluate(self.model, self._task, batches, self.device, self._autocast)
+        """Return figures of the model over validation samples."""
+        ...
 
-    def _backward(self, batch: Samples, summed: bool) -> Gradient:
-        """Add a batch's gradient. Micro-batches count by their scored positions, so that they change nothing.
+    def merged(self, version: int) -> None:
+        """Learn that global weights of this version were merged into the model."""
+        ...
 
-        The gradient is that of what is trained on, with the losses of routers; the loss is the one that is reported.
-        A model whose own loss is a sum is trained on the sum.
-        """
-        parts = _split(batch, self._accumulation)
-        micro_batches = [self._task.inputs(tensors_of(part), part.keys, self._masking_seed) for part in parts]
-        counts = [self._task.count(inputs) for inputs in micro_batches]
-        summed |= self._task.summed
-        scored, total = sum(counts), torch.zeros((), device=self.device)
-        for inputs, count in zip(micro_batches, counts, strict=True):
-            if count:
-                found = self._forward(inputs)
-                (found.trained * (count if summed else count / scored)).backward()
-                total += found.reported.detach() * (count / scored)
-        return Gradient(total, scored, self.optimizer.norm(), batch.keys[:0])
+    def state(self) -> Flat:
+        """Return what a successor needs beside weights and the optimizer's state."""
+        ...
 
-    def _is_finite(self, result: Gradient) -> bool:
-        """Tell whether loss, gradient and batch statistics are finite; the one wait for the device in a step."""
-        figures = [result.loss, result.norm]
-        if self._statistics:
-            figures.append(torch.nn.utils.get_total_norm(self._statistics))
-        return bool(torch.stack(figures).isfinite().all())
+    def restore(self, state: Flat) -> None:
+        """Go on from what `state` gave."""
+        ...
 
-    def _damaged(self, batch: Samples) -> npt.NDArray[np.bool_]:
-        """Return which samples have no finite gradient by themselves; all of them, if each one has."""
-        found = np.zeros(len(batch), np.bool_)
-        self.model.eval()
-        try:
-            for index in range(len(batch)):
-                self.optimizer.zero_grad()
-                alone = self._backward(batch.part(slice(index, index + 1)), summed=False)
-                found[index] = alone.scored > 0 and not self._is_finite(alone)
-        finally:
-            self.model.train()
-        return found if found.any() else ~found
-
-    def _gradients(self) -> list[torch.Tensor | None]:
-        """Copy the gradients that were gathered so far."""
-        return [None if one.grad is None else one.grad.clone() for one in self.model.parameters()]
-
-    def _put_back(self, gradients: list[torch.Tensor | None], buffers: list[torch.Tensor]) -> None:
-        """Undo a batch."""
-        for parameter, gradient in zip(self.model.parameters(), gradients, strict=True):
-            parameter.grad = None if gradient is None else gradient.clone()
-        for buffer, before in zip(self._buffers, buffers, strict=True):
-            buffer.copy_(before)
-
-    def _forward(self, inputs: dict[str, torch.Tensor]) -> Losses:
-        inputs = {name: tensor.to(self.device, non_blocking=True) for name, tensor in inputs.items()}
-        with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None):
-            result: Losses = self._losses(inputs)
-        return result
+    def close(self) -> None:
+        """Release what training holds beside memory."""
+        ...
 
 
-def _device(wish: str) -> str:
-    if wish == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return wish
+def trainer_of(job: Job, specials: SpecialTokens | None = None) -> Trainer:
+    """Build the trainer that a job asks for.
 
+    Args:
+        job: the job file.
+        specials: special tokens for a masked language model; None: those of a tokenizer that the job names, if any.
 
-def _split(batch: Samples, parts: int) -> Iterator[Samples]:
-    """Cut a batch into that many micro-batches, or fewer if it has fewer samples."""
-    size = -(-len(batch) // parts)
-    for start in range(0, len(batch), size):
-        yield batch.part(slice(start, start + size))
+    Raises:
+        HyphaError: the model can't be built, or can't be trained as the job wants it.
+
+    """
+    return SupervisedTrainer(job, specials)

@@ -25,8 +25,9 @@ from hypha_ray.config.load import load
 from hypha_ray.data.catalogue import load as load_manifest
 from hypha_ray.data.slices import read_slice
 from hypha_ray.model.evaluation import evaluate
-from hypha_ray.model.loading.build import build_model, task_of
+from hypha_ray.model.loading.build import task_of
 from hypha_ray.model.losses import loss_of
+from hypha_ray.model.trained import build_trained
 from hypha_ray.optim.optimizers import build_optimizer
 
 
@@ -35,7 +36,7 @@ def train(config: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     job = load(["@", config["job"]]).job
     rank, workers = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    model = build_model(job.model, job.run.seed).train()
+    model = build_trained(job).train()
     task, optimizer = task_of(job.model, model), build_optimizer(model, job.inner_optimizer, config["steps"])
     parallel = prepare_model(model, move_to_device=False)
     folder, size = Path(str(job.dataset.path)), job.rounds.max_batch_size

@@ -23,7 +23,7 @@ from hypha_ray.model.saved_model import open_saved
 from hypha_ray.model.small_copies import small_copies
 from hypha_ray.model.tasks.task import IGNORE_INDEX
 from hypha_ray.types import Arrays, Samples
-from hypha_ray.worker.training.trainer import Trainer
+from hypha_ray.worker.training.supervised import SupervisedTrainer
 from tests.support.truth_cases import ACCEPTED, Case
 
 WORDS = [f"word{number}" for number in range(40)]
@@ -95,13 +95,13 @@ def test_masked_model_with_its_tokenizer_trains_and_is_scored_on_the_same_tokens
     folder, manifest = dataset(tmp_path / "data", arrays, arrays)
     job = job_of(str(tmp_path / "model"), "masked-lm")
     assert check_model(job, folder, manifest) == []
-    stepper = Trainer(job, specials_of(job, folder))
-    result = stepper.step(Samples(arrays, keys(12, epoch=2)))
+    trainer = SupervisedTrainer(job, specials_of(job, folder))
+    result = trainer.step(Samples(arrays, keys(12, epoch=2)))
     ordinary = ~np.isin(arrays["input_ids"], tokenizer.all_special_ids)
     assert 0 < result.scored < ordinary.sum()
     assert torch.isfinite(result.loss)
-    parts = [stepper.evaluate([Samples(arrays, keys(12)).part(one)]) for one in (slice(5, 12), slice(0, 5))]
-    stepper.model.save_pretrained(tmp_path / "saved")
+    parts = [trainer.evaluate([Samples(arrays, keys(12)).part(one)]) for one in (slice(5, 12), slice(0, 5))]
+    trainer.model.save_pretrained(tmp_path / "saved")
     tokenizer.save_pretrained(tmp_path / "saved")
     network, task = open_saved(tmp_path / "saved")
     again = evaluate(network, task, batches_of([arrays], 5), "cpu")
@@ -114,12 +114,12 @@ def test_masked_model_never_has_to_guess_a_special_token(family: str, tmp_path: 
     make, config = TOKENIZERS[family]
     tokenizer = make(tmp_path / "tokenizer")
     job = job_of(config, "masked-lm", preprocessor={"repository": str(tmp_path / "tokenizer")})
-    stepper, arrays = Trainer(job), encoded(tokenizer, 200)
+    trainer, arrays = SupervisedTrainer(job), encoded(tokenizer, 200)
     guessed: list[torch.Tensor] = []
-    stepper.model.register_forward_pre_hook(
+    trainer.model.register_forward_pre_hook(
         lambda _, __, fed: guessed.append(fed["labels"][fed["labels"] != IGNORE_INDEX]), with_kwargs=True
     )
-    stepper.step(Samples(arrays, keys(200)))
+    trainer.step(Samples(arrays, keys(200)))
     assert len(guessed[0]) > 100
     assert not set(guessed[0].tolist()) & set(tokenizer.all_special_ids)
 
@@ -200,20 +200,20 @@ def test_large_model_is_tried_on_a_small_copy(tmp_path: Path) -> None:
 def test_trainer_outside_of_ray_refuses_a_loss_that_is_not_the_tasks() -> None:
     samples = Samples(ids(), keys(8))
     with pytest.raises(HyphaError, match="MODEL016"):
-        Trainer(job_of(BERT | {"model_type": "bert"}, "causal-lm")).check_loss(samples)
+        SupervisedTrainer(job_of(BERT | {"model_type": "bert"}, "causal-lm")).check_loss(samples)
     with pytest.raises(HyphaError, match="MODEL012"):
-        Trainer(job_of(BERT | {"model_type": "bert"}, "text-encoding"))
+        SupervisedTrainer(job_of(BERT | {"model_type": "bert"}, "text-encoding"))
 
 
 def test_check_of_a_loss_changes_no_step() -> None:
     samples, found = Samples(ids(), keys(8)), []
     for checks in (False, True):
-        stepper = Trainer(job_of(GPT, "causal-lm"))
-        stepper.seed(0)
+        trainer = SupervisedTrainer(job_of(GPT, "causal-lm"))
+        trainer.seed(0)
         if checks:
-            stepper.check_loss(samples)
-        stepper.step(samples)
-        found.append([one.detach().clone() for one in stepper.model.parameters()])
+            trainer.check_loss(samples)
+        trainer.step(samples)
+        found.append([one.detach().clone() for one in trainer.model.parameters()])
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
@@ -237,8 +237,8 @@ def test_seed_repeats_a_step_of_a_model_that_draws_from_numpy() -> None:
     found = []
     for noise in (1, 2):
         np.random.seed(noise)
-        stepper = Trainer(job)
-        stepper.seed(0, 3, 1)
-        found.append(stepper.step(Samples(case.arrays, keys(6))))
+        trainer = SupervisedTrainer(job)
+        trainer.seed(0, 3, 1)
+        found.append(trainer.step(Samples(case.arrays, keys(6))))
     assert torch.equal(found[0].loss, found[1].loss)
     assert torch.equal(found[0].norm, found[1].norm)

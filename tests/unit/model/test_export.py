@@ -17,7 +17,7 @@ from transformers import (
 )
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
-from hypha_ray.config.schema import Model, Preprocessor
+from hypha_ray.config.schema import Checkpoint, Job, Model, Preprocessor
 from hypha_ray.errors import CheckpointError, ConfigError
 from hypha_ray.model.layout import gather, layout_of, views
 from hypha_ray.model.loading.build import build_model
@@ -31,6 +31,10 @@ GPT2 = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 8, "n_positio
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+
+def job_of(model: Model, **checkpoint: Any) -> Job:
+    return Job(model=model, checkpoint=Checkpoint(**checkpoint))
 
 
 def trained(model: Model) -> torch.nn.Module:
@@ -57,7 +61,7 @@ def equal(one: torch.nn.Module, other: torch.nn.Module) -> bool:
 def test_export_language_model_and_tokenizer_load_again(tmp_path: Path) -> None:
     model = Model(config=GPT2)
     network = trained(model)
-    export(model, ByT5Tokenizer(), snapshot(network, tmp_path), tmp_path / "run" / "model")
+    export(job_of(model), ByT5Tokenizer(), snapshot(network, tmp_path), tmp_path / "run" / "model")
     folder = tmp_path / "run" / "model"
     assert equal(AutoModelForCausalLM.from_pretrained(folder), network)
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -73,7 +77,12 @@ def test_export_vision_model_with_buffers_and_image_processor_loads_again(tmp_pa
     network = trained(model)
     network.train()
     network(pixel_values=torch.rand(4, 1, 32, 32))
-    export(model, ViTImageProcessorPil(size={"height": 8, "width": 8}), snapshot(network, tmp_path), tmp_path / "model")
+    export(
+        job_of(model),
+        ViTImageProcessorPil(size={"height": 8, "width": 8}),
+        snapshot(network, tmp_path),
+        tmp_path / "model",
+    )
     assert equal(AutoModelForImageClassification.from_pretrained(tmp_path / "model"), network)
     assert AutoImageProcessor.from_pretrained(tmp_path / "model").size == {"height": 8, "width": 8}
 
@@ -82,14 +91,14 @@ def test_export_model_of_a_repository_keeps_its_configuration(tmp_path: Path) ->
     build_model(Model(config=GPT2), seed=1).save_pretrained(tmp_path / "base")
     model = Model(repository=str(tmp_path / "base"))
     network = trained(model)
-    export(model, None, snapshot(network, tmp_path), tmp_path / "model")
+    export(job_of(model), None, snapshot(network, tmp_path), tmp_path / "model")
     assert equal(AutoModelForCausalLM.from_pretrained(tmp_path / "model"), network)
 
 
 def test_export_bfloat16_model_is_saved_in_bfloat16(tmp_path: Path) -> None:
     model = Model(config=GPT2 | {"dtype": "bfloat16"})
     network = trained(model)
-    export(model, None, snapshot(network, tmp_path), tmp_path / "model")
+    export(job_of(model), None, snapshot(network, tmp_path), tmp_path / "model")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert loaded.dtype == torch.bfloat16
     assert equal(loaded, network)
@@ -105,7 +114,7 @@ def test_export_of_a_repository_has_the_dtype_of_its_weights(tmp_path: Path, dty
         (base / "config.json").write_text(json.dumps({k: v for k, v in settings.items() if k != "dtype"}))
     model = Model(repository=str(base))
     network = trained(model)
-    export(model, None, snapshot(network, tmp_path), tmp_path / "model")
+    export(job_of(model), None, snapshot(network, tmp_path), tmp_path / "model")
     assert {str(tensor.dtype) for tensor in torch_file(tmp_path / "model" / "model.safetensors").values()} == {
         f"torch.{dtype}"
     }
@@ -120,7 +129,7 @@ def test_export_of_a_repository_has_the_dtype_of_its_weights(tmp_path: Path, dty
 def test_export_dtype_may_be_chosen_and_rounds_once(tmp_path: Path, original: str, wanted: str) -> None:
     network = trained(Model(config=GPT2))
     model = Model(config=GPT2 | {"dtype": original})
-    export(model, None, snapshot(network, tmp_path), tmp_path / "model", dtype=wanted)
+    export(job_of(model, export_dtype=wanted), None, snapshot(network, tmp_path), tmp_path / "model")
     found = torch_file(tmp_path / "model" / "model.safetensors")
     exact = network.state_dict()
     assert all(torch.equal(found[name], exact[name].to(getattr(torch, wanted))) for name in found)
@@ -131,7 +140,7 @@ def test_export_replaces_an_older_folder_whole(tmp_path: Path) -> None:
     model = Model(config=GPT2)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "stale.txt").write_text("old")
-    export(model, None, snapshot(trained(model), tmp_path), tmp_path / "model")
+    export(job_of(model), None, snapshot(trained(model), tmp_path), tmp_path / "model")
     assert not (tmp_path / "model" / "stale.txt").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "snapshot.safetensors"]
 
@@ -140,7 +149,7 @@ def test_export_tensors_of_another_model_raise_and_leave_no_folder(tmp_path: Pat
     tensors = snapshot(trained(Model(config=GPT2)), tmp_path)
     tensors.pop("transformer.ln_f.bias")
     with pytest.raises(CheckpointError, match=r"MODEL010.*1 missing \(transformer.ln_f.bias\)"):
-        export(Model(config=GPT2), None, tensors, tmp_path / "model")
+        export(job_of(Model(config=GPT2)), None, tensors, tmp_path / "model")
     assert [path.name for path in tmp_path.iterdir()] == ["snapshot.safetensors"]
 
 
@@ -148,13 +157,13 @@ def test_export_where_nothing_can_be_written_raises(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     model = Model(config=GPT2)
     with pytest.raises(CheckpointError, match="MODEL013"):
-        export(model, None, snapshot(trained(model), tmp_path), tmp_path / "file" / "model")
+        export(job_of(model), None, snapshot(trained(model), tmp_path), tmp_path / "file" / "model")
 
 
 def test_open_saved_exported_model_has_task_and_weights(tmp_path: Path) -> None:
     model = Model(config=GPT2)
     network = trained(model)
-    export(model, ByT5Tokenizer(), snapshot(network, tmp_path), tmp_path / "model")
+    export(job_of(model), ByT5Tokenizer(), snapshot(network, tmp_path), tmp_path / "model")
     opened, task = open_saved(tmp_path / "model")
     assert equal(opened, network)
     assert task.name == "causal-lm"

@@ -25,7 +25,7 @@ from hypha_ray.model.loss_check import check_loss_on_copy
 from hypha_ray.model.saved_model import export, open_saved
 from hypha_ray.model.tasks.table import TASKS, UNTRAINABLE
 from hypha_ray.types import Samples
-from hypha_ray.worker.training.trainer import Trainer
+from hypha_ray.worker.training.supervised import SupervisedTrainer
 from tests.support.truth_cases import ACCEPTED, REFUSED, Case
 
 RATE = 0.1
@@ -35,10 +35,10 @@ def settings(case: Case) -> dict[str, Any]:
     return {"type": case.task, "config": {"model_type": case.model_type, **case.config}}
 
 
-def stepper_of(case: Case, accumulation: int = 1) -> Trainer:
+def trainer_for(case: Case, accumulation: int = 1) -> SupervisedTrainer:
     optimizer = {"name": "sgd", "learning_rate": RATE, "momentum": 0.0, "weight_decay": 0.0, "clip_norm": None}
     job = {"model": settings(case), "inner_optimizer": optimizer | {"schedule": "constant"}}
-    return Trainer(Job.model_validate(job | {"rounds": {"accumulation": accumulation}}))
+    return SupervisedTrainer(Job.model_validate(job | {"rounds": {"accumulation": accumulation}}))
 
 
 def samples_of(case: Case) -> Samples:
@@ -46,10 +46,10 @@ def samples_of(case: Case) -> Samples:
     return Samples(case.arrays, np.stack([np.zeros(size, np.int64), np.full(size, 3), np.arange(size)], axis=1))
 
 
-def fed(case: Case, stepper: Trainer, seed: int = 0) -> dict[str, torch.Tensor]:
+def fed(case: Case, trainer: SupervisedTrainer, seed: int = 0) -> dict[str, torch.Tensor]:
     """Keyword arguments as anyone would make them of the samples, but for hidden tokens, which are ours."""
     if case.task == "masked-lm" and "labels" not in case.arrays:
-        task = task_of(Model(**settings(case)), stepper.model)
+        task = task_of(Model(**settings(case)), trainer.model)
         return task.inputs(tensors_of(samples_of(case)), samples_of(case).keys, seed)
     return case.by_keyword()
 
@@ -74,40 +74,42 @@ def plain_mixture(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> to
 
 @pytest.mark.parametrize("case", ACCEPTED, ids=str)
 def test_loss_and_step_of_a_batch_are_plain_ones(case: Case) -> None:
-    stepper = stepper_of(case)
-    plain, inputs = copy.deepcopy(stepper.model), fed(case, stepper)
+    trainer = trainer_for(case)
+    plain, inputs = copy.deepcopy(trainer.model), fed(case, trainer)
     routed = bool(case.config.get("output_router_logits"))
     torch.manual_seed(3)
     expected = plain_loss(case, plain, inputs)
     (expected * len(inputs["labels"]) if summed(case) else expected).backward()
     torch.optim.SGD(plain.parameters(), RATE).step()
     torch.manual_seed(3)
-    result = stepper.step(samples_of(case))
-    reported = plain_mixture(copy.deepcopy(stepper_of(case).model), inputs) if routed else expected
+    result = trainer.step(samples_of(case))
+    reported = plain_mixture(copy.deepcopy(trainer_for(case).model), inputs) if routed else expected
     assert float(result.loss) == pytest.approx(float(reported.detach()), abs=1e-6, rel=1e-6)
     assert case.count in (None, result.scored)
-    for (name, one), other in zip(stepper.model.named_parameters(), plain.parameters(), strict=True):
+    for (name, one), other in zip(trainer.model.named_parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize("case", ACCEPTED, ids=str)
 def test_saved_model_is_evaluated_like_the_run_however_samples_are_shared_out(case: Case, tmp_path: Path) -> None:
-    stepper, samples = stepper_of(case), samples_of(case)
-    stepper.step(samples)
+    trainer, samples = trainer_for(case), samples_of(case)
+    trainer.step(samples)
     shares = [[samples.part(slice(4, 6))], [samples.part(slice(0, 3)), samples.part(slice(3, 4))]]
-    parts = [stepper.evaluate(share) for share in shares]
+    parts = [trainer.evaluate(share) for share in shares]
     loss, count = sum(part.loss_sum for part in parts), sum(part.count for part in parts)
-    layout = layout_of(stepper.model)
-    export(Model(**settings(case)), None, views(layout, [gather(stepper.model, layout, 0)]), tmp_path / "model")
+    layout = layout_of(trainer.model)
+    export(
+        Job(model=Model(**settings(case))), None, views(layout, [gather(trainer.model, layout, 0)]), tmp_path / "model"
+    )
     network, task = open_saved(tmp_path / "model")
     again = evaluate(network, task, batches_of([case.arrays], 4, [3]), "cpu")
     assert again.count == count > 0
     assert again.loss_sum / count == pytest.approx(loss / count, rel=1e-5)
-    stepper.model.eval()
+    trainer.model.eval()
     with torch.no_grad():
-        inputs = fed(case, stepper)
+        inputs = fed(case, trainer)
         routed = bool(case.config.get("output_router_logits"))
-        plain = plain_mixture(stepper.model, inputs) if routed else plain_loss(case, stepper.model, inputs)
+        plain = plain_mixture(trainer.model, inputs) if routed else plain_loss(case, trainer.model, inputs)
     assert loss / count == pytest.approx(float(plain), rel=2e-5)
 
 
@@ -177,9 +179,9 @@ def test_micro_batches_change_no_loss_and_no_step() -> None:
 
 
 def micro_batches_change_nothing(case: Case) -> None:
-    whole, parts = stepper_of(case), stepper_of(case, accumulation=3)
-    for stepper in (whole, parts):
-        stepper.model.eval()
+    whole, parts = trainer_for(case), trainer_for(case, accumulation=3)
+    for trainer in (whole, parts):
+        trainer.model.eval()
     one, other = whole.step(samples_of(case)), parts.step(samples_of(case))
     assert float(one.loss) == pytest.approx(float(other.loss), rel=1e-6)
     for a, b in zip(whole.model.parameters(), parts.model.parameters(), strict=True):

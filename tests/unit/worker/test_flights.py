@@ -14,7 +14,7 @@ from hypha_ray.model.layout import gather, layout_of, scatter
 from hypha_ray.server.reduce import initial_momentum
 from hypha_ray.types import Flat
 from hypha_ray.worker.batches import BatchSource
-from hypha_ray.worker.training.trainer import Trainer
+from hypha_ray.worker.training.supervised import SupervisedTrainer
 from tests.support.replicas import BATCH, REPLICAS, STEPS, WINDOW, Fleet, job_of, outer_step, samples_of, steps
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -24,32 +24,32 @@ FRAGMENTS = 3
 
 def step_by_step(job: Job) -> tuple[list[torch.nn.Module], list[Flat]]:
     """Models of the replicas, and global weights, where every result comes `in_flight` windows after its delta's."""
-    steppers = [Trainer(job) for _ in range(REPLICAS)]
-    layout = layout_of(steppers[0].model, FRAGMENTS)
+    trainers = [SupervisedTrainer(job) for _ in range(REPLICAS)]
+    layout = layout_of(trainers[0].model, FRAGMENTS)
     batch_sources = [BatchSource(0) for _ in range(REPLICAS)]
     for replica, batch_source in enumerate(batch_sources):
         batch_source.put(replica, samples_of(replica))
-    theta = [gather(steppers[0].model, layout, fragment) for fragment in range(FRAGMENTS)]
+    theta = [gather(trainers[0].model, layout, fragment) for fragment in range(FRAGMENTS)]
     momentum = [initial_momentum(layout, fragment) for fragment in range(FRAGMENTS)]
     on_its_way: dict[int, Flat] = {}
     for step in range(1, STEPS + 1):
-        for replica, stepper in enumerate(steppers):
-            stepper.optimizer.seek(0.0)
-            stepper.step(batch_sources[replica].batch(steps(replica, 0, STEPS), (step - 1) * BATCH, BATCH))
+        for replica, trainer in enumerate(trainers):
+            trainer.optimizer.seek(0.0)
+            trainer.step(batch_sources[replica].batch(steps(replica, 0, STEPS), (step - 1) * BATCH, BATCH))
         handed_over, over = divmod(step + job.sync.delay_steps, WINDOW)
         if not over:
             number = handed_over - 1
             (fragment,) = fragments_of_round(job, number)
-            payloads = {replica: gather(one.model, layout, fragment) for replica, one in enumerate(steppers)}
+            payloads = {replica: gather(one.model, layout, fragment) for replica, one in enumerate(trainers)}
             new = outer_step(job, layout, number, theta[fragment], momentum[fragment], payloads)
             theta[fragment], momentum[fragment] = new
             on_its_way[number] = theta[fragment]
         arrived, over = divmod(step, WINDOW)
         if not over and (number := arrived - job.sync.in_flight) >= 0:
             (fragment,) = fragments_of_round(job, number)
-            for stepper in steppers:
-                scatter(stepper.model, layout, fragment, on_its_way[number], job.sync.mixing)
-    return [stepper.model for stepper in steppers], theta
+            for trainer in trainers:
+                scatter(trainer.model, layout, fragment, on_its_way[number], job.sync.mixing)
+    return [trainer.model for trainer in trainers], theta
 
 
 @pytest.mark.parametrize("mixing", [0.0, 0.5])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
+from hypha_ray.optim.step import Step
 from hypha_ray.types import Source
 from hypha_ray.worker.training import meter as module
 from hypha_ray.worker.training.meter import Meter
-from hypha_ray.worker.training.trainer import Gradient
 
 
 class Clock:
@@ -36,8 +35,7 @@ def step(meter: Meter, clock: Clock, seconds: float, waited_s: float = 0.0) -> N
     with meter.waiting():
         clock.now += waited_s
     clock.now += seconds
-    result = Gradient(torch.tensor(2.0), 8, torch.tensor(1.0), np.empty((0, 3), np.int64))
-    meter.step(result, 4, 40, 0.1)
+    meter.step(Step(torch.tensor(2.0), 8, torch.tensor(1.0), tokens=40), 4, 0.1)
 
 
 def test_first_batch_of_a_round_is_not_timed_and_all_others_are(clock: Clock) -> None:

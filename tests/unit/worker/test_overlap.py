@@ -125,9 +125,9 @@ def test_batches_made_ahead_have_the_learning_rates_of_their_place_in_the_next_r
     rates: list[float] = []
     real = Meter.step
 
-    def step(meter: Meter, result: Any, samples: int, tokens: int | None, learning_rate: float) -> None:
+    def step(meter: Meter, result: Any, samples: int, learning_rate: float) -> None:
         rates.append(learning_rate)
-        real(meter, result, samples, tokens, learning_rate)
+        real(meter, result, samples, learning_rate)
 
     monkeypatch.setattr(Meter, "step", step)
     bench = Bench(

@@ -11,13 +11,12 @@ import torch
 from hypha_ray.codec import codec, encoded, encoder, payload_bytes
 from hypha_ray.codec.blocks import blocks
 from hypha_ray.codec.views import tensors
-from hypha_ray.config.schema import InnerOptimizer
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
-from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.types import Delta, FragmentUpdate, Report
 from hypha_ray.worker.batches import order
 from hypha_ray.worker.training.inner_state import export_inner_state, import_inner_state
+from hypha_ray.worker.training.supervised import SupervisedTrainer
 from tests.support.worker_bench import Bench, plan_of
 
 SYNC = {"strategy": "sync"}
@@ -85,15 +84,15 @@ def test_coded_result_is_what_the_plain_one_says(tables: dict[str, Any]) -> None
 
 
 def test_successor_makes_up_for_what_its_predecessor_left_out() -> None:
-    network = torch.nn.Linear(300, 20)
-    optimizer = build_optimizer(network, InnerOptimizer())
-    network(torch.ones(1, 300)).sum().backward()
-    optimizer.step()
+    bench = Bench()
+    trainer, successor = SupervisedTrainer(bench.job), SupervisedTrainer(bench.job)
+    bench.batch_source.put(0, bench.slice)
+    trainer.step(bench.batch_source.batch(plan_of(8).spans, 0, 8))
     first, second = [encoder("e3m0", 1.0), encoder("topk", 0.5)], [encoder("e3m0", 1.0), encoder("topk", 0.5)]
     flats = [{GROUP: np.random.default_rng(seed).standard_normal(6000).astype(np.float32)} for seed in (1, 2)]
     encoded(first, flats, ())
-    state = export_inner_state(optimizer, first)
+    state = export_inner_state(trainer, first)
     assert any(name.endswith("exp_avg") for name in state) and sum(name.startswith("left-out/") for name in state) == 2
-    import_inner_state(build_optimizer(network, InnerOptimizer()), second, state)
+    import_inner_state(successor, second, state)
     (one, _), (other, _) = (encoded(encoders, flats, ()) for encoders in (first, second))
     assert all(np.array_equal(a[name], b[name]) for a, b in zip(one, other, strict=True) for name in a)

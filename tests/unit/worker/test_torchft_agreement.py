@@ -13,7 +13,7 @@ import torch
 from hypha_ray.config import Job
 from hypha_ray.model.layout import layout_of
 from hypha_ray.worker.batches import BatchSource
-from hypha_ray.worker.training.trainer import Trainer
+from hypha_ray.worker.training.supervised import SupervisedTrainer
 from tests.support.replicas import BATCH, REPLICAS, STEPS, WINDOW, Fleet, job_of, samples_of, steps
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -67,27 +67,27 @@ class Manager:
 def peers(job: Job) -> list[Any]:
     """The same training by torchft; its models and its `DiLoCo`, for each replica."""
     group, made = Group(), dict[int, Any]()
-    steppers = [Trainer(job) for _ in range(REPLICAS)]  # One after the other: initial weights are random.
+    trainers = [SupervisedTrainer(job) for _ in range(REPLICAS)]  # One after the other: initial weights are random.
 
     def train(rank: int) -> None:
-        stepper, batch_source = steppers[rank], BatchSource(0)
+        trainer, batch_source = trainers[rank], BatchSource(0)
         batch_source.put(rank, samples_of(rank))
-        names = {entry.name: entry.fragment for entry in layout_of(stepper.model, FRAGMENTS).entries}
+        names = {entry.name: entry.fragment for entry in layout_of(trainer.model, FRAGMENTS).entries}
         parts = [torch.nn.Module() for _ in range(FRAGMENTS)]
-        for name, parameter in stepper.model.named_parameters():
+        for name, parameter in trainer.model.named_parameters():
             parts[names[name]].register_parameter(name.replace(".", "/"), parameter)
         config = job.inner_optimizer
         options = {"betas": config.betas, "eps": config.epsilon, "weight_decay": 0.0, "fused": True}
-        inner = torch.optim.AdamW(stepper.model.parameters(), config.learning_rate, **options)
+        inner = torch.optim.AdamW(trainer.model.parameters(), config.learning_rate, **options)
         outer = [torch.optim.SGD(part.parameters(), 0.7, momentum=0.9, nesterov=True) for part in parts]
         delays = {"fragment_sync_delay": job.sync.delay_steps, "fragment_update_alpha": job.sync.mixing}
         arguments = Manager(rank, group), parts, inner, outer, FRAGMENTS * WINDOW
         with local_sgd.DiLoCo(*arguments, **delays) as diloco:
             for step in range(STEPS):
                 inner.zero_grad()
-                stepper.backward(batch_source.batch(steps(rank, 0, STEPS), step * BATCH, BATCH))
+                trainer.backward(batch_source.batch(steps(rank, 0, STEPS), step * BATCH, BATCH))
                 inner.step()
-        made[rank] = stepper.model, diloco
+        made[rank] = trainer.model, diloco
 
     threads = [Thread(target=train, args=(rank,)) for rank in range(REPLICAS)]
     for thread in threads:
