@@ -1,11 +1,11 @@
-"""Text to token ids: bytes, or any Hugging Face tokenizer."""
+"""Text to token ids: bytes, characters, or any Hugging Face tokenizer."""
 
 from __future__ import annotations
 
 import itertools
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hypha_ray.data.manifest import PreprocessorInfo
+from hypha_ray.data.preparation.plain_tokenizers import byte_tokenizer, character_tokenizer
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.loading.hub import fetch
 
@@ -20,8 +21,6 @@ Tokens: TypeAlias = npt.NDArray[np.int32]
 
 FOLDER = "tokenizer"
 """Folder of the tokenizer, beside the slices; it is shipped with the trained model."""
-_SPARE = 125
-"""Tokens of ByT5 that no text has."""
 
 
 class Encoder(Protocol):
@@ -65,9 +64,7 @@ class ByteEncoder:
         ByT5's own tokenizer puts an end behind every text, and a model has nothing to say behind an end. This one has
         the same ids and leaves a prompt open.
         """
-        tokenizer = _byte_tokenizer()
-        _save(tokenizer, folder / FOLDER)
-        return PreprocessorInfo("byte", folder=FOLDER, vocab_size=len(tokenizer))
+        return save_tokenizer(byte_tokenizer(), folder, "byte")
 
     @property
     def advice(self) -> str:
@@ -75,55 +72,23 @@ class ByteEncoder:
         return ""
 
 
-def _byte_tokenizer() -> Any:
-    """ByT5's vocabulary for the tokenizers library: pad, end and unknown, the bytes, and 125 spare tokens."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
+class TokenizerEncoder:
+    """A tokenizer of transformers.
 
-    specials = ["<pad>", "</s>", "<unk>"]
-    vocabulary = {token: number for number, token in enumerate([*specials, *_byte_names()])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=specials[0],
-        eos_token=specials[1],
-        unk_token=specials[2],
-        additional_special_tokens=[f"<extra_id_{number}>" for number in range(_SPARE)],
-        model_input_names=["input_ids", "attention_mask"],
-        clean_up_tokenization_spaces=False,
-    )
-
-
-def _byte_names() -> list[str]:
-    """GPT-2's character for each byte: itself where it can be seen, else one behind the first 256."""
-    seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    unseen = itertools.count(0x100)
-    return [chr(byte if byte in seen else next(unseen)) for byte in range(0x100)]
-
-
-class HubEncoder:
-    """A tokenizer by hub name or local folder.
+    Args:
+        tokenizer: has a token for the end of a document.
+        name: its name, to say in the manifest.
+        revision: its revision on the hub; None: the default branch, or no hub.
 
     Raises:
-        HyphaError: it can't be loaded, or has no token for a document's end.
+        ConfigError: the tokenizer has no token for the end of a document.
 
     """
 
-    def __init__(self, name: str, revision: str | None = None) -> None:
-        from transformers import AutoTokenizer
-
-        folder = fetch(name, revision, token=None)
-        try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-        except Exception as error:  # tokenizers raise anything from KeyError to the exceptions of their Rust code
-            found = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            fix = "name a tokenizer on the hub, a folder that has one, or 'byte'"
-            raise ConfigError("PREP006", f"tokenizer {name!r} can't be loaded", found, fix=fix) from error
-        self._name, self._revision = name, revision
-        end = self._tokenizer.eos_token_id
-        self._end: int | None = self._tokenizer.sep_token_id if end is None else end
+    def __init__(self, tokenizer: Any, name: str, revision: str | None = None) -> None:
+        self._tokenizer, self._name, self._revision = tokenizer, name, revision
+        end = tokenizer.eos_token_id
+        self._end: int | None = tokenizer.sep_token_id if end is None else end
         if self._end is None:
             fix = "give it an eos_token and save it, or choose another"
             raise ConfigError("PREP002", f"tokenizer {name!r} has no token for the end of a document", fix=fix)
@@ -143,8 +108,7 @@ class HubEncoder:
 
     def save(self, folder: Path) -> PreprocessorInfo:
         """Save it beside the slices."""
-        _save(self._tokenizer, folder / FOLDER)
-        return PreprocessorInfo(self._name, self._revision, FOLDER, len(self._tokenizer))
+        return save_tokenizer(self._tokenizer, folder, self._name, self._revision)
 
     @property
     def advice(self) -> str:
@@ -153,19 +117,49 @@ class HubEncoder:
         return f"tokenizer {self._name!r} ends every text: give prompts with add_special_tokens=False" if ends else ""
 
 
-def _save(tokenizer: Any, folder: Path) -> None:
-    """Save a tokenizer by way of a temporary folder: the library that writes it takes no name that isn't UTF-8."""
+def save_tokenizer(tokenizer: Any, folder: Path, name: str, revision: str | None = None) -> PreprocessorInfo:
+    """Save a tokenizer in a dataset's folder.
+
+    It goes by way of a temporary folder: the library that writes it takes no name that isn't UTF-8.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         new = Path(scratch) / "new"  # unlike the scratch folder, readable for others as usual
         tokenizer.save_pretrained(new)
-        shutil.copytree(new, folder)
+        shutil.copytree(new, folder / FOLDER)
+    return PreprocessorInfo(name, revision, FOLDER, len(tokenizer))
 
 
-def load_encoder(name: str, revision: str | None = None) -> Encoder:
+def load_tokenizer(name: str, revision: str | None = None) -> Any:
+    """A tokenizer by hub name or local folder.
+
+    Raises:
+        HyphaError: it can't be loaded.
+
+    """
+    from transformers import AutoTokenizer
+
+    folder = fetch(name, revision, token=None)
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except Exception as error:  # tokenizers raise anything from KeyError to the exceptions of their Rust code
+        found = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        fix = "name a tokenizer on the hub, a folder that has one, 'byte' or 'characters'"
+        raise ConfigError("PREP006", f"tokenizer {name!r} can't be loaded", found, fix=fix) from error
+
+
+def load_encoder(name: str, revision: str | None, texts: Callable[[], Iterable[str]]) -> Encoder:
     """The encoder of that name; ``byte`` needs nothing.
+
+    Args:
+        name: ``byte``, ``characters``, or the tokenizer's name or folder.
+        revision: its revision on the hub.
+        texts: gives all documents, for the vocabulary of ``characters``.
 
     Raises:
         HyphaError: the tokenizer can't be loaded or used.
 
     """
-    return ByteEncoder() if name == "byte" else HubEncoder(name, revision)
+    if name == "byte":
+        return ByteEncoder()
+    tokenizer = character_tokenizer(texts()) if name == "characters" else load_tokenizer(name, revision)
+    return TokenizerEncoder(tokenizer, name, revision)

@@ -18,7 +18,7 @@ class Options:
     out: Path
     """folder to make; its name is the dataset's"""
     tokenizer: str = "byte"
-    """byte (nothing to download), or a Hugging Face name or local folder"""
+    """byte or characters (nothing to download), or a Hugging Face name or local folder"""
     tokenizer_revision: str | None = None
     """branch, tag or commit of the tokenizer"""
     seq_len: int = 256

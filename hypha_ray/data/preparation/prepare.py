@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -88,11 +89,11 @@ class _Writer:
 
 
 def _write_text(options: Options, writer: _Writer, report: Report, account: Account) -> PreprocessorInfo:
-    encoder = load_encoder(options.tokenizer, options.tokenizer_revision)
+    encoder = load_encoder(options.tokenizer, options.tokenizer_revision, partial(_documents, options))
     if encoder.advice:
         account.note(encoder.advice)
     generator = np.random.default_rng(options.seed)
-    source = itertools.islice(sources.documents(options, account), options.max_documents)
+    source = _documents(options, account)
     window = next(batches(source, WINDOW_CHARACTERS), [])
     generator.shuffle(window)
     limit, fraction = options.validation_samples, options.validation_fraction
@@ -111,6 +112,10 @@ def _write_text(options: Options, writer: _Writer, report: Report, account: Acco
     if options.max_documents is not None and account.documents >= options.max_documents:
         account.note(f"the source is read up to --max-documents {options.max_documents}")
     return encoder.save(writer.folder)
+
+
+def _documents(options: Options, account: Account | None = None) -> Iterator[str]:
+    return itertools.islice(sources.documents(options, account), options.max_documents)
 
 
 def _unheld(documents: Iterable[str], held: Held, encoder: Encoder, account: Account) -> Iterator[str]:

@@ -11,26 +11,26 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from hypha_ray.data.preparation.files import (
-    PIECE_CHARACTERS,
     UNREADABLE,
     is_binary,
     kind_of,
     leave_out_file,
-    lone_piece_characters,
     opened,
-    pieces,
     texts_among,
     walk,
 )
 from hypha_ray.data.preparation.options import Options
-from hypha_ray.data.preparation.tables import CSV, JSON, csv_rows, json_rows, parquet_rows, texts
+from hypha_ray.data.preparation.tables import CSV, JSON, Reader, TextReader, csv_rows, json_rows, parquet_rows
 from hypha_ray.data.provenance import Account, readable
 from hypha_ray.data.slices import Arrays
 from hypha_ray.errors import DataError, HyphaError
+
+T = TypeVar("T")
 
 _HUB_FILES = {".parquet", ".arrow"}
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -49,7 +49,12 @@ def documents(options: Options, account: Account | None = None) -> Iterator[str]
 
     """
     account = account or Account()
-    for text in _source(options, account):
+    source = (
+        _standard_library(account)
+        if options.source == "stdlib"
+        else read(options, TextReader(options.text_column), account)
+    )
+    for text in source:
         if not text.strip():
             account.leave_out("documents", "blank")
         else:
@@ -67,20 +72,25 @@ def digits() -> Arrays:
     return {"images": images, "labels": bunch.target.astype(np.int64)}
 
 
-def _source(options: Options, account: Account) -> Iterable[str]:
+def read(options: Options, reader: Reader[T], account: Account) -> Iterable[T]:
+    """Documents or prompts of files, or of a Hugging Face dataset.
+
+    Raises:
+        DataError: there is no such source, or it is damaged.
+        HyphaError: the hub can't be reached, or doesn't let us have it.
+
+    """
     source = options.source
-    if source == "stdlib":
-        return _standard_library(account)
     path = Path(source).expanduser()
     if path.is_dir():
-        return _folder(path, options, account)
+        return _folder(path, options, reader, account)
     if path.exists():
-        return _file(path, options, account, alone=True)
+        return _file(path, reader, account, alone=True)
     if set(source) & set("*?["):
-        return _files(_matches(path), Path(), options, account)
+        return _files(_matches(path), Path(), options, reader, account)
     if kind_of(path) in JSON | CSV | _HUB_FILES | {".txt"} or not _HUB_NAME.fullmatch(source):
         raise DataError("DATA030", f"there is no file or folder {source}", fix=_near(path))
-    return _hub(source, options, account)
+    return _hub(source, options, reader, account)
 
 
 def _matches(pattern: Path) -> list[Path]:
@@ -104,25 +114,25 @@ def _standard_library(account: Account) -> Iterator[str]:
         yield path.read_text(encoding="utf-8")
 
 
-def _folder(folder: Path, options: Options, account: Account) -> Iterable[str]:
+def _folder(folder: Path, options: Options, reader: Reader[T], account: Account) -> Iterable[T]:
     """A saved dataset, Parquet files in the layout of the hub, or loose files."""
     if any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
-        return _hub(str(folder), options, account, saved=True)
+        return _hub(str(folder), options, reader, account, saved=True)
     files = walk(folder, account)
     if any(path.suffix in _HUB_FILES for path in files) and all(_is_utf8(path) for path in files):
         layout = _layout(folder, options)
         if all(path.suffix in _HUB_FILES for named in layout.values() for path in named):
             _choose(layout, files, folder, options.split, account)
-            return _hub(str(folder), options, account)
-    return _files(files, folder, options, account)
+            return _hub(str(folder), options, reader, account)
+    return _files(files, folder, options, reader, account)
 
 
-def _files(files: Sequence[Path], folder: Path, options: Options, account: Account) -> Iterator[str]:
+def _files(files: Sequence[Path], folder: Path, options: Options, reader: Reader[T], account: Account) -> Iterator[T]:
     """Loose files, each by its kind; a table that turns out to have no text is left out as a whole."""
     taken, refused = False, None
     for path in texts_among(files, folder, account):
         own = Account()
-        found = _file(path, options, own, alone=len(files) == 1)
+        found = _file(path, reader, own, alone=len(files) == 1)
         try:
             first = next(found, None)
         except DataError as error:
@@ -143,22 +153,22 @@ def _files(files: Sequence[Path], folder: Path, options: Options, account: Accou
         raise DataError("DATA030", what, account.left_out, fix=fix)
 
 
-def _file(path: Path, options: Options, account: Account, alone: bool) -> Iterator[str]:
-    kind, column = kind_of(path), options.text_column
+def _file(path: Path, reader: Reader[T], account: Account, alone: bool) -> Iterator[T]:
+    kind, columns = kind_of(path), reader.columns
     account.files += 1
     try:
         if kind == ".parquet":
-            yield from texts(parquet_rows(path, column, account), column, account)
+            yield from reader.of_rows(parquet_rows(path, columns, account), account)
             return
         if alone and is_binary(path):
             raise DataError("DATA031", f"{path} is binary", "zero bytes", "text", "unpack or convert it")
         with opened(path, "rt", encoding="utf-8-sig", newline="" if kind in CSV else None) as file:
             if kind in JSON:
-                yield from texts(json_rows(file, path), column, account)
+                yield from reader.of_rows(json_rows(file, path), account)
             elif kind in CSV:
-                yield from texts(csv_rows(file, path, column, account), column, account)
+                yield from reader.of_rows(csv_rows(file, path, columns, account), account)
             else:
-                yield from pieces(file, lone_piece_characters(path) if alone else PIECE_CHARACTERS)
+                yield from reader.of_text(path, file, alone)
     except UnicodeDecodeError as error:
         fix = "convert it, or name a folder or pattern of files: those that aren't text are left out"
         raise DataError("DATA031", f"{path} isn't UTF-8 text", error.reason, "UTF-8", fix) from None
@@ -188,7 +198,7 @@ def _choose(layout: dict[str, set[Path]], files: Iterable[Path], folder: Path, s
             account.leave_out("files", reason, name=path.relative_to(folder).as_posix())
 
 
-def _hub(name: str, options: Options, account: Account, saved: bool = False) -> Iterator[str]:
+def _hub(name: str, options: Options, reader: Reader[T], account: Account, saved: bool = False) -> Iterator[T]:
     """A Hugging Face dataset by name, or a local folder in that form; the hub's is streamed, not downloaded."""
     with _explained(name):
         import datasets
@@ -204,7 +214,8 @@ def _hub(name: str, options: Options, account: Account, saved: bool = False) -> 
             rows = datasets.load_dataset(
                 name, options.subset, split=options.split, revision=options.revision, streaming=True
             )
-        yield from texts(((f"dataset {readable(name)!r}", row) for row in rows), options.text_column, account)
+        where = f"dataset {readable(name)!r}"
+        yield from reader.of_rows(((f"{where}, row {number}", row) for number, row in enumerate(rows, 1)), account)
 
 
 @contextmanager

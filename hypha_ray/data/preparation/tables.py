@@ -6,35 +6,84 @@ import csv
 import itertools
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import IO, Any, Protocol, TypeAlias, TypeVar
 
-from hypha_ray.data.preparation.files import kind_of
+from hypha_ray.data.preparation.files import PIECE_CHARACTERS, kind_of, lone_piece_characters, pieces
 from hypha_ray.data.provenance import Account, readable
 from hypha_ray.errors import DataError
 
 JSON = frozenset({".jsonl", ".ndjson", ".json"})
 CSV = frozenset({".csv", ".tsv"})
 
-DEFAULT_COLUMN = "text"
+DEFAULT_COLUMN, TEXT_FLAG = "text", "--text-column"
 _DELIMITERS = ",;\t|"
 _SAMPLE_ROWS = 1000
 """Rows that tell which columns hold text."""
 _NO_TEXTS = frozenset({"", "true", "false", "yes", "no", "nan", "null", "none", "na", "n/a"})
 
+T_co = TypeVar("T_co", covariant=True)
+
 Row: TypeAlias = tuple[str, Mapping[str, Any]]
 """Place of a row, and its columns."""
 
 
-def texts(rows: Iterable[Row], column: str, account: Account) -> Iterator[str]:
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column that is read of tables, and the flag that names it."""
+
+    name: str
+    flag: str
+
+
+class Reader(Protocol[T_co]):
+    """Makes documents or prompts of what files hold."""
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """Columns that a table needs."""
+        ...
+
+    def of_rows(self, rows: Iterable[Row], account: Account) -> Iterator[T_co]:
+        """Those of a table; what can't be used is put into the account, or refused."""
+        ...
+
+    def of_text(self, path: Path, file: IO[str], alone: bool) -> Iterator[T_co]:
+        """Those of a plain text; `alone`: the text is all there is."""
+        ...
+
+
+class TextReader:
+    """Reads documents: the texts of a column, or pieces of a plain text."""
+
+    def __init__(self, column: str) -> None:
+        self._column = Column(column, TEXT_FLAG)
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The one with the text."""
+        return (self._column,)
+
+    def of_rows(self, rows: Iterable[Row], account: Account) -> Iterator[str]:
+        """The texts in the column."""
+        return texts(rows, self._column, account)
+
+    def of_text(self, path: Path, file: IO[str], alone: bool) -> Iterator[str]:
+        """The text in pieces, which end with lines."""
+        return pieces(file, lone_piece_characters(path) if alone else PIECE_CHARACTERS)
+
+
+def texts(rows: Iterable[Row], wanted: Column, account: Account) -> Iterator[str]:
     """The texts in a column; rows without one, and columns that are not used, are put into the account.
 
     Raises:
         DataError: no row has the column, or none has text in it.
 
     """
+    column = wanted.name
     found, unused, problem = False, set[str](), None
     for where, row in rows:
         if not unused.issuperset(row.keys() - {column}):
@@ -47,19 +96,19 @@ def texts(rows: Iterable[Row], column: str, account: Account) -> Iterator[str]:
         elif text is None or isinstance(text, str):
             found = found or column in row
             account.leave_out("rows", "without text")
-            problem = problem or no_column(where, column, row)
+            problem = problem or no_column(where, wanted, row)
         else:
             account.leave_out("rows", f"{column} isn't text")
             what = f"{where}: column {column!r} isn't text"
-            problem = problem or DataError("DATA031", what, type(text).__name__, "text", "name one with --text-column")
+            problem = problem or DataError("DATA031", what, type(text).__name__, "text", f"name one with {wanted.flag}")
     if problem is not None and not found:
         raise problem
 
 
-def no_column(where: str, column: str, names: Iterable[str]) -> DataError:
-    """The error for a table without the text column."""
+def no_column(where: str, column: Column, names: Iterable[str]) -> DataError:
+    """The error for a table without a column."""
     found = ", ".join(sorted(map(readable, names))) or "no columns"
-    return DataError("DATA032", f"{where} has no column {column!r}", found, fix="name one with --text-column")
+    return DataError("DATA032", f"{where} has no column {column.name!r}", found, fix=f"name one with {column.flag}")
 
 
 def json_rows(file: IO[str], path: Path) -> Iterator[Row]:
@@ -82,13 +131,14 @@ def json_rows(file: IO[str], path: Path) -> Iterator[Row]:
             yield _row(_parsed(line, where), where)
 
 
-def csv_rows(file: IO[str], path: Path, column: str, account: Account) -> Iterator[Row]:
+def csv_rows(file: IO[str], path: Path, columns: Sequence[Column], account: Account) -> Iterator[Row]:
     """The rows below the first one, which names the columns.
 
-    The column's name is changed to `column` where another is clearly meant: that is the only one with text.
+    If `columns` is the text's alone, another column is given its name where that one is clearly meant: it is the only
+    one with text.
 
     Raises:
-        DataError: the quotes don't match, or it is not clear which column has the text.
+        DataError: the quotes don't match, a column is missing, or it is not clear which one has the text.
 
     """
     csv.field_size_limit(sys.maxsize)
@@ -101,19 +151,22 @@ def csv_rows(file: IO[str], path: Path, column: str, account: Account) -> Iterat
         raise DataError("DATA032", f"{path} has two columns of one name", ", ".join(names), fix="rename one")
     rows = _fitting(lines, names, account)
     sample = list(itertools.islice(rows, _SAMPLE_ROWS))
-    chosen = _text_column(names, sample, column, path)
-    if chosen != column:
-        account.note(f"the text of {readable(path.name)} is its column {readable(chosen)!r}, the only one with text")
-    names = [column if name == chosen else name for name in names]
+    for column in columns:
+        chosen = _chosen_column(names, sample, column, path)
+        if chosen != column.name:
+            account.note(
+                f"the text of {readable(path.name)} is its column {readable(chosen)!r}, the only one with text"
+            )
+            names[names.index(chosen)] = column.name
     for where, fields in itertools.chain(sample, rows):
         yield where, dict(zip(names, fields, strict=True))
 
 
-def parquet_rows(path: Path, column: str, account: Account) -> Iterator[Row]:
-    """The rows of a Parquet file; of its columns only the text is read.
+def parquet_rows(path: Path, columns: Sequence[Column], account: Account) -> Iterator[Row]:
+    """The rows of a Parquet file; only these of its columns are read.
 
     Raises:
-        DataError: it is damaged, or has no such column.
+        DataError: it is damaged, or lacks a column.
 
     """
     import pyarrow
@@ -122,12 +175,13 @@ def parquet_rows(path: Path, column: str, account: Account) -> Iterator[Row]:
     try:
         # Opened here: Arrow takes no name that isn't UTF-8.
         with path.open("rb") as stream, parquet.ParquetFile(stream) as file:
-            names = file.schema_arrow.names
-            if column not in names:
-                raise no_column(str(path), column, names)
-            account.drop(name for name in names if name != column)
-            for batch in file.iter_batches(columns=[column], batch_size=1024):
-                yield from ((str(path), record) for record in batch.to_pylist())
+            names, wanted = file.schema_arrow.names, [column.name for column in columns]
+            if missing := [column for column in columns if column.name not in names]:
+                raise no_column(str(path), missing[0], names)
+            account.drop(name for name in names if name not in wanted)
+            number = itertools.count(1)
+            for batch in file.iter_batches(columns=wanted, batch_size=1024):
+                yield from ((f"{path}, row {next(number)}", record) for record in batch.to_pylist())
     except pyarrow.ArrowInvalid as error:
         raise DataError("DATA031", f"{path} is no Parquet file", str(error), fix="copy it afresh") from None
 
@@ -188,11 +242,11 @@ def _fitting(
             account.leave_out("rows", "more or fewer fields than columns", name=where.rpartition("/")[2])
 
 
-def _text_column(names: list[str], sample: list[tuple[str, list[str]]], column: str, path: Path) -> str:
-    if column in names:
-        return column
+def _chosen_column(names: list[str], sample: list[tuple[str, list[str]]], column: Column, path: Path) -> str:
+    if column.name in names:
+        return column.name
     textual = [name for place, name in enumerate(names) if any(_is_text(fields[place]) for _, fields in sample)]
-    if column != DEFAULT_COLUMN or len(textual) != 1:
+    if column != Column(DEFAULT_COLUMN, TEXT_FLAG) or len(textual) != 1:
         raise no_column(str(path), column, names)
     return textual[0]
 

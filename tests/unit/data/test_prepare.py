@@ -31,7 +31,7 @@ from transformers import (
 
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.manifest import Manifest
-from hypha_ray.data.preparation.encoders import ByteEncoder, HubEncoder, Tokens, load_encoder
+from hypha_ray.data.preparation.encoders import ByteEncoder, Tokens, load_encoder
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.packing import batches, hold_out, pack, shuffle
 from hypha_ray.data.preparation.prepare import prepare
@@ -146,6 +146,35 @@ def test_model_saved_with_the_byte_tokenizer_continues_a_prompt(tmp_path: Path, 
         assert loaded.generate(**tokenizer(prompt, return_tensors="pt"), **how)[0].tolist() == row
 
 
+@settings(max_examples=50, deadline=None)
+@given(texts=st.lists(st.text(max_size=40), min_size=1, max_size=4))
+def test_character_tokenizer_has_a_token_for_each_character(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str]
+) -> None:
+    encoder, folder = load_encoder("characters", None, lambda: texts), tmp_path_factory.mktemp("characters")
+    info = encoder.save(folder)
+    saved = AutoTokenizer.from_pretrained(folder / "tokenizer")
+    characters = sorted(set("".join(texts)))
+    assert info.vocab_size == len(saved) == len(characters) + 3
+    assert (saved.pad_token_id, saved.eos_token_id, saved.unk_token_id) == (0, 1, 2)
+    expected = [id for text in texts for id in (*(characters.index(one) + 3 for one in text), 1)]
+    assert encoder.encode(texts).tolist() == expected
+    for text in texts:
+        assert saved.decode(saved(text, split_special_tokens=True)["input_ids"]) == text
+
+
+def test_character_tokenizer_takes_what_the_source_lacks_as_unknown() -> None:
+    assert load_encoder("characters", None, lambda: ["ab"]).encode(["b?a"]).tolist() == [4, 2, 3, 1]
+
+
+def test_prepare_with_characters_has_those_of_the_documents_that_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "%s"}\n{"text": "z"}\n' % ("ab " * 64))
+    manifest = run(tmp_path / "a.jsonl", tmp_path / "out", tokenizer="characters", max_documents=1)
+    assert manifest.preprocessor is not None
+    assert (manifest.preprocessor.name, manifest.preprocessor.vocab_size) == ("characters", 6)
+    assert [tensor.maximum for tensor in manifest.tensors if tensor.name == "input_ids"] == [5]
+
+
 @pytest.fixture
 def tokenizer(tmp_path: Path) -> Path:
     """A tokenizer of our own in a folder, as `save_pretrained` leaves it."""
@@ -157,14 +186,14 @@ def tokenizer(tmp_path: Path) -> Path:
     return tmp_path / "t"
 
 
-def test_hub_encoder_ends_each_document(tokenizer: Path) -> None:
-    encoder = HubEncoder(str(tokenizer))
+def test_encoder_of_a_tokenizer_ends_each_document(tokenizer: Path) -> None:
+    encoder = load_encoder(str(tokenizer), None, list)
     assert encoder.encode(["once upon", "a time a time", ""]).tolist() == [2, 3, 1, 4, 5, 4, 5, 1, 1]
     assert encoder.encode(["a"]).dtype == np.int32
 
 
-def test_hub_encoder_takes_special_tokens_in_text_literally(tokenizer: Path) -> None:
-    assert HubEncoder(str(tokenizer)).encode(["once <end> upon"]).tolist().count(1) == 1
+def test_encoder_of_a_tokenizer_takes_special_tokens_in_text_literally(tokenizer: Path) -> None:
+    assert load_encoder(str(tokenizer), None, list).encode(["once <end> upon"]).tolist().count(1) == 1
 
 
 def test_prepare_with_a_tokenizer_of_a_folder_saves_it_beside_the_slices(tmp_path: Path, tokenizer: Path) -> None:
@@ -186,14 +215,14 @@ def test_tokenizer_that_ends_every_text_is_named(tmp_path: Path, tokenizer: Path
 
 def test_tokenizer_that_cannot_be_loaded_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"PREP006.*can't be loaded"):
-        load_encoder(str(tmp_path))
+        load_encoder(str(tmp_path), None, list)
 
 
 def test_tokenizer_without_an_end_is_refused(tmp_path: Path) -> None:
     words = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>").save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"PREP002.*end of a document"):
-        load_encoder(str(tmp_path))
+        load_encoder(str(tmp_path), None, list)
 
 
 @given(st.lists(st.integers(0, 9), max_size=20), st.integers(1, 4), st.integers(1, 3))

@@ -1,0 +1,63 @@
+"""Tokenizers of bytes and of characters, made here with nothing to download."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+_SPECIALS = ("<pad>", "</s>", "<unk>")
+_SPARE = 125
+"""Tokens of ByT5 that no text has."""
+
+
+def byte_tokenizer() -> Any:
+    """ByT5's vocabulary for the tokenizers library: pad, end and unknown, the bytes, and 125 spare tokens."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.BPE(vocab=_numbered(_byte_names()), merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return _wrapped(tokenizer, [f"<extra_id_{number}>" for number in range(_SPARE)])
+
+
+def character_tokenizer(texts: Iterable[str]) -> Any:
+    """A token for each character that the texts have: pad, end and unknown, then the characters by code point.
+
+    A vocabulary this small lets a tiny model find rewards by chance, which one of all bytes doesn't.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    characters = set[str]()
+    for text in texts:
+        characters.update(text)
+    tokenizer = Tokenizer(models.WordLevel(vocab=_numbered(sorted(characters)), unk_token=_SPECIALS[2]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return _wrapped(tokenizer)
+
+
+def _numbered(tokens: Iterable[str]) -> dict[str, int]:
+    return {token: number for number, token in enumerate([*_SPECIALS, *tokens])}
+
+
+def _wrapped(tokenizer: Any, spare: Sequence[str] = ()) -> Any:
+    from transformers import PreTrainedTokenizerFast
+
+    pad, end, unknown = _SPECIALS
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=pad,
+        eos_token=end,
+        unk_token=unknown,
+        additional_special_tokens=list(spare),
+        model_input_names=["input_ids", "attention_mask"],
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _byte_names() -> list[str]:
+    """GPT-2's character for each byte: itself where it can be seen, else one behind the first 256."""
+    seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    unseen = itertools.count(0x100)
+    return [chr(byte if byte in seen else next(unseen)) for byte in range(0x100)]
