@@ -102,3 +102,8 @@ class BridgeError(TryAgainError):
 
 class HubError(TryAgainError):
     """A hub can't be reached and the local cache doesn't help."""
+
+
+def first_line(error: BaseException) -> str:
+    """First line of an error's text; the name of its class if there is no text."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__

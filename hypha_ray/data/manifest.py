@@ -95,12 +95,6 @@ class Manifest(BaseModel):
         """Size of one sample, over all tensors."""
         return sum(tensor.sample_bytes for tensor in self.tensors)
 
-    @property
-    def classes(self) -> int | None:
-        """Number of classes: the largest label plus one; None without whole-number labels."""
-        largest = self._maximum("labels")
-        return None if largest is None else largest + 1
-
     def require(self, vocab_size: int | None = None, classes: int | None = None) -> None:
         """Check that a model's vocabulary and classes cover the data; None means that the model has none.
 

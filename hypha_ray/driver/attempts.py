@@ -14,7 +14,7 @@ from hypha_ray.config import Job
 from hypha_ray.driver.cleanup import end_leftovers
 from hypha_ray.driver.ray_cluster import ControlService
 from hypha_ray.driver.run_identity import committed
-from hypha_ray.errors import ClusterError, HyphaError, LostError, QuarantinedError
+from hypha_ray.errors import ClusterError, HyphaError, LostError, QuarantinedError, first_line
 from hypha_ray.market.allocator import on_this_node
 from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.model.tasks.table import find_task
@@ -109,7 +109,7 @@ def _attempt(
     except RayTaskError as error:
         raise _meant(error) from None
     except RayError as error:
-        raise SchedulerLost(_first_line(error)) from None
+        raise SchedulerLost(_named(error)) from None
     finally:
         ray.kill(scheduler)
 
@@ -153,8 +153,9 @@ def _meant(error: RayTaskError) -> Exception:
         cause = cause.cause
     if isinstance(cause, HyphaError):
         return cause
-    return SchedulerLost(_first_line(cause)) if isinstance(cause, RayError) else error
+    return SchedulerLost(_named(cause)) if isinstance(cause, RayError) else error
 
 
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+def _named(error: Exception) -> str:
+    """First line of an error, after the name of its class."""
+    return f"{type(error).__name__}: {first_line(error)}"

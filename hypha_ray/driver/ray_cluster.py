@@ -15,7 +15,7 @@ from typing import Any
 import ray
 from ray.exceptions import AuthenticationError as RayAuthenticationError
 
-from hypha_ray.errors import AuthenticationError, ClusterError, HyphaError
+from hypha_ray.errors import AuthenticationError, ClusterError, HyphaError, first_line
 
 CONNECT_S = 10.0
 """Longest wait for a cluster's port to answer."""
@@ -119,8 +119,3 @@ def _unreachable(address: str, error: Exception) -> ClusterError:
         return ClusterError("NET002", "Ray did not start on this machine", got=first_line(error), fix=fix)
     fix = "start one, or unset RAY_ADDRESS"
     return ClusterError("NET002", f"no Ray cluster at {address!r}", got=first_line(error), fix=fix)
-
-
-def first_line(error: Exception) -> str:
-    """First line of an error."""
-    return str(error).partition("\n")[0]

@@ -21,7 +21,7 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from hypha_ray.errors import CapacityError, ClusterError
+from hypha_ray.errors import CapacityError, ClusterError, first_line
 from hypha_ray.market.leases import Lease, LeaseBook
 from hypha_ray.market.requirements import Need, NodeResources, shortage
 
@@ -197,5 +197,5 @@ class Leases:
 
 
 def _refused(group: str, error: RayError) -> ClusterError:
-    reason = str(error).strip().splitlines()[0]
-    return ClusterError("CAP003", f"Ray refused the lease {group}: {reason}", fix="end the run of that name first")
+    what = f"Ray refused the lease {group}: {first_line(error)}"
+    return ClusterError("CAP003", what, fix="end the run of that name first")

@@ -14,7 +14,7 @@ import ray
 from ray.exceptions import RayError
 
 from hypha_ray.config import Job
-from hypha_ray.errors import CapacityError, HyphaError, LostError, QuarantinedError
+from hypha_ray.errors import CapacityError, HyphaError, LostError, QuarantinedError, first_line
 from hypha_ray.exchange_schedule import fragments_of_round
 from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.market.requirements import workers_to_start
@@ -261,7 +261,7 @@ def _meant(error: Exception) -> Exception:
     """Error as the run ends with it: a lost object, which no repeated call brings back, is a `LostError`."""
     if not isinstance(error, GONE):
         return error
-    what, got = "an object of the run is lost with its node", str(error).partition("\n")[0]
+    what, got = "an object of the run is lost with its node", first_line(error)
     return LostError("NET012", what, got=got, fix="submit again: the run goes on from its last commit")
 
 

@@ -163,7 +163,7 @@ class SimulatedWorker:
         self._weights = {version: whole for version, whole in self._weights.items() if version > self._version}
         proof = None if self._proved else self._world.theta_sha256(self.source, self._version)
         self._proved = True
-        self._say(Merged(self.source, self._version, 0.01, proof))
+        self._say(Merged(self.source, self._version, proof))
         return True
 
     def _evaluate(self) -> None:

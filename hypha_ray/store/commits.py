@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from pydantic import TypeAdapter
 
-from hypha_ray.errors import CheckpointError, HyphaError
+from hypha_ray.errors import CheckpointError, HyphaError, first_line
 from hypha_ray.failpoints import failpoint
 from hypha_ray.store.disk import publish, publish_once, room_for, sealed, sync_folder, unsealed, write_file
 from hypha_ray.types import Commit, Span, Verdict
@@ -198,7 +198,7 @@ class CommitLog:
             commit = _decoded(unsealed(path.read_bytes()))
         except (OSError, ValueError, KeyError, TypeError) as error:
             what = f"commit record {path} is damaged"
-            raise CheckpointError("STORE002", what, got=str(error).splitlines()[0], fix="restore the file") from error
+            raise CheckpointError("STORE002", what, got=first_line(error), fix="restore the file") from error
         if commit.round != round:
             raise broken_chain(round, f"the record of round {commit.round}", f"round {round}")
         return commit

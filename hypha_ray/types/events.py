@@ -37,7 +37,6 @@ class Merged(Event):
     The first one of an incarnation has their sha256, by which it proves what it has; `waited_s` was waited for them.
     """
 
-    merge_s: float
     theta_sha256: str | None = None
     waited_s: float | None = None
 

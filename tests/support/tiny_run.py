@@ -223,7 +223,7 @@ class State:
         if worker.weights > worker.round:
             proof = f"theta-{worker.weights - 1}" if worker.round < 0 else None
             worker.round, worker.done, worker.evaluated, worker.trained = worker.weights, 0, False, False
-            worker.words.append(Merged(worker.source, worker.round, 0.01, proof))
+            worker.words.append(Merged(worker.source, worker.round, proof))
         if plan.evaluate and not worker.evaluated:
             worker.evaluated = True
             worker.words.append(Evaluated(worker.source, worker.round, float(worker.weights), 1, None, 0.1))

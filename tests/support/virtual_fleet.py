@@ -231,7 +231,7 @@ class VirtualFleet:
         worker.merged, worker.training, worker.done, worker.reported = number, -1, 0, 0
         before = self.core._strategy.commit_before(number)
         proof = self.faults.proof(worker.source, f"theta-{before}")
-        self.tell(Merged(worker.source, number, 0.01, proof if first else None))
+        self.tell(Merged(worker.source, number, proof if first else None))
         if worker.plan.evaluate:
             count_ = sum(span.samples for span in worker.plan.evaluate)
             assert {span.slice for span in worker.plan.evaluate} <= worker.slices

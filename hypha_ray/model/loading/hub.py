@@ -15,7 +15,7 @@ from typing import Final
 from huggingface_hub import constants, errors, snapshot_download
 from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of httpx or httpx2, by its version
 
-from hypha_ray.errors import AuthenticationError, CheckpointError, ConfigError, HubError
+from hypha_ray.errors import AuthenticationError, CheckpointError, ConfigError, HubError, first_line
 
 REMOTE_CODE_VARIABLE: Final = "HYPHA_RAY_ALLOW_REMOTE_CODE"
 """Environment variable that allows code of repositories on a node."""
@@ -123,7 +123,7 @@ def _refusal(repository: str, error: Exception) -> ConfigError | AuthenticationE
 
 def _unreachable(repository: str, error: Exception) -> HubError:
     """Return our error for a hub that doesn't answer, or that isn't asked because of `HF_HUB_OFFLINE`."""
-    why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else str(error).partition("\n")[0]
+    why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else first_line(error)
     return HubError(
         "HUB003",
         f"{repository} is neither a local folder nor whole in the cache, and can't be fetched: offline ({why})",

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
-
 from hypha_ray.scheduler.planning.planner import SECONDS
 
 
 class Decayed:
-    """Exponentially decayed mean and spread of durations in seconds, such as those of uploads.
+    """Exponentially decayed mean of durations in seconds, such as those of uploads.
 
     * The first observation is taken as it is; from then on the mean lies between the least and the greatest one.
     * A single observation that is more than `outlier` times as large or as small as the mean counts as if it were just
       that much. A second one in succession on the same side is no accident: the past is forgotten, and the estimate
       starts over from the one of the two that is nearer to it.
-    * What is no duration (negative, NaN, or longer than a planner takes) is counted in `ignored` and otherwise without
-      effect.
+    * What is no duration (negative, NaN, or longer than a planner takes) is without effect.
 
     Args:
         half_life: after so many observations, what was known before counts half.
@@ -26,23 +23,15 @@ class Decayed:
     def __init__(self, half_life: float = 3.0, outlier: float = 2.0) -> None:
         self._half_life, self._outlier = half_life, outlier
         self._weight = 0.0
-        self._variance = 0.0
         self._doubted: float | None = None
         self.mean: float | None = None
         """Estimate in seconds; None before the first observation."""
-        self.ignored = 0
-        """Number of observations that were no durations."""
-
-    @property
-    def spread(self) -> float:
-        """Standard deviation in seconds."""
-        return math.sqrt(self._variance)
 
     def observe(self, seconds: float, count: int = 1) -> None:
         """Take in the mean of `count` durations."""
         if not self._is_duration(seconds) or count < 1:
-            self.ignored += 1
-        elif self.mean is None or not self._weight:
+            return
+        if self.mean is None or not self._weight:
             self._restart(seconds, count)
         else:
             self._follow(self.mean, seconds, count)
@@ -54,14 +43,13 @@ class Decayed:
         """
         if self.mean is not None:
             self.mean *= factor
-            self._variance *= factor**2
             self._weight, self._doubted = 0.0, None
 
     def _is_duration(self, seconds: float) -> bool:
         return 0 <= seconds <= SECONDS[1]
 
     def _restart(self, seconds: float, count: int) -> None:
-        self.mean, self._variance, self._doubted = seconds, 0.0, None
+        self.mean, self._doubted = seconds, None
         self._weight = self._gain(count)
 
     def _follow(self, mean: float, seconds: float, count: int) -> None:
@@ -73,9 +61,7 @@ class Decayed:
         gain = self._gain(count)
         self._weight = gain + (1 - gain) * self._weight
         share = gain / self._weight
-        deviation = believed - mean
-        self._variance = (1 - share) * (self._variance + share * deviation * deviation)
-        self.mean = min(max(mean + share * deviation, min(mean, believed)), max(mean, believed))
+        self.mean = min(max(mean + share * (believed - mean), min(mean, believed)), max(mean, believed))
 
     def _gain(self, count: int) -> float:
         """Weight of `count` new observations against an endless past."""

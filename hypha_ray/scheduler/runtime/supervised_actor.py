@@ -9,7 +9,7 @@ from typing import Any
 
 from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError, RayTaskError
 
-from hypha_ray.errors import ClusterError
+from hypha_ray.errors import ClusterError, first_line
 
 PULSE_S = 1.0
 """Seconds without an answer after which the actor is pinged."""
@@ -79,12 +79,12 @@ class SupervisedActor:
             except RayTaskError:
                 raise  # The actor lives, and says this: an argument may be lost, with an actor that has died.
             except ActorUnavailableError as error:  # Lost on the way, or its answer was; or a death not yet certain.
-                reason, lost = str(error).partition("\n")[0], lost + 1
+                reason, lost = first_line(error), lost + 1
                 if lost < LOST:
                     await asyncio.sleep(AGAIN_S)
                     continue
             except RayActorError as error:
-                reason = str(error).partition("\n")[0]
+                reason = first_line(error)
             except TimeoutError:
                 reason = f"silent for {silence_s if self._awake else self._start_s:g} s"
             await self._replace(actor, reason)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
-from hypha_ray.errors import HyphaError, QuarantinedError
+from hypha_ray.errors import HyphaError, QuarantinedError, first_line
 from hypha_ray.failpoints import failpoint
 from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.runtime.global_weights import GlobalWeights
@@ -147,7 +147,7 @@ class WorkerDispatcher:
                 self._inbox(event)
             return  # It has done its final plan, or was asked to stop.
         except (RayActorError, StopAsyncIteration) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            reason = first_line(error)
         except Exception as error:
             cause = getattr(error, "cause", error)
             text = " ".join(f"{type(cause).__name__}: {cause}".split())

@@ -18,7 +18,7 @@ from pathlib import Path
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from hypha_ray.errors import CheckpointError, TryAgainError
+from hypha_ray.errors import CheckpointError, TryAgainError, first_line
 from hypha_ray.modes import make_private
 from hypha_ray.redaction import HIDDEN, redacted, secrets_of
 from hypha_ray.store.commits import CommitLog
@@ -268,7 +268,7 @@ def _shown(url: str) -> str:
 
 def _line(error: Exception, url: str) -> str:
     """One line of an error, which may repeat the URL, or a part of it."""
-    text = redacted(str(error).partition("\n")[0])
+    text = redacted(first_line(error))
     for secret in secrets_of(url):
         text = text.replace(secret, HIDDEN)
     return f"{type(error).__name__}: {text}"

@@ -98,7 +98,7 @@ class Inbound:
             case "merged" if told.current("merge", message.round) and not told.merged:
                 told.merge(message)
                 self.proven = True
-                yield Merged(self._source, message.round, message.seconds, told.theta_sha256)
+                yield Merged(self._source, message.round, told.theta_sha256)
             case "metrics" if told.current("metrics", message.local_round) and message.data_processed:
                 yield self._report(message, told)
             case "evaluation" if told.current("evaluation", message.round) and not told.evaluated:

@@ -136,10 +136,9 @@ class TrainingLoop:
         began = time.monotonic()
         self._weights.merge(arrived, mixes=arrived.round > self._job.rounds.warmup_rounds)
         self._trainer.merged(arrived.round)
-        merge_s = time.monotonic() - began
         theta = [flat for _, flat in sorted(arrived.fragments.items())]
         sha256 = None if self._proved else digest(named(self._layout, theta))
-        self._emit(Merged(self._source, arrived.round, merge_s, sha256, began - asked if self._proved else None))
+        self._emit(Merged(self._source, arrived.round, sha256, began - asked if self._proved else None))
         self._proved = True
 
     def _evaluate(self, plan: Plan) -> None:

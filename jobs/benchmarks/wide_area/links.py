@@ -75,10 +75,6 @@ class Site:
         (found,) = json.loads(_run("ip", "-n", self.namespace, "-j", "-s", "link", "show", DEVICE))
         return int(found["stats64"]["tx"]["bytes"]), int(found["stats64"]["rx"]["bytes"])
 
-    def processes(self) -> list[int]:
-        """Ids of the processes that run here."""
-        return _processes(self.namespace)
-
 
 class Network:
     """Sites that reach each other, while the context lasts. Every process in them ends with it.

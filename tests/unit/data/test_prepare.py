@@ -432,7 +432,8 @@ def test_prepare_of_a_single_long_text_has_both_splits(tmp_path: Path) -> None:
 
 def test_digits_are_split_by_class_and_no_image_is_in_both(tmp_path: Path) -> None:
     manifest = run("digits", tmp_path / "out", validation_samples=200, validation_fraction=0.1, samples_per_slice=1000)
-    assert (manifest.modality, manifest.classes, manifest.preprocessor) == ("vision", 10, None)
+    assert (manifest.modality, manifest.preprocessor) == ("vision", None)
+    assert {tensor.name: tensor.maximum for tensor in manifest.tensors}["labels"] == 9
     train, validation = (arrays_of(tmp_path / "out", split) for split in ("train", "validation"))
     assert (len(train["labels"]), len(validation["labels"])) == (1617, 180)
     assert set(np.bincount(validation["labels"].astype(np.int64)).tolist()) <= {17, 18, 19}
