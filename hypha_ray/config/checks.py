@@ -9,12 +9,9 @@ from pydantic import ValidationError
 
 from hypha_ray.config.conflicts import conflicts
 from hypha_ray.config.keys import keys, shown
-from hypha_ray.config.resources import WorkerResources
 from hypha_ray.config.schema import Job
 from hypha_ray.config.sources.assignments import Setting, merged
 from hypha_ray.errors import ConfigError
-
-MB_PER_GB = 1000
 
 
 def build(settings: Sequence[Setting]) -> Job:
@@ -49,17 +46,6 @@ def require_complete(job: Job) -> None:
         raise ConfigError("CFG012", "the job has no dataset", fix=fix)
 
 
-def worker_needs(job: Job) -> WorkerResources:
-    """Needs of a worker, merged with the training guide's names for them: of two minima the larger counts."""
-    resources, worker = job.resources, job.resources.worker
-    folded = {
-        "gpu": max(worker.gpu, float(resources.min_gpus or 0)),
-        "memory_gb": max(worker.memory_gb, (resources.min_memory_mb or 0) / MB_PER_GB),
-        "gpu_type": worker.gpu_type or resources.gpu_type,
-    }
-    return worker.model_copy(update=folded)
-
-
 def _explained(error: ValidationError, settings: Sequence[Setting]) -> ConfigError:
     """The first of pydantic's complaints, in the words of the schema and with its place."""
     first: dict[str, Any] = dict(error.errors(include_url=False)[0])
@@ -74,7 +60,7 @@ def _explained(error: ValidationError, settings: Sequence[Setting]) -> ConfigErr
 
 
 def _agree(job: Job, settings: Sequence[Setting]) -> None:
-    workers, steps = job.resources.num_workers, job.inner_optimizer.total_steps
+    workers, steps = job.num_workers, job.inner_optimizer.total_steps
     limits = (
         ("resources.min_workers", job.resources.min_workers, "resources.num_workers", workers),
         ("bridge.commands", len(job.bridge.commands), "resources.num_workers", workers),

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import tomli_w
 
-from hypha_ray.config.checks import build, require_complete, worker_needs
+from hypha_ray.config.checks import build, require_complete
 from hypha_ray.config.cli.help import help_text
 from hypha_ray.config.keys import dotted, keys, shown
 from hypha_ray.config.no_effect import idle
@@ -35,7 +35,6 @@ __all__ = [
     "require_secrets",
     "resolved",
     "resolved_toml",
-    "worker_needs",
 ]
 
 CONFIG = "config.toml"

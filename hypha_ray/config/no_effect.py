@@ -24,9 +24,9 @@ def _idle(job: Job) -> Iterator[tuple[str, str]]:
     """Pairs of a key, and names of those that have no effect beside its value."""
     yield from _of_sync(job)
     yield from _of_optimizers(job)
-    if not any(map(job.awaits, range(job.resources.num_workers))):
+    if not any(group.dials_in for group in job.worker_groups):
         yield "bridge.commands", "bridge.listen bridge.certificate bridge.key"
-    if all(map(job.bridges, range(job.resources.num_workers))):
+    if all(group.bridged for group in job.worker_groups):
         yield "bridge.commands", "worker.device worker.autocast worker.compile rounds.accumulation"
     if "aim" not in job.telemetry.sinks:
         yield "telemetry.sinks", "telemetry.aim_repository"

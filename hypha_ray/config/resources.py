@@ -8,6 +8,8 @@ from pydantic import Field
 
 from hypha_ray.config.value_types import Count, NotNegative, Positive, Table
 
+MB_PER_GB = 1000
+
 
 class WorkerResources(Table):
     """Needs of one actor."""
@@ -16,6 +18,24 @@ class WorkerResources(Table):
     gpu: NotNegative = Field(0.0, description="GPUs")
     memory_gb: NotNegative = Field(0.0, description="memory in GB that Ray reserves")
     gpu_type: str | None = Field(None, description="accelerator label, nvidia, amd or any")
+
+
+class WorkerGroup(WorkerResources):
+    """Workers of one kind with equal needs."""
+
+    kind: Literal["train", "bridged"] = Field("train", description="bridged: the trainer runs outside of Ray")
+    count: Count = Field(1, description="workers of the group")
+    command: str | None = Field(None, description="bridged: command line of each trainer; without one it dials in")
+
+    @property
+    def bridged(self) -> bool:
+        """Whether the trainers run outside of Ray."""
+        return self.kind == "bridged"
+
+    @property
+    def dials_in(self) -> bool:
+        """Whether the trainers dial in, instead of being started."""
+        return self.bridged and not (self.command or "").strip()
 
 
 class ServerResources(WorkerResources):
@@ -75,3 +95,20 @@ class Bridge(Table):
     )
     certificate: str | None = Field(None, description="PEM file, for TLS with trainers that dial in from elsewhere")
     key: str | None = Field(None, description="PEM file with the certificate's private key")
+
+
+def groups_of(resources: Resources, bridge: Bridge) -> list[WorkerGroup]:
+    """Groups that `num_workers` and `bridge.commands` mean: workers of ours, and a last one for each command.
+
+    Needs are those of a worker, merged with the training guide's names for them: of two minima the larger counts.
+    """
+    worker = resources.worker
+    one = WorkerGroup(
+        cpu=worker.cpu,
+        gpu=max(worker.gpu, float(resources.min_gpus or 0)),
+        memory_gb=max(worker.memory_gb, (resources.min_memory_mb or 0) / MB_PER_GB),
+        gpu_type=worker.gpu_type or resources.gpu_type,
+    )
+    ours = resources.num_workers - len(bridge.commands)
+    trained = [one.model_copy(update={"count": ours})] if ours > 0 else []
+    return [*trained, *(one.model_copy(update={"kind": "bridged", "command": line}) for line in bridge.commands)]

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, SecretStr
 
-from hypha_ray.config.resources import Bridge, Resources, Worker
+from hypha_ray.config.resources import Bridge, Resources, Worker, WorkerGroup, groups_of
 from hypha_ray.config.strategy import STRATEGIES, StrategyName, StrategyTraits
 from hypha_ray.config.value_types import (
     Count,
@@ -265,24 +265,33 @@ class Job(Table):
     def samples(self, round: int) -> int:
         """Samples of a round, over all workers."""
         if round < self.rounds.warmup_rounds:
-            return self.resources.num_workers * self.rounds.max_batch_size
+            return self.num_workers * self.rounds.max_batch_size
         return self.rounds.samples_between_updates
+
+    @property
+    def num_workers(self) -> int:
+        """Workers wanted, in all groups."""
+        return self.resources.num_workers
+
+    @property
+    def worker_groups(self) -> list[WorkerGroup]:
+        """Groups of workers, in the order in which the workers are numbered."""
+        return groups_of(self.resources, self.bridge)
+
+    def group_of(self, worker: int) -> WorkerGroup:
+        """Group of the worker of that number."""
+        for group in self.worker_groups:
+            if worker < group.count:
+                return group
+            worker -= group.count
+        raise IndexError(f"no worker has the number {worker}")
 
     @property
     def report_interval_s(self) -> float:
         """Seconds between two reports of a worker; longer in a large fleet, so that the scheduler can read them all."""
-        return max(self.worker.report_every_s, self.resources.num_workers / REPORTS_PER_S)
+        return max(self.worker.report_every_s, self.num_workers / REPORTS_PER_S)
 
     @property
     def lease_s(self) -> float:
         """Seconds of silence after which a worker is taken for dead; at least those of three reports."""
-        return max(self.worker.lease_s, 3 * self.resources.num_workers / REPORTS_PER_S)
-
-    def awaits(self, worker: int) -> bool:
-        """Whether that worker's trainer dials in, instead of being started."""
-        commands = dict(enumerate(self.bridge.commands, self.resources.num_workers - len(self.bridge.commands)))
-        return worker in commands and not commands[worker].strip()
-
-    def bridges(self, worker: int) -> bool:
-        """Whether that worker's trainer is outside of Ray."""
-        return worker >= self.resources.num_workers - len(self.bridge.commands)
+        return max(self.worker.lease_s, 3 * self.num_workers / REPORTS_PER_S)

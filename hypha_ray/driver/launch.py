@@ -100,7 +100,7 @@ def dry_run(loaded: Loaded) -> None:
     with connected("dry-run"):
         nodes = cluster_nodes()
         workers = workers_to_start(job, nodes)
-        print(f"resources: {workers} of {job.resources.num_workers} workers fit; nodes: {len(nodes)}")
+        print(f"resources: {workers} of {job.num_workers} workers fit; nodes: {len(nodes)}")
 
 
 def _hold_against_the_run(loaded: Loaded, manifest: Manifest) -> None:

@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hypha_ray.config import Job
-from hypha_ray.config.load import worker_needs
-from hypha_ray.config.resources import WorkerResources
+from hypha_ray.config.resources import WorkerGroup, WorkerResources
 from hypha_ray.errors import CapacityError, ConfigError
 
 GB = 1_000_000_000
@@ -92,9 +91,14 @@ class Shortage:
         return CapacityError("CFG004", f"the cluster is {state}: {self}", fix=f"{fix}, or add nodes")
 
 
-def worker_need(job: Job, number: int = 0) -> Need:
-    """Needs of the worker of that number; empty if its trainer dials in from elsewhere."""
-    return Need("worker") if job.awaits(number) else _need("worker", worker_needs(job))
+def group_need(group: WorkerGroup) -> Need:
+    """Needs of a worker of the group; empty if its trainer dials in from elsewhere."""
+    return Need("worker") if group.dials_in else _need("worker", group)
+
+
+def worker_needs(job: Job) -> list[Need]:
+    """Needs of each worker, in the order of their numbers."""
+    return [need for group in job.worker_groups for need in [group_need(group)] * group.count]
 
 
 def server_need(job: Job) -> Need:
@@ -104,7 +108,7 @@ def server_need(job: Job) -> Need:
 
 def needs(job: Job, workers: int) -> dict[Need, int]:
     """Needs of that many workers and all parameter servers, each with its count."""
-    wanted = Counter(worker_need(job, number) for number in range(workers))
+    wanted = Counter(worker_needs(job)[:workers])
     return {**wanted, server_need(job): job.sync.fragments}
 
 
@@ -115,7 +119,7 @@ def workers_to_start(job: Job, nodes: Sequence[NodeResources]) -> int:
         CapacityError: not even `min_workers` do.
 
     """
-    wanted, least = job.resources.num_workers, min(job.resources.min_workers, job.resources.num_workers)
+    wanted, least = job.num_workers, min(job.resources.min_workers, job.num_workers)
     missing = shortage(needs(job, least), nodes)
     if missing is not None:
         raise missing.error()

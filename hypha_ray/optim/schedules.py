@@ -58,7 +58,7 @@ def steps_before(job: Job, round: float) -> float:
     if job.sync.traits.sends_gradients:
         return round
     short = min(round, job.rounds.warmup_rounds)
-    steps = -(-job.rounds.samples_between_updates // (job.resources.num_workers * job.rounds.max_batch_size))
+    steps = -(-job.rounds.samples_between_updates // (job.num_workers * job.rounds.max_batch_size))
     return short + (round - short) * steps
 
 

@@ -47,7 +47,7 @@ class SchedulerCore:
 
     def __init__(self, job: Job, run: str, slices: Sequence[SliceInfo], sizes: Sizes, past: ResumePoint) -> None:
         self._job, self._past, self._resources = job, past, job.resources
-        self._needed = self._resources.num_workers if job.run.mode == "replay" else self._resources.min_workers
+        self._needed = job.num_workers if job.run.mode == "replay" else self._resources.min_workers
         self._out = Outbox()
         self._roster = Roster(job, run, past.attempt)
         self._roster.restore(past.state.get("workers", {}))

@@ -252,7 +252,7 @@ class Books:
     def _audit(self, persist: c.Persist) -> None:
         """Compare what a commit says of the run so far."""
         assert persist.state["totals"]["samples_total"] == _samples_total(self.log), "totals are wrong"
-        for number in range(self.job.resources.num_workers):
+        for number in range(self.job.num_workers):
             strikes = persist.state["workers"].get(str(number), {}).get("strikes", 0)
             assert strikes == self.strikes[number], "strikes aren't written down"
         assert persist.epoch == self.epoch, "the oldest epoch is wrong"

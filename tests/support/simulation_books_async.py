@@ -46,7 +46,7 @@ class AsyncBooks(Books):
 
     @property
     def size(self) -> int:
-        return self.job.sync.period or self.job.resources.num_workers
+        return self.job.sync.period or self.job.num_workers
 
     def weights(self, round: float) -> str:
         commit = self.steps_of_commits.get(int(round)) if int(round) == round else None

@@ -98,7 +98,7 @@ class Walk(World):
         )
         core = self._core_class(self.job, "run", self.weather.slices, Sizes(self.weather.held), past)
         weights = c.Initialised(8, f"theta-{len(log) - 1}", "layout", (4,) * self.job.sync.fragments)
-        ready_s, numbers = self.random.uniform(0.01, 3.0), self.job.resources.num_workers
+        ready_s, numbers = self.random.uniform(0.01, 3.0), self.job.num_workers
         self.begin(core, past, weights, ready_s, numbers if self.calm else self.random.randint(0, numbers))
 
     def crash(self) -> None:

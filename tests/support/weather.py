@@ -36,7 +36,7 @@ class Weather:
         self._kinds = set(rng.sample(kinds, rng.randint(0, len(kinds)))) if storm else set[str]()
         if {"reorder", "drop"} <= self._kinds:  # Only of words in their order the last ones can be lost.
             self._kinds.remove(rng.choice(["reorder", "drop"]))
-        self._speeds = [rng.uniform(0.3, 2.0) for _ in range(self.job.resources.num_workers)]
+        self._speeds = [rng.uniform(0.3, 2.0) for _ in range(self.job.num_workers)]
         self._slow: set[int] = set()
         self._late_until: dict[int, float] = {}
         self.full_until: dict[int, float] = {}
@@ -55,7 +55,7 @@ class Weather:
         if kinds:
             kind = self._random.choice(kinds)
             world.trace.append(f"{world.now:8.3f} ~~~ {kind}")
-            FAULTS[kind](self, world, self._random.randrange(self.job.resources.num_workers))
+            FAULTS[kind](self, world, self._random.randrange(self.job.num_workers))
 
     def clear_up(self, world: Walk) -> None:
         """From now on nothing goes wrong any more; what hangs stays so."""

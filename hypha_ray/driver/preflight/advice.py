@@ -32,7 +32,7 @@ def _of_momentum(job: Job) -> Iterator[str]:
     if sync.staggered:
         whose = f"each of {sync.fragments} fragments has"
     if not sync.traits.has_barrier and not sync.delayed_nesterov:
-        steps *= sync.period or job.resources.num_workers
+        steps *= sync.period or job.num_workers
     if sync.traits.sends_gradients or job.outer_optimizer.name != "nesterov" or not momentum or not steps:
         return
     if (needed := round(SETTLING / (1 - momentum))) > steps:
@@ -44,7 +44,7 @@ def _of_momentum(job: Job) -> Iterator[str]:
 def _of_delay(job: Job) -> Iterator[str]:
     """A worker that keeps nothing of its own learns from one result until the next exchange, and not before."""
     sync = job.sync
-    batches = math.ceil(job.samples(job.rounds.warmup_rounds) / (job.resources.num_workers * job.rounds.max_batch_size))
+    batches = math.ceil(job.samples(job.rounds.warmup_rounds) / (job.num_workers * job.rounds.max_batch_size))
     every, late = batches * (sync.fragments if sync.staggered else 1), batches * (sync.in_flight - 1) + sync.delay_steps
     if not sync.mixing and 2 * late > every:
         what = f"results come {late} batches late, and are exchanged every {every} or so of a worker"

@@ -10,7 +10,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from hypha_ray.config import Job
-from hypha_ray.config.load import worker_needs
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.errors import ConfigError
 from hypha_ray.heavy_imports import uncollected
@@ -46,15 +45,14 @@ def check_devices(job: Job) -> None:
         ConfigError: CFG003 more than one, CFG011 none.
 
     """
-    gpus, key = worker_needs(job).gpu, "resources.min_gpus" if job.resources.min_gpus else "resources.worker.gpu"
-    if len(job.bridge.commands) == job.resources.num_workers:
-        return
-    if gpus > 1:
-        fix = "ask for one, and for as many workers as there are GPUs"
-        raise ConfigError("CFG003", f"{key}: a worker uses one GPU", f"{gpus:g}", "up to 1", fix)
-    if job.worker.device == "cuda" and not gpus:
-        fix = "reserve a GPU or a part of one, or leave worker.device at auto"
-        raise ConfigError("CFG011", f'worker.device = "cuda" and {key} = 0 exclude each other', fix=fix)
+    key = "resources.min_gpus" if job.resources.min_gpus else "resources.worker.gpu"
+    for gpus in (group.gpu for group in job.worker_groups if not group.bridged):
+        if gpus > 1:
+            fix = "ask for one, and for as many workers as there are GPUs"
+            raise ConfigError("CFG003", f"{key}: a worker uses one GPU", f"{gpus:g}", "up to 1", fix)
+        if job.worker.device == "cuda" and not gpus:
+            fix = "reserve a GPU or a part of one, or leave worker.device at auto"
+            raise ConfigError("CFG011", f'worker.device = "cuda" and {key} = 0 exclude each other', fix=fix)
 
 
 def check_end(job: Job, dataset: Path) -> None:
@@ -95,7 +93,7 @@ def check_model(job: Job, dataset: Path, manifest: Manifest) -> list[str]:
         from hypha_ray.model.tasks.table import find_task, require_trainable
 
     task = find_task(job.model.type, job.model.input_names)
-    if len(job.bridge.commands) < job.resources.num_workers:
+    if not all(group.bridged for group in job.worker_groups):
         require_trainable(task)
     network = skeleton(job.model)
     case = Case(job, dataset, manifest, network, task, describe(network, task))

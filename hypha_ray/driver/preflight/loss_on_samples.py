@@ -40,8 +40,7 @@ def check_loss(case: Case) -> list[str]:
 
     """
     job, masks = case.job, case.task.labels == "masked"
-    outside = [job.bridges(number) for number in range(job.resources.num_workers)]
-    if all(outside):
+    if all(group.bridged for group in job.worker_groups):
         return []
     specials = load_special_tokens(job.preprocessor, case.folder, job.model) if masks else None
     task = task_of(job.model, case.network, specials)

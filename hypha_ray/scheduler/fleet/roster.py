@@ -43,7 +43,7 @@ class Roster:
         self._job, self._run, self._attempt = job, run, attempt
         self.most_strikes = job.sync.strikes
         self._book = LeaseBook()
-        self.slots = {number: Slot(number) for number in range(job.resources.num_workers)}
+        self.slots = {number: Slot(number) for number in range(job.num_workers)}
         self._vacant: set[int] = set()
         """Numbers of slots that are to be filled."""
         self._excluded: set[int] = set()

@@ -123,7 +123,7 @@ class ExpectedProgress:
 
 def batch_size(job: Job) -> int:
     """Samples of a batch; in synchronous training batches are evened out, so that each worker has a part in a step."""
-    most, target, workers = job.rounds.max_batch_size, job.rounds.samples_between_updates, job.resources.num_workers
+    most, target, workers = job.rounds.max_batch_size, job.rounds.samples_between_updates, job.num_workers
     if not job.sync.traits.sends_gradients:
         return most
     return -(-target // (workers * -(-target // (workers * most))))

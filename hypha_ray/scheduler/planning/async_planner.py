@@ -38,7 +38,7 @@ class AsyncPlanner(RoundPlanner):
         self._target = job.rounds.samples_between_updates
         self._beat: float | None = None
         """Time at which turns that begin now are to end."""
-        self._speeds_pace = CorrectionPace(job.resources.num_workers)
+        self._speeds_pace = CorrectionPace(job.num_workers)
         """Interval at which the speeds of a large fleet are looked at."""
         self._allocation = Allocation(0.0, {}, 0)
         self._fleet_speed = 0.0
@@ -51,11 +51,11 @@ class AsyncPlanner(RoundPlanner):
     @property
     def size(self) -> int:
         """Deltas that make a round."""
-        return self._job.sync.period or self._job.resources.num_workers
+        return self._job.sync.period or self._job.num_workers
 
     def _most(self) -> int:
         """The same, of as many samples as one worker would do if it did the share of all."""
-        return self._everything(self._job.resources.num_workers) + batch_size(self._job)
+        return self._everything(self._job.num_workers) + batch_size(self._job)
 
     def _everything(self, workers: int) -> int:
         """Samples of one turn of each of so many workers, so that the deltas of a round have a round's samples."""
@@ -140,7 +140,7 @@ class AsyncPlanner(RoundPlanner):
 
     def _bounded(self, member: WorkerState, batches: int) -> int:
         """So many batches, but at least one, and at most a worker's limit."""
-        return min(max(1, batches), self._everything(self._job.resources.num_workers) // member.batch_size + 1)
+        return min(max(1, batches), self._everything(self._job.num_workers) // member.batch_size + 1)
 
     def _next_beat(self, length_s: float, now: float) -> float:
         """End of a turn of about that length: with the turns that have begun, unless these are half over.

@@ -20,11 +20,11 @@ OWNER = "owner"
 """Name of the owner in the namespace of the run."""
 _WORKER = {"concurrency_groups": {"control": 1}, "allow_out_of_order_execution": True}
 ROLES = {
-    "worker": ray.remote(**_WORKER)(TrainWorker),
+    "train": ray.remote(**_WORKER)(TrainWorker),
     "bridged": ray.remote(**_WORKER)(BridgedWorker),
     "server": ray.remote(concurrency_groups=GROUPS, allow_out_of_order_execution=True)(ParameterServer),
 }
-"""Actor classes by role, with the concurrency groups that their methods need."""
+"""Actor classes by the kind of a worker, and of a server, with the concurrency groups that their methods need."""
 
 
 class ActorOwner:
@@ -42,7 +42,7 @@ class ActorOwner:
         """Start an actor under the name in its options; return its handle.
 
         Args:
-            role: ``worker``, ``bridged`` (a worker whose trainer runs outside Ray) or ``server``.
+            role: ``server``, or the kind of a worker: ``train``, or ``bridged`` if its trainer runs outside Ray.
             options: Ray options of the actor.
             arguments: arguments of its constructor; small, because Ray keeps them as long as the actor.
 

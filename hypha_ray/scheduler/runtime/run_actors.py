@@ -16,7 +16,7 @@ from hypha_ray.config import Job
 from hypha_ray.data.actor import DataShard
 from hypha_ray.errors import ClusterError
 from hypha_ray.market.allocator import Lease, Leases, draining_nodes, on_this_node
-from hypha_ray.market.requirements import Need, NodeResources, server_need, worker_need
+from hypha_ray.market.requirements import Need, NodeResources, server_need, worker_needs
 from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.redaction import redacted_tree
 from hypha_ray.scheduler.runtime.supervised_actor import SupervisedActor, value
@@ -32,7 +32,7 @@ KEPT_S = 3.0
 
 def outliving(job: Job) -> dict[str, Need]:
     """Return the needs of the actors that outlive a scheduler, by name."""
-    workers = {f"worker-{number}": worker_need(job, number) for number in range(job.resources.num_workers)}
+    workers = {f"worker-{number}": need for number, need in enumerate(worker_needs(job))}
     return workers | {f"server-{fragment}": server_need(job) for fragment in range(job.sync.fragments)}
 
 
@@ -98,10 +98,10 @@ class RunActors:
         worker = await self._kept(name, lambda actor: actor.reset.remote(source))
         kept = worker is not None
         if worker is None:
-            awaits = self._job.awaits(source.worker)  # The trainer has to find it: here is its token and its address.
-            options = on_this_node() if awaits else await self._place(name)
-            role = "bridged" if self.bridges(source.worker) else "worker"
-            worker = await self._owned(role, name, options, self._job, source, self._specials)
+            group = self._job.group_of(source.worker)
+            # A trainer that dials in has to find its worker: token and address are here.
+            options = on_this_node() if group.dials_in else await self._place(name)
+            worker = await self._owned(group.kind, name, options, self._job, source, self._specials)
         self._workers[source.worker] = worker, source
         return worker.run.remote(source), kept
 
@@ -114,7 +114,7 @@ class RunActors:
 
     def bridges(self, number: int) -> bool:
         """Whether the trainer of a worker runs outside Ray."""
-        return self._job.bridges(number)
+        return self._job.group_of(number).bridged
 
     def worker(self, number: int) -> tuple[Any, Source] | None:
         """Handle and incarnation of a worker; None without one."""

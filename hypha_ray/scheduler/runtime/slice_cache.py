@@ -68,7 +68,7 @@ class SliceCache:
         if index not in self._slices:
             self._slices[index] = asyncio.ensure_future(self._read(index))
         task = self._slices[index] = self._slices.pop(index)
-        while len(self._slices) > SLICES_PER_WORKER * self._job.resources.num_workers:
+        while len(self._slices) > SLICES_PER_WORKER * self._job.num_workers:
             del self._slices[next(iter(self._slices))]
         try:
             return await asyncio.shield(task)

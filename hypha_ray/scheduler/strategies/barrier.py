@@ -24,7 +24,7 @@ class BarrierRounds(RoundStrategy):
     def __init__(self, job: Job, past: ResumePoint, roster: Roster, planner: RoundPlanner, out: Outbox) -> None:
         super().__init__(job, past, roster, planner, out)
         self._replay = job.run.mode == "replay"
-        self._correction_pace = CorrectionPace(job.resources.num_workers)
+        self._correction_pace = CorrectionPace(job.num_workers)
         self._reported_samples = 0
         """Samples that the present workers have reported in their rounds."""
         self._inner_states = set(past.inner)

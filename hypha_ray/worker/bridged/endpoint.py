@@ -20,8 +20,7 @@ FOLDER = "bridge"
 def address(job: Job, worker: int) -> str:
     """The address of a worker's trainer: that of the job, and the ports after it for the others."""
     host, port = split(job.bridge.listen, encrypted=job.bridge.certificate is not None)
-    first = job.resources.num_workers - len(job.bridge.commands)
-    before = sum(job.awaits(number) for number in range(first, worker))
+    before = sum(job.group_of(number).dials_in for number in range(worker))
     shown = f"[{host}]" if ":" in host else host
     return f"{shown}:{port + before if port else 0}"
 
@@ -76,7 +75,7 @@ def check(job: Job) -> None:
         ConfigError: CFG020 not an address, SEC001 it needs a certificate, CFG012 or SEC005 that can't be used.
 
     """
-    if any(not line.strip() for line in job.bridge.commands):
+    if any(group.dials_in for group in job.worker_groups):
         if job.bridge.listen.startswith(UNIX):
             raise ConfigError("CFG020", "bridge.listen is no address to dial", job.bridge.listen, "host:port")
         split(job.bridge.listen, encrypted=job.bridge.certificate is not None)

@@ -75,7 +75,7 @@ class TrainerProcess:
             (self.directory / JOB_FILE).write_text(
                 json.dumps(definition(job, worker, specials), indent=2), encoding="utf-8"
             )
-            if job.awaits(worker):
+            if job.group_of(worker).dials_in:
                 self._listener = listening(job, worker)
             else:
                 token = make_token(self.directory / TOKEN_FILE)
@@ -139,7 +139,7 @@ class TrainerProcess:
 
 def command(job: Job, worker: int) -> list[str]:
     """The command line of an external trainer, taken apart as a shell would; there is no shell."""
-    line = job.bridge.commands[worker - job.resources.num_workers]
+    line = job.group_of(worker).command or ""
     try:
         words = shlex.split(line)
     except ValueError as error:

@@ -43,7 +43,7 @@ class SupervisedTrainer:
         self.device = torch.device(_device(job.worker.device))
         require_trainable(find_task(job.model.type))
         self.model = build_trained(job).to(self.device).train()
-        self.optimizer = build_optimizer(self.model, job.inner_optimizer, inner_steps(job), job.resources.num_workers)
+        self.optimizer = build_optimizer(self.model, job.inner_optimizer, inner_steps(job), job.num_workers)
         if specials is None and find_task(job.model.type).labels == "masked":
             specials = load_special_tokens(job.preprocessor, None, job.model)
         self._task, self._masking_seed = task_of(job.model, self.model, specials), job.run.seed

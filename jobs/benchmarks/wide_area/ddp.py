@@ -81,7 +81,7 @@ def main() -> None:
     """Start Ray Train in the cluster that RAY_ADDRESS names."""
     file, curve, every, steps, target = sys.argv[1:]
     config = {"job": file, "curve": curve, "every": int(every), "steps": int(steps), "target": float(target)}
-    workers = load(["@", file]).job.resources.num_workers
+    workers = load(["@", file]).job.num_workers
     ray.init(log_to_driver=False)
     TorchTrainer(
         train,

@@ -112,7 +112,7 @@ def read_outside_of_the_configuration() -> set[str]:
     return found
 
 
-METHODS = ("schema.py", "checks.py")
+METHODS = ("schema.py", "resources.py")
 """Modules of the configuration that compute something of a job for those that carry it out."""
 
 

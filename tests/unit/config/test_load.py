@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hypha_ray.config import Job
-from hypha_ray.config.load import Loaded, load, resolved_toml, worker_needs
+from hypha_ray.config.load import Loaded, load, resolved_toml
 from hypha_ray.errors import ConfigError
 
 Write = Callable[[str, str], str]
@@ -135,7 +135,7 @@ def test_load_the_guide_as_a_whole_means_what_it_says(write: Write) -> None:
     assert (inner.warmup_steps, inner.total_steps) == (2000, 500000)
     assert (outer.learning_rate, outer.momentum) == (0.7, 0.9)
     assert job.telemetry.status_bridge == "0.0.0.0:61000"
-    needs = worker_needs(job)
+    (needs,) = job.worker_groups
     assert (needs.gpu, needs.memory_gb, needs.gpu_type, needs.cpu) == (1.0, 8.192, "nvidia", 1.0)
     assert [note.split(": ", 1)[1] for note in loaded.notes] == [
         "executors is ignored: a Ray worker needs no executor command"
@@ -291,7 +291,7 @@ def test_load_resume_of_a_run_lays_files_and_flags_over_its_own_job_file(a_run: 
     assert asked == [("tiny-3", None, "elsewhere")]
     job = loaded.job
     assert loaded.resume is True and (job.run.name, job.run.dir) == ("tiny-3", str(a_run.parent))
-    assert (job.run.seed, job.sync.quorum, job.resources.num_workers) == (5, 4, 4)
+    assert (job.run.seed, job.sync.quorum, job.num_workers) == (5, 4, 4)
     assert (job.rounds.update_rounds, job.rounds.max_batch_size) == (20, 3)
 
 
@@ -332,9 +332,9 @@ def test_load_secret_in_a_file_is_noted_and_shown_nowhere(mode: int, advice: str
 
 def test_worker_needs_of_two_minima_the_larger_counts() -> None:
     flags = ["--resources.worker.gpu", "0.5", "--resources.min_gpus", "2", "--resources.worker.memory_gb", "9"]
-    needs = worker_needs(load([*flags, "--resources.min_memory_mb", "8000", "--resources.gpu_type", "amd"]).job)
+    (needs,) = load([*flags, "--resources.min_memory_mb", "8000", "--resources.gpu_type", "amd"]).job.worker_groups
     assert (needs.gpu, needs.memory_gb, needs.gpu_type) == (2.0, 9.0, "amd")
-    own = worker_needs(load(["--resources.gpu_type", "any", "--resources.worker.gpu_type", "nvidia"]).job)
+    (own,) = load(["--resources.gpu_type", "any", "--resources.worker.gpu_type", "nvidia"]).job.worker_groups
     assert own.gpu_type == "nvidia"
 
 

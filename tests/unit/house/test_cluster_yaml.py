@@ -11,7 +11,7 @@ import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 from hypha_ray.config import Job
-from hypha_ray.market.requirements import NodeResources, needs, shortage, worker_need, workers_to_start
+from hypha_ray.market.requirements import NodeResources, needs, shortage, worker_needs, workers_to_start
 
 ROOT = Path(__file__).parents[3]
 
@@ -46,7 +46,7 @@ def test_cluster_yaml_worker_types_carry_the_labels_that_jobs_ask_for(cluster: d
     assert workers
     for kind in workers.values():
         assert {"gpu_type", "site"} <= kind["labels"].keys()
-        need = worker_need(
+        need, *_ = worker_needs(
             Job.model_validate({"resources": {"worker": {"gpu": 1, "gpu_type": kind["labels"]["gpu_type"]}}})
         )
         assert shortage({need: kind["min_workers"]}, nodes(cluster, "min_workers")) is None
@@ -54,7 +54,7 @@ def test_cluster_yaml_worker_types_carry_the_labels_that_jobs_ask_for(cluster: d
 
 def test_cluster_yaml_holds_the_job_that_it_is_made_for(cluster: dict[str, Any]) -> None:
     job = Job.model_validate(tomllib.loads((ROOT / "jobs/configs/diloco.toml").read_text(encoding="utf-8")))
-    assert shortage(needs(job, job.resources.num_workers), nodes(cluster, "max_workers")) is None
+    assert shortage(needs(job, job.num_workers), nodes(cluster, "max_workers")) is None
     assert workers_to_start(job, nodes(cluster, "min_workers")) >= job.resources.min_workers
 
 

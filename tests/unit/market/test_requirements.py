@@ -16,7 +16,7 @@ from hypha_ray.market.requirements import (
     needs,
     server_need,
     shortage,
-    worker_need,
+    worker_needs,
     workers_to_start,
 )
 
@@ -38,12 +38,12 @@ def test_bundle_nothing_reserved_is_empty() -> None:
 
 
 def test_worker_need_guides_names_count_too() -> None:
-    need = worker_need(job(min_memory_mb=8000, min_gpus=1, gpu_type="nvidia"))
+    need, _ = worker_needs(job(min_memory_mb=8000, min_gpus=1, gpu_type="nvidia"))
     assert need == Need("worker", 1.0, 1.0, 8_000_000_000, "nvidia")
 
 
 def test_needs_one_server_for_each_fragment() -> None:
-    one = Job.model_validate({"sync": {"fragments": 3}})
+    one = Job.model_validate({"sync": {"fragments": 3}, "resources": {"num_workers": 5}})
     assert sorted((need.role, count) for need, count in needs(one, 5).items()) == [("server", 3), ("worker", 5)]
 
 
@@ -52,7 +52,7 @@ def test_needs_one_server_for_each_fragment() -> None:
 )
 def test_worker_need_unusable_value_is_a_config_error(resources: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="CFG003"):
-        worker_need(job(worker=resources))
+        worker_needs(job(worker=resources))
 
 
 def test_shortage_everything_fits_is_none() -> None:
@@ -132,7 +132,7 @@ def test_shortage_other_label_is_refused(labels: dict[str, str], gpu_type: str) 
 
 
 def test_worker_need_any_gpu_takes_every_node() -> None:
-    assert worker_need(job(worker={"gpu": 1.0, "gpu_type": "any"})).gpu_type is None
+    assert worker_needs(job(worker={"gpu": 1.0, "gpu_type": "any"}))[0].gpu_type is None
 
 
 def test_selector_owners_label_before_rays() -> None:

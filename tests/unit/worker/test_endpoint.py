@@ -11,7 +11,7 @@ import pytest
 
 from hypha_ray.config import Job
 from hypha_ray.errors import ConfigError
-from hypha_ray.market.requirements import needs, worker_need
+from hypha_ray.market.requirements import needs, worker_needs
 from hypha_ray.worker.bridged.endpoint import address, check, kept_token, listening, tls
 
 
@@ -23,8 +23,8 @@ def job(tmp_path: Path, *commands: str, **bridge: Any) -> Job:
 
 def test_places_that_wait_have_ports_one_after_the_other(tmp_path: Path) -> None:
     one = job(tmp_path, "", "python x.py", " ", listen="127.0.0.1:6000")
-    assert [one.bridges(worker) for worker in range(4)] == [False, True, True, True]
-    assert [one.awaits(worker) for worker in range(4)] == [False, True, False, True]
+    assert [one.group_of(worker).bridged for worker in range(4)] == [False, True, True, True]
+    assert [one.group_of(worker).dials_in for worker in range(4)] == [False, True, False, True]
     assert address(one, 1) == "127.0.0.1:6000" and address(one, 3) == "127.0.0.1:6001"
     free = job(tmp_path, "", "", listen="[::1]:0")
     assert address(free, 2) == address(free, 3) == "[::1]:0"
@@ -32,7 +32,7 @@ def test_places_that_wait_have_ports_one_after_the_other(tmp_path: Path) -> None
 
 def test_place_that_waits_needs_nothing_of_the_cluster(tmp_path: Path) -> None:
     one = job(tmp_path, "")
-    assert worker_need(one, 3).bundle() == {} and worker_need(one, 2).bundle() == {"CPU": 1.0}
+    assert worker_needs(one)[3].bundle() == {} and worker_needs(one)[2].bundle() == {"CPU": 1.0}
     assert {need.cpu: count for need, count in needs(one, 4).items() if need.role == "worker"} == {1.0: 3, 0.0: 1}
 
 
