@@ -10,27 +10,20 @@ loss that depends on how samples are batched.
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import chain
 from typing import Any
 
 import torch
 
 from hypha_ray.errors import ConfigError, HyphaError
-from hypha_ray.heavy_imports import uncollected
+from hypha_ray.model.copy_check import Build, check_on_copy, unusable
 from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
 from hypha_ray.model.losses import Losses, compute_losses, forward, loss_of, token_cross_entropy
-from hypha_ray.model.small_copies import small_copies
 from hypha_ray.model.tasks.task import Task
 from hypha_ray.types import Samples
 
-BUDGET = 500_000_000
-"""Number of parameters of the largest copy that is built."""
-SMALL = 3_000_000
-"""Number of parameters up to which a model is checked itself, not a smaller copy."""
 SAMPLES = 3
 """Number of samples in the check."""
 TOKENS = 32
@@ -41,8 +34,6 @@ _ADDITIVE = 2e-4
 """Largest relative difference of a batch's loss and the sum over samples, whose logits differ by rounding."""
 _LEAK = 1e-4
 """Largest change of logits before a changed token, relative to the change after it."""
-
-Build = Callable[[Any], Any]
 
 
 def check_loss_on_copy(task: Task, samples: Samples, config: Any, build: Build, parameters: int) -> bool:
@@ -62,19 +53,7 @@ def check_loss_on_copy(task: Task, samples: Samples, config: Any, build: Build, 
         ConfigError: the model can't be run on the samples, or has no loss, or not the task's.
 
     """
-    copies = iter(()) if parameters <= SMALL else small_copies(config)
-    for copy in chain(copies, [config] if parameters <= BUDGET else []):
-        with _silent():
-            try:
-                _check(task, _build(copy, build), samples)
-            except HyphaError:
-                raise
-            except Exception as error:  # The next copy is more like the model itself.
-                if copy is config:
-                    raise _unusable(error) from error
-            else:
-                return True
-    return False
+    return check_on_copy(lambda network: _check(task, network, samples), config, build, parameters)
 
 
 def check_loss_of(task: Task, network: Any, samples: Samples) -> None:
@@ -89,7 +68,7 @@ def check_loss_of(task: Task, network: Any, samples: Samples) -> None:
     except HyphaError:
         raise
     except Exception as error:  # Models raise anything.
-        raise _unusable(error) from error
+        raise unusable(error) from error
 
 
 def _check(task: Task, network: Any, samples: Samples) -> None:
@@ -221,22 +200,6 @@ def _own_loss(task: Task, network: Any, inputs: dict[str, Any]) -> float | None:
         return None
 
 
-def _build(config: Any, build: Build) -> Any:
-    """Build a model with random weights only: the zeros that some families begin with would hide every difference."""
-    with torch.device("meta"):
-        size = sum(parameter.numel() for parameter in build(config).parameters())
-    if size > BUDGET:
-        raise ValueError(f"{size} parameters")
-    with torch.random.fork_rng(devices=[]), uncollected():
-        torch.manual_seed(0)
-        network = build(config).float().eval()
-        with torch.no_grad():
-            for parameter in network.parameters():
-                if parameter.ndim > 1:
-                    parameter.add_(torch.randn_like(parameter), alpha=parameter[0].numel() ** -0.5)
-    return network
-
-
 def _another(row: torch.Tensor, place: int, vocabulary: int) -> int:
     """Return another token for a place, from the same sample if it has one."""
     others = [token for token in row.tolist() if token >= 0 and token != row[place]]
@@ -247,18 +210,6 @@ def _close(one: float, other: float, tolerance: float = _CLOSE) -> bool:
     if not (math.isfinite(one) and math.isfinite(other)):
         return True  # A sample that overflows and a diverged model tell nothing about the loss.
     return abs(one - other) <= tolerance * max(abs(one), abs(other)) + 1e-6
-
-
-@contextmanager
-def _silent() -> Iterator[None]:
-    """Silence transformers' remarks about a copy that the user never asked for."""
-    logger = logging.getLogger("transformers")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 @contextmanager
@@ -279,15 +230,4 @@ def _wrong_loss(network: Any, task: Task, got: str) -> ConfigError:
         got,
         "one value, however samples are batched",
         "choose another model or model.type",
-    )
-
-
-def _unusable(failure: Exception) -> ConfigError:
-    """Return the error for a model that fails on the dataset's samples."""
-    line = f"{type(failure).__name__}: {' '.join(str(failure).split())}"[:300]
-    return ConfigError(
-        "MODEL017",
-        "the model can't be run on samples of the dataset",
-        line,
-        fix="choose another model or model.type, or prepare the dataset for this one",
     )

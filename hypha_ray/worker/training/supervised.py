@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -13,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from hypha_ray.config import Job
+from hypha_ray.model.environment import device_of, seed_all
 from hypha_ray.model.evaluation import EvaluationSums, evaluate, tensors_of
 from hypha_ray.model.loading.build import random_model, task_of
 from hypha_ray.model.loading.preprocess import load_special_tokens
@@ -40,7 +40,7 @@ class SupervisedTrainer:
     def __init__(self, job: Job, specials: SpecialTokens | None = None) -> None:
         self._accumulation = job.rounds.accumulation
         self._leaves_out = job.dataset.allow_quarantine
-        self.device = torch.device(_device(job.worker.device))
+        self.device = device_of(job.worker.device)
         require_trainable(find_task(job.model.type))
         self.model = build_trained(job).to(self.device).train()
         self.optimizer = build_optimizer(self.model, job.inner_optimizer, inner_steps(job), job.num_workers)
@@ -72,10 +72,7 @@ class SupervisedTrainer:
 
     def seed(self, *entropy: int) -> None:
         """Let all that a model draws depend on these numbers alone from here on: some draw from numpy or Python."""
-        seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
-        torch.manual_seed(seed)
-        np.random.seed(seed)  # the generator that models use
-        random.seed(seed)
+        seed_all(*entropy)
 
     def step(self, batch: Samples) -> Step:
         """Take one inner step; the norm is that of the gradient before clipping.
@@ -188,12 +185,6 @@ class SupervisedTrainer:
         with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None):
             result: Losses = self._losses(inputs)
         return result
-
-
-def _device(wish: str) -> str:
-    if wish == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return wish
 
 
 def _split(batch: Samples, parts: int) -> Iterator[Samples]:
