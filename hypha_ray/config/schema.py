@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, SecretStr
 
-from hypha_ray.config.resources import Bridge, Resources, Worker, WorkerGroup, groups_of
 from hypha_ray.config.strategy import STRATEGIES, StrategyName, StrategyTraits
+from hypha_ray.config.tables.outputs import Checkpoint, Telemetry
+from hypha_ray.config.tables.resources import Bridge, Resources, Worker, WorkerGroup, groups_of
 from hypha_ray.config.value_types import (
     Count,
     Encoding,
@@ -20,7 +21,6 @@ from hypha_ray.config.value_types import (
     Table,
     identifier,
     run_name,
-    target,
 )
 
 
@@ -200,30 +200,6 @@ class Sync(Table):
     def overlaps(self) -> bool:
         """Whether workers have weights of their own that a round's result leaves to them."""
         return self.staggered or self.delay_steps > 0 or self.mixing > 0
-
-
-class Checkpoint(Table):
-    """Which snapshots are written and kept; the commit log is always whole."""
-
-    every_rounds: Count = Field(1, description="rounds between snapshots")
-    keep: Count = Field(2, description="newest snapshots that stay")
-    failures: Count = Field(10, description="rounds in a row that the disk may refuse before the run ends")
-    mirror: str | None = Field(None, description="folder or fsspec URL that a run is copied to")
-    export_dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
-        None, description="what the trained model is saved in; default: as its repository or [model.config] has it"
-    )
-
-
-class Telemetry(Table):
-    """Destinations of metrics."""
-
-    sinks: list[Literal["console", "jsonl", "prometheus", "otel", "aim"]] = Field(
-        ["console", "jsonl", "prometheus"], fail_fast=True, description="metrics.jsonl is always written"
-    )
-    aim_repository: str | None = Field(None, description="local Aim repository; default: the run directory")
-    status_bridge: Annotated[str, AfterValidator(target)] | None = Field(
-        None, description="host:port of a connector that every number is posted to"
-    )
 
 
 class Testing(Table):

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import ray
 
-from hypha_ray.config.schema import Checkpoint, Testing
+from hypha_ray.config.schema import Testing
+from hypha_ray.config.tables.outputs import Checkpoint
 from hypha_ray.errors import CheckpointError
 from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.store.commit_writer import CommitWriter

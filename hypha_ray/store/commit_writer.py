@@ -6,7 +6,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from hypha_ray.config.schema import Checkpoint
+from hypha_ray.config.tables.outputs import Checkpoint
 from hypha_ray.errors import CheckpointError, TryAgainError
 from hypha_ray.failpoints import failpoint
 from hypha_ray.store.commits import CommitLog, Outcome, broken_chain, commit_of

@@ -1,0 +1,1 @@
+"""Tables of a job file by topic; the others are in `schema`."""
