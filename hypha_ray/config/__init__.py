@@ -1,4 +1,4 @@
-"""The job file: what may stand in it, and how files and flags become one job. Free of torch and ray."""
+"""The job file: its schema, and the merge of files and flags into one job. Free of torch and ray."""
 
 from hypha_ray.config.schema import Job
 

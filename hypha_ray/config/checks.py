@@ -15,7 +15,7 @@ from hypha_ray.errors import ConfigError
 
 
 def build(settings: Sequence[Setting]) -> Job:
-    """Make a job of settings, the last of a key counts.
+    """Build a job from settings; the last setting of a key wins.
 
     Raises:
         ConfigError: CFG002 wrong type, CFG003 out of range, CFG011 two keys that exclude each other.
@@ -30,10 +30,10 @@ def build(settings: Sequence[Setting]) -> Job:
 
 
 def require_complete(job: Job) -> None:
-    """Make sure that the job names a model and a dataset; fragments of a job file need not.
+    """Check that the job names a model and a dataset, which a partial job file may lack.
 
     Raises:
-        ConfigError: CFG012, and which keys to give.
+        ConfigError: CFG012, with the missing keys.
 
     """
     if not job.model.repository and job.model.config is None:
@@ -47,7 +47,7 @@ def require_complete(job: Job) -> None:
 
 
 def _explained(error: ValidationError, settings: Sequence[Setting]) -> ConfigError:
-    """The first of pydantic's complaints, in the words of the schema and with its place."""
+    """The first error that pydantic reports, in the terms of the schema, with file and line."""
     first: dict[str, Any] = dict(error.errors(include_url=False)[0])
     kind, value, place = first["type"], first["input"], tuple(map(str, first["loc"]))
     key = next(key for key in keys().values() if key.path == place[: len(key.path)])
@@ -79,6 +79,6 @@ def _agree(job: Job, settings: Sequence[Setting]) -> None:
 
 
 def _place(settings: Sequence[Setting], name: str) -> str:
-    """The key, and where it got its value."""
+    """The key, and the file and line or flag that set it."""
     places = [setting for setting in settings if ".".join(setting.path) == name]
     return places[-1].place if places else name

@@ -1,4 +1,4 @@
-"""Differences between two jobs, and whether both are one training in spite of them."""
+"""Differences between two jobs, and whether they still describe the same training."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _OF_A_TRAINING: tuple[KeyPath, ...] = (
     ("inner_optimizer", "name"),
     ("outer_optimizer", "name"),
 )
-"""Keys without whose values a commit is worth nothing."""
+"""Keys that define the training: with other values, its commits can't be used."""
 _OF_A_COMMAND: tuple[KeyPath, ...] = (("run", "name"), ("run", "dir"), ("testing",))
 """Keys that don't identify a run: its place, and faults of tests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A key that has another value here than in the run that is to go on; None: it is not set."""
+    """A key whose value differs between this job and the run to continue; None means unset."""
 
     path: KeyPath
     here: Any
@@ -40,12 +40,12 @@ class Difference:
 
     @property
     def forks(self) -> bool:
-        """Whether it makes another training of it, which can't go on from the run's commits."""
+        """Whether the difference makes it another training, which can't continue from the run's commits."""
         return any(self.path[: len(path)] == path for path in _OF_A_TRAINING)
 
     @property
     def of_data(self) -> bool:
-        """Whether it says where the dataset is; the same one may be elsewhere."""
+        """Whether the key locates the dataset, which may be the same one in another place."""
         return self.path[:1] == DATA
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Keys that exclude each other, and what to do about it."""
+"""Keys that exclude each other, with the fix for each pair."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypha_ray.config.schema import Job
 
 
 class Conflict(NamedTuple):
-    """Two that exclude each other: keys, or ``key = value`` of what a key is set to."""
+    """Two keys that exclude each other, or settings of the form ``key = value``."""
 
     one: str
     other: str
@@ -18,33 +18,33 @@ class Conflict(NamedTuple):
 
 
 def conflicts(job: Job) -> Iterator[Conflict]:
-    """All that a job has."""
+    """All conflicts in a job."""
     replay = job.run.mode == "replay"
     if job.bridge.commands and replay:
-        fix = "an external trainer can't be repeated to the bit: choose elastic"
+        fix = "an external trainer isn't reproducible bit for bit: choose elastic"
         yield Conflict("bridge.commands", 'run.mode = "replay"', fix)
     strategy, traits = f'sync.strategy = "{job.sync.strategy}"', job.sync.traits
     if traits.sends_gradients and job.sync.fragments > 1:
-        fix = "leave sync.fragments at 1: gradients are clipped by the norm of all"
+        fix = "leave sync.fragments at 1: gradients are clipped by their norm over all fragments"
         yield Conflict("sync.fragments", strategy, fix)
     if not traits.own_weights and job.rounds.warmup_rounds:
         yield Conflict("rounds.warmup_rounds", strategy, "only DiLoCo has long rounds")
     if job.inner_optimizer.k_aware and traits.sends_gradients:
-        fix = "leave it out: gradients are those of all workers already"
+        fix = "leave it out: the gradient is already the mean over all workers"
         yield Conflict("inner_optimizer.k_aware", strategy, fix)
     if job.inner_optimizer.k_aware and job.inner_optimizer.name not in ("adamw", "muon"):
         name = f'inner_optimizer.name = "{job.inner_optimizer.name}"'
         yield Conflict("inner_optimizer.k_aware", name, "choose adamw or muon")
     if job.sync.in_flight > (job.sync.fragments if job.sync.staggered else 1):
         other = f"sync.fragments = {job.sync.fragments}" if job.sync.stagger else "sync.stagger = false"
-        yield Conflict("sync.in_flight", other, "have as many fragments take turns: each is under way once at most")
+        yield Conflict("sync.in_flight", other, "set at least as many fragments, which take turns")
     if job.sync.overlaps:
         yield from _of_overlap(job, replay)
     if not traits.has_barrier:
         yield from _of_asynchrony(job, strategy, replay)
     others = sorted((job.model.config or {}).keys() - LABELS - TOKENS)
     if job.model.repository is not None and (others or job.model.config == {}):
-        fix = "drop model.config to train on, or model.repository to start afresh; labels and special tokens may stay"
+        fix = "drop model.config to fine-tune, or model.repository for random weights; labels and tokens may stay"
         yield Conflict("model.repository", ".".join(["model.config", *others[:1]]), fix)
     yield from _of_labels(job)
 
@@ -55,7 +55,7 @@ def _of_labels(job: Job) -> Iterator[Conflict]:
     for name in ("id2label", "label2id"):
         names = told.get(name)
         if isinstance(names, dict) and told.get("num_labels", len(names)) != len(names):
-            yield Conflict("model.config.num_labels", f"model.config.{name}", "name as many, or leave num_labels out")
+            yield Conflict("model.config.num_labels", f"model.config.{name}", "give as many, or leave num_labels out")
 
 
 def _of_overlap(job: Job, replay: bool) -> Iterator[Conflict]:
@@ -63,21 +63,21 @@ def _of_overlap(job: Job, replay: bool) -> Iterator[Conflict]:
     name = "delay_steps" if job.sync.delay_steps else "mixing" if job.sync.mixing else "fragments"
     way_out = "; or set sync.stagger = false" if name == "fragments" else ""
     others = (
-        ("run.mode", replay, "a worker's own weights aren't saved: choose elastic"),
-        ("sync.strategy", not job.sync.traits.own_weights, "only in DiLoCo do workers have weights of their own"),
-        ("bridge.commands", bool(job.bridge.commands), "an external trainer starts each round from all global weights"),
+        ("run.mode", replay, "workers' own weights aren't saved: choose elastic"),
+        ("sync.strategy", not job.sync.traits.own_weights, "only DiLoCo workers have weights of their own"),
+        ("bridge.commands", bool(job.bridge.commands), "an external trainer starts each round from the global weights"),
     )
     yield from (Conflict(f"sync.{name}", other, why + way_out) for other, excluded, why in others if excluded)
 
 
 def _of_asynchrony(job: Job, strategy: str, replay: bool) -> Iterator[Conflict]:
-    """Conflicts of options that need all workers' deltas or weights at one time."""
+    """Conflicts of options that need the deltas or weights of all workers at the same time."""
     sync, outer = job.sync, job.outer_optimizer.name
     others = (
-        ("run.mode", replay, "the order of arrival can't be repeated: choose elastic"),
-        ("sync.downward_codec", sync.downward_codec != "fp32", "every worker has weights of another time: choose fp32"),
-        ("sync.quorum", sync.quorum is not None, "deltas are merged as they come: leave it out"),
-        ("sync.merge", sync.merge != "mean", "of single deltas there is no median: choose mean"),
+        ("run.mode", replay, "the order of arrival isn't reproducible: choose elastic"),
+        ("sync.downward_codec", sync.downward_codec != "fp32", "workers have different weights: choose fp32"),
+        ("sync.quorum", sync.quorum is not None, "deltas are merged as they arrive: leave it out"),
+        ("sync.merge", sync.merge != "mean", "a single delta has no median: choose mean"),
         ("outer_optimizer.name", outer == "adam", "only momentum can be delayed: choose nesterov or average"),
     )
     yield from (Conflict(name, strategy, fix) for name, wrong, fix in others if wrong)

@@ -1,4 +1,4 @@
-"""Contents of a job file, read off the schema: every table and key, its kind, default and meaning."""
+"""Tables and keys of a job file, read from the schema, with kind, default and meaning."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from hypha_ray.redaction import redacted
 KeyPath: TypeAlias = tuple[str, ...]
 
 FREE: KeyPath = ("model", "config")
-"""The one table whose keys are not ours: they belong to transformers."""
+"""The one table whose keys are defined elsewhere, by transformers."""
 
 LABELS: Final = frozenset({"num_labels", "id2label", "label2id", "problem_type"})
-"""Keys of a model's configuration that say what it classifies into; as keys of ``[model]`` they mean the same."""
+"""Keys of a model's configuration that define its classes; they mean the same as keys of ``[model]``."""
 TOKENS: Final = frozenset(
     f"{token}_token_id" for token in ("bos", "eos", "pad", "sep", "cls", "mask", "unk", "decoder_start")
 )
@@ -46,7 +46,7 @@ _LONGEST = 80
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key of the job file; `types` are what its values may be, `kind` says so in words."""
+    """One key of the job file; `types` are its allowed types, `kind` is their description."""
 
     path: KeyPath
     types: tuple[Any, ...]
@@ -61,17 +61,17 @@ class Key:
 
     @property
     def default_text(self) -> str:
-        """The default as it would stand in a job file; nothing for an absent value."""
+        """The default as a job file would have it; empty for an absent value."""
         return "" if self.default is None else json.dumps(self.default, ensure_ascii=False)
 
     @property
     def secret(self) -> bool:
-        """Whether the value must be shown nowhere."""
+        """Whether the value is secret and never shown."""
         return SecretStr in self.types
 
     @property
     def text(self) -> bool:
-        """Whether a flag's value is taken as it stands."""
+        """Whether a flag's value is taken literally."""
         return any(kind in self.types for kind in (str, Literal, SecretStr, Path))
 
     @property
@@ -81,13 +81,13 @@ class Key:
 
     @property
     def can_be_none(self) -> bool:
-        """Whether the word `none` switches it off."""
+        """Whether the value `none` turns it off."""
         return NoneType in self.types and not self.text
 
 
 @cache
 def tables() -> dict[KeyPath, type[Table]]:
-    """Every table, the job itself under ``()``, in the order of the schema."""
+    """Every table in the order of the schema; the job itself is ``()``."""
     return dict(_tables((), Job))
 
 
@@ -100,7 +100,7 @@ def keys() -> dict[KeyPath, Key]:
 
 
 def nearest(path: Sequence[str]) -> str | None:
-    """The known key that was probably meant: in the same table, else alike as a whole, else of that name anywhere."""
+    """The known key that was probably meant: a similar one in that table, in any table, or one of the same name."""
     table, last = tuple(path[:-1]), path[-1][:_LONGEST]
     labels = [(*FREE[:1], name) for name in sorted(LABELS)]
     known = [candidate for candidate in (*tables(), *keys(), *labels) if candidate]
@@ -113,18 +113,18 @@ def nearest(path: Sequence[str]) -> str | None:
 
 
 def dotted(path: Sequence[str]) -> str:
-    """A key as text for a message: on one line, and never long."""
+    """A key as text for a message: one short line."""
     name = ".".join(part if re.fullmatch(r"[\w-]+", part) else repr(part) for part in path)
     return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
 
 
 def shown(value: object) -> str:
-    """A value as text for a message: on one line, never long, and without anything that looks like a token."""
+    """A value as text for a message: one short line, without anything that looks like a token."""
     if isinstance(value, dict):
         return "a table"
     text = str(value).lower() if isinstance(value, bool) else repr(value)
     text = re.sub(r"hf_\w+", "hf_***", redacted(text))
-    text = re.sub(r"^(['\"][^\s/:@]*):\S+@", r"\1:***@", text)  # An address with a password, though no URL.
+    text = re.sub(r"^(['\"][^\s/:@]*):\S+@", r"\1:***@", text)  # An address with a password, but without a scheme.
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
@@ -136,7 +136,7 @@ def _tables(path: KeyPath, table: type[Table]) -> Iterator[tuple[KeyPath, type[T
 
 
 def key_of(path: KeyPath, field: FieldInfo) -> Key:
-    """A field of a table, or of the options of a job, as a key."""
+    """The key of a field, which is one of a table or of a job's options."""
     kind = _kind(field.annotation, field.metadata)
     types = tuple(_types(field.annotation))
     if NoneType in types and field.default is not None:

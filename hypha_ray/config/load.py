@@ -2,8 +2,8 @@
 
     [@ FILE.toml …] [--section.key VALUE …] [--dry-run] [--resume [NAME | DIR | URL]] [--help]
 
-Files and flags become one list of settings, each of which knows where it stands; the last one of a key wins. A run
-that is named after ``--resume`` comes before all of them, with the job file that it keeps.
+Files and flags become one list of settings, each with its place; the last one of a key wins. The job file of a run
+named after ``--resume`` comes before all of them.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ __all__ = [
 ]
 
 CONFIG = "config.toml"
-"""The job file that a run keeps in its directory."""
+"""Name of the job file in a run's directory."""
 
 _NAME, _DIR, _MIRROR = ("run", "name"), ("run", "dir"), ("checkpoint", "mirror")
 
 FindRun: TypeAlias = Callable[[str, str | None, str | None], Path]
-"""Finds a run's directory by what stands behind ``--resume``, and by `run.name` and `run.dir` where they are set."""
+"""Finds a run's directory from the value of ``--resume``, and from `run.name` and `run.dir` if they are set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Job that a command line asks for; `notes` are for the user.
+    """The job of a command line; `notes` are shown to the user.
 
-    With `resume` the run that `run.name` and `run.dir` name has to be there, and goes on even if the job has changed.
+    With `resume`, the run named by `run.name` and `run.dir` has to exist, and continues even if the job has changed.
     """
 
     job: Job
@@ -65,10 +65,10 @@ def load(arguments: Sequence[str], find_run: FindRun | None = None) -> Loaded:
 
     Args:
         arguments: the command line.
-        find_run: finds the run that is named after ``--resume``; None: no run can be named there.
+        find_run: finds the run named after ``--resume``; None: ``--resume`` takes no name.
 
     Raises:
-        ConfigError: with the file and line, or the flag, that has to be mended.
+        ConfigError: with the file and line, or the flag, to correct.
         HyphaError: whatever `find_run` raises.
 
     """
@@ -84,7 +84,7 @@ def load(arguments: Sequence[str], find_run: FindRun | None = None) -> Loaded:
 
 
 def parse(arguments: Sequence[str], doc: str | None, find_run: FindRun) -> Loaded:
-    """`load`, or with ``--help`` print a job script's doc and every key, and exit with 0.
+    """Load a job as `load` does; ``--help`` prints a job script's docstring and every key, and exits with 0.
 
     Raises:
         HyphaError: as `load` does.
@@ -98,9 +98,9 @@ def parse(arguments: Sequence[str], doc: str | None, find_run: FindRun) -> Loade
 
 
 def resolved(job: Job) -> dict[str, Any]:
-    """The job as nested tables of a job file that loads to an equal job, but for the secrets.
+    """The job as nested tables of a job file, which loads to an equal job except for secrets.
 
-    Those are left out, and hidden where they are part of a URL: `require_secrets` finds what is missing then.
+    Secrets are left out, and masked in URLs; `require_secrets` finds the missing ones.
     """
     tree: dict[str, Any] = {}
     for key in keys().values():
@@ -113,30 +113,30 @@ def resolved(job: Job) -> dict[str, Any]:
 
 
 def resolved_toml(job: Job) -> str:
-    """`resolved` as text."""
+    """The resolved job as TOML text."""
     return tomli_w.dumps(resolved(job))
 
 
 def require_secrets(job: Job) -> None:
-    """Make sure that no URL has lost its secret: a run keeps none, and may have been resumed by its name alone.
+    """Check that no URL lacks its secret: a run stores none, and may have been resumed by its name alone.
 
     Raises:
-        ConfigError: CFG104, and where the secret may come from.
+        ConfigError: CFG104, with the places where the secret may be given.
 
     """
     for key in keys().values():
         value = reduce(getattr, key.path, job)
         if is_redacted(str(value)):
-            what = f"{key.name} needs the secret of its URL again, which the run keeps nowhere"
+            what = f"{key.name} needs the secret of its URL again, which the run doesn't store"
             fix = (
-                f"give {key.name} with it in a job file of mode 0600; or without it, and set it where fsspec reads it, "
-                "in FSSPEC_<PROTOCOL>_PASSWORD or ~/.config/fsspec"
+                f"give {key.name} with it in a job file of mode 0600; or leave the secret out and set it where fsspec "
+                "reads it, in FSSPEC_<PROTOCOL>_PASSWORD or ~/.config/fsspec"
             )
             raise ConfigError("CFG104", what, got=shown(value), fix=fix)
 
 
 def _over_the_run(resume: str, settings: list[Setting], find_run: FindRun | None) -> list[Setting]:
-    """Lay settings over the job file of the run that is named, and say where that is."""
+    """Put the settings of a resumed run's job file, and its name and directory, before those given here."""
     if find_run is None:
         raise ConfigError("CFG015", "--resume takes no value here", fix="leave it out")
     given = {setting.path: setting.value for setting in settings if isinstance(setting.value, str)}
@@ -152,7 +152,7 @@ def _over_the_run(resume: str, settings: list[Setting], find_run: FindRun | None
 
 
 def _with_secret(setting: Setting, resume: str) -> Setting:
-    """The run's own setting; its mirror has the secret again of the URL that the run was fetched from."""
+    """A setting of the run itself; a mirror gets back its secret from the URL that the run was fetched from."""
     mirror = resume.rstrip("/").rpartition("/")[0]
     same = setting.path == _MIRROR and setting.value == redacted(mirror)
     return replace(setting, value=mirror) if same else setting
@@ -170,11 +170,11 @@ def _notes(settings: Sequence[Setting]) -> Iterator[str]:
         if setting.path in IGNORED:
             yield f"{setting.where}: {dotted(name)} is ignored: {IGNORED[setting.path]}"
         elif key and key.secret and document:
-            advice = "it is written nowhere" if document.private else "chmod 600 the file, or set HF_TOKEN"
+            advice = "it isn't stored" if document.private else "chmod 600 the file, or set HF_TOKEN"
             yield f"CFG101: {setting.where}: {key.name} is a secret in a file: {advice}"
         elif redacted_tree(setting.value) != setting.value:
             safe = document is not None and document.private
-            advice = "it is written nowhere" if safe else "others can read it; a job file of mode 0600 keeps it"
+            advice = "it isn't stored" if safe else "others can read it; put it into a job file of mode 0600"
             yield f"CFG101: {setting.place} has a secret in a URL: {advice}"
         elif key and key.path != name and name not in GUIDE_NAMES and document:
             yield f"{setting.where}: {dotted(name)} is read as {key.name}"

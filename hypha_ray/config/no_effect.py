@@ -1,4 +1,4 @@
-"""Keys without effect beside what others are set to: harmless, but hardly what was meant."""
+"""Keys that have no effect because of other settings: harmless, but probably a mistake."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from functools import reduce
 from hypha_ray.config.keys import KeyPath, keys, shown
 from hypha_ray.config.schema import Job
 
-NO_MARKET = "yet: machines of a Ray cluster ask no price"
+NO_MARKET = "yet: machines of a Ray cluster have no prices"
 _PRICES = ("worker_price", "parameter_server_price")
 
 
 def idle(job: Job) -> dict[KeyPath, str]:
-    """The keys that have another value than their default and no effect, each with the reason."""
+    """The keys that aren't at their default but have no effect, each with the reason."""
     found = {tuple(name.split(".")): beside for beside, names in _idle(job) for name in names.split()}
     reasons = {path: f"beside {_shown(job, beside)}" for path, beside in found.items()}
     reasons |= {("resources", price, name): NO_MARKET for price in _PRICES for name in ("bid", "max")}
@@ -21,7 +21,7 @@ def idle(job: Job) -> dict[KeyPath, str]:
 
 
 def _idle(job: Job) -> Iterator[tuple[str, str]]:
-    """Pairs of a key, and names of those that have no effect beside its value."""
+    """Pairs of a key and the names of the keys that have no effect beside its value."""
     yield from _of_sync(job)
     yield from _of_optimizers(job)
     if not any(group.dials_in for group in job.worker_groups):

@@ -1,6 +1,6 @@
 """The tables of a job file, as pydantic models.
 
-Every field says what it is: `--help` is made from here.
+Every field has a description, from which `--help` is generated.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class Run(Table):
     )
     dir: str | None = Field(None, description="folder of all runs; default: $HYPHA_RAY_HOME or ~/hypha_ray")
     seed: int = Field(0, ge=0, description="seed of initial weights, data order and dropout")
-    mode: Literal["elastic", "replay"] = Field("elastic", description="replay: equal batches and bit-exact repetition")
+    mode: Literal["elastic", "replay"] = Field(
+        "elastic", description="replay: equal batches for all workers and bit-exact repetition"
+    )
 
 
 class Model(Table):
@@ -44,12 +46,10 @@ class Model(Table):
     token: SecretStr | None = Field(None, description="hub token; better: the HF_TOKEN environment variable")
     config: dict[str, Any] | None = Field(
         None,
-        description="transformers configuration, with model_type, for random weights; "
-        "beside a repository only labels of a new head, and special tokens",
+        description="transformers configuration, with model_type, to start from random weights; "
+        "with a repository, only labels of a new head and special tokens",
     )
-    trust_remote_code: bool = Field(
-        False, description="run code of the repository, where the node's owner allows it too"
-    )
+    trust_remote_code: bool = Field(False, description="run code of the repository, if the node's owner allows it too")
     input_names: list[str] | None = Field(
         None, fail_fast=True, description="slice tensors passed to the model; default: by type"
     )
@@ -58,7 +58,7 @@ class Model(Table):
 class Preprocessor(Table):
     """The tokenizer or image processor that is saved beside the trained model."""
 
-    repository: str | None = Field(None, description="hub id or local folder; default: the one of the dataset")
+    repository: str | None = Field(None, description="hub id or local folder; default: the dataset's")
     revision: str | None = Field(None, description="branch, tag or commit of the repository")
 
 
@@ -70,7 +70,7 @@ class Dataset(Table):
     shards: Count = Field(1, description="data shard actors that serve it")
     allow_quarantine: bool = Field(
         False,
-        description="go on without damaged slices, instead of ending; leave out bad samples, not their batches",
+        description="train on without damaged slices instead of ending; leave out bad samples, not their batches",
     )
 
 
@@ -78,13 +78,13 @@ class Rounds(Table):
     """Amount of work, and its division into rounds and batches."""
 
     update_rounds: Count = Field(100, description="outer rounds")
-    samples_between_updates: Count = Field(1200, description="samples over all workers in a round")
-    max_batch_size: Count = Field(32, description="samples in one inner step of one worker")
-    accumulation: Count = Field(1, description="micro-batches that a batch is computed in, to save memory")
+    samples_between_updates: Count = Field(1200, description="samples of a round, over all workers")
+    max_batch_size: Count = Field(32, description="samples of one inner step of one worker")
+    accumulation: Count = Field(1, description="micro-batches that a batch is split into, to save memory")
     warmup_rounds: int = Field(
         0,
         ge=0,
-        description="first rounds that are synchronous steps: a batch of each worker, averaged plainly",
+        description="first rounds that are synchronous steps: one batch of each worker, with plain averaging",
     )
     evaluate_every: int = Field(1, ge=0, description="rounds between evaluations; 0: only after the last")
 
@@ -97,22 +97,20 @@ class InnerOptimizer(Table):
     )
     learning_rate: Positive = Field(1e-3, description="peak learning rate of AdamW and SGD")
     muon_learning_rate: Positive = Field(2e-2, description="peak learning rate of the 2-D weights under muon")
-    betas: tuple[Fraction, Fraction] = Field((0.9, 0.95), strict=False, description="decay of AdamW's averages")
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.95), strict=False, description="decay of AdamW's running averages")
     epsilon: Positive = Field(1e-8, description="AdamW's epsilon")
     k_aware: bool = Field(
-        False, description="AdamW: steps as long as on the mean gradient of all workers, whose noise is less"
+        False, description="AdamW: steps as long as those on the mean gradient of all workers, which has less noise"
     )
     momentum: Fraction = Field(0.0, description="momentum of sgd; Muon's is 0.95")
-    weight_decay: NotNegative = Field(0.1, description="weight decay, decoupled but for sgd")
+    weight_decay: NotNegative = Field(0.1, description="weight decay, decoupled except for sgd")
     schedule: Literal["constant", "linear", "linear-with-warmup", "cosine-with-warmup", "wsd"] = Field(
         "constant", description="learning rate over inner steps"
     )
     warmup_steps: int = Field(0, ge=0, description="inner steps of linear warm-up")
     total_steps: Count | None = Field(None, description="inner steps of the schedule; default: as planned")
-    decay_steps: Count | None = Field(None, description="inner steps of wsd's decay; default: a fifth of all")
-    min_lr_rate: Fraction = Field(
-        0.0, description="part of the peak rate at which schedules end, but for constant ones"
-    )
+    decay_steps: Count | None = Field(None, description="inner steps of wsd's decay; default: a fifth of total_steps")
+    min_lr_rate: Fraction = Field(0.0, description="fraction of the peak rate at which schedules end, except constant")
     clip_norm: Positive | None = Field(1.0, description="gradient norm above which gradients are scaled down")
 
 
@@ -122,13 +120,13 @@ class OuterOptimizer(Table):
     name: Literal["nesterov", "average", "adam"] = Field(
         "nesterov", description="average: the workers' mean itself, which is nesterov with η = 1 and μ = 0"
     )
-    learning_rate: Positive = Field(0.7, description="η in θ ← θ + η(μv + Δ̄); of adam far less, such as 1e-3")
+    learning_rate: Positive = Field(0.7, description="η in θ ← θ + η(μv + Δ̄); for adam far smaller, such as 1e-3")
     momentum: Fraction = Field(0.9, description="μ in v ← μv + Δ̄")
-    betas: tuple[Fraction, Fraction] = Field((0.9, 0.99), strict=False, description="decay of adam's averages")
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.99), strict=False, description="decay of adam's running averages")
     epsilon: Positive = Field(1e-8, description="adam's epsilon")
     schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="learning rate over the rounds")
     final_learning_rate: NotNegative | None = Field(
-        None, description="η of the last round, unless it is constant; default: a seventh of learning_rate"
+        None, description="η of the last round, unless the schedule is constant; default: a seventh of learning_rate"
     )
 
 
@@ -139,51 +137,55 @@ class Sync(Table):
         "diloco",
         description="async: no barrier; sync: a round is a step of inner_optimizer on the mean of all gradients",
     )
-    fragments: Count = Field(1, description="parts of the parameters with a server each")
+    fragments: Count = Field(1, description="parts of the parameters, with one server each")
     partition: Literal["contiguous", "strided"] = Field(
-        "contiguous", description="what a fragment has: a run of tensors, or layers ℓ with the same ℓ mod fragments"
+        "contiguous",
+        description="contents of a fragment: consecutive tensors, or layers ℓ with the same ℓ mod fragments",
     )
-    stagger: bool = Field(True, description="diloco: a round exchanges one fragment, in turn; false: all of them")
-    delay_steps: int = Field(0, ge=0, description="inner steps that a worker goes on with before it merges the result")
+    stagger: bool = Field(True, description="diloco: each round exchanges one fragment, in turn; false: all fragments")
+    delay_steps: int = Field(0, ge=0, description="inner steps that a worker takes on before it merges the result")
     in_flight: Count = Field(
-        1, description="exchanges under way at once: a result is merged so many rounds later, after delay_steps"
+        1, description="exchanges in flight at once: a result is merged this many rounds later, after delay_steps"
     )
     mixing: Annotated[float, Field(ge=0, le=1)] = Field(
-        0.0, description="part of its own weights that a worker keeps when it merges the result"
+        0.0, description="fraction of its own weights that a worker keeps when it merges the result"
     )
-    codec: Encoding = Field("fp32", description="what deltas and gradients are encoded as; see docs/communication.md")
+    codec: Encoding = Field("fp32", description="encoding of deltas and gradients; see docs/communication.md")
     downward_codec: Encoding = Field(
-        "fp32", description="what new weights are encoded as, for workers that have the old ones"
+        "fp32", description="encoding of new weights, for workers that have the previous version"
     )
     error_feedback: Annotated[float, Field(ge=0, le=1)] = Field(
-        1.0, description="part of what a codec has left out that is added in the next round; 0: none"
+        1.0, description="fraction of a codec's residual that is added in the next round; 0: none"
     )
-    dynamic_local_steps: bool = Field(True, description="batches by each worker's speed; false: equally many for all")
+    dynamic_local_steps: bool = Field(
+        True, description="number of batches by each worker's speed; false: the same for all"
+    )
     delayed_nesterov: bool = Field(
-        True, description="async: outer momentum steps once a round; false: with every delta"
+        True, description="async: outer momentum takes one step per round; false: one per delta"
     )
-    period: Count | None = Field(None, description="async: deltas that make a round; default: resources.num_workers")
+    period: Count | None = Field(None, description="async: deltas per round; default: resources.num_workers")
     arrival_grace_s: NotNegative | None = Field(
-        None, description="async: how long a delta waits for others; default: a batch of the slowest, if dynamic"
+        None, description="async: seconds that a delta waits for others; default: a batch of the slowest, if dynamic"
     )
-    max_staleness: int | None = Field(None, ge=0, description="async: most deltas merged meanwhile; default: 10 rounds")
+    max_staleness: int | None = Field(
+        None, ge=0, description="async: most deltas merged since a delta's base weights; default: 10 rounds"
+    )
     quorum: Count | None = Field(None, description="deltas that close a round after grace_s; default: all")
-    grace_s: NotNegative = Field(30.0, description="longest wait for the other deltas once the quorum is in")
+    grace_s: NotNegative = Field(30.0, description="longest wait for the other deltas after the quorum")
     weighting: Literal["samples", "uniform"] = Field("samples", description="weight of a worker's delta in the mean")
     merge: Literal["mean", "trimmed_mean", "median"] = Field(
-        "mean", description="what deltas are merged by; trimmed_mean and median bear poisoned ones, and weigh all alike"
+        "mean",
+        description="merge of deltas; trimmed_mean and median tolerate poisoned deltas and give all the same weight",
     )
     trim: Annotated[float, Field(gt=0, lt=0.5)] = Field(
-        0.125, description="part of the values that trimmed_mean drops at each end, of every coordinate"
+        0.125, description="fraction of the values that trimmed_mean drops at each end, for every coordinate"
     )
-    norm_gate: Positive = Field(
-        10.0, description="a delta whose norm is more than so many times the median is rejected"
-    )
+    norm_gate: Positive = Field(10.0, description="multiple of the median norm above which a delta is rejected")
     clip: Positive | None = Field(
-        None, description="a delta whose norm is more than so many times the median is scaled down to that"
+        None, description="multiple of the median norm down to which larger deltas are scaled"
     )
     strikes: Count = Field(
-        3, description="deltas rejected for their content, less those accepted since, that exclude a worker"
+        3, description="deltas rejected for their content, minus those accepted since, after which a worker is excluded"
     )
 
     @property
@@ -198,7 +200,7 @@ class Sync(Table):
 
     @property
     def overlaps(self) -> bool:
-        """Whether workers have weights of their own that a round's result leaves to them."""
+        """Whether workers keep weights of their own when they merge a round's result."""
         return self.staggered or self.delay_steps > 0 or self.mixing > 0
 
 
@@ -208,16 +210,16 @@ class Testing(Table):
     slowdown: list[Annotated[float, Field(ge=1, allow_inf_nan=False)]] = Field(
         [], fail_fast=True, description="factor by which worker i's batches take longer"
     )
-    batch_s: Positive | None = Field(None, description="seconds that every batch takes at least")
+    batch_s: Positive | None = Field(None, description="least seconds of every batch")
     batch_times_s: list[Positive] = Field(
-        [], fail_fast=True, description="the same for worker i's batches; of workers that are not named, batch_s"
+        [], fail_fast=True, description="least seconds of worker i's batches; for workers not listed, batch_s"
     )
     failpoints: list[str] = Field([], fail_fast=True, description="NAME[:KEY]=ACTION@HITS, see hypha_ray/failpoints.py")
-    failpoint_log: str | None = Field(None, description="file that hits are counted in, over all processes")
+    failpoint_log: str | None = Field(None, description="file that counts the hits of all processes")
 
 
 REPORTS_PER_S = 500
-"""Reports per second, of all workers together, that the scheduler is sent at most."""
+"""Most reports per second that all workers together send to the scheduler."""
 
 
 class Job(Table):
@@ -269,5 +271,5 @@ class Job(Table):
 
     @property
     def lease_s(self) -> float:
-        """Seconds of silence after which a worker is taken for dead; at least those of three reports."""
+        """Seconds of silence after which a worker counts as dead; at least three report intervals."""
         return max(self.worker.lease_s, 3 * self.num_workers / REPORTS_PER_S)

@@ -1,4 +1,4 @@
-"""Strategies of `sync.strategy`, each with the properties that tell it from the others. A new one is an entry here."""
+"""Strategies of `sync.strategy` and the properties that distinguish them; a new strategy is an entry here."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class StrategyTraits:
     """Properties of a strategy that other parts of a run depend on."""
 
     has_barrier: bool
-    """Whether a round waits for its workers' results; otherwise each is merged as it comes."""
+    """Whether a round waits for its workers' results; otherwise each result is merged as it arrives."""
     sends_gradients: bool
-    """Whether a round is one step on a mean of gradients; otherwise workers take inner steps and send deltas."""
+    """Whether a round is one step on the mean gradient; otherwise workers take inner steps and send deltas."""
     own_weights: bool
     """Whether a worker may have weights that differ from the global ones when a round begins."""
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 def run_name(text: str) -> str:
     """Check the name of a run."""
     if not re.fullmatch(r"\w[\w.-]{0,99}", text):
-        raise ValueError("up to 100 letters, digits and . _ -, a letter or digit first")
+        raise ValueError("up to 100 letters, digits, dots, underscores or hyphens, with a letter or digit first")
     return text
 
 
@@ -30,7 +30,7 @@ def address(text: str) -> str:
 
 
 def target(text: str) -> str:
-    """Check an address that is connected to: it has a port, and no name or password before the host."""
+    """Check an address to connect to: it has a port, and no name or password before the host."""
     if "@" in address(text) or not 1 <= int(text.rpartition(":")[2]) <= 65535:
         raise ValueError("host:port, with a port from 1 to 65535")
     return text

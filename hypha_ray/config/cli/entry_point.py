@@ -1,4 +1,4 @@
-"""The error boundary of every job script: one line and an exit code for what a user can mend, a traceback for bugs."""
+"""The error boundary of every job script: one line and an exit code for user errors, a traceback for bugs."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ INTERRUPTED = 130
 def run(main: Callable[[], None]) -> None:
     """Run a job script's `main`.
 
-    An error of a Ray task has both its own class and Ray's, and a traceback as its text. The user is shown its
-    `cause`, the error that the task raised.
+    An error from a Ray task has both its own class and Ray's, and a traceback as its text. The user sees its `cause`,
+    the error that the task raised.
 
     Raises:
-        SystemExit: with the error's exit code after a HyphaError, with 130 after Ctrl-C.
+        SystemExit: with the error's exit code after a HyphaError, or with 130 after Ctrl-C.
 
     """
     endure()
     try:
         main()
         if reason := unwritten():
-            fix = "make room, or send it elsewhere"
+            fix = "free some space, or redirect the output"
             raise DataError("OUT001", "the job is done, but standard output can't be written", reason, fix=fix)
     except HyphaError as error:
         cause: HyphaError = getattr(error, "cause", error)

@@ -8,11 +8,11 @@ from hypha_ray.config.keys import Key, keys, tables
 
 _ARGUMENTS = """\
 arguments:
-  @ FILE.toml             a job file; of several, later ones win over earlier ones
-  --section.key VALUE     one key of the job file; wins over all files
-  --dry-run               print the resolved job file, hold it against the cluster, and end
-  --resume                go on with the run that run.name names, even if the job has changed
-  --resume NAME|DIR|URL   go on with that run, by its own job file; files and keys given here are laid over it
+  @ FILE.toml             a job file; later files override earlier ones
+  --section.key VALUE     one key of the job file; overrides all files
+  --dry-run               print the resolved job file, check it against the cluster, and exit
+  --resume                continue the run named run.name, even if the job has changed
+  --resume NAME|DIR|URL   continue that run with its own job file; files and keys given here override it
   --help                  this text
 
 Keys, with their defaults:
@@ -21,7 +21,7 @@ _BEGIN, _END = "<!-- keys: made by hypha_ray.config.cli.help -->", "<!-- end of 
 
 
 def help_text(doc: str) -> str:
-    """Text of ``--help``: a job script's doc, its arguments, and one line for each key."""
+    """Text of ``--help``: a job script's docstring, its arguments, and one line for each key."""
     parts = [doc.strip(), "", _ARGUMENTS.rstrip()]
     for path, table in tables().items():
         lines = [_line(key) for key in keys().values() if key.path[:-1] == path]
@@ -31,7 +31,7 @@ def help_text(doc: str) -> str:
 
 
 def keys_markdown() -> str:
-    """The same as markdown: a heading and a table for each table of the job file."""
+    """All keys as markdown: a heading and a table for each table of the job file."""
     parts = []
     for path, table in tables().items():
         rows = [_row(key) for key in keys().values() if key.path[:-1] == path]
@@ -42,7 +42,7 @@ def keys_markdown() -> str:
 
 
 def renewed(document: str) -> str:
-    """A markdown document with its list of keys made anew; the list stands between two comments."""
+    """A markdown document with its list of keys regenerated between the two comments that mark it."""
     block = f"{_BEGIN}\n\n{keys_markdown()}\n\n{_END}"
     return re.sub(f"{re.escape(_BEGIN)}.*{re.escape(_END)}", lambda _: block, document, flags=re.DOTALL)
 

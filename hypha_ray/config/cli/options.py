@@ -2,7 +2,7 @@
 
     [--key VALUE | --key=VALUE …] [--switch] [--help]
 
-A job's options are a dataclass. Its fields' types and defaults, and the text below each, are all that is needed.
+A job's options are a dataclass. Flags and help come from its fields' types, defaults and docstrings.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T", bound="DataclassInstance")
 
 
 def parse_options(kind: type[T], doc: str | None, arguments: Sequence[str]) -> T:
-    """Make a job's options of its command line, or with ``-h`` or ``--help`` print what there is and exit with 0.
+    """Parse a job's command line into its options; ``-h`` or ``--help`` prints all options and exits with 0.
 
     Args:
         kind: the dataclass.
@@ -39,8 +39,8 @@ def parse_options(kind: type[T], doc: str | None, arguments: Sequence[str]) -> T
         arguments: the command line, without the script.
 
     Raises:
-        ConfigError: CFG001 unknown flag, CFG002 wrong type, CFG003 none of the allowed values, CFG012 a missing flag,
-            CFG015 what can't be understood.
+        ConfigError: CFG001 unknown flag, CFG002 wrong type, CFG003 none of the allowed values, CFG012 missing flag,
+            CFG015 stray argument or missing value.
         SystemExit: after the help.
 
     """
@@ -58,7 +58,7 @@ def parse_options(kind: type[T], doc: str | None, arguments: Sequence[str]) -> T
 
 
 def _given(arguments: Sequence[str], known: Mapping[str, Key]) -> dict[str, tuple[Key, str]]:
-    """The flags of a command line with what stands behind each; of a flag that is given twice, the last one."""
+    """The flags of a command line and their values; a flag given twice has its last value."""
     found: dict[str, tuple[Key, str]] = {}
     rest = deque(arguments)
     while rest:
@@ -116,7 +116,7 @@ def _key(field: Field[Any], annotation: Any, meaning: str) -> Key:
 
 
 def _meanings(kind: type) -> dict[str, str]:
-    """The text below each field, which Python keeps in the source alone."""
+    """The docstring of each field, which Python keeps only in the source."""
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(body, ast.ClassDef)
     found = {}

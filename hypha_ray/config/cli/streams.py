@@ -1,7 +1,7 @@
-"""Standard streams that don't end a job.
+"""Standard streams that can't make a job fail.
 
-A job may run for days and print its result at the end. ``| head -1``, a closed stream or an ASCII locale must not turn
-that into a failure: text without a reader is dropped, and a character that the encoding lacks becomes a question mark.
+A job may run for days and print its result at the end. ``| head -1``, a closed stream or an ASCII locale must not make
+it fail. Text that nothing reads is dropped, and a character that the encoding lacks becomes a question mark.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def endure() -> None:
-    """Put such streams in place of standard output and standard error, once; foreign streams stay."""
+    """Replace standard output and standard error by such streams, once; streams set by other code stay."""
     _occupy()
     if sys.stdout is sys.__stdout__:
         sys.stdout = _enduring(sys.stdout, 1)
@@ -26,7 +26,7 @@ def endure() -> None:
 
 
 def unwritten() -> str:
-    """The reason why standard output could not be written; nothing if it was, or if its reader went away."""
+    """Reason that standard output could not be written; empty if it was, or if its reader went away."""
     with suppress(OSError, ValueError):
         sys.stdout.flush()
     raw = getattr(sys.stdout, "buffer", None)
@@ -35,7 +35,7 @@ def unwritten() -> str:
 
 
 class _Enduring(io.FileIO):
-    """A descriptor that takes everything; `problem` is the reason of the first failure that isn't a reader's leave."""
+    """A descriptor that accepts everything; `problem` is the first failure other than a reader's departure."""
 
     problem = ""
 
@@ -53,7 +53,7 @@ class _Enduring(io.FileIO):
 
 def _enduring(stream: TextIO | None, descriptor: int) -> TextIO:
     raw = _Enduring(descriptor, "wb", closefd=False)
-    # With `python -u` text goes straight to the descriptor; else through a buffer, as in Python's own streams.
+    # With `python -u`, text goes straight to the descriptor; otherwise through a buffer, as in Python's own streams.
     straight = isinstance(stream, io.TextIOWrapper) and stream.write_through
     return io.TextIOWrapper(
         raw if straight else io.BufferedWriter(raw),
@@ -65,7 +65,7 @@ def _enduring(stream: TextIO | None, descriptor: int) -> TextIO:
 
 
 def _occupy() -> None:
-    """Open the null device for every standard stream that is closed, or the next file would get its number."""
+    """Open the null device for every closed standard stream, so that no other file gets its number."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)

@@ -1,4 +1,4 @@
-"""Names that a job file may use for our keys: those of the training guide, and those of hypha, which it describes."""
+"""Aliases of keys: names of the training guide, and of hypha, the system that the guide describes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from hypha_ray.config.keys import FREE, LABELS, KeyPath
 
 GUIDE: KeyPath = ("scheduler", "job")
-"""The guide has all tables of a job in this one."""
+"""The table that contains all tables of a job in the guide."""
 
 CONTAINERS = frozenset([(), GUIDE[:1], GUIDE])
-"""Tables that have nothing but tables of ours."""
+"""Tables that contain only tables of the job file."""
 
 GUIDE_NAMES: dict[KeyPath, KeyPath] = {
     ("type",): ("sync", "strategy"),
@@ -26,7 +26,7 @@ RENAMED: dict[KeyPath, KeyPath] = GUIDE_NAMES | {
 }
 
 _PREPARED = "a dataset is preprocessed when it is prepared"
-_NO_STORAGE = "disk space is no resource that Ray leases"
+_NO_STORAGE = "Ray doesn't lease disk space"
 IGNORED: dict[KeyPath, str] = {
     ("executors",): "a Ray worker needs no executor command",
     ("model", "filenames"): "transformers knows which files it needs",
@@ -39,12 +39,12 @@ IGNORED: dict[KeyPath, str] = {
 
 
 def inside(path: Sequence[str]) -> KeyPath:
-    """A key as it would be written outside of the guide's table."""
+    """A key as it would be written outside the guide's table."""
     return tuple(path[len(GUIDE) :] if tuple(path[: len(GUIDE)]) == GUIDE else path)
 
 
 def own(path: Sequence[str]) -> KeyPath:
-    """Our name for a key; unknown names come back as they are, with ``_`` for ``-``."""
+    """The schema's name of a key; unknown names are returned unchanged, with ``_`` for ``-``."""
     name = inside(path)
     ours = len(FREE) if name[: len(FREE)] == FREE else len(name)
     name = (*(part.replace("-", "_") for part in name[:ours]), *name[ours:])

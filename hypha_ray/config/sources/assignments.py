@@ -1,4 +1,4 @@
-"""Single settings, from a job file or a flag: each knows its key, its value and where it stands."""
+"""Single settings from job files and flags, each with key, value and place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypha_ray.config.sources.document import Document, check, parse
 from hypha_ray.errors import ConfigError
 
 SWITCHES = ("dry-run", "resume", "help")
-"""Flags that are no keys of the job file."""
+"""Flags that aren't keys of the job file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,13 @@ class Setting:
 
     @property
     def place(self) -> str:
-        """``FILE:LINE: KEY``, or the flag: how a complaint about it begins."""
+        """``FILE:LINE: KEY``, or the flag, as the beginning of an error message."""
         return f"{self.where}: {dotted(self.path)}" if self.document else self.where
 
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """A command line taken apart."""
+    """A parsed command line."""
 
     files: tuple[str, ...]
     flags: tuple[Setting, ...]
@@ -51,7 +51,7 @@ def from_document(document: Document) -> list[Setting]:
     """The settings of a job file.
 
     Raises:
-        ConfigError: CFG001 unknown key, CFG002 no table where one belongs, CFG005 a key under two of its names.
+        ConfigError: CFG001 unknown key, CFG002 a value in place of a table, CFG005 a key under two of its names.
 
     """
     found: dict[KeyPath, Setting] = {}
@@ -64,10 +64,10 @@ def from_document(document: Document) -> list[Setting]:
 
 
 def from_arguments(arguments: Iterable[str]) -> CommandLine:
-    """Take a command line apart.
+    """Parse a command line.
 
     Raises:
-        ConfigError: CFG015 what can't be understood, CFG001 unknown flag, CFG102 a secret.
+        ConfigError: CFG015 stray argument or missing value, CFG001 unknown flag, CFG102 a secret.
 
     """
     files: list[str] = []
@@ -86,12 +86,14 @@ def from_arguments(arguments: Iterable[str]) -> CommandLine:
         elif name.startswith("--"):
             flags.extend(_from_flag(name, value_behind(word, rest)))
         else:
-            raise ConfigError("CFG015", f"unexpected argument {shown(name)}", fix="@ before a file, -- before a key")
+            raise ConfigError(
+                "CFG015", f"unexpected argument {shown(name)}", fix="write write @ before a file, -- before a key"
+            )
     return CommandLine(tuple(files), tuple(flags), dry_run, resume)
 
 
 def merged(settings: Iterable[Setting]) -> dict[str, Any]:
-    """Nested tables in which the last setting of a key has won."""
+    """Nested tables with the last setting of each key."""
     tree: dict[str, Any] = {}
     for setting in settings:
         put(tree, setting.path, setting.value)
@@ -99,7 +101,7 @@ def merged(settings: Iterable[Setting]) -> dict[str, Any]:
 
 
 def put(tree: dict[str, Any], path: KeyPath, value: Any) -> None:
-    """Set one value in nested tables; an empty table leaves the one that is there."""
+    """Set one value in nested tables; an empty table doesn't replace one that exists."""
     *above, last = path
     for name in above:
         if not isinstance(tree.get(name), dict):
@@ -117,7 +119,7 @@ def _file(word: str, rest: deque[str]) -> str:
 
 
 def value_behind(word: str, rest: deque[str]) -> str | None:
-    """The value behind ``=`` in a word, else the next word; None if that is a flag or a file, or there is none."""
+    """The value after ``=`` in a word, otherwise the next word; None if that is a flag or file, or missing."""
     _, given, text = word.partition("=")
     return text if given else _next_value(rest)
 
@@ -151,7 +153,7 @@ def _from_flag(name: str, text: str | None) -> list[Setting]:
 
 
 def from_text(key: Key | None, text: str, where: str) -> Any:
-    """The value that a flag's text stands for."""
+    """The value that a flag's text denotes."""
     if key and key.text:
         return text
     if key and key.many and not text.startswith("[") and text != "none":
@@ -160,7 +162,7 @@ def from_text(key: Key | None, text: str, where: str) -> Any:
 
 
 def _literal(text: str, where: str) -> Any:
-    """The TOML value that a text stands for, or the text itself."""
+    """The TOML value that a text denotes, or the text itself."""
     try:
         table = parse(f"value = {text}", where)
     except ConfigError as error:
@@ -191,7 +193,7 @@ def _walk(value: Any, raw: KeyPath, document: Document | None) -> Iterator[Setti
 
 
 def _known(raw: KeyPath, document: Document | None) -> Key | None:
-    """The key that is meant, None for a table of keys; a key inside the free table counts as that table."""
+    """The known key of that path; None for a table. A key inside the free table counts as that table."""
     path = own(raw)
     key = keys().get(path[: len(FREE)] if path[: len(FREE)] == FREE else path)
     if key is None and path not in tables() and raw not in CONTAINERS and path not in IGNORED:

@@ -1,4 +1,4 @@
-"""TOML text of unknown origin, read within limits, with the line of each key."""
+"""Untrusted TOML text, read within limits, with the line of each key."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _PART = r"""(?:[\w-]+|"(?:[^"\\\n]|\\.){0,200}"|'[^'\n]*')"""
 _HEADER = re.compile(rf"\s*\[\[?\s*({_PART}(?:\s*\.\s*{_PART})*)\s*\]")
 _ENTRY = re.compile(rf"\s*({_PART}(?:\s*\.\s*{_PART})*)\s*=")
 _LONG_NAME = re.compile(rf"(?<![\w\\-])(?:{_PART}[ \t]*\.[ \t]*){{{MAX_DEPTH}}}")
-"""tomllib needs quadratic time for such a name, so it must not see it."""
+"""Such a name takes tomllib quadratic time, so it is refused before parsing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A job file: its name as given, its text and what the text says."""
+    """A job file: its name as given, its text and its parsed content."""
 
     file: str
     text: str
@@ -36,7 +36,7 @@ class Document:
     """Whether only its owner may read it."""
 
     def where(self, path: Sequence[str]) -> str:
-        """``FILE:LINE`` of the key, or of the table or value that it stands in."""
+        """``FILE:LINE`` of the key, or of the table or value that contains it."""
         depths = [(_common(path, entry), -line) for line, entry in _entries(self.text)]
         depth, line = max(depths, default=(0, 0))
         return f"{self.file}:{-line}" if depth else self.file
@@ -46,7 +46,7 @@ def read(file: str) -> Document:
     """Read a job file.
 
     Raises:
-        ConfigError: CFG015 if it isn't a readable file, CFG005, CFG006 or CFG007 if its content is no good.
+        ConfigError: CFG015 if it isn't a readable file; CFG005, CFG006 or CFG007 if its content is invalid.
 
     """
     raw, mode = _raw(file)
@@ -65,10 +65,10 @@ def read(file: str) -> Document:
 
 
 def parse(text: str, where: str) -> dict[str, Any]:
-    """Parse TOML; `where` names its place in errors.
+    """Parse TOML; `where` is its place in error messages.
 
     Raises:
-        ConfigError: CFG005 for its syntax, and whatever `check` finds.
+        ConfigError: CFG005 for its syntax, and the errors of `check`.
 
     """
     if _LONG_NAME.search(text):
@@ -97,10 +97,10 @@ def _raw(file: str) -> tuple[bytes, int]:
 
 
 def check(table: dict[str, Any], where: str) -> None:
-    """Refuse what TOML allows and a job file doesn't need.
+    """Refuse valid TOML that no job file needs.
 
     Raises:
-        ConfigError: CFG006 too deep, CFG007 a text that no file can hold, CFG003 an integer beyond 64 bits.
+        ConfigError: CFG006 too deep, CFG007 a text that no file can contain, CFG003 an integer beyond 64 bits.
 
     """
     todo: list[tuple[object, int]] = [(table, 0)]
@@ -113,7 +113,7 @@ def check(table: dict[str, Any], where: str) -> None:
         elif isinstance(value, list):
             todo.extend((child, depth + 1) for child in value)
         elif isinstance(value, str) and ("\0" in value or value.encode(errors="ignore").decode() != value):
-            raise _unreadable(where, "a text with NUL or half a character in it")
+            raise _unreadable(where, "a text with NUL or half a surrogate pair")
         elif isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise ConfigError("CFG003", f"{where}: an integer is out of range", "more", "64 bits", "use a smaller one")
 
@@ -127,7 +127,7 @@ def _too_deep(where: str) -> ConfigError:
 
 
 def _bad_syntax(text: str, where: str, reason: str) -> ConfigError:
-    """Name the line; where something is declared twice, name the other line too."""
+    """Name the line, and for a double declaration the other line too."""
     position = re.search(r"^(.*) \(at (?:line (\d+), column \d+|end of document)\)$", reason)
     if position is None:
         raise ConfigError("CFG005", f"{where}: {reason.split(';', maxsplit=1)[0][:_LONGEST]}", fix=_SYNTAX)
@@ -135,12 +135,12 @@ def _bad_syntax(text: str, where: str, reason: str) -> ConfigError:
     entries = dict(_entries(text))
     first = next((number for number, path in entries.items() if number < line and path == entries.get(line)), None)
     if first is not None:
-        what = f"{dotted(entries[line])} stands twice, on lines {first} and {line}"
+        what = f"{dotted(entries[line])} is declared twice, on lines {first} and {line}"
     return ConfigError("CFG005", f"{where}:{line}: {what}", fix=_SYNTAX)
 
 
 def _entries(text: str) -> Iterator[tuple[int, KeyPath]]:
-    """Lines that begin a table or set a key, and the whole name of it; lines inside long strings may look alike."""
+    """Lines that begin a table or set a key, with the full name; lines inside long strings may match by mistake."""
     header: KeyPath = ()
     for number, line in enumerate(text.split("\n"), 1):
         if match := _HEADER.match(line):

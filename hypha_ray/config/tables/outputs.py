@@ -10,14 +10,14 @@ from hypha_ray.config.value_types import Count, Table, target
 
 
 class Checkpoint(Table):
-    """Which snapshots are written and kept; the commit log is always whole."""
+    """Snapshots to write and to keep; the commit log is always complete."""
 
     every_rounds: Count = Field(1, description="rounds between snapshots")
-    keep: Count = Field(2, description="newest snapshots that stay")
-    failures: Count = Field(10, description="rounds in a row that the disk may refuse before the run ends")
+    keep: Count = Field(2, description="number of newest snapshots that are kept")
+    failures: Count = Field(10, description="consecutive rounds that may fail to be written before the run ends")
     mirror: str | None = Field(None, description="folder or fsspec URL that a run is copied to")
     export_dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
-        None, description="what the trained model is saved in; default: as its repository or [model.config] has it"
+        None, description="dtype of the saved model; default: that of its repository or [model.config]"
     )
 
 

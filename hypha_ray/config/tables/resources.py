@@ -1,4 +1,4 @@
-"""The tables of a job file about machines: leases, computation, and trainers from outside."""
+"""The tables of a job file about machines: leases, computation, and external trainers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MB_PER_GB = 1000
 
 
 class WorkerResources(Table):
-    """Needs of one actor."""
+    """Resources of one actor."""
 
     cpu: NotNegative = Field(1.0, description="CPU cores")
     gpu: NotNegative = Field(0.0, description="GPUs")
@@ -23,23 +23,25 @@ class WorkerResources(Table):
 class WorkerGroup(WorkerResources):
     """Workers of one kind with equal needs."""
 
-    kind: Literal["train", "bridged"] = Field("train", description="bridged: the trainer runs outside of Ray")
+    kind: Literal["train", "bridged"] = Field("train", description="bridged: the trainer runs outside Ray")
     count: Count = Field(1, description="workers of the group")
-    command: str | None = Field(None, description="bridged: command line of each trainer; without one it dials in")
+    command: str | None = Field(
+        None, description="bridged: command line of each trainer; without it, the trainer connects by itself"
+    )
 
     @property
     def bridged(self) -> bool:
-        """Whether the trainers run outside of Ray."""
+        """Whether the trainers run outside Ray."""
         return self.kind == "bridged"
 
     @property
     def dials_in(self) -> bool:
-        """Whether the trainers dial in, instead of being started."""
+        """Whether the trainers connect by themselves instead of being started."""
         return self.bridged and not (self.command or "").strip()
 
 
 class ServerResources(WorkerResources):
-    """Needs of a parameter server; it computes while workers wait, so it reserves no CPU unless told to."""
+    """Resources of a parameter server, which computes while workers wait and so reserves no CPU by default."""
 
     cpu: NotNegative = Field(0.0, description="CPU cores")
 
@@ -55,22 +57,22 @@ class Resources(Table):
     """Number and kind of machines."""
 
     num_workers: Count = Field(2, description="workers wanted")
-    min_workers: Count = Field(1, description="workers needed to go on")
-    worker: WorkerResources = Field(WorkerResources(), description="needs of a worker")
-    parameter_server: ServerResources = Field(ServerResources(), description="needs of a parameter server")
+    min_workers: Count = Field(1, description="workers without which training pauses")
+    worker: WorkerResources = Field(WorkerResources(), description="resources of a worker")
+    parameter_server: ServerResources = Field(ServerResources(), description="resources of a parameter server")
     worker_price: Price = Field(Price(), description="price of a worker's lease")
     parameter_server_price: Price = Field(Price(), description="price of a server's lease")
     min_memory_mb: Count | None = Field(None, description="the training guide's name for worker.memory_gb, in MB")
     min_gpus: int | None = Field(None, ge=0, description="the training guide's name for worker.gpu")
     gpu_type: str | None = Field(None, description="the training guide's name for worker.gpu_type")
-    start_deadline_s: Positive = Field(120.0, description="longest wait for leases and for workers to get ready")
-    max_idle_s: Positive = Field(600.0, description="longest wait for machines while fewer than min_workers are there")
+    start_deadline_s: Positive = Field(120.0, description="longest wait for leases and for workers to be ready")
+    max_idle_s: Positive = Field(600.0, description="longest wait for machines while there are fewer than min_workers")
 
 
 class Worker(Table):
     """Computation of a worker."""
 
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU where the lease has one")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU if the lease has one")
     autocast: Literal["none", "bf16"] = Field("none", description="bf16: mixed precision in forward and backward")
     compile: bool = Field(False, description="torch.compile the model")
     report_every_s: Positive = Field(1.0, description="seconds between progress reports; at least num_workers / 500")
@@ -78,29 +80,32 @@ class Worker(Table):
         5.0,
         description="silence after which a worker counts as dead and is replaced; at least 3 * num_workers / 500",
     )
-    stall_s: Positive = Field(600.0, description="time without progress after which a live worker is replaced")
-    prefetch_mb: Count = Field(256, description="memory for slices that wait to be trained on")
+    stall_s: Positive = Field(600.0, description="seconds without progress after which a live worker is replaced")
+    prefetch_mb: Count = Field(256, description="memory in MB for slices that wait to be trained on")
 
 
 class Bridge(Table):
-    """External trainers, which take part over the bridge."""
+    """External trainers, which take part through the bridge."""
 
     commands: list[str] = Field(
         [],
         fail_fast=True,
-        description="command lines of the last workers' trainers; empty: it dials in",
+        description="command lines of the last workers' trainers; an empty one: the trainer connects by itself",
     )
     listen: str = Field(
-        "127.0.0.1:0", description="host:port for trainers that dial in; the second at the port after it"
+        "127.0.0.1:0",
+        description="host:port for trainers that connect by themselves; each further one uses the next port",
     )
-    certificate: str | None = Field(None, description="PEM file, for TLS with trainers that dial in from elsewhere")
+    certificate: str | None = Field(
+        None, description="PEM file, for TLS with trainers that connect from other machines"
+    )
     key: str | None = Field(None, description="PEM file with the certificate's private key")
 
 
 def groups_of(resources: Resources, bridge: Bridge) -> list[WorkerGroup]:
-    """Groups that `num_workers` and `bridge.commands` mean: workers of ours, and a last one for each command.
+    """Groups that `num_workers` and `bridge.commands` describe: workers in Ray, then one group for each command.
 
-    Needs are those of a worker, merged with the training guide's names for them: of two minima the larger counts.
+    Resources are those of a worker, merged with the training guide's keys for them; the larger of two minima wins.
     """
     worker = resources.worker
     one = WorkerGroup(

@@ -51,8 +51,8 @@ def test_help_text_has_one_line_for_each_key_with_default_meaning_and_kind() -> 
     assert text.startswith("What the job does.\n")
     lines = [line for line in text.splitlines() if line.startswith("  --") and "." in line.split()[0]]
     assert [line.split()[0] for line in lines if "VALUE" not in line] == [f"--{key.name}" for key in keys().values()]
-    assert re.search(r"--rounds.max_batch_size 32 +samples in one inner step of one worker \(integer ≥ 1\)", text)
-    assert re.search(r"^\[resources.worker\]  Needs of", text, re.MULTILINE)
+    assert re.search(r"--rounds.max_batch_size 32 +samples of one inner step of one worker \(integer ≥ 1\)", text)
+    assert re.search(r"^\[resources.worker\]  Resources of", text, re.MULTILINE)
 
 
 def test_parse_help_wins_over_everything_else(capsys: pytest.CaptureFixture[str]) -> None:

@@ -92,7 +92,7 @@ def test_job_file_that_a_run_keeps_has_notes_only_for_what_its_user_set(tmp_path
 def test_prices_are_noted_as_long_as_there_is_no_market(price: str) -> None:
     assert notes(f"resources.{price}=100") == []
     assert notes(f"resources.{price}=20") == [
-        f"CFG103: --resources.{price} has no effect yet: machines of a Ray cluster ask no price"
+        f"CFG103: --resources.{price} has no effect yet: machines of a Ray cluster have no prices"
     ]
 
 

@@ -317,7 +317,7 @@ def test_load_text_that_looks_like_interpolation_is_taken_literally(write: Write
     assert load(["@", write("again.toml", resolved_toml(job))]).job == job
 
 
-@pytest.mark.parametrize(("mode", "advice"), [(0o600, "it is written nowhere"), (0o644, "chmod 600 the file")])
+@pytest.mark.parametrize(("mode", "advice"), [(0o600, "it isn't stored"), (0o644, "chmod 600 the file")])
 def test_load_secret_in_a_file_is_noted_and_shown_nowhere(mode: int, advice: str, write: Write) -> None:
     file = write("secret.toml", "[model]\nrepository = 'a/b'\ntoken = 'hf_secret'\n")
     Path(file).chmod(mode)
