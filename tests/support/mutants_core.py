@@ -26,7 +26,6 @@ PATHS = (
             "planning.round_planner",
             "strategies.base",
             "strategies.barrier",
-            "strategies.overlapped",
             "rounds.async_round",
             "planning.async_planner",
             "strategies.arrival_queue",
@@ -103,17 +102,17 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "a lost worker is waited for": (
         "barrier",
-        "                current.awaiting.discard(worker)\n                self.correct_plans",
-        "                self.correct_plans",
+        "            missing.awaiting.discard(worker)\n",
+        "",
     ),
     "a lost worker's samples aren't released": (
         "barrier",
-        "                self._planner.ledger.release(worker)\n",
-        "",
+        "self._planner.ledger.release(worker, delivered)",
+        "pass",
     ),
     "an idle worker isn't given a lost one's work": (
         "barrier",
-        "discard(worker)\n                self.correct_plans(now, urgent=True)\n",
+        "discard(worker)\n            self.correct_plans(now, urgent=True)\n",
         "discard(worker)\n",
     ),
     "a joiner isn't given work": (
@@ -138,7 +137,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "whole = member.sent_version != newest - 1 or merged is None or merged < newest - 1 - self._behind",
         "whole = False",
     ),
-    "the verdict is taken twice": ("barrier", "or current.verdict is not None:", ":"),
+    "the verdict is taken twice": ("barrier", "done = self._in_flight.popleft()", "done = self._in_flight[0]"),
     "rejected samples count as used": (
         "barrier",
         "for one in verdict.accepted}\n        used",
@@ -169,39 +168,39 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "slot.member.batch_time, slot.member.held = before.batch_time, before.held",
     ),
     # ── several exchanges under way
-    "two rounds are reduced at a time": ("overlapped", "if done is self._in_flight[0]:", "if True:"),
+    "two rounds are reduced at a time": ("barrier", "if len(self._in_flight) == 1:", "if True:"),
     "the next round in flight isn't reduced": (
-        "overlapped",
+        "barrier",
         "        if self._in_flight:\n            self._send_to_server(self._in_flight[0])\n",
         "",
     ),
     "rounds begin without the weights that are due": (
-        "overlapped",
+        "barrier",
         "current.closed and self._planner.due(current.number + 1) <= self.latest_version",
         "current.closed",
     ),
     "what is in flight is given out again": (
-        "overlapped",
+        "barrier",
         "kept = self.current, {worker: self._delivered_by(worker) for worker in self._roster.slots}",
         "kept = self.current, dict.fromkeys(self._roster.slots, ())",
     ),
     "a plan's samples are given out again": (
-        "overlapped",
+        "barrier",
         "                kept[worker] += member.assigned\n",
         "                pass\n",
     ),
     "a lost worker's deltas in flight are given out again": (
-        "overlapped",
-        "self._planner.ledger.release(worker, self._delivered_by(worker))",
+        "barrier",
+        "self._planner.ledger.release(worker, delivered)",
         "self._planner.ledger.release(worker)",
     ),
     "a verdict is taken out of turn": (
-        "overlapped",
+        "barrier",
         "if not self._in_flight or verdict.round != self._in_flight[0].number:",
         "if not self._in_flight:",
     ),
     # ── replay
-    "an orphan plan is forgotten": ("barrier", "current.replay_plans[worker] = member.plan", "pass"),
+    "an orphan plan is forgotten": ("barrier", "missing.replay_plans[worker] = member.plan", "pass"),
     "a successor trains without the inner state": (
         "barrier",
         "member.needs_inner_state = member.untrained and",

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from hypha_ray.config import Job
+from hypha_ray.exchange_schedule import version_due
 from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.core import CHECK_S
 from hypha_ray.types import Delta, Event, Merged, Plan, Ready, SliceInfo, Source, Span, Verdict
@@ -199,8 +200,11 @@ class Books:
         return len(self.log)
 
     def _due(self, source: Source, plan: Plan) -> int:
-        """The round that a worker's plan must be for."""
-        return self._round
+        """The round that a worker's plan must be for: one that may begin before those before it are committed."""
+        wanted = max(self.began, version_due(self.job, plan.round))
+        assert wanted <= len(self.log) <= plan.round, "a round is begun before the weights are there that are due in it"
+        assert plan.round - len(self.log) < self.job.sync.in_flight, "more exchanges are under way than may be"
+        return plan.round
 
     def _reduce(self, command: c.Reduce) -> None:
         assert self.reduce is None or command.round > self.reduce.round, "a round is reduced twice"
@@ -322,10 +326,12 @@ class Books:
             assert strategy.current.deltas.keys() <= strategy.current.awaiting, "a delta isn't awaited"
 
     def _check_round(self, strategy: Any, leased: set[int]) -> None:
-        current = strategy.current
+        current, in_flight = strategy.current, strategy._in_flight
+        assert all(one.deltas and one.number >= len(self.log) for one in in_flight), "nothing is in flight"
         if current is None or current.closed:
             return
-        held, owners = strategy._planner.ledger._held, {*leased, *current.deltas, *current.replay_plans}
+        owners = {*leased, *current.replay_plans}.union(current.deltas, *(one.deltas for one in in_flight))
+        held = strategy._planner.ledger._held
         assert all(number in owners for number, spans in held.items() if spans), "nobody has these samples"
         for number, delta in current.deltas.items():
             taken = delta.source, current.delivered_at[number]

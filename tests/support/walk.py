@@ -19,7 +19,6 @@ from hypha_ray.simulation.world import World
 from hypha_ray.types import Commit, Contribution, Delta, Event, Left, Ready, Rejection, Saved, Source, Verdict
 from tests.support.simulation_books import Books
 from tests.support.simulation_books_async import AsyncBooks
-from tests.support.simulation_books_flights import FlightBooks
 from tests.support.walk_worker import WalkWorker
 from tests.support.weather import Weather
 
@@ -42,8 +41,7 @@ class Walk(World):
         self.random, self._core_class = random.Random(seed), core
         self.weather = Weather(self.random, storm)
         super().__init__(self.weather.job)
-        several = FlightBooks if self.job.sync.in_flight > 1 else Books
-        books = AsyncBooks if self.job.sync.strategy == "async" else several
+        books = AsyncBooks if self.job.sync.strategy == "async" else Books
         self.books = books(self.job, self.weather.slices)
         self.steps = 0
         self._lines: dict[Source, float] = {}

@@ -1,4 +1,4 @@
-"""Strategies of rounds: with a barrier, overlapped, asynchronous; and the one that a job asks for."""
+"""Strategies of rounds: with a barrier or asynchronous; and the one that a job asks for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from hypha_ray.scheduler.planning.round_planner import RoundPlanner, Sizes
 from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.scheduler.strategies.asynchronous import AsyncRounds
 from hypha_ray.scheduler.strategies.barrier import BarrierRounds
-from hypha_ray.scheduler.strategies.overlapped import OverlappedRounds
 from hypha_ray.types import SliceInfo
 
 
@@ -22,6 +21,4 @@ def strategy_of(
     """Rounds with a barrier at their end, several of them under way, or deltas that are merged as they come."""
     if not job.sync.traits.has_barrier:
         return AsyncRounds(job, past, roster, AsyncPlanner(job, slices, sizes, past), out)
-    if job.sync.in_flight > 1:
-        return OverlappedRounds(job, past, roster, RoundPlanner(job, slices, sizes, past), out)
     return BarrierRounds(job, past, roster, RoundPlanner(job, slices, sizes, past), out)

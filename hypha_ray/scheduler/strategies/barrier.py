@@ -1,10 +1,21 @@
-"""The course of a run: one outer round after the other, from plans to deltas to a commit."""
+"""Rounds with a barrier at their end, of which several may be under way: later ones train while earlier ones travel.
+
+    training n ──deltas in──► in flight: n-1, n ──verdict, in order──► landing: n-1 ──merged by all──► written down
+         ▲                          │
+         └── round n+1, as soon as the weights that are due in it are there
+
+Deltas are reduced one round after the other, so commits are in order. Meanwhile deltas of later rounds travel up,
+and results of earlier ones down. A joining worker begins with the newest weights, and is sent all results after these.
+With one exchange in flight, the weights due in a round are those of the round before: it waits for their commit.
+"""
 
 from __future__ import annotations
 
+from collections import deque
+
 from hypha_ray.config import Job
 from hypha_ray.scheduler import messages as c
-from hypha_ray.scheduler.failures import failure
+from hypha_ray.scheduler.failures import disowned, failure
 from hypha_ray.scheduler.fleet.roster import Roster
 from hypha_ray.scheduler.fleet.strikes import strike
 from hypha_ray.scheduler.fleet.worker_state import WorkerState, known_batch_s
@@ -24,11 +35,15 @@ class BarrierRounds(RoundStrategy):
     def __init__(self, job: Job, past: ResumePoint, roster: Roster, planner: RoundPlanner, out: Outbox) -> None:
         super().__init__(job, past, roster, planner, out)
         self._replay = job.run.mode == "replay"
+        self._overlapped = job.sync.in_flight > 1
+        """Whether a round may begin before those before it are committed."""
         self._correction_pace = CorrectionPace(job.num_workers)
         self._reported_samples = 0
         """Samples that the present workers have reported in their rounds."""
         self._inner_states = set(past.inner)
         """Workers whose successors have an inner state to take over."""
+        self._in_flight: deque[Round] = deque()
+        """Rounds whose deltas are in, oldest first; that one is being reduced."""
 
     @property
     def busy(self) -> set[int]:
@@ -39,7 +54,9 @@ class BarrierRounds(RoundStrategy):
         return late | self._pending.busy(self.current.weights_version)
 
     def accepts(self, member: WorkerState, event: Event) -> bool:
-        """Whether a worker speaks of the round that it and the fleet are in."""
+        """Whether a worker speaks of the present round, or of weights that it may not have had before."""
+        if self._overlapped and isinstance(event, Merged):
+            return (-1 if member.merged_version is None else member.merged_version) < event.round <= self.latest_version
         return self.current is not None and event.round == self.current.number
 
     def commit_before(self, round: int) -> int | None:
@@ -58,7 +75,9 @@ class BarrierRounds(RoundStrategy):
         self._reported_samples = sum(one.progress.samples for one in self._roster.members)
         if before is not None and before.overlapped:
             self.current.started_at = before.ready_at
-        self.current.overlapped = any(member.overlap_spans for member in members)
+        self.current.overlapped = (
+            any(member.overlap_spans for member in members) or self._planner.due(number + 1) <= number
+        )
         if self.current.evaluating:
             self._pending.evaluation = Evaluation(self.current.weights_version - 1, dict(self.current.eval_shares))
         batches = {member.source.worker: member.plan.batches for member in members if member.plan is not None}
@@ -83,28 +102,30 @@ class BarrierRounds(RoundStrategy):
         member.needs_inner_state = member.untrained and member.source.worker in self._inner_states
 
     def forget(self, member: WorkerState, now: float) -> None:
-        """Wait no longer for a lost worker, and let the others, or its successor, take its share over."""
+        """Wait no longer for a lost worker. What it has handed over stays; others, or its successor, do the rest."""
         worker, current = member.source.worker, self.current
         self._reported_samples -= member.progress.samples
         self._pending.forget(worker)
-        if current is not None and not current.closed and worker not in current.deltas:
-            if self._replay and member.plan is not None:
-                current.replay_plans[worker] = member.plan
-            else:
-                self._planner.ledger.release(worker)
-                current.awaiting.discard(worker)
-                self.correct_plans(now, urgent=True)
-                self._close_if_complete(now)
-        elif current is not None and current.verdict is not None:
-            self._planner.ledger.release(worker)  # It has begun the next round, which isn't planned yet.
+        delivered = self._delivered_by(worker)
+        missing = current if current is not None and not current.closed and worker not in current.deltas else None
+        if missing is not None and self._replay and member.plan is not None:
+            missing.replay_plans[worker] = member.plan
+        elif missing is not None or self._overlapped or not delivered:  # Otherwise the commit takes the rest back.
+            self._planner.ledger.release(worker, delivered)
+        if missing is not None and worker not in missing.replay_plans:
+            missing.awaiting.discard(worker)
+            self.correct_plans(now, urgent=True)
+            self._close_if_complete(now)
         self._settle(now)
 
     def discard_delta(self, source: Source) -> None:
-        """Leave out what a worker has handed over in this round: it began with wrong weights."""
+        """Leave out what a worker has handed over that isn't being reduced: it began with wrong weights."""
         current = self.current
-        if current is None or current.closed or not current.discard_delta(source):
-            return
-        self.grace_until = None if len(current.deltas) < (self._job.sync.quorum or 1) else self.grace_until
+        if current is not None and not current.closed and current.discard_delta(source):
+            self.grace_until = None if len(current.deltas) < (self._job.sync.quorum or 1) else self.grace_until
+        for one in list(self._in_flight)[1:]:
+            if one.discard_delta(source) and not one.deltas:
+                self._out.finish(disowned(one.number))
 
     def handle(self, member: WorkerState, event: Event, now: float) -> None:
         """Handle a worker's event about the round that it and the fleet are in."""
@@ -159,32 +180,57 @@ class BarrierRounds(RoundStrategy):
             self.close()
 
     def close(self) -> None:
-        """Reduce what is there; meanwhile send ahead what the next round will probably need."""
+        """Have reduced what is there, in its turn, and send ahead what the next round will probably need."""
         assert self.current is not None
         self.current.closed, self.grace_until = True, None
-        self._send_to_server(self.current)
+        if self._overlapped:
+            self._rest_idle()
+        self._in_flight.append(self.current)
+        if len(self._in_flight) == 1:
+            self._send_to_server(self.current)
         self._out.put(*self._planner.feed_ahead(self.current.number + 1, self._roster.assignable))
+        self._advance()
+
+    def _advance(self) -> None:
+        """Let the next round begin, if the weights are there that are due in it."""
+        current = self.current
+        if current is not None and current.closed and self._planner.due(current.number + 1) <= self.latest_version:
+            self.next = current.number + 1
+
+    # ── from the deltas to the weights ────────────────────────────────────────────────────────────────────────────
 
     def _send_to_server(self, done: Round) -> None:
         deltas = [delta for _, delta in sorted(done.deltas.items())]
         weights = tuple(weight(self._job.sync, delta) for delta in deltas)
         self._out.put(c.Reduce(done.number, tuple(delta.source for delta in deltas), weights))
 
-    # ── from the deltas to the next round ─────────────────────────────────────────────────────────────────────────
-
     def reduced(self, verdict: Verdict, now: float) -> list[Source]:
-        """Commit a round; returns the workers that are excluded for what they delivered."""
-        current = self.current
-        if current is None or not current.closed or verdict.round != current.number or current.verdict is not None:
+        """Commit the oldest round in flight; returns the workers that are excluded for what they delivered."""
+        if not self._in_flight or verdict.round != self._in_flight[0].number:
             return []
-        self._pending.stop_waiting(current.weights_version, now)
-        excluded = self._decide(current, verdict, now)
+        done = self._in_flight.popleft()
+        self._pending.stop_waiting(done.weights_version, now)
+        excluded = self._decide(done, verdict, now)
         if self._out.over:
             return []
+        if self._overlapped:
+            self._send_result()
+        else:
+            self._rest_idle()
+        if self._in_flight:
+            self._send_to_server(self._in_flight[0])
+        self._advance()
+        return excluded
+
+    def _rest_idle(self) -> None:
         for member in self._roster.members:
             member.rest_if_idle()
-        self.next = current.number + 1
-        return excluded
+
+    def _send_result(self) -> None:
+        """Send the newest weights to all that train on; otherwise they come with the next round's plan."""
+        for member in self._roster.assignable:
+            if member.plan is not None:
+                self._out.put(*self._planner.send_weights(member, self.latest_version))
 
     def _decide(self, done: Round, verdict: Verdict, now: float) -> list[Source]:
         """Commit a round, if it can be; returns the workers that are excluded for their deltas."""
@@ -207,9 +253,19 @@ class BarrierRounds(RoundStrategy):
         return excluded
 
     def _spans_of_later_rounds(self) -> dict[int, tuple[Span, ...]]:
-        """Samples with which workers have begun the next round, when one is committed."""
-        members = self._roster.assignable
-        return {member.source.worker: member.overlap_spans for member in members if member.overlap_spans}
+        """Samples of rounds after the committed one: handed over, in plans, or begun with."""
+        current, kept = self.current, {worker: self._delivered_by(worker) for worker in self._roster.slots}
+        for member in self._roster.members:
+            worker = member.source.worker
+            if current is not None and not current.closed and worker in current.awaiting - current.deltas.keys():
+                kept[worker] += member.assigned
+            kept[worker] += member.overlap_spans
+        return {worker: spans for worker, spans in kept.items() if spans}
+
+    def _delivered_by(self, worker: int) -> tuple[Span, ...]:
+        """Samples behind a worker's deltas that are in and not committed."""
+        taken = [*self._in_flight, *([self.current] if self.current is not None and not self.current.closed else [])]
+        return tuple(span for one in taken if worker in one.deltas for span in one.deltas[worker].spans)
 
     def _commit(self, current: Round, verdict: Verdict, now: float) -> None:
         """Count the samples of accepted deltas as used, and have it all written down."""
