@@ -1,29 +1,62 @@
-"""Sums of an evaluation as figures: one rule, by which a run and `jobs/evaluate.py` report the same."""
+"""Figures of an evaluation: one rule, by which a run and `jobs/evaluate.py` report the same, and the one to go by."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hypha_ray.types import Sums
 
 
-def quality(loss_sum: float, count: int, correct: int | None, perplexity: bool) -> dict[str, float | None]:
-    """Return the mean loss of what was scored, and what it amounts to: accuracy, perplexity or neither.
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """Figure by which the weights of a run are compared, and the others that are shown with it."""
+
+    name: str
+    """Name in evaluations."""
+    trained: str
+    """Name of the same figure of training, in records of rounds."""
+    validated: str
+    """Name of the evaluation's figure beside that of training."""
+    best: Callable[..., Any]
+    """Choice of the best record: `min` or `max`."""
+    beside: tuple[str, ...] = ()
+    """Names of further figures of an evaluation."""
+
+
+LOSS = Objective("val_loss", "loss", "val_loss", min, ("perplexity", "accuracy"))
+OBJECTIVES = (Objective("reward", "reward", "val_reward", max, ("pass@1",)), LOSS)
+"""Objectives of all tasks: a run's is the first that its evaluations have."""
+
+
+def objective_of(records: Iterable[Mapping[str, Any]]) -> Objective:
+    """Objective of a run by its evaluations; the loss if there are none."""
+    records = list(records)
+    known = (one for one in OBJECTIVES if any(record.get(one.name) is not None for record in records))
+    return next(known, LOSS)
+
+
+def figures_of(sums: Sums, perplexity: bool) -> dict[str, float | None]:
+    """Mean of each figure, and the perplexity of a loss unless there is an accuracy.
 
     Args:
-        loss_sum: over all that was scored.
-        count: how many scores that is.
-        correct: how many of them had the right class on top; None where there are no classes.
+        sums: figures of an evaluation.
         perplexity: the loss is the cross entropy of tokens, in nats.
 
     Returns:
-        `val_loss`, and `accuracy` or `perplexity` where one makes sense. A figure that isn't finite is None.
+        Figures by name; None for one that isn't finite, and for one without weight.
 
     """
-    loss = loss_sum / count if count and math.isfinite(loss_sum) else None
-    if correct is not None:
-        return {"val_loss": loss, "accuracy": correct / count if count else None}
-    if perplexity:
-        return {"val_loss": loss, "perplexity": _exp(loss)}
-    return {"val_loss": loss}
+    found = {name: _mean(value, weight) for name, (value, weight) in sums.items()}
+    if perplexity and "val_loss" in found and "accuracy" not in found:
+        found["perplexity"] = _exp(found["val_loss"])
+    return found
+
+
+def _mean(value: float, weight: float) -> float | None:
+    return value / weight if weight and math.isfinite(value) else None
 
 
 def _exp(loss: float | None) -> float | None:

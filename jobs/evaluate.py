@@ -73,13 +73,14 @@ def main() -> None:
     first = next(batches)
     check_loss_of(task, network, first)
     sums = evaluate(network.to(device), task, chain([first], batches), device)
-    if not sums.count:
+    loss_sum, count = sums["val_loss"]
+    if not count:
         fix = "choose another --split, or prepare the dataset for this task"
         raise DataError("DATA052", f"nothing in {manifest.name}/{arguments.split} can be scored", task.name, fix=fix)
     print(f"{facts.architecture}  {task.name}  {manifest.name}/{arguments.split}  {time.monotonic() - start:.1f} s")
     result = {name: value for name, value in metrics_of(task, sums).items() if value is not None}
     if "val_loss" not in result:
-        raise CheckpointError("MODEL018", "the model's loss isn't a finite number", f"{sums.loss_sum / sums.count}")
+        raise CheckpointError("MODEL018", "the model's loss isn't a finite number", f"{loss_sum / count}")
     line = " ".join(f"{name} {value if isinstance(value, int) else f'{value:.6g}'}" for name, value in result.items())
     print(json.dumps(result, allow_nan=False) if arguments.json else line)
 

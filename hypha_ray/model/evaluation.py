@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
-from hypha_ray.figures import quality
+from hypha_ray.figures import figures_of
 from hypha_ray.model.flat import Array
 from hypha_ray.model.losses import compute_losses
 from hypha_ray.model.tasks.masking import SampleKeys
 from hypha_ray.model.tasks.task import Batch, Task
-from hypha_ray.types import Samples
+from hypha_ray.types import Samples, Sums
 
 MASKING_SEED = 0
 """Seed of masked tokens in evaluations. It isn't the run's seed, so that a later evaluation masks the same tokens."""
 Evaluated: TypeAlias = Samples | Batch
 """Samples of slices, or bare tensors whose samples are numbered from 0."""
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationSums:
-    """Sums over scored positions: tokens of a language model, samples of a classifier."""
-
-    loss_sum: float
-    """Sum of the loss over scored positions."""
-    count: int
-    """Number of scored positions."""
-    correct: int | None
-    """Number of positions at which a classifier's highest score is the label; None if the task has no classes."""
 
 
 def evaluate(
@@ -40,7 +27,7 @@ def evaluate(
     batches: Iterable[Evaluated],
     device: torch.device | str,
     autocast: torch.dtype | None = None,
-) -> EvaluationSums:
+) -> Sums:
     """Sum a model's loss over batches of slice tensors, in evaluation mode and without gradients.
 
     The sums don't depend on how samples are cut into batches or shared between workers. Tokens are masked by slice and
@@ -52,6 +39,9 @@ def evaluate(
         batches: batches on the CPU, samples along the first axis.
         device: device to compute on.
         autocast: dtype of mixed precision; None: full precision.
+
+    Returns:
+        `val_loss`, and `accuracy` if the task has classes, both over the scored positions.
 
     """
     device = torch.device(device)
@@ -73,7 +63,8 @@ def evaluate(
                     correct += 0 if hits is None else hits
     finally:
         model.train(training)
-    return EvaluationSums(loss_sum.item(), count, int(correct) if classes else None)
+    sums = {"val_loss": (loss_sum.item(), float(count))}
+    return sums | {"accuracy": (float(correct), float(count))} if classes else sums
 
 
 def batches_of(
@@ -100,9 +91,9 @@ def tensors_of(samples: Samples) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(array) for name, array in samples.arrays.items()}
 
 
-def metrics_of(task: Task, sums: EvaluationSums) -> dict[str, float | None]:
+def metrics_of(task: Task, sums: Sums) -> dict[str, float | None]:
     """Return mean loss, perplexity or accuracy if the task has one, and the number of scores."""
-    return {**quality(sums.loss_sum, sums.count, sums.correct, task.perplexity), task.unit: sums.count}
+    return {**figures_of(sums, task.perplexity), task.unit: int(sums["val_loss"][1])}
 
 
 def _known(batches: Iterable[Evaluated]) -> Iterator[tuple[Batch, SampleKeys]]:

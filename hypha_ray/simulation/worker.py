@@ -172,7 +172,8 @@ class SimulatedWorker:
         self._say(self._evaluation(samples_of(self._plan.evaluate)))
 
     def _evaluation(self, samples: int) -> Evaluated:
-        return Evaluated(self.source, self.round, 2.0 * samples, samples, None, self._world.evaluate_s(self.source))
+        sums = {"val_loss": (2.0 * samples, float(samples))}
+        return Evaluated(self.source, self.round, sums, self._world.evaluate_s(self.source))
 
     def _begin(self, plan: Plan) -> None:
         """Begin to train, once the inner state that the plan asks for has come."""

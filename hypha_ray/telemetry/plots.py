@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hypha_ray.errors import DataError
+from hypha_ray.figures import objective_of
 from hypha_ray.modes import make_private
 from hypha_ray.telemetry.sinks.files import METRICS, SUMMARY, Record, by_round, read_json, read_jsonl
 
@@ -56,7 +57,9 @@ class Series:
 
     def __init__(self, records: Sequence[Record], summary: Record) -> None:
         self.rounds = by_round(records, "round")
-        self.evaluations = [record for record in by_round(records, "eval") if record.get("val_loss") is not None]
+        evaluations = by_round(records, "eval")
+        self.objective = objective_of(evaluations)
+        self.evaluations = [record for record in evaluations if record.get(self.objective.name) is not None]
         self.summary = summary
         self.numbers = [int(record["round"]) for record in self.rounds]
         self.seconds = list(accumulate(record.get("time_s") or 0.0 for record in self.rounds))
@@ -106,7 +109,8 @@ def draw(run_directory: Path) -> list[Path]:
     folder = run_directory / "plots"
     folder.mkdir(exist_ok=True)
     make_private(folder)
-    plots = {"loss": _loss, "batches": _batches, "finish": _finish, "bytes": _bytes, "utilisation": _utilisation}
+    plots = {"batches": _batches, "finish": _finish, "bytes": _bytes, "utilisation": _utilisation}
+    plots = {series.objective.trained: _objective, **plots}
     return [_save(folder / f"{name}.png", plot, series) for name, plot in plots.items()]
 
 
@@ -162,20 +166,21 @@ def _marker(points: int) -> str:
     return "o" if points <= 40 else ""
 
 
-def _loss(series: Series) -> Figure:
+def _objective(series: Series) -> Figure:
     from matplotlib.ticker import EngFormatter
 
-    figure, (by_samples, by_seconds) = _panels("Loss", columns=2, height=4)
+    name = series.objective.trained
+    figure, (by_samples, by_seconds) = _panels(name.capitalize(), columns=2, height=4)
     samples = series.column("samples_total")
     for axes, totals in ((by_samples, samples), (by_seconds, series.seconds)):
-        axes.plot(totals, series.column("loss"), color=BLUE, marker=_marker(len(totals)), ms=4, label="training")
+        axes.plot(totals, series.column(name), color=BLUE, marker=_marker(len(totals)), ms=4, label="training")
         at = [series.after(totals, int(record["round"])) for record in series.evaluations]
-        values = [float(record["val_loss"]) for record in series.evaluations]
+        values = [float(record[series.objective.name]) for record in series.evaluations]
         if values:
             axes.plot(at, values, color=RED, marker=_marker(len(at)), ms=4, label="validation")
-    _label(by_samples, "by samples", "samples trained on", "loss")
+    _label(by_samples, "by samples", "samples trained on", name)
     by_samples.xaxis.set_major_formatter(EngFormatter(sep=""))
-    _label(by_seconds, "by time", "seconds of training", "loss")
+    _label(by_seconds, "by time", "seconds of training", name)
     _legend(by_seconds)
     return figure
 

@@ -21,7 +21,7 @@ from hypha_ray.types.events import (
 )
 from hypha_ray.types.layout import Entry, Flat, Layout
 from hypha_ray.types.plans import FragmentUpdate, Plan, RoundProgress, Source
-from hypha_ray.types.sums import Sums
+from hypha_ray.types.sums import Sums, added, means
 
 __all__ = [
     "Alive",
@@ -52,6 +52,8 @@ __all__ = [
     "Span",
     "Sums",
     "Verdict",
+    "added",
     "joined",
+    "means",
     "window",
 ]

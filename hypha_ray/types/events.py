@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hypha_ray.types.data import Span
 from hypha_ray.types.plans import Source
+from hypha_ray.types.sums import Sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +44,9 @@ class Merged(Event):
 
 @dataclass(frozen=True, slots=True)
 class Evaluated(Event):
-    """Sums over the validation samples that this worker was given."""
+    """Figures of the validation samples that this worker was given, by the names of records, and its time for them."""
 
-    loss_sum: float
-    count: int
-    correct: int | None
+    sums: Sums
     seconds: float
 
 
@@ -57,6 +56,7 @@ class Report(Event):
 
     `tokens` leaves padding out, and is None for data without tokens. `scored` counts the positions that losses are
     means over, `loss_sum` is over these. `seconds` is the time of `timed_batches`, a round's first one excepted.
+    `sums` are further figures.
     """
 
     batches: int
@@ -69,6 +69,7 @@ class Report(Event):
     data_wait_s: float
     learning_rate: float
     gradient_norm: float | None = None
+    sums: Sums = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +88,8 @@ class Delta(Event):
     """A round's result; the next `fragments` items of the stream are its payloads, one a fragment, in order.
 
     With `inner_state` one more item follows: the optimizer's state after the round, from which a successor goes on.
-    `tokens` and `scored` are those of `Report`; `loss` is the mean over `scored`. `train_s` is from first batch to
-    last; `quality` the payloads' relative error, and cosine to what they encode.
+    `tokens`, `scored` and `sums` are those of `Report`; `loss` is the mean over `scored`. `train_s` is from first batch
+    to last; `quality` the payloads' relative error, and cosine to what they encode.
     """
 
     spans: tuple[Span, ...]
@@ -103,6 +104,7 @@ class Delta(Event):
     data_wait_s: float
     inner_state: bool = False
     quality: tuple[float, float] = (0.0, 1.0)
+    sums: Sums = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,8 @@ def scored_again(outcome: Outcome, dataset: Path) -> tuple[float, int]:
     infos = manifest.of("validation")
     slices = [read_slice(dataset, info, manifest) for info in infos]
     sums = evaluate(network, task, batches_of(slices, 5, [info.index for info in infos]), "cpu")
-    return sums.loss_sum / sums.count, sums.count
+    loss_sum, count = sums["val_loss"]
+    return loss_sum / count, int(count)
 
 
 def test_masked_language_model_has_one_loss_in_the_run_and_afterwards(words: Path, tmp_path: Path) -> None:

@@ -226,7 +226,7 @@ class State:
             worker.words.append(Merged(worker.source, worker.round, proof))
         if plan.evaluate and not worker.evaluated:
             worker.evaluated = True
-            worker.words.append(Evaluated(worker.source, worker.round, float(worker.weights), 1, None, 0.1))
+            worker.words.append(Evaluated(worker.source, worker.round, {"val_loss": (float(worker.weights), 1.0)}, 0.1))
         if worker.done and worker.done >= plan.samples and not worker.trained:
             self._deliver(worker)
 

@@ -235,7 +235,7 @@ class VirtualFleet:
         if worker.plan.evaluate:
             count_ = sum(span.samples for span in worker.plan.evaluate)
             assert {span.slice for span in worker.plan.evaluate} <= worker.slices
-            evaluated = Evaluated(worker.source, number, 2.0 * count_, count_, None, 0.0)
+            evaluated = Evaluated(worker.source, number, {"val_loss": (2.0 * count_, float(count_))}, 0.0)
             self.at(self.faults.evaluate_s, lambda: self.tell(evaluated) if worker.alive else None)
         if worker.plan.spans:
             self._train(worker, number)

@@ -64,7 +64,8 @@ class WalkWorker(SimulatedWorker):
         self._inner = self._sent
 
     def _evaluation(self, samples: int) -> Evaluated:
-        return replace(super()._evaluation(samples), loss_sum=float(self._version * samples))
+        sums = {"val_loss": (float(self._version * samples), float(samples))}
+        return replace(super()._evaluation(samples), sums=sums)
 
     def _delta(self, plan: Plan) -> Delta:
         tokens = -1 if self._inner is None else self._inner

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypha_ray.config.schema import Sync
-from hypha_ray.figures import quality
-from hypha_ray.types import Contribution, Delta, Evaluated, Plan, Report, Source, Span, Verdict
+from hypha_ray.figures import figures_of
+from hypha_ray.types import Contribution, Delta, Evaluated, Plan, Report, Source, Span, Verdict, added, means
 
 LOST = "its payload was lost with its node"
 """Reason of a delta's absence from a round without a verdict."""
@@ -139,6 +139,7 @@ class Round:
             "rounds": rounds,
             "time_s": time_s,
             "loss": _mean_loss(deltas),
+            **means(added(delta.sums for delta in deltas)),
             **_throughput(deltas, time_s),
             "batch_s": dict(sorted(self.batch_s.items())),
             "codec_error": _mean(deltas, lambda delta: delta.quality[0]),
@@ -190,13 +191,13 @@ class Evaluation:
         return self.pending[worker]
 
     def record(self, perplexity: bool) -> dict[str, Any] | None:
-        """Loss per scored position, and perplexity or accuracy; None as long as a part is missing."""
-        parts = [part for _, part in sorted(self.parts.items()) if part.count]
+        """Figures that all parts have, and the perplexity if wanted; None as long as a part is missing."""
+        parts = [part for _, part in sorted(self.parts.items()) if any(weight for _, weight in part.sums.values())]
         if not parts or not self.complete:
             return None
-        count, hits = sum(part.count for part in parts), [part.correct for part in parts if part.correct is not None]
-        correct = sum(hits) if len(hits) == len(parts) else None
-        found = quality(sum(part.loss_sum for part in parts), count, correct, perplexity)
+        common = set.intersection(*(set(part.sums) for part in parts))
+        sums = {name: one for name, one in added(part.sums for part in parts).items() if name in common}
+        found, count = figures_of(sums, perplexity), int(max((weight for _, weight in sums.values()), default=0))
         seconds = max(part.seconds for part in parts)
         return {"kind": "eval", "round": self.weights_round, **found, "count": count, "seconds": seconds}
 
@@ -267,6 +268,7 @@ def step_record(report: Report, round_samples: int, round_target: int) -> dict[s
         "incarnation": report.source.incarnation,
         "round": report.round,
         "loss": report.loss_sum / report.scored if report.scored else None,
+        **means(report.sums),
         "learning_rate": report.learning_rate,
         "gradient_norm": report.gradient_norm,
         "samples": report.samples,

@@ -67,8 +67,8 @@ class Lines:
 class Console:
     """Shows a run while it goes on.
 
-    Rounds are counted from one here, as a count of all: ``3/100``. A round's `val_loss` is that of the weights it
-    ended with; the record of the evaluation comes before that of the round. A stream that can't be written to any
+    Rounds are counted from one here, as a count of all: ``3/100``. A round's validation figure is that of the weights
+    it ended with; the record of the evaluation comes before that of the round. A stream that can't be written to any
     more is let be: there is no reader, and training continues.
 
     Args:
@@ -112,7 +112,7 @@ class Console:
     def round(self, record: Record) -> None:
         """Show a complete round, a record with ``kind="round"``."""
         evaluated = self._evaluation.get("round", record["round"])
-        known = {"val_loss": self._evaluation.get("val_loss")} if evaluated == record["round"] else {}
+        known = table.validated(self._evaluation) if evaluated == record["round"] else {}
         row = {"rounds": self._total, **known, **record}
         if self._shows_rounds:
             self._show(lambda view: view.row(row))
@@ -170,7 +170,7 @@ class Console:
             f"round {min(self._round + 1, self._total)}/{self._total}",
             samples,
             speed,
-            f"val_loss {self._evaluation['val_loss']:.4f}" if self._evaluation.get("val_loss") is not None else "",
+            *(f"{name} {value:.4f}" for name, value in table.validated(self._evaluation).items()),
             f"ETA {table.duration(left_s)}" if left_s is not None else "",
         ]
         return "  ".join(filter(None, parts))

@@ -16,6 +16,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from hypha_ray.figures import Objective, objective_of
 from hypha_ray.modes import opener
 from hypha_ray.redaction import redacted
 
@@ -219,18 +220,19 @@ def _since(rounds: list[Record], total: str, own: str) -> float | None:
 
 
 def _quality(rounds: list[Record], evaluations: list[Record]) -> dict[str, Any]:
-    measured = [record for record in evaluations if record.get("val_loss") is not None]
-    best = min(measured, key=lambda record: float(record["val_loss"]), default=None)
+    objective = objective_of(evaluations)
+    measured = [record for record in evaluations if record.get(objective.name) is not None]
+    best = objective.best(measured, key=lambda record: float(record[objective.name]), default=None)
     return {
         "loss": rounds[-1].get("loss") if rounds else None,
-        **_evaluation(measured[-1] if measured else {}, ""),
-        **_evaluation(best or {}, "best_"),
+        **_evaluation(objective, measured[-1] if measured else {}, ""),
+        **_evaluation(objective, best or {}, "best_"),
         "best_round": best and best["round"],
     }
 
 
-def _evaluation(record: Record, prefix: str) -> dict[str, Any]:
-    names = ["val_loss", *(name for name in ("perplexity", "accuracy") if name in record)]
+def _evaluation(objective: Objective, record: Record, prefix: str) -> dict[str, Any]:
+    names = [objective.name, *(name for name in objective.beside if name in record)]
     return {prefix + name: record.get(name) for name in names}
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from hypha_ray.figures import LOSS, OBJECTIVES, objective_of
 from hypha_ray.telemetry.sinks.files import Record
 
 ABSENT = "-"
@@ -85,6 +86,8 @@ COLUMNS = (
     Column("time", 6, 1, lambda record: duration(record.get("time_s"))),
     Column("loss", 8, 0, _fixed("loss", 4)),
     Column("val_loss", 8, 2, _fixed("val_loss", 4)),
+    Column("reward", 8, 0, _fixed("reward", 4)),
+    Column("val_reward", 10, 2, _fixed("val_reward", 4)),
     Column("samples", 7, 11, lambda record: si(record.get("samples"))),
     Column("samples/s", 9, 5, lambda record: si(record.get("samples_per_s"))),
     Column("tokens", 6, 12, lambda record: si(record.get("tokens") or None)),
@@ -98,15 +101,25 @@ COLUMNS = (
 )
 
 
-OF_TOKENS = ("tokens", "tok/s")
+OF_TOKENS = {"tokens", "tok/s"}
 """Titles of columns that are shown only where there are tokens."""
 
 
 def telling(records: Iterable[Record]) -> tuple[Column, ...]:
-    """Return the columns that say something of these rounds."""
-    if any(record.get("tokens") for record in records):
-        return COLUMNS
-    return tuple(column for column in COLUMNS if column.title not in OF_TOKENS)
+    """Return the columns that say something of these rounds: those of tokens and of other objectives may not."""
+    records = list(records)
+    objective = next((one for one in OBJECTIVES if any(one.trained in record for record in records)), LOSS)
+    hidden = {title for one in OBJECTIVES if one is not objective for title in (one.trained, one.validated)}
+    if not any(record.get("tokens") for record in records):
+        hidden |= OF_TOKENS
+    return tuple(column for column in COLUMNS if column.title not in hidden)
+
+
+def validated(evaluation: Record) -> dict[str, float]:
+    """Return the objective of an evaluation by the title of its column; nothing if it has none."""
+    objective = objective_of([evaluation])
+    value = evaluation.get(objective.name)
+    return {} if value is None else {objective.validated: value}
 
 
 def fitting(width: int, gap: int = 2, among: Iterable[Column] = COLUMNS) -> list[Column]:
@@ -123,7 +136,7 @@ def header(columns: Iterable[Column] = COLUMNS) -> str:
 
 
 def line(record: Record, columns: Iterable[Column] = COLUMNS) -> str:
-    """Return a round as one line under `header`; `val_loss` may have been added to the record."""
+    """Return a round as one line under `header`; the figure of `validated` may have been added to the record."""
     return "  ".join(column.cell(record).rjust(column.width) for column in columns)
 
 
@@ -138,8 +151,7 @@ def closing(figures: Record) -> str:
     parts = [
         f"{figures.get('rounds', 0)} rounds in {duration(figures.get('seconds'))}",
         *_work(figures),
-        f"loss {figures['loss']:.4f}" if figures.get("loss") is not None else "",
-        _evaluation(figures),
+        *_quality(figures),
         f"{(figures.get('bytes_up') or 0) / 1e6:.1f} MB up",
         _saving(figures.get("traffic_ratio")),
         f"{figures['workers_lost']} workers lost" if figures.get("workers_lost") else "",
@@ -159,12 +171,15 @@ def _work(figures: Record) -> list[str]:
     return [samples if speed is None else f"{samples} ({si(speed)}/s)"]
 
 
-def _evaluation(figures: Record) -> str:
-    if figures.get("val_loss") is None:
-        return ""
-    names = [name for name in ("perplexity", "accuracy") if figures.get(name) is not None]
-    more = ", ".join(f"{name} {figures[name]:.4g}" for name in names)
-    return f"val_loss {figures['val_loss']:.4f}" + (f" ({more})" if more else "")
+def _quality(figures: Record) -> Iterator[str]:
+    """Loss if that is the objective, and the last evaluation."""
+    objective = objective_of([figures])
+    if objective is LOSS and figures.get("loss") is not None:
+        yield f"loss {figures['loss']:.4f}"
+    if (value := figures.get(objective.name)) is not None:
+        names = [name for name in objective.beside if figures.get(name) is not None]
+        more = ", ".join(f"{name} {figures[name]:.4g}" for name in names)
+        yield f"{objective.name} {value:.4f}" + (f" ({more})" if more else "")
 
 
 def _saving(ratio: float | None) -> str:

@@ -13,7 +13,7 @@ from hypha_ray.bridge.tensors import read
 from hypha_ray.codec import Encoder, encoded, payload_bytes
 from hypha_ray.errors import BridgeError
 from hypha_ray.store.tensorfile import flattened
-from hypha_ray.types import Delta, Evaluated, Event, Flat, Layout, Merged, Plan, Report, Source, window
+from hypha_ray.types import Delta, Evaluated, Event, Flat, Layout, Merged, Plan, Report, Source, Sums, window
 from hypha_ray.types.layout import dtype_of
 from hypha_ray.worker.bridged.told import UNKNOWN, Contents, Told
 
@@ -103,8 +103,7 @@ class Inbound:
                 yield self._report(message, told)
             case "evaluation" if told.current("evaluation", message.round) and not told.evaluated:
                 told.evaluate(message)
-                correct, seconds = message.correct if message.HasField("correct") else None, self._now() - told.began
-                yield Evaluated(self._source, message.round, message.loss_sum, message.count, correct, seconds)
+                yield Evaluated(self._source, message.round, _sums(message), self._now() - told.began)
             case "update" if told.current("update", message.round) and not told.handed_over:
                 yield from self._delta(message, told)
             case "update":
@@ -179,3 +178,10 @@ class Inbound:
         path, self._newest = self._newest, None
         if path is not None:
             self._directory.unlink(path)
+
+
+def _sums(message: pb.Evaluation) -> Sums:
+    """Figures of a trainer's evaluation."""
+    count = float(message.count)
+    sums = {"val_loss": (message.loss_sum, count)}
+    return sums | {"accuracy": (float(message.correct), count)} if message.HasField("correct") else sums

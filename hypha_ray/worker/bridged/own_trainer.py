@@ -54,7 +54,8 @@ def _go_through(work: Round, own: Trainer, chosen: Strategy, peak: float, *, fir
     work.merged(time.monotonic() - began)
     if work.evaluates:
         sums = own.evaluate(Samples(arrays, work.keys) for arrays in work.evaluation())
-        work.evaluated(sums.loss_sum, sums.count, sums.correct)
+        (loss_sum, count), accuracy = sums["val_loss"], sums.get("accuracy")
+        work.evaluated(loss_sum, int(count), None if accuracy is None else int(accuracy[0]))
     chosen.begin()
     for place, batch in enumerate(work.batches()):
         samples = Samples(batch, work.keys)

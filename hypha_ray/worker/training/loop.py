@@ -146,7 +146,7 @@ class TrainingLoop:
         with self._weights.global_weights():
             sums = self._trainer.evaluate(self._validation(plan))
         seconds = time.monotonic() - began
-        self._emit(Evaluated(self._source, plan.round, sums.loss_sum, sums.count, sums.correct, seconds))
+        self._emit(Evaluated(self._source, plan.round, sums, seconds))
 
     def _validation(self, plan: Plan) -> Iterator[Samples]:
         samples = sum(span.samples for span in plan.evaluate)
@@ -267,6 +267,7 @@ class TrainingLoop:
             data_wait_s=meter.data_wait_s,
             inner_state=self._bequeaths,
             quality=(quality.error, quality.cosine),
+            sums=meter.sums,
         )
         parts = [*payloads, *([export_inner_state(self._trainer, self._encoders)] if self._bequeaths else [])]
         action = failpoint("worker.payload", self._source.worker)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from hypha_ray.optim.step import Step
-from hypha_ray.types import Report, Source
+from hypha_ray.types import Report, Source, Sums, added
 
 
 @dataclass(slots=True)
@@ -27,6 +27,9 @@ class Meter:
     scored: int = 0
     """Positions that the losses are means over."""
     data_wait_s: float = 0.0
+    sums: Sums = field(default_factory=dict)
+    """Further figures of the round's reported steps."""
+    _steps: list[Sums] = field(default_factory=list)
     _losses: list[tuple[torch.Tensor, int]] = field(default_factory=list)
     _loss_sum: float = 0.0
     _norm: torch.Tensor | None = None
@@ -57,6 +60,8 @@ class Meter:
             self.tokens = (self.tokens or 0) + result.tokens
         self.scored += result.scored
         self._learning_rate = learning_rate
+        if result.sums:
+            self._steps.append(result.sums)
         if result.scored:
             self._losses.append((result.loss, result.scored))
             self._norm = result.norm
@@ -105,7 +110,10 @@ class Meter:
             data_wait_s=self.data_wait_s - waited_s,
             learning_rate=self._learning_rate,
             gradient_norm=None if self._norm is None else float(self._norm),
+            sums=added(self._steps),
         )
+        self.sums = added([self.sums, report.sums])
+        self._steps.clear()
         self._losses.clear()
         self._loss_sum += loss_sum
         self._reported = (self.batches, self.samples, self.tokens or 0, self.scored, self.data_wait_s)

@@ -13,7 +13,7 @@ import torch
 
 from hypha_ray.config import Job
 from hypha_ray.model.environment import device_of, seed_all
-from hypha_ray.model.evaluation import EvaluationSums, evaluate, tensors_of
+from hypha_ray.model.evaluation import evaluate, tensors_of
 from hypha_ray.model.loading.build import random_model, task_of
 from hypha_ray.model.loading.preprocess import load_special_tokens
 from hypha_ray.model.loss_check import check_loss_on_copy
@@ -24,7 +24,7 @@ from hypha_ray.model.trained import build_trained
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.optim.schedules import inner_steps
 from hypha_ray.optim.step import Step
-from hypha_ray.types import Arrays, Flat, Samples
+from hypha_ray.types import Arrays, Flat, Samples, Sums
 
 
 class SupervisedTrainer:
@@ -114,7 +114,7 @@ class SupervisedTrainer:
             self._put_back(gradients, buffers)
         return Step(torch.zeros_like(result.loss), 0, torch.zeros_like(result.norm), bad=batch.keys[damaged])
 
-    def evaluate(self, batches: Iterable[Samples]) -> EvaluationSums:
+    def evaluate(self, batches: Iterable[Samples]) -> Sums:
         """The model's loss, and what it got right, over these batches."""
         return evaluate(self.model, self._task, batches, self.device, self._autocast)
 

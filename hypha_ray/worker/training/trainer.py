@@ -8,11 +8,10 @@ from typing import Protocol
 import torch
 
 from hypha_ray.config import Job
-from hypha_ray.model.evaluation import EvaluationSums
 from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.optim.optimizers import Inner
 from hypha_ray.optim.step import Step
-from hypha_ray.types import Flat, Samples
+from hypha_ray.types import Flat, Samples, Sums
 from hypha_ray.worker.training.supervised import SupervisedTrainer
 
 
@@ -45,8 +44,8 @@ class Trainer(Protocol):
         """Add a batch's gradient, of the mean over scored positions or of their sum."""
         ...
 
-    def evaluate(self, batches: Iterable[Samples]) -> EvaluationSums:
-        """Return figures of the model over validation samples."""
+    def evaluate(self, batches: Iterable[Samples]) -> Sums:
+        """Return figures of the model over validation samples, by the names of records."""
         ...
 
     def merged(self, version: int) -> None:

@@ -259,8 +259,8 @@ def _held_out(job: Job, model: PreTrainedModel, dataset: Path) -> tuple[float, f
     for half in (slice(samples // 2), slice(samples // 2, None)):
         parts = {name: torch.from_numpy(array[half]).split(8 * BATCH) for name, array in held.items()}
         batches = [dict(zip(parts, batch, strict=True)) for batch in zip(*parts.values(), strict=True)]
-        sums = evaluate(model, task, batches, "cpu")
-        losses.append(sums.loss_sum / sums.count)
+        loss_sum, count = evaluate(model, task, batches, "cpu")["val_loss"]
+        losses.append(loss_sum / count)
     return losses[0], losses[1]
 
 

@@ -51,7 +51,7 @@ def train(config: dict[str, Any]) -> None:
         optimizer.step()
         if step % config["every"] == 0:
             found = evaluate(model, task, held_out, "cpu")
-            sums = torch.tensor([found.loss_sum, found.count], dtype=torch.float64)
+            sums = torch.tensor(found["val_loss"], dtype=torch.float64)
             torch.distributed.all_reduce(sums)
             loss = float(sums[0] / sums[1])
             if rank == 0:

@@ -24,7 +24,7 @@ from hypha_ray.model.loading.build import build_model, skeleton, task_of
 from hypha_ray.model.loss_check import check_loss_on_copy
 from hypha_ray.model.saved_model import export, open_saved
 from hypha_ray.model.tasks.table import TASKS, UNTRAINABLE
-from hypha_ray.types import Samples
+from hypha_ray.types import Samples, added
 from hypha_ray.worker.training.supervised import SupervisedTrainer
 from tests.support.truth_cases import ACCEPTED, REFUSED, Case
 
@@ -96,15 +96,15 @@ def test_saved_model_is_evaluated_like_the_run_however_samples_are_shared_out(ca
     trainer.step(samples)
     shares = [[samples.part(slice(4, 6))], [samples.part(slice(0, 3)), samples.part(slice(3, 4))]]
     parts = [trainer.evaluate(share) for share in shares]
-    loss, count = sum(part.loss_sum for part in parts), sum(part.count for part in parts)
+    loss, count = added(parts)["val_loss"]
     layout = layout_of(trainer.model)
     export(
         Job(model=Model(**settings(case))), None, views(layout, [gather(trainer.model, layout, 0)]), tmp_path / "model"
     )
     network, task = open_saved(tmp_path / "model")
     again = evaluate(network, task, batches_of([case.arrays], 4, [3]), "cpu")
-    assert again.count == count > 0
-    assert again.loss_sum / count == pytest.approx(loss / count, rel=1e-5)
+    assert again["val_loss"][1] == count > 0
+    assert again["val_loss"][0] / count == pytest.approx(loss / count, rel=1e-5)
     trainer.model.eval()
     with torch.no_grad():
         inputs = fed(case, trainer)

@@ -72,6 +72,16 @@ def test_console_of_data_without_tokens_has_no_columns_of_tokens() -> None:
     assert "tok" not in title
 
 
+def test_console_of_rewards_shows_them_instead_of_losses() -> None:
+    evaluation = {"kind": "eval", "round": 0, "reward": 0.75, "pass@1": 0.5}
+    header, first, second = shown(2, evaluation, a_round(0, reward=0.5), a_round(1, reward=0.625))
+    assert header.split()[:4] == ["round", "time", "reward", "val_reward"] and "loss" not in header.split()
+    assert first.split()[:4] == ["1/2", "12.5s", "0.5000", "0.7500"]
+    assert second.split()[2:4] == ["0.6250", "-"]
+    closing = table.closing({"rounds": 2, "loss": 3.0, "reward": 0.75, "pass@1": 0.5})
+    assert "reward 0.7500 (pass@1 0.5)" in closing and "loss" not in closing
+
+
 def test_console_lines_are_aligned_whatever_is_missing() -> None:
     bare = {"kind": "round", "round": 99, "loss": None, "batches": {}, "eta_s": None, "time_s": None}
     many = a_round(100, workers=64, batches={number: 10 + number for number in range(64)}, eta_s=1e6)

@@ -114,7 +114,7 @@ def test_trainer_is_one_worker_among_others_and_nothing_is_unpickled(monkeypatch
         (0, digest(named(LAYOUT, [THETA]))),
         (1, None),
     ]
-    assert [(one.round, one.loss_sum, one.count) for one in bench.of(Evaluated)] == [(0, 45.0, 1), (1, 45.0, 1)]
+    assert [(one.round, one.sums) for one in bench.of(Evaluated)] == [(n, {"val_loss": (45.0, 1)}) for n in (0, 1)]
     (delta,) = bench.of(Delta)
     assert (delta.samples, delta.batches, delta.tokens, delta.fragments) == (30, 4, None, 1)
     assert delta.spans == (Span(0, 0, 0, 20), Span(0, 0, 30, 40))

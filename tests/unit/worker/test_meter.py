@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hypha_ray.optim.step import Step
-from hypha_ray.types import Source
+from hypha_ray.types import Source, Sums
 from hypha_ray.worker.training import meter as module
 from hypha_ray.worker.training.meter import Meter
 
@@ -31,11 +31,11 @@ def begun(clock: Clock) -> Meter:
     return Meter(Source("test", 0, 0), 3, 10.0, _began_s=clock.now, _reported_s=clock.now)
 
 
-def step(meter: Meter, clock: Clock, seconds: float, waited_s: float = 0.0) -> None:
+def step(meter: Meter, clock: Clock, seconds: float, waited_s: float = 0.0, sums: Sums | None = None) -> None:
     with meter.waiting():
         clock.now += waited_s
     clock.now += seconds
-    meter.step(Step(torch.tensor(2.0), 8, torch.tensor(1.0), tokens=40), 4, 0.1)
+    meter.step(Step(torch.tensor(2.0), 8, torch.tensor(1.0), 40, sums or {}), 4, 0.1)
 
 
 def test_first_batch_of_a_round_is_not_timed_and_all_others_are(clock: Clock) -> None:
@@ -68,3 +68,13 @@ def test_time_between_a_pause_and_the_next_batch_does_not_count(clock: Clock) ->
     step(meter, clock, 1.5)
     report = meter.report()
     assert (report.timed_batches, report.seconds, meter.train_s) == (1, 1.5, 8.5)
+
+
+def test_figures_of_steps_are_summed_for_each_report_and_for_the_round(clock: Clock) -> None:
+    meter = begun(clock)
+    step(meter, clock, 1.0, sums={"reward": (2.0, 4.0)})
+    step(meter, clock, 1.0, sums={"reward": (1.0, 4.0), "entropy": (3.0, 1.0)})
+    assert meter.report().sums == {"reward": (3.0, 8.0), "entropy": (3.0, 1.0)}
+    step(meter, clock, 1.0, sums={"reward": (4.0, 4.0)})
+    assert meter.report().sums == {"reward": (4.0, 4.0)}
+    assert meter.sums == {"reward": (7.0, 12.0), "entropy": (3.0, 1.0)}

@@ -97,7 +97,7 @@ def test_evaluation_is_of_the_global_weights_and_leaves_the_workers_own_alone() 
 
     with_one, without = run(32), run(0)
     untrained = Bench().run(plan_of(8, evaluate=32)).of(Evaluated)[0]
-    assert with_one.of(Evaluated)[0].loss_sum == untrained.loss_sum
+    assert with_one.of(Evaluated)[0].sums == untrained.sums
     assert np.array_equal(with_one.of(dict)[1]["parameters/float32"], without.of(dict)[1]["parameters/float32"])
 
 
