@@ -48,6 +48,7 @@ def main() -> None:
     from hypha_ray.data.slices import read_slice
 
     manifest = load(arguments.dataset)
+    manifest.refuse_prompts()
     infos = manifest.of(arguments.split)
     if not infos:
         splits = ", ".join(sorted({info.split for info in manifest.slices}))

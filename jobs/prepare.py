@@ -1,23 +1,33 @@
-"""Make a prepared dataset: slices of packed sequences or images, and a manifest.
+"""Make a prepared dataset: slices of packed sequences, images or prompts, and a manifest.
 
     python jobs/prepare.py --source stdlib --out ~/hypha_ray/datasets/stdlib
     python jobs/prepare.py --source digits --out ~/hypha_ray/datasets/digits
     python jobs/prepare.py --source 'texts/**/*.txt' --tokenizer gpt2 --seq-len 1024 --out texts-gpt2
     python jobs/prepare.py --source Salesforce/wikitext --subset wikitext-103-raw-v1 --tokenizer gpt2 --out wikitext
+    python jobs/prepare.py --source problems:sort2 --tokenizer characters --out data/sort2
+    python jobs/prepare.py --source gsm8k.jsonl --prompt-column question --answer-column answer --task gsm8k \
+        --tokenizer Qwen/Qwen2.5-0.5B-Instruct --chat --out data/gsm8k
 
 stdlib is the source text of Python's own library, digits the small images of scikit-learn: neither needs a network.
+problems: copyN, reverseN, sortN, maxN, sumsN and remaindersN, of N digits, are prompts that are generated with answers.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.cli.options import parse_options
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.provenance import Origin, counted
+
+if TYPE_CHECKING:
+    from hypha_ray.data.manifest import Manifest
 
 
 def main() -> None:
@@ -40,16 +50,30 @@ def main() -> None:
         print(f"{split:<10} {manifest.samples(split):>9,} samples in {len(manifest.of(split)):,} slices")
     if manifest.modality == "language":
         print(f"{'tokens':<10} {manifest.samples('train') * options.seq_len:>9,} to train on")
+    if manifest.modality == "prompts":
+        show_prompts(options.out.expanduser(), manifest)
     print(f"{'size':<10} {size / 1e6:>9,.1f} MB in {time.monotonic() - begin:.1f} s")
     if manifest.origin is not None:
-        show_origin(manifest.origin)
+        show_origin(manifest.origin, "prompts" if manifest.modality == "prompts" else "documents")
     print(f"dataset: {options.out.expanduser().resolve()}")
 
 
-def show_origin(origin: Origin) -> None:
+def show_prompts(folder: Path, manifest: Manifest) -> None:
+    """Say how many different prompts there are and how long they are, and show the first one."""
+    from hypha_ray.data.preparation.prompts import preview
+
+    found = preview(folder, manifest)
+    different = ", ".join(f"{number:,} in {split}" for split, number in found.different.items())
+    print(f"{'different':<10} {different}")
+    print(f"{'tokens':<10} {found.shortest:,} to {found.longest:,} a prompt, {found.mean:,.1f} on average")
+    print(f"{'prompt':<10} {json.dumps(found.prompt, ensure_ascii=False)}")
+    print(f"{'record':<10} {json.dumps(found.record, ensure_ascii=False)}")
+
+
+def show_origin(origin: Origin, what: str) -> None:
     """Say what was read, and what was left out of it."""
     files = f" from {counted(origin.files, 'files')}" if origin.files else ""
-    print(f"{'read':<10} {counted(origin.documents, 'documents', 9)}{files}")
+    print(f"{'read':<10} {counted(origin.documents, what, 9)}{files}")
     for omission in origin.omissions:
         print(f"{'left out':<10} {omission}")
     for note in origin.notes:

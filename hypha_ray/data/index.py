@@ -7,9 +7,8 @@ import hashlib
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
 
-from hypha_ray.data.manifest import Manifest, TensorInfo
+from hypha_ray.data.manifest import Manifest, Modality, TensorInfo
 from hypha_ray.data.provenance import readable
 from hypha_ray.data.slices import describe, merge, parse, read_file
 from hypha_ray.types import SliceInfo
@@ -47,8 +46,10 @@ def index(folder: Path, files: Iterable[Path]) -> Manifest:
     return manifest
 
 
-def _modality(tensors: tuple[TensorInfo, ...]) -> Literal["language", "vision", "other"]:
+def _modality(tensors: tuple[TensorInfo, ...]) -> Modality:
     names = {tensor.name for tensor in tensors}
     if names & {"images", "pixel_values"}:
         return "vision"
-    return "language" if "input_ids" in names else "other"
+    if "input_ids" in names:
+        return "prompts" if "reward_data" in names else "language"
+    return "other"

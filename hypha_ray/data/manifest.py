@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 import pydantic_core
@@ -30,6 +30,10 @@ _BITS = {"int": (8, 16, 32, 64), "uint": (8, 16, 32, 64), "float": (16, 32, 64)}
 DTYPES = frozenset(f"{kind}{bits}" for kind, sizes in _BITS.items() for bits in sizes) | {"bool"}
 """Element types of a slice's tensors, by numpy's names."""
 
+Modality: TypeAlias = Literal["language", "vision", "prompts", "other"]
+
+_PROMPTS = {"input_ids": ("int32", 1), "attention_mask": ("int32", 1), "reward_data": ("uint8", 1)}
+"""Dtype and number of dimensions of a prompt's tensors, by name."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -70,12 +74,12 @@ class Manifest(BaseModel):
 
     format_version: Literal[1] = FORMAT_VERSION
     name: str
-    modality: Literal["language", "vision", "other"]
+    modality: Modality
     slices: tuple[SliceInfo, ...]
     tensors: tuple[TensorInfo, ...]
     preprocessor: PreprocessorInfo | None = None
     origin: Origin | None = None
-    """Account of what the slices were made of; None if they weren't made of texts."""
+    """Account of what the slices were made of; None if they weren't made of texts or prompts."""
 
     def of(self, split: str) -> tuple[SliceInfo, ...]:
         """Slices of a split."""
@@ -112,6 +116,18 @@ class Manifest(BaseModel):
                     f"0 … {limit - 1}",
                     f"give the model at least {largest + 1}, or prepare the dataset with the model's own preprocessor",
                 )
+
+    def refuse_prompts(self) -> None:
+        """Refuse a dataset of prompts where samples have to have a loss.
+
+        Raises:
+            DataError: it is one.
+
+        """
+        if self.modality == "prompts":
+            what, allowed = f"dataset {self.name!r} has prompts, which have no loss", "language, vision or other"
+            fix = "name a dataset of texts or images"
+            raise DataError("DATA035", what, self.modality, allowed, fix)
 
     def save(self, folder: Path) -> None:
         """Write ``manifest.json`` in one step: it is there whole, or not at all.
@@ -182,6 +198,9 @@ def _problems(manifest: Manifest, folder: Path) -> Iterator[str]:
         yield "no slices"
     if len({info.index for info in manifest.slices}) < len(manifest.slices):
         yield "two slices with one index"
+    shapes = {tensor.name: (tensor.dtype, len(tensor.shape)) for tensor in manifest.tensors}
+    if manifest.modality == "prompts" and not _PROMPTS.items() <= shapes.items():
+        yield f"prompts without {' or '.join(name for name in _PROMPTS if shapes.get(name) != _PROMPTS[name])}"
     for tensor in manifest.tensors:
         if tensor.dtype not in DTYPES:
             yield f"tensor {tensor.name!r} has the unknown dtype {tensor.dtype!r}"

@@ -37,9 +37,10 @@ class Origin:
 
 
 class Account:
-    """Collects what a preparation reads and leaves out."""
+    """Collects what a preparation reads and leaves out; `used` names the columns that it reads."""
 
-    def __init__(self) -> None:
+    def __init__(self, used: str = "the text is") -> None:
+        self._used = used
         self.files = 0
         self.documents = 0
         self._omissions: dict[tuple[str, str], tuple[int, tuple[str, ...]]] = {}
@@ -83,7 +84,7 @@ class Account:
         found = [Omission(*key, *counted) for key, counted in self._omissions.items()]
         if self._columns:
             names = tuple(map(readable, self._columns))[:MOST_NAMES]
-            found.append(Omission("columns", "not used; only the text is", len(self._columns), names))
+            found.append(Omission("columns", f"not used; only {self._used}", len(self._columns), names))
         return Origin(self.files, self.documents, tuple(found), tuple(self._notes))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from hypha_ray.data.catalogue import load
+from hypha_ray.data.slices import read_slice
+from hypha_ray.types.prompts import unpack_records
 
 SCRIPT = Path(__file__).parents[2] / "jobs" / "prepare.py"
 
@@ -80,6 +83,35 @@ def test_prepare_of_digits_makes_images(tmp_path: Path) -> None:
     assert {tensor.name: tensor.maximum for tensor in load(tmp_path / "d").tensors}["labels"] == 9
 
 
+def test_prepare_of_problems_shows_counts_lengths_and_a_prompt(tmp_path: Path) -> None:
+    out = tmp_path / "sort2"
+    done = run("--source", "problems:sort2", "--tokenizer", "characters", "--out", str(out))
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = {line.split()[0]: " ".join(line.split()[1:]) for line in done.stdout.splitlines()}
+    assert lines["read"] == "8,192 prompts"
+    assert lines["validation"] == "256 samples in 1 slices"
+    assert lines["different"] == "95 in train, 5 in validation"
+    assert lines["tokens"] == "3 to 3 a prompt, 3.0 on average"
+    prompt, record = json.loads(lines["prompt"]), json.loads(lines["record"])
+    assert record == {"task": "sort2", "answer": "".join(sorted(prompt[:2]))} and prompt[2:] == "="
+    assert lines["dataset:"] == str(out)
+
+
+def test_prepare_of_rows_in_the_form_of_gsm8k(tmp_path: Path) -> None:
+    rows = [{"question": f"What is {n} + {n}?", "answer": f"Twice {n}.\n#### {2 * n:,}"} for n in range(400, 800)]
+    (tmp_path / "gsm8k.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    out, source = tmp_path / "gsm8k", str(tmp_path / "gsm8k.jsonl")
+    columns = ("--prompt-column", "question", "--answer-column", "answer", "--task", "gsm8k")
+    done = run("--source", source, *columns, "--out", str(out), "--samples-per-slice", "100")
+    assert (done.returncode, done.stderr) == (0, "")
+    manifest = load(out)
+    assert (manifest.modality, manifest.samples("train"), manifest.samples("validation")) == ("prompts", 380, 20)
+    records = [
+        record for info in manifest.slices for record in unpack_records(read_slice(out, info, manifest)["reward_data"])
+    ]
+    assert sorted(int(record["answer"]) for record in records) == [2 * n for n in range(400, 800)]
+
+
 def test_prepare_into_a_dataset_wants_overwrite(tmp_path: Path) -> None:
     arguments = ("--source", "digits", "--out", str(tmp_path / "d"))
     assert run(*arguments).returncode == 0
@@ -101,6 +133,9 @@ def test_prepare_into_a_dataset_wants_overwrite(tmp_path: Path) -> None:
         (["--source", "owner/any", "--out", "d"], 75, "error[HUB003]: dataset 'owner/any'"),
         (["--source", "stdlib", "--out", "d", "--tokenizer", "owner/any"], 75, "error[HUB003]"),
         (["--source", "digits", "--out", "/dev/null/d"], 3, "error[DATA009]"),
+        (["--source", "problems:sorted", "--out", "d"], 3, "copy, reverse, sort, max, sums, remainders"),
+        (["--source", "problems:sort2", "--out", "d", "--chat"], 3, "error[DATA034]: tokenizer 'byte' has no chat"),
+        (["--source", "stdlib", "--out", "d", "--chat"], 2, "error[PREP007]: --chat has no effect without"),
     ],
 )
 def test_prepare_with_an_error_prints_it_without_a_traceback(

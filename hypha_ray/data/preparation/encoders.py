@@ -87,11 +87,7 @@ class TokenizerEncoder:
 
     def __init__(self, tokenizer: Any, name: str, revision: str | None = None) -> None:
         self._tokenizer, self._name, self._revision = tokenizer, name, revision
-        end = tokenizer.eos_token_id
-        self._end: int | None = tokenizer.sep_token_id if end is None else end
-        if self._end is None:
-            fix = "give it an eos_token and save it, or choose another"
-            raise ConfigError("PREP002", f"tokenizer {name!r} has no token for the end of a document", fix=fix)
+        self._end = require_end(tokenizer, name)
 
     def encode(self, documents: Sequence[str]) -> Tokens:
         """Ids of all documents in one row."""
@@ -115,6 +111,20 @@ class TokenizerEncoder:
         """Advice for prompts, where the tokenizer puts an end behind every text: a model can't continue that."""
         ends = self._tokenizer("a")["input_ids"][-1:] == [self._end]
         return f"tokenizer {self._name!r} ends every text: give prompts with add_special_tokens=False" if ends else ""
+
+
+def require_end(tokenizer: Any, name: str) -> int:
+    """The token for the end of a document.
+
+    Raises:
+        ConfigError: the tokenizer has none.
+
+    """
+    end = tokenizer.sep_token_id if tokenizer.eos_token_id is None else tokenizer.eos_token_id
+    if end is None:
+        fix = "give it an eos_token and save it, or choose another"
+        raise ConfigError("PREP002", f"tokenizer {name!r} has no token for the end of a document", fix=fix)
+    return int(end)
 
 
 def save_tokenizer(tokenizer: Any, folder: Path, name: str, revision: str | None = None) -> PreprocessorInfo:

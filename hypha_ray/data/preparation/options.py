@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from hypha_ray.errors import ConfigError
+
+PROBLEMS, GYM = "problems:", "reasoning-gym:"
+GENERATED: Final = (PROBLEMS, GYM)
+"""Beginnings of sources whose prompts are generated."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Turns a corpus into slices of packed sequences or images, with a manifest."""
+    """Turns a corpus into slices of packed sequences, images or prompts, with a manifest."""
 
     source: str
-    """stdlib, digits, a file of text, CSV, JSON or Parquet, a folder or pattern of them, or a Hugging Face dataset"""
+    """stdlib, digits, a file of text, CSV, JSON or Parquet, a folder or pattern of them, a Hugging Face dataset,
+    problems:NAME such as problems:sort2, or reasoning-gym:NAME"""
     out: Path
     """folder to make; its name is the dataset's"""
     tokenizer: str = "byte"
@@ -22,21 +29,35 @@ class Options:
     tokenizer_revision: str | None = None
     """branch, tag or commit of the tokenizer"""
     seq_len: int = 256
-    """tokens in a sample"""
+    """tokens in a sample; longer prompts are left out"""
     samples_per_slice: int = 1024
     """samples in a slice, the unit that workers are sent"""
     validation_fraction: float = 0.05
-    """part of the documents or images that is held out"""
+    """part of the documents, images or different prompts that is held out"""
     validation_samples: int = 256
     """most samples to hold out"""
     seed: int = 0
     """seed of split and order"""
     max_documents: int | None = None
-    """read no more documents than this"""
+    """read no more documents or prompts than this; default for generated prompts: 8192"""
     max_samples: int | None = None
     """write no more training samples than this"""
     text_column: str = "text"
     """column of tables and Hugging Face datasets that has the text; of CSV files default: the only one with text"""
+    prompt_column: str | None = None
+    """column that has prompts, for reinforcement learning; the dataset is then one of prompts"""
+    answer_column: str | None = None
+    """column that has the right answers, for rewards"""
+    answer_pattern: str | None = None
+    """regular expression that finds the answer in its column; its first group, if it has one, is the answer"""
+    task: str | None = None
+    """name of the task in the records for rewards; of gsm8k and number the answer is the number; default: exact"""
+    keep_columns: list[str] = field(default_factory=list)
+    """other columns to put into the records for rewards"""
+    chat: bool = False
+    """put prompts into the tokenizer's chat template, up to where the model answers"""
+    system: str | None = None
+    """system message before each prompt of a chat"""
     subset: str | None = None
     """configuration of a Hugging Face dataset, such as wikitext-103-raw-v1"""
     split: str = "train"
@@ -45,6 +66,11 @@ class Options:
     """branch, tag or commit of a Hugging Face dataset"""
     overwrite: bool = False
     """replace the dataset that OUT already has"""
+
+    @property
+    def makes_prompts(self) -> bool:
+        """Whether the dataset is one of prompts."""
+        return self.prompt_column is not None or self.source.startswith(GENERATED)
 
     def check(self) -> None:
         """Refuse what can't be.
@@ -62,6 +88,32 @@ class Options:
             raise _out_of_range("validation_fraction", self.validation_fraction, "0 ≤ x < 1")
         if not self.source:
             raise _out_of_range("source", "nothing", "stdlib, digits, a path, or a Hugging Face name")
+        self._check_prompts()
+
+    def _check_prompts(self) -> None:
+        """Refuse options of prompts that would have no effect."""
+        of_rows = ("prompt_column", "answer_column", "answer_pattern", "task", "keep_columns")
+        if self.source.startswith(GENERATED):
+            self._refuse(of_rows, f"has no effect on generated prompts, --source {self.source}")
+        elif self.prompt_column is None:
+            self._refuse((*of_rows, "chat", "system"), "has no effect without --prompt-column")
+        elif self.source in ("stdlib", "digits"):
+            self._refuse(("prompt_column",), f"has no effect on --source {self.source}, which has no columns")
+        if not self.chat:
+            self._refuse(("system",), "has no effect without --chat")
+        if self.answer_column is None:
+            self._refuse(("answer_pattern",), "has no effect without --answer-column")
+        if taken := {"task", "answer"} & set(self.keep_columns):
+            raise _out_of_range("keep_columns", ", ".join(sorted(taken)), "columns of other names")
+        try:
+            re.compile(self.answer_pattern or "")
+        except re.error as error:
+            raise _out_of_range("answer_pattern", f"{self.answer_pattern}: {error}", "a regular expression") from None
+
+    def _refuse(self, names: tuple[str, ...], why: str) -> None:
+        for name in names:
+            if getattr(self, name) not in (None, False, []):
+                raise ConfigError("PREP007", f"--{name.replace('_', '-')} {why}", fix="leave it out")
 
 
 def _out_of_range(name: str, got: object, allowed: str) -> ConfigError:

@@ -10,23 +10,22 @@ the corpus. One that fits in them is shuffled as a whole.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
-from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 
-from hypha_ray.data.manifest import Manifest, PreprocessorInfo, TensorInfo
+from hypha_ray.data.manifest import Manifest, PreprocessorInfo
 from hypha_ray.data.preparation import sources
 from hypha_ray.data.preparation.encoders import Encoder, Tokens, load_encoder
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.packing import Held, batches, digest, hold_out, pack, shuffle
+from hypha_ray.data.preparation.prompts import write_prompts
+from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
 from hypha_ray.data.preparation.staging import staged
 from hypha_ray.data.provenance import Account, readable
-from hypha_ray.data.slices import Arrays, describe, merge, write_slice
+from hypha_ray.data.slices import Arrays
 from hypha_ray.errors import ConfigError, DataError
-from hypha_ray.types import SliceInfo
 
 WINDOW_CHARACTERS = 1 << 26
 """Documents are shuffled in a buffer of this size, and validation documents are taken from the first one."""
@@ -34,9 +33,6 @@ BLOCK_TOKENS = 1 << 24
 """Sequences are shuffled in blocks of about this size."""
 BATCH_CHARACTERS = 1 << 20
 """Documents are tokenised in groups of about this size."""
-
-Report: TypeAlias = Callable[[str, int], None]
-"""Told what was done since the last call: ``("documents", 12)`` or ``("samples", 1024)``."""
 
 
 def prepare(options: Options, report: Report) -> Manifest:
@@ -50,14 +46,17 @@ def prepare(options: Options, report: Report) -> Manifest:
     """
     options.check()
     out = options.out.expanduser()
-    account = Account()
+    account = Account("prompt and answer are") if options.makes_prompts else Account()
     with staged(out, options.overwrite) as folder:
-        writer = _Writer(folder, options.samples_per_slice, report)
+        writer = SliceWriter(folder, options.samples_per_slice, report)
         images = options.source == "digits"
-        preprocessor = _write_digits(options, writer) if images else _write_text(options, writer, report, account)
+        if options.makes_prompts:
+            preprocessor: PreprocessorInfo | None = write_prompts(options, writer, report, account)
+        else:
+            preprocessor = _write_digits(options, writer) if images else _write_text(options, writer, report, account)
         manifest = Manifest(
             name=readable(out.resolve().name),
-            modality="vision" if images else "language",
+            modality="prompts" if options.makes_prompts else "vision" if images else "language",
             slices=tuple(writer.slices),
             tensors=writer.tensors,
             preprocessor=preprocessor,
@@ -67,28 +66,7 @@ def prepare(options: Options, report: Report) -> Manifest:
     return manifest
 
 
-class _Writer:
-    """Cuts samples into slices and keeps account of them."""
-
-    def __init__(self, folder: Path, samples_per_slice: int, report: Report) -> None:
-        self.folder = folder
-        self.slices: list[SliceInfo] = []
-        self.tensors: tuple[TensorInfo, ...] = ()
-        self._size, self._report = samples_per_slice, report
-
-    def add(self, arrays: Arrays, split: str) -> None:
-        """Write samples; only the last slice is short."""
-        samples = len(next(iter(arrays.values())))
-        for start in range(0, samples, self._size):
-            part = {name: array[start : start + self._size] for name, array in arrays.items()}
-            info = write_slice(self.folder, len(self.slices), split, part)
-            _, found = describe(part, info.file)
-            self.tensors = merge(self.tensors or found, found, info.file)
-            self.slices.append(info)
-            self._report("samples", info.samples)
-
-
-def _write_text(options: Options, writer: _Writer, report: Report, account: Account) -> PreprocessorInfo:
+def _write_text(options: Options, writer: SliceWriter, report: Report, account: Account) -> PreprocessorInfo:
     encoder = load_encoder(options.tokenizer, options.tokenizer_revision, partial(_documents, options))
     if encoder.advice:
         account.note(encoder.advice)
@@ -176,7 +154,7 @@ def _language(sequences: Tokens) -> Arrays:
     return {"input_ids": sequences, "attention_mask": np.ones_like(sequences)}
 
 
-def _write_digits(options: Options, writer: _Writer) -> PreprocessorInfo | None:
+def _write_digits(options: Options, writer: SliceWriter) -> PreprocessorInfo | None:
     """Both splits have the classes in their proportions; the images need no preprocessor."""
     from sklearn.model_selection import train_test_split
 

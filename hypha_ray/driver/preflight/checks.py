@@ -86,6 +86,7 @@ def check_model(job: Job, dataset: Path, manifest: Manifest) -> list[str]:
         HyphaError: what is wrong with the model, its weights, or the dataset for it.
 
     """
+    manifest.refuse_prompts()
     with uncollected():  # Seconds go by until torch is loaded.
         from hypha_ray.driver.preflight.compatibility import CHECKS, Case
         from hypha_ray.driver.preflight.loss_on_samples import check_loss

@@ -1,0 +1,210 @@
+"""From prompts to a prepared dataset.
+
+ prompts ─► encoded ─┬─► held out: some of the different prompts, with their repetitions ─► validation slices
+                     └─► the rest, shuffled ──────────────────────────────────────────────► training slices
+
+Tensors: ``input_ids`` and ``attention_mask``, int32 [N, P], padded on the left to the longest prompt; ``reward_data``,
+uint8 [N, A], the record for rewards in JSON. Prompts are held in memory as a whole.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from hypha_ray.data.manifest import Manifest, PreprocessorInfo
+from hypha_ray.data.preparation.encoders import FOLDER, Tokens, load_tokenizer, require_end, save_tokenizer
+from hypha_ray.data.preparation.options import PROBLEMS, Options
+from hypha_ray.data.preparation.plain_tokenizers import byte_tokenizer, character_tokenizer
+from hypha_ray.data.preparation.problems import ALPHABET
+from hypha_ray.data.preparation.prompt_sources import Messages, Prompt, prompts
+from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
+from hypha_ray.data.provenance import Account
+from hypha_ray.data.slices import Arrays, read_slice
+from hypha_ray.errors import DataError
+from hypha_ray.types.prompts import pack_records, unpack_records
+
+Rows: TypeAlias = npt.NDArray[np.int64]
+"""Indices of prompts, [N]."""
+
+_AT_ONCE = 1024
+"""Prompts that are tokenised at once."""
+
+
+def write_prompts(options: Options, writer: SliceWriter, report: Report, account: Account) -> PreprocessorInfo:
+    """Write the slices of both splits, and the tokenizer beside them.
+
+    Raises:
+        DataError: there are no prompts, all are too long, or the tokenizer has no chat template.
+        HyphaError: source or tokenizer can't be had.
+
+    """
+    found = list(prompts(options, account))
+    tokenizer = _tokenizer(options, found)
+    ids, records = _fitting(found, _encoded(tokenizer, found, options, report), options.seq_len, account)
+    if not ids:
+        what = f"there are no prompts of up to {options.seq_len} tokens in {options.source}"
+        raise DataError("DATA033", what, account.left_out or "an empty source", "prompts", "raise --seq-len")
+    train, validation = split(ids, options, account)
+    end, padding = require_end(tokenizer, options.tokenizer), tokenizer.pad_token_id
+    shape = _Shape(max(map(len, ids)), pack_records(records).shape[1], end if padding is None else padding)
+    for rows, name in ((train, "train"), (validation, "validation")):
+        for start in range(0, len(rows), options.samples_per_slice):
+            chosen = rows[start : start + options.samples_per_slice].tolist()
+            writer.add(shape.arrays([ids[row] for row in chosen], [records[row] for row in chosen]), name)
+    return save_tokenizer(tokenizer, writer.folder, options.tokenizer, options.tokenizer_revision)
+
+
+def split(ids: Sequence[Tokens], options: Options, account: Account) -> tuple[Rows, Rows]:
+    """Rows for training and for validation, in random order; no prompt is in both.
+
+    Of the different prompts, `validation_fraction` is held out, at least one and at most `validation_samples`. Each is
+    held out as often as the others, as far as it occurs so often and the limit allows it.
+    """
+    generator = np.random.default_rng(options.seed)
+    places: dict[bytes, list[int]] = {}
+    for row in generator.permutation(len(ids)).tolist():
+        places.setdefault(ids[row].tobytes(), []).append(row)
+    groups = list(places.values())
+    wanted = 0
+    if options.validation_fraction and options.validation_samples:
+        share = max(1, round(options.validation_fraction * len(groups)))
+        wanted = min(share, options.validation_samples, len(groups) - 1)
+        if not wanted:
+            account.note("no validation samples: all prompts are the same")
+    turns = itertools.zip_longest(*groups[:wanted])
+    held = [row for turn in turns for row in turn if row is not None]
+    account.leave_out("prompts", "more repetitions of validation prompts", len(held[options.validation_samples :]))
+    held, rest = held[: options.validation_samples], [row for group in groups[wanted:] for row in group]
+    train = generator.permutation(np.array(rest, np.int64))
+    if options.max_samples is not None and len(train) > options.max_samples:
+        account.note(f"the source isn't used up: --max-samples {options.max_samples} is reached")
+    return train[: options.max_samples], np.array(held, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """Widths of the rows of all slices, and the token that prompts are padded with."""
+
+    prompt: int
+    record: int
+    padding: int
+
+    def arrays(self, ids: Sequence[Tokens], records: Sequence[dict[str, Any]]) -> Arrays:
+        """The tensors of a slice."""
+        tokens = np.full((len(ids), self.prompt), self.padding, np.int32)
+        mask = np.zeros_like(tokens)
+        for row, prompt in enumerate(ids):
+            tokens[row, self.prompt - len(prompt) :] = prompt
+            mask[row, self.prompt - len(prompt) :] = 1
+        return {"input_ids": tokens, "attention_mask": mask, "reward_data": pack_records(records, self.record)}
+
+
+def _tokenizer(options: Options, found: Sequence[Prompt]) -> Any:
+    """The tokenizer of that name; one of characters has those of prompts and answers."""
+    if options.tokenizer == "byte":
+        tokenizer = byte_tokenizer()
+    elif options.tokenizer == "characters":
+        tokenizer = character_tokenizer([ALPHABET] if options.source.startswith(PROBLEMS) else _texts(found))
+    else:
+        tokenizer = load_tokenizer(options.tokenizer, options.tokenizer_revision)
+    require_end(tokenizer, options.tokenizer)
+    if options.chat and not tokenizer.chat_template:
+        fix = "name the tokenizer of a model that is made for chats, or leave --chat out"
+        raise DataError("DATA034", f"tokenizer {options.tokenizer!r} has no chat template", fix=fix)
+    return tokenizer
+
+
+def _texts(found: Iterable[Prompt]) -> Iterator[str]:
+    for prompt in found:
+        yield from (str(prompt.text), str(prompt.data.get("answer", "")))
+
+
+def _encoded(tokenizer: Any, found: Sequence[Prompt], options: Options, report: Report) -> Iterator[list[int]]:
+    """Token ids of prompts. Text is taken literally, but for special tokens of a chat."""
+    for start in range(0, len(found), _AT_ONCE):
+        part = found[start : start + _AT_ONCE]
+        texts = [_chat(tokenizer, one.text, options.system) if options.chat else str(one.text) for one in part]
+        yield from tokenizer(
+            texts,
+            add_special_tokens=False,
+            split_special_tokens=not options.chat,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )["input_ids"]
+        report("prompts", len(part))
+
+
+def _chat(tokenizer: Any, text: str | Messages, system: str | None) -> str:
+    """A prompt in the tokenizer's chat template, up to where the model answers."""
+    messages = [{"role": "user", "content": text}] if isinstance(text, str) else text
+    first = [] if system is None else [{"role": "system", "content": system}]
+    try:
+        return str(tokenizer.apply_chat_template([*first, *messages], tokenize=False, add_generation_prompt=True))
+    except Exception as error:  # Templates raise errors of their own, for instance without system messages.
+        got = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        what, fix = "the tokenizer's chat template doesn't take these prompts", "leave out --system, or --chat"
+        raise DataError("DATA034", what, got, fix=fix) from None
+
+
+def _fitting(
+    found: Iterable[Prompt], encoded: Iterable[list[int]], most: int, account: Account
+) -> tuple[list[Tokens], list[dict[str, Any]]]:
+    """Prompts that have tokens and aren't too long, and their records; the others are put into the account."""
+    ids, records = [], []
+    for prompt, tokens in zip(found, encoded, strict=True):
+        if not 0 < len(tokens) <= most:
+            account.leave_out("prompts", f"longer than {most} tokens, see --seq-len" if tokens else "without tokens")
+            continue
+        ids.append(np.array(tokens, np.int32))
+        records.append(prompt.data)
+    return ids, records
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """Figures of a prepared dataset of prompts, for people."""
+
+    different: dict[str, int]
+    """Different prompts by split."""
+    shortest: int
+    """Length of the shortest prompt, in tokens."""
+    mean: float
+    """Mean length of the prompts, in tokens."""
+    longest: int
+    """Length of the longest prompt, in tokens."""
+    prompt: str
+    """Text of the first prompt of the first slice, special tokens included."""
+    record: dict[str, Any]
+    """Record of the same prompt."""
+
+
+def preview(folder: Path, manifest: Manifest) -> Preview:
+    """Figures of a dataset, read from its slices.
+
+    Raises:
+        DataError: a slice is missing or damaged.
+
+    """
+    different: dict[str, set[bytes]] = {info.split: set() for info in manifest.slices}
+    slices = [(info.split, read_slice(folder, info, manifest)) for info in manifest.slices]
+    for name, arrays in slices:
+        different[name].update(row.tobytes() for row in arrays["input_ids"])
+    lengths = np.concatenate([arrays["attention_mask"].sum(axis=1) for _, arrays in slices])
+    first = slices[0][1]
+    ids = first["input_ids"][0][first["attention_mask"][0] == 1]
+    return Preview(
+        {name: len(found) for name, found in different.items()},
+        int(lengths.min()),
+        float(lengths.mean()),
+        int(lengths.max()),
+        load_tokenizer(str(folder / FOLDER)).decode(ids),
+        unpack_records(first["reward_data"][:1])[0],
+    )

@@ -1,0 +1,35 @@
+"""Writer of slices, which counts what it has written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+from hypha_ray.data.manifest import TensorInfo
+from hypha_ray.data.slices import Arrays, describe, merge, write_slice
+from hypha_ray.types import SliceInfo
+
+Report: TypeAlias = Callable[[str, int], None]
+"""Told what was done since the last call: ``("documents", 12)`` or ``("samples", 1024)``."""
+
+
+class SliceWriter:
+    """Cuts samples into slices and keeps account of them."""
+
+    def __init__(self, folder: Path, samples_per_slice: int, report: Report) -> None:
+        self.folder = folder
+        self.slices: list[SliceInfo] = []
+        self.tensors: tuple[TensorInfo, ...] = ()
+        self._size, self._report = samples_per_slice, report
+
+    def add(self, arrays: Arrays, split: str) -> None:
+        """Write samples; only the last slice is short."""
+        samples = len(next(iter(arrays.values())))
+        for start in range(0, samples, self._size):
+            part = {name: array[start : start + self._size] for name, array in arrays.items()}
+            info = write_slice(self.folder, len(self.slices), split, part)
+            _, found = describe(part, info.file)
+            self.tensors = merge(self.tensors or found, found, info.file)
+            self.slices.append(info)
+            self._report("samples", info.samples)

@@ -1,0 +1,33 @@
+"""Records of prompts in slices: tensor ``reward_data``, uint8 [N, A], JSON in UTF-8 with zeros behind it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+def pack_records(records: Sequence[Mapping[str, Any]], width: int | None = None) -> npt.NDArray[np.uint8]:
+    """The records as rows of bytes, uint8 [N, width].
+
+    Args:
+        records: one for each prompt, such as ``{"task": "gsm8k", "answer": "72"}``.
+        width: number of bytes in a row; None: as many as the longest record takes.
+
+    Raises:
+        TypeError: a value is none of JSON's.
+
+    """
+    texts = [json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode() for record in records]
+    rows = np.zeros((len(texts), max(map(len, texts)) if width is None else width), np.uint8)
+    for row, text in zip(rows, texts, strict=True):
+        row[: len(text)] = np.frombuffer(text, np.uint8)
+    return rows
+
+
+def unpack_records(rows: npt.NDArray[np.generic]) -> list[dict[str, Any]]:
+    """The records of rows of bytes, uint8 [N, A]."""
+    return [json.loads(bytes(row).rstrip(b"\0")) for row in np.asarray(rows, np.uint8)]
