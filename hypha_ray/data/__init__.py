@@ -1,1 +1,1 @@
-"""Corpora become prepared datasets; data shards serve their slices."""
+"""Preparation of datasets from corpora, and the data shards that serve their slices."""

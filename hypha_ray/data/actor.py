@@ -18,13 +18,13 @@ from hypha_ray.types import SliceInfo
 
 
 class DataShard:
-    """Serves one folder. Several shards may serve the same one; each reads only what it is asked for.
+    """Serves one folder. Several shards may serve the same folder; each reads only the slices requested from it.
 
-    What `read` returns goes to the object store once, and every reader on a node maps the same copy. Nothing is opened
-    before the first call, so an unusable dataset is a `DataError` and not a dead actor.
+    The result of `read` goes to the object store once, and every reader on a node maps the same copy. Nothing is opened
+    before the first call, so an unusable dataset raises a `DataError` instead of killing the actor.
 
     Args:
-        folder: a prepared dataset, on this actor's node. No more than a path: Ray keeps constructor arguments.
+        folder: a prepared dataset, on this actor's node; only its path, since Ray keeps constructor arguments.
         testing: failpoints to arm.
 
     """
@@ -38,13 +38,13 @@ class DataShard:
         """Announcement of this shard's dataset.
 
         Raises:
-            DataError: the folder is missing, holds no dataset, or a damaged one.
+            DataError: the folder is missing, or contains no dataset or a damaged one.
 
         """
         return self._manifest
 
     def read(self, index: int) -> Arrays:
-        """A slice's tensors, checked against the manifest each time.
+        """A slice's tensors, checked against the manifest at every call.
 
         Raises:
             DataError: there is no such slice, or it is damaged.
@@ -57,9 +57,9 @@ class DataShard:
         return read_slice(self._folder, info, self._manifest)
 
     def serve(self, index: int) -> tuple[Arrays, int]:
-        """The same, and the index as a receipt, so that a caller learns of success without the tensors.
+        """A slice's tensors, and its index as a receipt, so that a caller learns of success without the tensors.
 
-        To be called with ``num_returns = 2``.
+        Call it with ``num_returns = 2``.
         """
         failpoint("shard.read", index)
         return self.read(index), index

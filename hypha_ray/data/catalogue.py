@@ -13,7 +13,7 @@ from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.store.directory import home
 
 UNFINISHED = ".unfinished"
-"""Folder inside a dataset's that `prepare` works in; where it is and no manifest, the slices aren't all there."""
+"""Folder in a dataset's folder in which `prepare` works; if it exists without a manifest, slices are missing."""
 
 _PREPARE = "make one with `python jobs/prepare.py --source … --out …`"
 
@@ -24,11 +24,11 @@ def roots() -> tuple[Path, ...]:
 
 
 def locate(dataset: Dataset, places: Sequence[Path] | None = None) -> Path:
-    """The folder that a job file's ``[dataset]`` table means.
+    """The folder of the dataset in a job file's ``[dataset]`` table.
 
     Args:
         dataset: has a path or a name.
-        places: folders to look a name up in; default: `roots()`.
+        places: folders in which a name is looked up; default: `roots()`.
 
     Raises:
         ConfigError: it has neither or both.
@@ -47,7 +47,7 @@ def find(name: str, places: Sequence[Path] | None = None) -> Path:
     """The folder of the dataset of that name.
 
     Raises:
-        DataError: no place has it; the nearest name is suggested.
+        DataError: no folder has it; the nearest name is suggested.
 
     """
     places = roots() if places is None else places
@@ -70,11 +70,11 @@ def load(folder: Path | str) -> Manifest:
     if (folder / MANIFEST).is_file():
         return read_manifest(folder)
     if (folder / UNFINISHED).exists():
-        fix = "run the same `python jobs/prepare.py` again: it replaces what is there"
+        fix = "run the same `python jobs/prepare.py` again: it replaces the unfinished files"
         raise DataError("DATA006", f"the preparation of {folder} didn't finish", fix=fix)
     files = [file for file in folder.glob("*.safetensors") if file.is_file()]
     if not files:
-        raise DataError("DATA002", f"{folder} holds no slices", "no manifest.json, no *.safetensors", fix=_PREPARE)
+        raise DataError("DATA002", f"{folder} contains no slices", "no manifest.json, no *.safetensors", fix=_PREPARE)
     return index(folder, files)
 
 

@@ -1,4 +1,4 @@
-"""A folder of bare ``*.safetensors`` files as a dataset: its manifest is made on first use."""
+"""A folder of bare ``*.safetensors`` files as a dataset, whose manifest is made on first use."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _HELD_OUT = re.compile(r"(^|[^a-z])(val|valid|validation|test)([^a-z]|$)")
 
 
 def index(folder: Path, files: Iterable[Path]) -> Manifest:
-    """Read and check every file, and keep what was found as the folder's manifest where it can be written.
+    """Read and check every file, and save the result as the folder's manifest if the folder is writable.
 
-    Files are sorted by name. Those with the word val, valid, validation or test in their name are the validation split,
-    unless all of them are.
+    Files are sorted by name. Files with the word val, valid, validation or test in their name form the validation
+    split, unless that would be all files.
 
     Raises:
         DataError: a file isn't a slice, or differs from the others.

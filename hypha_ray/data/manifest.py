@@ -1,7 +1,7 @@
 """Description of a prepared dataset: the file ``manifest.json`` beside its slices.
 
-The manifest is written last, so a folder that has one is whole. Its bounds let a job refuse a model whose vocabulary or
-number of classes is too small before anything starts.
+The manifest is written last, so a folder that has one is complete. Its bounds allow a job to refuse, before anything
+starts, a model with too small a vocabulary or too few classes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FORMAT_VERSION: Final = 1
 SPLITS = ("train", "validation")
 _BITS = {"int": (8, 16, 32, 64), "uint": (8, 16, 32, 64), "float": (16, 32, 64)}
 DTYPES = frozenset(f"{kind}{bits}" for kind, sizes in _BITS.items() for bits in sizes) | {"bool"}
-"""Element types of a slice's tensors, by numpy's names."""
+"""Element types of a slice's tensors, by their numpy names."""
 
 Modality: TypeAlias = Literal["language", "vision", "prompts", "other"]
 
@@ -39,10 +39,10 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor that every slice has.
+    """A tensor that every slice contains.
 
-    `shape` is that of one sample. `minimum` and `maximum` are taken over all slices; floats, which have to be
-    finite, have none.
+    `shape` is the shape of one sample. `minimum` and `maximum` are taken over all slices; they are None for floats,
+    which have to be finite.
     """
 
     name: str
@@ -59,7 +59,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class PreprocessorInfo:
-    """The tokenizer or image processor that made the slices; `folder`, if there is one, lies beside them."""
+    """The tokenizer or image processor that made the slices; `folder` is its copy beside them, None without a copy."""
 
     name: str
     revision: str | None = None
@@ -79,7 +79,7 @@ class Manifest(BaseModel):
     tensors: tuple[TensorInfo, ...]
     preprocessor: PreprocessorInfo | None = None
     origin: Origin | None = None
-    """Account of what the slices were made of; None if they weren't made of texts or prompts."""
+    """Account of the sources of the slices; None if they weren't made from texts or prompts."""
 
     def of(self, split: str) -> tuple[SliceInfo, ...]:
         """Slices of a split."""
@@ -130,7 +130,7 @@ class Manifest(BaseModel):
             raise DataError("DATA035", what, self.modality, allowed, fix)
 
     def save(self, folder: Path) -> None:
-        """Write ``manifest.json`` in one step: it is there whole, or not at all.
+        """Write ``manifest.json`` atomically.
 
         Raises:
             OSError: the folder can't be written.
@@ -153,10 +153,10 @@ class Manifest(BaseModel):
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read and check ``manifest.json``; the slices themselves stay unread.
+    """Read and check ``manifest.json`` without reading the slices.
 
     Raises:
-        DataError: it is malformed, of another version, or names files that aren't there.
+        DataError: it is malformed, of another version, or lists files that don't exist.
 
     """
     path = folder / MANIFEST
@@ -174,7 +174,7 @@ def _parse(data: bytes, path: Path) -> Manifest:
     try:
         raw = pydantic_core.from_json(data)
     except ValueError as error:
-        raise _malformed(path, f"no JSON: {error}") from None
+        raise _malformed(path, f"not JSON: {error}") from None
     version = raw.get("format_version") if isinstance(raw, dict) else None
     if isinstance(version, int) and version != FORMAT_VERSION:
         raise DataError(
@@ -193,11 +193,11 @@ def _parse(data: bytes, path: Path) -> Manifest:
 
 
 def _problems(manifest: Manifest, folder: Path) -> Iterator[str]:
-    """Checks beyond pydantic's. A slice's file name must not lead out of the folder."""
+    """Problems that pydantic doesn't find, such as a slice's file name that leads out of the folder."""
     if not manifest.slices:
         yield "no slices"
     if len({info.index for info in manifest.slices}) < len(manifest.slices):
-        yield "two slices with one index"
+        yield "two slices with the same index"
     shapes = {tensor.name: (tensor.dtype, len(tensor.shape)) for tensor in manifest.tensors}
     if manifest.modality == "prompts" and not _PROMPTS.items() <= shapes.items():
         yield f"prompts without {' or '.join(name for name in _PROMPTS if shapes.get(name) != _PROMPTS[name])}"
@@ -207,7 +207,7 @@ def _problems(manifest: Manifest, folder: Path) -> Iterator[str]:
     for info in manifest.slices:
         where = f"slice {info.index}"
         if not info.file or info.file in {".", ".."} or "/" in info.file or "\\" in info.file or "\0" in info.file:
-            yield f"{where} has the file {info.file!r}, which is no plain name"
+            yield f"{where} has the file {info.file!r}, which isn't a plain name"
         elif info.index < 0 or info.samples < 1:
             yield f"{where} has {info.samples} samples"
         elif info.split not in SPLITS:
@@ -215,10 +215,10 @@ def _problems(manifest: Manifest, folder: Path) -> Iterator[str]:
         elif not _SHA256.fullmatch(info.sha256):
             yield f"{where} has no sha256"
         elif not (folder / info.file).is_file():
-            yield f"{where} has the file {info.file}, which isn't there"
+            yield f"{where} has the file {info.file}, which doesn't exist"
 
 
 def _malformed(path: Path, problem: str) -> DataError:
     return DataError(
-        "DATA003", f"{path} can't be used", problem, fix="copy the dataset afresh, or prepare it again with --overwrite"
+        "DATA003", f"{path} can't be used", problem, fix="copy the dataset again, or prepare it again with --overwrite"
     )

@@ -1,4 +1,4 @@
-"""Account of a preparation: what was read, what was left out, and why."""
+"""Account of a preparation: the files and documents read, and everything left out with the reason."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 MOST_NAMES = 5
-"""Names that are kept of things that were left out for one reason."""
+"""Most names kept of the things left out for one reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Omission:
     """Things that a preparation left out for one reason: files, rows, columns, documents or tokens.
 
-    `names` are the first few, where they have names.
+    `names` are the first few names; empty if they have none.
     """
 
     what: str
@@ -28,7 +28,7 @@ class Omission:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Origin of a dataset's samples; `files` is 0 where the source has none of its own."""
+    """Origin of a dataset's samples; `files` is 0 if the source has no files of its own."""
 
     files: int
     documents: int
@@ -48,7 +48,7 @@ class Account:
         self._notes: list[str] = []
 
     def leave_out(self, what: str, reason: str, count: int = 1, name: object = None) -> None:
-        """Note that `count` things were left out."""
+        """Record that `count` things were left out."""
         if count:
             before, names = self._omissions.get((what, reason), (0, ()))
             if name is not None and len(names) < MOST_NAMES:
@@ -56,11 +56,11 @@ class Account:
             self._omissions[what, reason] = before + count, names
 
     def drop(self, columns: Iterable[str]) -> None:
-        """Note that columns of tables aren't used; one that many files have counts once."""
+        """Record unused columns of tables; a column of several files counts once."""
         self._columns |= dict.fromkeys(columns)
 
     def add(self, other: Account) -> None:
-        """Take over what another account has, but for its documents, which are counted in one place."""
+        """Add the contents of another account, except its documents, which are counted in one place."""
         self.files += other.files
         for (what, reason), (count, names) in other._omissions.items():
             before, known = self._omissions.get((what, reason), (0, ()))
@@ -70,17 +70,17 @@ class Account:
             self.note(text)
 
     def note(self, text: str) -> None:
-        """Note something else that the user has to know, once."""
+        """Record a note for the user, once."""
         if text not in self._notes:
             self._notes.append(text)
 
     @property
     def left_out(self) -> str:
-        """Omissions in one line; empty without any."""
+        """All omissions in one line; empty if there are none."""
         return "; ".join(str(omission).strip() for omission in self.origin().omissions)
 
     def origin(self) -> Origin:
-        """The whole account."""
+        """The account as a record for the manifest."""
         found = [Omission(*key, *counted) for key, counted in self._omissions.items()]
         if self._columns:
             names = tuple(map(readable, self._columns))[:MOST_NAMES]
@@ -89,10 +89,10 @@ class Account:
 
 
 def counted(number: int, what: str, width: int = 0) -> str:
-    """A number of things in words: ``1 file``, ``1,024 files``."""
+    """A number and its noun: ``1 file``, ``1,024 files``."""
     return f"{number:>{width},} {what.removesuffix('s') if number == 1 else what}"
 
 
 def readable(text: str) -> str:
-    """A name as text that any file can hold and any terminal shows, on one line."""
+    """A name as one line of text that any file can contain and any terminal can show."""
     return "".join(character if character.isprintable() else "?" for character in text)

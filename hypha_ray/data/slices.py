@@ -1,8 +1,8 @@
-"""Slices: safetensors files whose tensors have samples along their first dimension.
+"""Slices: safetensors files whose tensors have samples along the first dimension.
 
-A file is read into memory as a whole and then checked, never mapped: a mapped file that shrinks kills the process.
-The container is checked before it is parsed, and the content after: safetensors itself accepts NaN, no tensors at all,
-and a header that takes seconds to parse.
+A file is read into memory as a whole, never mapped: a mapped file that shrinks kills the process. The container is
+checked before parsing and the content afterwards: safetensors itself accepts NaN, no tensors at all, and a header that
+takes seconds to parse.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from hypha_ray.errors import DataError
 from hypha_ray.types import SliceInfo
 
 Arrays: TypeAlias = dict[str, npt.NDArray[np.generic]]
-"""A slice: tensor name to array, the first dimension counts samples."""
+"""Arrays of a slice by tensor name; the first dimension counts samples."""
 
 MAX_HEADER_BYTES = 1 << 20
-"""A slice has a handful of tensors, and a header of less than a kilobyte; 16 000 tensors fit in here."""
+"""Enough for 16 000 tensors; the header of a usual slice has less than a kilobyte."""
 
 UNREADABLE = "DATA010"
-"""Code of the error for a file that isn't there or can't be read, which says nothing about its content."""
-_AGAIN = "copy the file afresh, or prepare the dataset again with --overwrite"
+"""Error code for a file that is missing or unreadable, so that its content is unknown."""
+_AGAIN = "copy the file again, or prepare the dataset again with --overwrite"
 _CONVERT = "save the tensors with safetensors.numpy.save_file or safetensors.torch.save_file"
 _FOREIGN = (
     (b"version https://git-lfs", "a Git LFS pointer", "fetch the content with `git lfs pull`"),
@@ -45,7 +45,7 @@ def read_slice(folder: Path, info: SliceInfo, manifest: Manifest) -> Arrays:
     """Read a slice and check it against its manifest: checksum, tensors, dtypes, samples and bounds.
 
     Raises:
-        DataError: the file is missing or damaged, or isn't what the manifest says.
+        DataError: the file is missing or damaged, or differs from the manifest.
 
     """
     where = f"slice {info.index} ({info.file})"
@@ -71,10 +71,10 @@ def write_slice(folder: Path, index: int, split: str, arrays: Mapping[str, npt.N
 
 
 def read_file(path: Path, where: str) -> bytes:
-    """A whole file that has the outer form of safetensors.
+    """The bytes of a file with the container format of safetensors.
 
     Raises:
-        DataError: it can't be read or is something else.
+        DataError: it can't be read, or has another format.
 
     """
     try:
@@ -100,7 +100,7 @@ def parse(data: bytes, where: str) -> Arrays:
     """The tensors of a safetensors file.
 
     Raises:
-        DataError: header and content don't fit together, or a dtype is one that numpy lacks.
+        DataError: header and content don't fit together, or numpy lacks a dtype.
 
     """
     try:
@@ -113,7 +113,7 @@ def parse(data: bytes, where: str) -> Arrays:
 
 
 def describe(arrays: Arrays, where: str) -> tuple[int, tuple[TensorInfo, ...]]:
-    """Number of samples and what the tensors are, sorted by name.
+    """Number of samples, and a description of the tensors sorted by name.
 
     Raises:
         DataError: the tensors aren't samples of finite numbers.
@@ -139,7 +139,7 @@ def _describe(name: str, array: npt.NDArray[np.generic], where: str) -> TensorIn
             "DATA018", f"{where}: {name} is empty", str(list(array.shape)), "samples of at least one number"
         )
     if kind == "f":
-        # The extremes of an array with a NaN are NaN: two passes, and no mask as large as the data.
+        # The extremes of an array with a NaN are NaN: this takes two passes, but no mask as large as the data.
         if not (np.isfinite(array.min()) and np.isfinite(array.max())):
             raise DataError("DATA021", f"{where}: {name} isn't finite", "NaN or infinity", "finite numbers")
         return TensorInfo(name, array.dtype.name, shape)
@@ -151,14 +151,14 @@ def _describe(name: str, array: npt.NDArray[np.generic], where: str) -> TensorIn
 
 
 def merge(known: tuple[TensorInfo, ...], found: tuple[TensorInfo, ...], where: str) -> tuple[TensorInfo, ...]:
-    """The tensors of two slices of one dataset, with bounds that hold both.
+    """The tensors of two slices of a dataset, with bounds that cover both.
 
     Raises:
         DataError: they differ in names, dtypes or shapes.
 
     """
     if [(t.name, t.dtype, t.shape) for t in known] != [(t.name, t.dtype, t.shape) for t in found]:
-        fix = "prepare all slices alike: same tensors, same sequence length or image size, same dtype"
+        fix = "prepare all slices in the same way: same tensors, same sequence length or image size, same dtype"
         raise DataError("DATA017", f"{where}: tensors differ from the dataset's", _text(found), _text(known), fix)
     return tuple(_union(a, b) for a, b in zip(known, found, strict=True))
 

@@ -1,1 +1,1 @@
-"""Preparation of datasets: sources are read, encoded, packed and written as slices."""
+"""Preparation of datasets: reading of sources, encoding, packing, and writing of slices."""

@@ -20,30 +20,30 @@ from hypha_ray.model.loading.hub import fetch
 Tokens: TypeAlias = npt.NDArray[np.int32]
 
 FOLDER = "tokenizer"
-"""Folder of the tokenizer, beside the slices; it is shipped with the trained model."""
+"""Name of the tokenizer's folder beside the slices; the tokenizer is exported with the trained model."""
 
 
 class Encoder(Protocol):
-    """Makes one run of token ids out of documents, each followed by the token for its end."""
+    """Encodes documents as one sequence of token ids, with an end token after each document."""
 
     def encode(self, documents: Sequence[str]) -> Tokens:
-        """Ids of all documents in one row. Text is taken literally: ``</s>`` in a document is four characters."""
+        """Token ids of all documents in one row. Text is taken literally: ``</s>`` in a document is four characters."""
         ...
 
     def save(self, folder: Path) -> PreprocessorInfo:
-        """Save the tokenizer below `folder` and say what it is."""
+        """Save the tokenizer below `folder` and return its description."""
         ...
 
     @property
     def advice(self) -> str:
-        """Note for users of the saved tokenizer; empty without any."""
+        """Advice for users of the saved tokenizer; empty if there is none."""
         ...
 
 
 class ByteEncoder:
-    """ByT5's bytes (arXiv 2105.13626): id = byte + 3, end = 1. The same ids as transformers' ByT5Tokenizer gives.
+    """ByT5's bytes (arXiv 2105.13626): id = byte + 3, end = 1. The ids equal those of transformers' ByT5Tokenizer.
 
-    That one takes a Python step for every byte; this one none.
+    That tokenizer takes a Python step for every byte; this encoder takes none.
     """
 
     OFFSET = 3
@@ -51,7 +51,7 @@ class ByteEncoder:
 
     def encode(self, documents: Sequence[str]) -> Tokens:
         """Ids of all documents in one row."""
-        # The byte 0xFF never occurs in UTF-8, so it can stand for a document's end.
+        # The byte 0xFF never occurs in UTF-8, so it can mark a document's end.
         data = b"".join(document.encode() + b"\xff" for document in documents)
         values = np.frombuffer(data, dtype=np.uint8)
         ids = values.astype(np.int32) + self.OFFSET
@@ -59,16 +59,16 @@ class ByteEncoder:
         return ids
 
     def save(self, folder: Path) -> PreprocessorInfo:
-        """Save it as a tokenizer that `AutoTokenizer` loads.
+        """Save the encoder as a tokenizer that `AutoTokenizer` loads.
 
-        ByT5's own tokenizer puts an end behind every text, and a model has nothing to say behind an end. This one has
-        the same ids and leaves a prompt open.
+        ByT5's own tokenizer appends an end token to every text, so a model couldn't continue a prompt. The saved
+        tokenizer has the same ids and appends none.
         """
         return save_tokenizer(byte_tokenizer(), folder, "byte")
 
     @property
     def advice(self) -> str:
-        """Nothing: the saved tokenizer leaves prompts open."""
+        """Empty: the saved tokenizer leaves prompts open."""
         return ""
 
 
@@ -76,9 +76,9 @@ class TokenizerEncoder:
     """A tokenizer of transformers.
 
     Args:
-        tokenizer: has a token for the end of a document.
-        name: its name, to say in the manifest.
-        revision: its revision on the hub; None: the default branch, or no hub.
+        tokenizer: a tokenizer with an end token.
+        name: its name for the manifest.
+        revision: its revision on the hub; None: the default branch, or a local tokenizer.
 
     Raises:
         ConfigError: the tokenizer has no token for the end of a document.
@@ -97,18 +97,18 @@ class TokenizerEncoder:
             split_special_tokens=True,
             return_attention_mask=False,
             return_token_type_ids=False,
-            verbose=False,  # documents may be longer than the model's context: they are cut into sequences
+            verbose=False,  # Documents may be longer than the model's context, since they are cut into sequences.
         )
         ends = itertools.chain.from_iterable((*ids, self._end) for ids in encoded["input_ids"])
         return np.fromiter(ends, dtype=np.int32)
 
     def save(self, folder: Path) -> PreprocessorInfo:
-        """Save it beside the slices."""
+        """Save the tokenizer beside the slices."""
         return save_tokenizer(self._tokenizer, folder, self._name, self._revision)
 
     @property
     def advice(self) -> str:
-        """Advice for prompts, where the tokenizer puts an end behind every text: a model can't continue that."""
+        """Advice for prompts if the tokenizer appends an end token, after which a model can't continue a text."""
         ends = self._tokenizer("a")["input_ids"][-1:] == [self._end]
         return f"tokenizer {self._name!r} ends every text: give prompts with add_special_tokens=False" if ends else ""
 
@@ -130,17 +130,17 @@ def require_end(tokenizer: Any, name: str) -> int:
 def save_tokenizer(tokenizer: Any, folder: Path, name: str, revision: str | None = None) -> PreprocessorInfo:
     """Save a tokenizer in a dataset's folder.
 
-    It goes by way of a temporary folder: the library that writes it takes no name that isn't UTF-8.
+    The folder is made elsewhere first: the library that writes it accepts only names in UTF-8.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        new = Path(scratch) / "new"  # unlike the scratch folder, readable for others as usual
+        new = Path(scratch) / "new"  # Unlike the scratch folder, it has the usual permissions.
         tokenizer.save_pretrained(new)
         shutil.copytree(new, folder / FOLDER)
     return PreprocessorInfo(name, revision, FOLDER, len(tokenizer))
 
 
 def load_tokenizer(name: str, revision: str | None = None) -> Any:
-    """A tokenizer by hub name or local folder.
+    """The tokenizer of a hub name or local folder.
 
     Raises:
         HyphaError: it can't be loaded.
@@ -151,19 +151,19 @@ def load_tokenizer(name: str, revision: str | None = None) -> Any:
     folder = fetch(name, revision, token=None)
     try:
         return AutoTokenizer.from_pretrained(folder)
-    except Exception as error:  # tokenizers raise anything from KeyError to the exceptions of their Rust code
+    except Exception as error:  # Tokenizers raise anything from KeyError to the exceptions of their Rust code.
         found = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         fix = "name a tokenizer on the hub, a folder that has one, 'byte' or 'characters'"
         raise ConfigError("PREP006", f"tokenizer {name!r} can't be loaded", found, fix=fix) from error
 
 
 def load_encoder(name: str, revision: str | None, texts: Callable[[], Iterable[str]]) -> Encoder:
-    """The encoder of that name; ``byte`` needs nothing.
+    """The encoder of that name; ``byte`` needs no files.
 
     Args:
         name: ``byte``, ``characters``, or the tokenizer's name or folder.
         revision: its revision on the hub.
-        texts: gives all documents, for the vocabulary of ``characters``.
+        texts: returns all documents, for the vocabulary of ``characters``.
 
     Raises:
         HyphaError: the tokenizer can't be loaded or used.

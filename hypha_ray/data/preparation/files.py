@@ -1,4 +1,4 @@
-"""Files of a corpus: which of a folder's are texts, and how they are opened."""
+"""Files of a corpus: finding the text files of a folder, and opening them."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ from hypha_ray.data.provenance import Account
 from hypha_ray.errors import DataError
 
 PIECE_CHARACTERS = 1 << 16
-"""A longer text file is cut at line ends into documents of about this length."""
+"""Length in characters of the documents into which a longer text file is cut, at line ends."""
 _LEAST_CHARACTERS = 1 << 11
 _LEAST_PIECES = 64
-"""A text that is alone is cut into more and shorter documents, so that a few can be held out."""
+"""Number of documents into which a single text is cut at least, so that a few can be held out."""
 
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".xz": "xz"}
 UNREADABLE = (OSError, EOFError, zlib.error, lzma.LZMAError)
-"""Errors of a file that is damaged, or that can't be read at all."""
+"""Errors of a file that is damaged or can't be read."""
 
 _CHUNK = 1 << 20
 _EARLY = 1 << 13
 
 
 def kind_of(path: Path) -> str:
-    """The suffix that tells a file's content: ``.csv`` of ``a.CSV.gz``."""
+    """The suffix that tells the type of a file: ``.csv`` for ``a.CSV.gz``."""
     suffix = path.suffix.lower()
     return path.with_suffix("").suffix.lower() if suffix in COMPRESSIONS else suffix
 
 
 def opened(path: Path, mode: str, **how: Any) -> Any:
-    """The open file, uncompressed."""
+    """The open file, decompressed."""
     return fsspec.open(str(path), mode, compression=COMPRESSIONS.get(path.suffix.lower()), **how)
 
 
 def pieces(file: IO[str], characters: int = PIECE_CHARACTERS) -> Iterator[str]:
-    """A text in pieces of about that length, which end with lines."""
+    """A text in pieces of about that length, cut at line ends."""
     while lines := file.readlines(characters):
         yield "".join(lines)
 
 
 def lone_piece_characters(path: Path) -> int:
-    """Length of the pieces of a text that is all there is."""
+    """Length in characters of the pieces of a source's only text."""
     return min(PIECE_CHARACTERS, max(_LEAST_CHARACTERS, path.stat().st_size // _LEAST_PIECES))
 
 
 def walk(folder: Path, account: Account) -> list[Path]:
-    """The regular files below a folder, sorted; hidden ones and whatever can't be followed are put into the account."""
+    """The regular files below a folder, sorted; links and unreadable folders are recorded in the account."""
     found: list[Path] = []
 
     def refuse(error: OSError) -> None:
@@ -64,20 +64,20 @@ def walk(folder: Path, account: Account) -> list[Path]:
             if name.startswith("."):
                 account.leave_out("folders", "hidden", name=_relative(here / name, folder))
             elif (here / name).is_symlink():
-                account.leave_out("folders", "links, which aren't followed", name=_relative(here / name, folder))
+                account.leave_out("folders", "links, which are not followed", name=_relative(here / name, folder))
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in sorted(names):
             if name.startswith("."):
                 account.leave_out("files", "hidden", name=_relative(here / name, folder))
             elif not (here / name).is_file():
-                account.leave_out("files", "no regular files", name=_relative(here / name, folder))
+                account.leave_out("files", "not regular files", name=_relative(here / name, folder))
             else:
                 found.append(here / name)
     return sorted(found)
 
 
 def texts_among(files: Iterable[Path], folder: Path, account: Account) -> Iterator[Path]:
-    """Those of the files that can be read as text or tables; the others are put into the account."""
+    """The files that can be read as text or tables; the others are recorded in the account."""
     for path in files:
         reason = unfit(path)
         if reason:
@@ -87,7 +87,7 @@ def texts_among(files: Iterable[Path], folder: Path, account: Account) -> Iterat
 
 
 def leave_out_file(path: Path, folder: Path, error: DataError, account: Account) -> None:
-    """Put a file into the account that turned out to be damaged, or to have no text."""
+    """Record a file that turned out to be damaged, or to have no text."""
     if error.code == "DATA032":
         account.leave_out("files", "no text column", name=f"{_relative(path, folder)} has {error.got}")
     else:
@@ -95,13 +95,13 @@ def leave_out_file(path: Path, folder: Path, error: DataError, account: Account)
 
 
 def is_binary(path: Path) -> bool:
-    """Git's rule: whether there is a zero byte early in the file."""
+    """Whether there is a zero byte near the beginning of a file, which is git's rule."""
     with opened(path, "rb") as file:
         return b"\0" in file.read(_EARLY)
 
 
 def unfit(path: Path) -> str:
-    """Reason that a file can't be read; empty if it can. The whole file is read for that, so no half of it is taken."""
+    """Reason that a file can't be read; empty if it can. The whole file is read, so no part of a bad file is used."""
     binary = kind_of(path) == ".parquet"
     decoder = codecs.getincrementaldecoder("utf-8")()
     empty = True

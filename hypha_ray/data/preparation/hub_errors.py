@@ -1,4 +1,4 @@
-"""Errors of the `datasets` library, as errors with a remedy."""
+"""Translation of the `datasets` library's errors into errors with a remedy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from datasets.exceptions import DatasetNotFoundError
 from huggingface_hub import constants, errors
-from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of httpx or httpx2, by its version
+from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # From httpx or httpx2, by its version.
 
 from hypha_ray.errors import AuthenticationError, DataError, HubError, HyphaError
 
@@ -20,12 +20,12 @@ _UNREACHABLE = (errors.LocalEntryNotFoundError, ConnectionError, TimeoutError, H
 
 
 def explain(error: Exception, name: str, hint: str) -> HyphaError:
-    """The error to raise in place of one that reading the dataset `name` gave; its causes count too.
+    """The error to raise in place of one that reading the dataset `name` raised; its causes are looked at too.
 
     Args:
-        error: what the library raised.
-        name: of a dataset on the hub, or a local folder.
-        hint: what to do if there is no such dataset.
+        error: error that the library raised.
+        name: name of a dataset on the hub, or a local folder.
+        hint: remedy if there is no such dataset.
 
     """
     chain = list(_chain(error))

@@ -1,4 +1,4 @@
-"""Options of `prepare`. Free of heavy imports: the command line is made from here."""
+"""Options of `prepare`, from which its command line is generated; free of heavy imports."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ GENERATED: Final = (PROBLEMS, GYM)
 
 @dataclass(frozen=True)
 class Options:
-    """Turns a corpus into slices of packed sequences, images or prompts, with a manifest."""
+    """Options for turning a corpus into slices of packed sequences, images or prompts, with a manifest."""
 
     source: str
     """stdlib, digits, a file of text, CSV, JSON or Parquet, a folder or pattern of them, a Hugging Face dataset,
     problems:NAME such as problems:sort2, or reasoning-gym:NAME"""
     out: Path
-    """folder to make; its name is the dataset's"""
+    """folder to create; its name becomes the dataset's name"""
     tokenizer: str = "byte"
-    """byte or characters (nothing to download), or a Hugging Face name or local folder"""
+    """byte or characters (no download), or a Hugging Face name or local folder"""
     tokenizer_revision: str | None = None
     """branch, tag or commit of the tokenizer"""
     seq_len: int = 256
     """tokens in a sample; longer prompts are left out"""
     samples_per_slice: int = 1024
-    """samples in a slice, the unit that workers are sent"""
+    """samples in a slice, the unit of data sent to workers"""
     validation_fraction: float = 0.05
-    """part of the documents, images or different prompts that is held out"""
+    """fraction of the documents, images or different prompts to hold out"""
     validation_samples: int = 256
     """most samples to hold out"""
     seed: int = 0
     """seed of split and order"""
     max_documents: int | None = None
-    """read no more documents or prompts than this; default for generated prompts: 8192"""
+    """most documents or prompts to read; default for generated prompts: 8192"""
     max_samples: int | None = None
-    """write no more training samples than this"""
+    """most training samples to write"""
     text_column: str = "text"
-    """column of tables and Hugging Face datasets that has the text; of CSV files default: the only one with text"""
+    """column with the text, in tables and Hugging Face datasets; default in CSV files: the only column with text"""
     prompt_column: str | None = None
     """column that has prompts, for reinforcement learning; the dataset is then one of prompts"""
     answer_column: str | None = None
@@ -65,7 +65,7 @@ class Options:
     revision: str | None = None
     """branch, tag or commit of a Hugging Face dataset"""
     overwrite: bool = False
-    """replace the dataset that OUT already has"""
+    """replace the dataset in OUT"""
 
     @property
     def makes_prompts(self) -> bool:
@@ -73,7 +73,7 @@ class Options:
         return self.prompt_column is not None or self.source.startswith(GENERATED)
 
     def check(self) -> None:
-        """Refuse what can't be.
+        """Check each option, and that they fit together.
 
         Raises:
             ConfigError: a number is out of range.

@@ -12,7 +12,7 @@ from hypha_ray.data.preparation.encoders import Tokens
 
 
 def batches(documents: Iterable[str], size: int) -> Iterator[list[str]]:
-    """Groups of documents of `size` characters or a little more; no document is read ahead."""
+    """Group documents to `size` characters or slightly more; no document is read ahead."""
     group: list[str] = []
     characters = 0
     for document in documents:
@@ -26,7 +26,7 @@ def batches(documents: Iterable[str], size: int) -> Iterator[list[str]]:
 
 
 def shuffle(documents: Iterable[str], generator: np.random.Generator, size: int) -> Iterator[str]:
-    """Documents in random order, as far as a buffer of `size` characters allows."""
+    """Shuffle documents within a buffer of `size` characters."""
     buffer: list[str] = []
     characters = 0
     for document in documents:
@@ -42,17 +42,17 @@ def shuffle(documents: Iterable[str], generator: np.random.Generator, size: int)
 
 
 SMALL = 0.025
-"""Documents up to this part of the window are held out before larger ones; no more than it is cut off by the limit."""
+"""Largest fraction of the window that counts as a small document; small ones are held out before larger ones."""
 CUT = 0.05
-"""Most that may be cut off a larger document, as a part of the window."""
+"""Largest fraction of the window that may be cut off a larger document."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
     """A validation split.
 
-    `sequences` are ``[N, seq_len]``, `digests` those of its documents, by which repetitions are known. `cut_tokens` are
-    left over behind the last sequence. `why_none` says why there is no sequence, if there is none.
+    `sequences` are ``[N, seq_len]``, and `digests` identify repetitions of its documents. `cut_tokens` counts the
+    tokens left over after the last sequence. `why_none` is the reason that there is no sequence; otherwise empty.
     """
 
     sequences: Tokens
@@ -65,11 +65,11 @@ class Held:
 def hold_out(
     window: list[str], encode: Callable[[list[str]], Tokens], seq_len: int, fraction: float, limit: int
 ) -> Held:
-    """Take documents off `window` for validation: each with its repetitions, from the end.
+    """Remove documents from `window` for validation, each with its repetitions, from the end.
 
-    They make up `fraction` of the window or `limit` sequences, whichever comes first; enough for one sequence if that
-    is possible at all. A document that is large beside the others is taken only if there is no other way, and if the
-    limit doesn't cut much off: it would be lost to both splits. One document and one training sequence are left.
+    They amount to `fraction` of the window or `limit` sequences, whichever comes first, and to one sequence at least if
+    possible. A document that is large compared with the others is taken only without an alternative, and if the limit
+    doesn't cut much off: that part would be lost to both splits. One document and one training sequence remain.
     """
     none = Held(np.empty((0, seq_len), np.int32))
     if not (fraction and limit and window):
@@ -91,9 +91,9 @@ def hold_out(
 
 
 class _Choice:
-    """The documents that are taken so far. `total` and `small` are bytes, of all documents and of the small ones.
+    """The documents taken so far. `total` and `small` are sizes in bytes, of all documents and of the small ones.
 
-    `too_large` says whether a document was passed over since the limit would have cut too much off.
+    `too_large` says whether a document was passed over because the limit would have cut too much off.
     """
 
     def __init__(
@@ -114,16 +114,16 @@ class _Choice:
         self._seq_len, self._most_tokens = seq_len, most_tokens
 
     def large(self, group: _Group) -> bool:
-        """Whether a document is large beside all the others."""
+        """Whether a document is large compared with all the others."""
         return group.size > SMALL * self.total
 
     def enough(self, quota: float) -> bool:
-        """Whether no more is wanted, or all but one document are taken."""
+        """Whether the quota is met, or all but one document are taken."""
         full = self.tokens >= self._most_tokens or (self.size >= quota and self.tokens >= self._seq_len)
         return full or len(self.taken) + 1 == self._documents
 
     def consider(self, group: _Group, fraction: float) -> None:
-        """Take a document, unless it is large and there is another way."""
+        """Take a document, unless it is large and there is an alternative."""
         large = self.large(group)
         if large and self.tokens >= self._seq_len and self.size + group.size > fraction * self.total:
             return
@@ -139,14 +139,14 @@ class _Choice:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """A document with its repetitions: where in the window they are, the last one first, and the bytes of all."""
+    """A document and its repetitions: their places in the window, last first, and their total size in bytes."""
 
     digest: bytes
     places: tuple[int, ...]
     size: int
 
     def rank(self, total: int, fraction: float) -> tuple[int, int]:
-        """Order in which documents are asked: small ones and those that fit as they come, then larger and larger."""
+        """Order in which documents are considered: small and fitting ones as they come, then larger ones by size."""
         if self.size <= SMALL * total:
             return 0, -self.places[0]
         return (1, -self.places[0]) if self.size <= fraction * total else (2, self.size)
@@ -160,7 +160,7 @@ def _groups(window: list[str]) -> list[_Group]:
 
 
 def _enough(documents: Iterable[str], encode: Callable[[list[str]], Tokens], seq_len: int) -> bool:
-    """Whether documents make up a sequence; no more are encoded than that takes."""
+    """Whether documents amount to a sequence; only as many as needed are encoded."""
     tokens = 0
     for document in documents:
         tokens += len(encode([document]))
@@ -170,23 +170,23 @@ def _enough(documents: Iterable[str], encode: Callable[[list[str]], Tokens], seq
 
 
 def _why_none(documents: int, limit: int | None) -> str:
-    """The reason why nothing is held out; `limit` is None unless documents were too large for it."""
+    """Reason that nothing is held out; `limit` is None unless documents were too large for it."""
     if documents == 1:
-        return "there is a single document, and none is split"
+        return "there is only one document, and documents aren't split"
     if limit is None:
-        return "there is too little for a sample of validation beside one of training"
+        return "there is too little text for a validation sample besides a training sample"
     return f"a whole document would be held out for {limit} samples of it; raise --validation-samples to allow that"
 
 
 def digest(document: str) -> bytes:
-    """Key that is equal for two documents with equal texts."""
+    """Key of a document, equal for equal texts."""
     return hashlib.blake2b(document.encode(), digest_size=16).digest()
 
 
 def pack(tokens: Iterable[Tokens], seq_len: int, block: int) -> Iterator[Tokens]:
-    """Cut one long row of tokens into blocks of sequences ``[≤ block, seq_len]``.
+    """Cut a stream of tokens into blocks of sequences ``[≤ block, seq_len]``.
 
-    All blocks but the last are full. The tail that is shorter than a sequence is dropped.
+    All blocks but the last are full. A last part that is shorter than a sequence is dropped.
     """
     parts: list[Tokens] = []
     length, full = 0, block * seq_len

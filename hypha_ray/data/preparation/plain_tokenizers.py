@@ -1,4 +1,4 @@
-"""Tokenizers of bytes and of characters, made here with nothing to download."""
+"""Tokenizers of bytes and of characters, which need no download."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 _SPECIALS = ("<pad>", "</s>", "<unk>")
 _SPARE = 125
-"""Tokens of ByT5 that no text has."""
+"""Number of ByT5's tokens that occur in no text."""
 
 
 def byte_tokenizer() -> Any:
-    """ByT5's vocabulary for the tokenizers library: pad, end and unknown, the bytes, and 125 spare tokens."""
+    """ByT5's vocabulary as a fast tokenizer: pad, end and unknown, the bytes, and 125 spare tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     tokenizer = Tokenizer(models.BPE(vocab=_numbered(_byte_names()), merges=[]))
@@ -22,9 +22,9 @@ def byte_tokenizer() -> Any:
 
 
 def character_tokenizer(texts: Iterable[str]) -> Any:
-    """A token for each character that the texts have: pad, end and unknown, then the characters by code point.
+    """Tokenizer with one token per character of the texts: pad, end and unknown, then the characters by code point.
 
-    A vocabulary this small lets a tiny model find rewards by chance, which one of all bytes doesn't.
+    With so small a vocabulary, a tiny model finds rewards by chance; with one of all bytes it doesn't.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
@@ -57,7 +57,7 @@ def _wrapped(tokenizer: Any, spare: Sequence[str] = ()) -> Any:
 
 
 def _byte_names() -> list[str]:
-    """GPT-2's character for each byte: itself where it can be seen, else one behind the first 256."""
+    """GPT-2's character for each byte: the byte itself if it is printable, otherwise one after the first 256."""
     seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     unseen = itertools.count(0x100)
     return [chr(byte if byte in seen else next(unseen)) for byte in range(0x100)]

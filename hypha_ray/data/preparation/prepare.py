@@ -1,10 +1,10 @@
-"""From a source to a prepared dataset.
+"""Preparation of a dataset from a source.
 
  documents ─► shuffle ─┬─► held out ─► pack ────────────► validation slices ─┐
                        └─► the rest ─► pack ─► shuffle ─► training slices ───┴─► manifest, last
 
-A document is in one split only, its exact repetitions too. Memory is bounded by the sizes below, whatever the size of
-the corpus. One that fits in them is shuffled as a whole.
+A document is in one split only, together with its exact repetitions. Memory is bounded by the sizes below, whatever the
+size of the corpus. A corpus that fits in them is shuffled as a whole.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from hypha_ray.data.slices import Arrays
 from hypha_ray.errors import ConfigError, DataError
 
 WINDOW_CHARACTERS = 1 << 26
-"""Documents are shuffled in a buffer of this size, and validation documents are taken from the first one."""
+"""Characters in the buffer in which documents are shuffled; the first buffer gives the validation documents."""
 BLOCK_TOKENS = 1 << 24
-"""Sequences are shuffled in blocks of about this size."""
+"""Approximate tokens in a block in which sequences are shuffled."""
 BATCH_CHARACTERS = 1 << 20
-"""Documents are tokenised in groups of about this size."""
+"""Approximate characters of the documents that are tokenised together."""
 
 
 def prepare(options: Options, report: Report) -> Manifest:
-    """Make the dataset. The same options give the same bytes.
+    """Make the dataset; equal options give equal bytes.
 
     Raises:
         ConfigError: an option is out of range, or there already is a dataset.
-        DataError: the source is missing or damaged, or too small.
-        HyphaError: a hub can't be reached or wants a token.
+        DataError: the source is missing, damaged or too small.
+        HyphaError: a hub can't be reached or requires a token.
 
     """
     options.check()
@@ -76,7 +76,7 @@ def _write_text(options: Options, writer: SliceWriter, report: Report, account: 
     generator.shuffle(window)
     limit, fraction = options.validation_samples, options.validation_fraction
     held = hold_out(window, encoder.encode, options.seq_len, fraction, limit)
-    account.leave_out("tokens", "left over of validation documents", held.cut_tokens)
+    account.leave_out("tokens", "left over from validation documents", held.cut_tokens)
     rest = shuffle(itertools.chain(window, source), generator, WINDOW_CHARACTERS)
     tokens = _encoded(_unheld(rest, held, encoder, account), encoder, report)
     for sequences in _sequences(tokens, options, account):
@@ -97,7 +97,7 @@ def _documents(options: Options, account: Account | None = None) -> Iterator[str
 
 
 def _unheld(documents: Iterable[str], held: Held, encoder: Encoder, account: Account) -> Iterator[str]:
-    """Documents but for repetitions of those that are held out."""
+    """Documents without repetitions of those held out."""
     for document in documents:
         if held.digests and digest(document) in held.digests:
             account.leave_out("documents", "repetitions of validation documents")
@@ -107,7 +107,7 @@ def _unheld(documents: Iterable[str], held: Held, encoder: Encoder, account: Acc
 
 
 def _sequences(tokens: Iterable[Tokens], options: Options, account: Account) -> Iterator[Tokens]:
-    """Blocks of whole slices of training sequences, up to the number asked for."""
+    """Blocks of complete slices of training sequences, up to the requested number."""
     slices = max(1, BLOCK_TOKENS // (options.seq_len * options.samples_per_slice))
     left = options.max_samples
     counted = _Counted(tokens)
@@ -117,13 +117,13 @@ def _sequences(tokens: Iterable[Tokens], options: Options, account: Account) -> 
         packed += block.size
         left = None if left is None else left - len(block)
         if left is not None and left <= 0:
-            account.note(f"the source isn't used up: --max-samples {options.max_samples} is reached")
+            account.note(f"the source has more: --max-samples {options.max_samples} is reached")
             return
     account.leave_out("tokens", "at the end, less than a sample", counted.tokens - packed)
 
 
 class _Counted:
-    """Passes tokens on, and counts them."""
+    """Passes tokens on and counts them."""
 
     def __init__(self, parts: Iterable[Tokens]) -> None:
         self.tokens = 0
@@ -155,7 +155,7 @@ def _language(sequences: Tokens) -> Arrays:
 
 
 def _write_digits(options: Options, writer: SliceWriter) -> PreprocessorInfo | None:
-    """Both splits have the classes in their proportions; the images need no preprocessor."""
+    """Write images of digits; both splits have the same proportions of classes, and no preprocessor is needed."""
     from sklearn.model_selection import train_test_split
 
     arrays = sources.digits()

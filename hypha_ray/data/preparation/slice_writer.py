@@ -11,11 +11,11 @@ from hypha_ray.data.slices import Arrays, describe, merge, write_slice
 from hypha_ray.types import SliceInfo
 
 Report: TypeAlias = Callable[[str, int], None]
-"""Told what was done since the last call: ``("documents", 12)`` or ``("samples", 1024)``."""
+"""Receives the progress since the last call: ``("documents", 12)`` or ``("samples", 1024)``."""
 
 
 class SliceWriter:
-    """Cuts samples into slices and keeps account of them."""
+    """Writes samples as slices and records them."""
 
     def __init__(self, folder: Path, samples_per_slice: int, report: Report) -> None:
         self.folder = folder
@@ -24,7 +24,7 @@ class SliceWriter:
         self._size, self._report = samples_per_slice, report
 
     def add(self, arrays: Arrays, split: str) -> None:
-        """Write samples; only the last slice is short."""
+        """Write samples; only the last slice may be shorter."""
         samples = len(next(iter(arrays.values())))
         for start in range(0, samples, self._size):
             part = {name: array[start : start + self._size] for name, array in arrays.items()}

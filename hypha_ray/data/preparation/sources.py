@@ -1,6 +1,6 @@
 """Sources of documents: Python's own sources, files, Hugging Face datasets; and images from scikit-learn.
 
-Every source gives its documents in the same order each time, one after the other, so that a corpus of any size fits.
+Every source yields its documents one by one and always in the same order, so a corpus may be of any size.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def documents(options: Options, account: Account | None = None) -> Iterator[str]:
-    """The texts of a source; blank ones are left out.
+    """The texts of a source, without blank ones.
 
     Args:
-        options: the source, and what of it.
-        account: told what is read and what is left out; None: not recorded.
+        options: the source, and the part of it to read.
+        account: records what is read and what is left out; None: no record.
 
     Raises:
         DataError: there is no such source, or it is damaged.
-        HyphaError: the hub can't be reached, or doesn't let us have it.
+        HyphaError: the hub can't be reached, or refuses access.
 
     """
     account = account or Account()
@@ -59,7 +59,7 @@ def documents(options: Options, account: Account | None = None) -> Iterator[str]
             account.leave_out("documents", "blank")
         else:
             account.documents += 1
-            # JSON can spell half of a surrogate pair, which isn't text.
+            # JSON can encode half of a surrogate pair, which isn't text.
             yield text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
@@ -73,11 +73,11 @@ def digits() -> Arrays:
 
 
 def read(options: Options, reader: Reader[T], account: Account) -> Iterable[T]:
-    """Documents or prompts of files, or of a Hugging Face dataset.
+    """Documents or prompts from files, or from a Hugging Face dataset.
 
     Raises:
         DataError: there is no such source, or it is damaged.
-        HyphaError: the hub can't be reached, or doesn't let us have it.
+        HyphaError: the hub can't be reached, or refuses access.
 
     """
     source = options.source
@@ -98,14 +98,16 @@ def _matches(pattern: Path) -> list[Path]:
         found = Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))
         files = sorted(path for path in found if path.is_file())
     except ValueError as error:
-        raise DataError("DATA030", f"{pattern} is no pattern", str(error), "* ? [ ], and ** for all folders") from None
+        raise DataError(
+            "DATA030", f"{pattern} isn't a pattern", str(error), "* ? [ ], and ** for all folders"
+        ) from None
     if not files:
         raise DataError("DATA030", f"no file matches {pattern}", fix="quote the pattern, and try it with ls")
     return files
 
 
 def _standard_library(account: Account) -> Iterator[str]:
-    """Each module of the running interpreter's library is a document; some test modules are no UTF-8 on purpose."""
+    """Modules of the running interpreter's library, each as a document; some test modules aren't UTF-8 on purpose."""
     root = Path(sysconfig.get_path("stdlib"))
     files = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.py"))
     modules = [root / file for file in files if not {"site-packages", "dist-packages"} & set(Path(file).parts)]
@@ -128,7 +130,7 @@ def _folder(folder: Path, options: Options, reader: Reader[T], account: Account)
 
 
 def _files(files: Sequence[Path], folder: Path, options: Options, reader: Reader[T], account: Account) -> Iterator[T]:
-    """Loose files, each by its kind; a table that turns out to have no text is left out as a whole."""
+    """Loose files, read by type; a table without text is left out as a whole."""
     taken, refused = False, None
     for path in texts_among(files, folder, account):
         own = Account()
@@ -149,7 +151,7 @@ def _files(files: Sequence[Path], folder: Path, options: Options, reader: Reader
     if refused and not taken:
         raise refused
     if not taken:
-        what, fix = f"{options.source} holds no texts or tables", "name another --source"
+        what, fix = f"{options.source} contains no texts or tables", "name another --source"
         raise DataError("DATA030", what, account.left_out, fix=fix)
 
 
@@ -174,11 +176,11 @@ def _file(path: Path, reader: Reader[T], account: Account, alone: bool) -> Itera
         raise DataError("DATA031", f"{path} isn't UTF-8 text", error.reason, "UTF-8", fix) from None
     except UNREADABLE as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise DataError("DATA031", f"{path} can't be read", reason, fix="copy it afresh") from None
+        raise DataError("DATA031", f"{path} can't be read", reason, fix="copy it again") from None
 
 
 def _layout(folder: Path, options: Options) -> dict[str, set[Path]]:
-    """The splits that `datasets` sees in a folder, and the files of each."""
+    """The splits that `datasets` finds in a folder, and the files of each."""
     with _explained(str(folder)):
         import datasets
 
@@ -188,7 +190,7 @@ def _layout(folder: Path, options: Options) -> dict[str, set[Path]]:
 
 
 def _choose(layout: dict[str, set[Path]], files: Iterable[Path], folder: Path, split: str, account: Account) -> None:
-    """Put the files into the account that aren't of the split which is read."""
+    """Record the files that aren't of the split being read."""
     for path in files:
         of = [name for name, named in layout.items() if path.resolve() in named]
         if split in of:
@@ -199,7 +201,7 @@ def _choose(layout: dict[str, set[Path]], files: Iterable[Path], folder: Path, s
 
 
 def _hub(name: str, options: Options, reader: Reader[T], account: Account, saved: bool = False) -> Iterator[T]:
-    """A Hugging Face dataset by name, or a local folder in that form; the hub's is streamed, not downloaded."""
+    """A Hugging Face dataset by name, which is streamed, or a local folder in that form."""
     with _explained(name):
         import datasets
 
@@ -209,7 +211,7 @@ def _hub(name: str, options: Options, reader: Reader[T], account: Account, saved
             if isinstance(loaded, datasets.DatasetDict):
                 rows = loaded[options.split]
                 for split in sorted(loaded.keys() - {options.split}):
-                    account.leave_out("splits", "not asked for, see --split", name=split)
+                    account.leave_out("splits", "not requested, see --split", name=split)
         else:
             rows = datasets.load_dataset(
                 name, options.subset, split=options.split, revision=options.revision, streaming=True
@@ -220,7 +222,7 @@ def _hub(name: str, options: Options, reader: Reader[T], account: Account, saved
 
 @contextmanager
 def _explained(name: str) -> Iterator[None]:
-    """Errors of the `datasets` library as ours."""
+    """Translate errors of the `datasets` library."""
     try:
         yield
     except (HyphaError, GeneratorExit):
@@ -232,12 +234,12 @@ def _explained(name: str) -> Iterator[None]:
 
 
 def _is_utf8(path: Path) -> bool:
-    """Whether a path's name is UTF-8; `datasets` takes no others."""
+    """Whether a path's name is UTF-8; `datasets` accepts no other names."""
     return not any("\udc80" <= character <= "\udcff" for character in str(path))
 
 
 def _near(path: Path, *others: str) -> str:
-    """Sources that the user may have meant."""
+    """Hint at a source that the user may have meant."""
     names = [child.name for child in path.parent.iterdir()] if path.parent.is_dir() else []
     near = difflib.get_close_matches(path.name, [*others, *names], n=1, cutoff=0.6)
     return f"did you mean {near[0]!r}?" if near else "give stdlib, digits, a path, or a Hugging Face name"

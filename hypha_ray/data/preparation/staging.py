@@ -1,4 +1,4 @@
-"""A dataset's folder appears whole: made in a folder inside, moved into place at the end, the manifest last."""
+"""Staging of a dataset: its files are made in an inner folder and moved into place at the end, the manifest last."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from hypha_ray.errors import ConfigError, DataError
 
 @contextmanager
 def staged(out: Path, overwrite: bool) -> Iterator[Path]:
-    """A fresh folder to write slices, tokenizer and manifest into; at the end they are in `out`.
+    """A new folder for slices, tokenizer and manifest, which are moved to `out` at the end.
 
-    What an earlier preparation left unfinished is replaced. Other files in `out` stay.
+    Files of an unfinished preparation are replaced. Other files in `out` stay.
 
     Raises:
         ConfigError: `out` already has a dataset and `overwrite` isn't set, or is a file.
@@ -34,7 +34,7 @@ def staged(out: Path, overwrite: bool) -> Iterator[Path]:
         except BaseException:
             shutil.rmtree(out if created else work, ignore_errors=True)
             raise
-        # From here to the end a folder without manifest is known as unfinished by the one inside.
+        # From here on, the inner folder marks a folder without a manifest as unfinished.
         _clear(out)
         for path in sorted(work.iterdir(), key=lambda path: path.name == MANIFEST):
             path.replace(out / path.name)
@@ -46,7 +46,7 @@ def _explained(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason, fix = error.strerror or str(error), "make room or choose another --out"
+        reason, fix = error.strerror or str(error), "free some space, or choose another --out"
         raise DataError("DATA009", f"{error.filename or out} can't be written", reason, fix=fix) from error
 
 
@@ -55,11 +55,13 @@ def _check(out: Path, overwrite: bool) -> None:
         raise ConfigError("PREP003", f"--out {out} is a file", fix="name a folder")
     unfinished = (out / UNFINISHED).exists() and not (out / MANIFEST).exists()
     if not overwrite and not unfinished and _belongings(out):
-        raise ConfigError("PREP004", f"{out} already holds a dataset", fix="add --overwrite, or choose another --out")
+        raise ConfigError(
+            "PREP004", f"{out} already contains a dataset", fix="add --overwrite, or choose another --out"
+        )
 
 
 def _clear(out: Path) -> None:
-    """Remove the old dataset, its manifest first: without one, it isn't taken for whole."""
+    """Remove the old dataset, manifest first: without a manifest it doesn't count as complete."""
     for path in _belongings(out):
         if path.is_dir():
             shutil.rmtree(path)

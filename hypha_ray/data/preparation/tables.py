@@ -1,4 +1,4 @@
-"""Rows of files: the text of each row of CSV, TSV, JSON, JSON lines and Parquet."""
+"""Rows of CSV, TSV, JSON, JSON lines and Parquet files, and their texts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CSV = frozenset({".csv", ".tsv"})
 DEFAULT_COLUMN, TEXT_FLAG = "text", "--text-column"
 _DELIMITERS = ",;\t|"
 _SAMPLE_ROWS = 1000
-"""Rows that tell which columns hold text."""
+"""Number of first rows that decide which columns contain text."""
 _NO_TEXTS = frozenset({"", "true", "false", "yes", "no", "nan", "null", "none", "na", "n/a"})
 
 T_co = TypeVar("T_co", covariant=True)
@@ -33,14 +33,14 @@ Row: TypeAlias = tuple[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column that is read of tables, and the flag that names it."""
+    """A column to read from tables, and the flag that names it."""
 
     name: str
     flag: str
 
 
 class Reader(Protocol[T_co]):
-    """Makes documents or prompts of what files hold."""
+    """Makes documents or prompts from the contents of files."""
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -48,11 +48,11 @@ class Reader(Protocol[T_co]):
         ...
 
     def of_rows(self, rows: Iterable[Row], account: Account) -> Iterator[T_co]:
-        """Those of a table; what can't be used is put into the account, or refused."""
+        """Documents or prompts of a table; unusable rows are recorded in the account, or refused."""
         ...
 
     def of_text(self, path: Path, file: IO[str], alone: bool) -> Iterator[T_co]:
-        """Those of a plain text; `alone`: the text is all there is."""
+        """Documents or prompts of a plain text; `alone` if it is the source's only file."""
         ...
 
 
@@ -64,7 +64,7 @@ class TextReader:
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The one with the text."""
+        """The column with the text."""
         return (self._column,)
 
     def of_rows(self, rows: Iterable[Row], account: Account) -> Iterator[str]:
@@ -72,12 +72,12 @@ class TextReader:
         return texts(rows, self._column, account)
 
     def of_text(self, path: Path, file: IO[str], alone: bool) -> Iterator[str]:
-        """The text in pieces, which end with lines."""
+        """The text in pieces, cut at line ends."""
         return pieces(file, lone_piece_characters(path) if alone else PIECE_CHARACTERS)
 
 
 def texts(rows: Iterable[Row], wanted: Column, account: Account) -> Iterator[str]:
-    """The texts in a column; rows without one, and columns that are not used, are put into the account.
+    """The texts in a column; rows without text and unused columns are recorded in the account.
 
     Raises:
         DataError: no row has the column, or none has text in it.
@@ -112,10 +112,10 @@ def no_column(where: str, column: Column, names: Iterable[str]) -> DataError:
 
 
 def json_rows(file: IO[str], path: Path) -> Iterator[Row]:
-    """The objects of a file, one a line; a file ``.json`` may also be one list of objects, or one object.
+    """The objects of a file, one per line; a ``.json`` file may also be a list of objects, or one object.
 
     Raises:
-        DataError: something else is in it.
+        DataError: it contains anything else.
 
     """
     first = file.readline()
@@ -132,13 +132,12 @@ def json_rows(file: IO[str], path: Path) -> Iterator[Row]:
 
 
 def csv_rows(file: IO[str], path: Path, columns: Sequence[Column], account: Account) -> Iterator[Row]:
-    """The rows below the first one, which names the columns.
+    """The rows after the first, which names the columns.
 
-    If `columns` is the text's alone, another column is given its name where that one is clearly meant: it is the only
-    one with text.
+    If only the text's column is wanted and absent, the only column with text takes its place.
 
     Raises:
-        DataError: the quotes don't match, a column is missing, or it is not clear which one has the text.
+        DataError: the quotes don't match, a column is missing, or several columns may be the text.
 
     """
     csv.field_size_limit(sys.maxsize)
@@ -148,7 +147,7 @@ def csv_rows(file: IO[str], path: Path, columns: Sequence[Column], account: Acco
     lines = _lines(reader, path)
     names = [name.strip() for name in next(lines, ("", []))[1]]
     if len(set(names)) < len(names):
-        raise DataError("DATA032", f"{path} has two columns of one name", ", ".join(names), fix="rename one")
+        raise DataError("DATA032", f"{path} has two columns of the same name", ", ".join(names), fix="rename one")
     rows = _fitting(lines, names, account)
     sample = list(itertools.islice(rows, _SAMPLE_ROWS))
     for column in columns:
@@ -163,7 +162,7 @@ def csv_rows(file: IO[str], path: Path, columns: Sequence[Column], account: Acco
 
 
 def parquet_rows(path: Path, columns: Sequence[Column], account: Account) -> Iterator[Row]:
-    """The rows of a Parquet file; only these of its columns are read.
+    """The rows of a Parquet file; only the given columns are read.
 
     Raises:
         DataError: it is damaged, or lacks a column.
@@ -173,7 +172,7 @@ def parquet_rows(path: Path, columns: Sequence[Column], account: Account) -> Ite
     from pyarrow import parquet
 
     try:
-        # Opened here: Arrow takes no name that isn't UTF-8.
+        # Opened here, since Arrow accepts only names in UTF-8.
         with path.open("rb") as stream, parquet.ParquetFile(stream) as file:
             names, wanted = file.schema_arrow.names, [column.name for column in columns]
             if missing := [column for column in columns if column.name not in names]:
@@ -183,25 +182,25 @@ def parquet_rows(path: Path, columns: Sequence[Column], account: Account) -> Ite
             for batch in file.iter_batches(columns=wanted, batch_size=1024):
                 yield from ((f"{path}, row {next(number)}", record) for record in batch.to_pylist())
     except pyarrow.ArrowInvalid as error:
-        raise DataError("DATA031", f"{path} is no Parquet file", str(error), fix="copy it afresh") from None
+        raise DataError("DATA031", f"{path} isn't a Parquet file", str(error), fix="copy it afresh") from None
 
 
 def _parsed(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        fix = "write one object a line, without line breaks inside"
-        raise DataError("DATA031", f"{where}: no JSON", str(error), "an object", fix) from None
+        fix = "write one object per line, without line breaks inside"
+        raise DataError("DATA031", f"{where}: not JSON", str(error), "an object", fix) from None
 
 
 def _row(record: Any, where: str) -> Row:
     if not isinstance(record, dict):
-        raise DataError("DATA031", f"{where}: no JSON object", type(record).__name__, "an object")
+        raise DataError("DATA031", f"{where}: not a JSON object", type(record).__name__, "an object")
     return where, record
 
 
 def _whole(line: str) -> bool:
-    """Whether a line is an object by itself, as in JSON lines."""
+    """Whether a line is an object of its own, as in JSON lines."""
     with suppress(ValueError, RecursionError):
         return isinstance(json.loads(line), dict)
     return False
@@ -213,21 +212,21 @@ def _document(text: str, path: Path) -> list[Any]:
 
 
 def _delimiter(head: str) -> str:
-    """The likeliest delimiter: the one that the names of the columns have most of, outside of quotes."""
+    """The likeliest delimiter: the most frequent one in the header, outside quotes."""
     bare = "".join(head.split('"')[::2])
     return max(_DELIMITERS, key=bare.count)
 
 
 def _lines(reader: Any, path: Path) -> Iterator[tuple[str, list[str]]]:
-    """The lines of a CSV file that aren't empty; a quoted field may go over several."""
+    """The records of a CSV file that aren't empty; a quoted field may span several lines."""
     while True:
         try:
             fields = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
-            fix = "quote fields that have quotes, delimiters or line breaks in them, and double the quotes inside"
-            raise DataError("DATA031", f"{path}, line {reader.line_num}: no CSV", str(error), fix=fix) from None
+            fix = "quote fields that contain quotes, delimiters or line breaks, and double the quotes inside"
+            raise DataError("DATA031", f"{path}, line {reader.line_num}: not CSV", str(error), fix=fix) from None
         if fields:
             yield f"{path}, line {reader.line_num}", fields
 

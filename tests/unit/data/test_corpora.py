@@ -138,7 +138,7 @@ def test_local_dataset_saved_to_disk_is_read(tmp_path: Path) -> None:
     datasets.DatasetDict({"train": train, "test": test}).save_to_disk(tmp_path / "several")
     assert read(tmp_path / "single") == ["one"]
     found, account = account_of(tmp_path / "several", split="test")
-    assert (found, omissions(account)) == (["two"], {("splits", "not asked for, see --split", 1, ("train",))})
+    assert (found, omissions(account)) == (["two"], {("splits", "not requested, see --split", 1, ("train",))})
 
 
 def test_local_dataset_without_the_column_names_those_it_has(tmp_path: Path) -> None:
@@ -159,8 +159,8 @@ def test_hub_dataset_without_network_names_cache_and_switch() -> None:
 DAMAGED: list[tuple[str, str, bytes, str]] = [
     ("latin-1 text", "a.txt", "é".encode("latin-1"), r"DATA031.*a\.txt isn't UTF-8"),
     ("archive", "a.tar.gz", gzip.compress(b"name\0\0\0text"), r"DATA031.*a\.tar\.gz is binary"),
-    ("no JSON", "a.jsonl", b'{"text": "one"}\n{"text": ', r"DATA031.*a\.jsonl, line 2: no JSON"),
-    ("deep JSON", "a.jsonl", b"[" * 100_000, r"DATA031.*line 1: no JSON"),
+    ("no JSON", "a.jsonl", b'{"text": "one"}\n{"text": ', r"DATA031.*a\.jsonl, line 2: not JSON"),
+    ("deep JSON", "a.jsonl", b"[" * 100_000, r"DATA031.*line 1: not JSON"),
     ("no object", "a.jsonl", b'["one"]', r"DATA031.*line 1.*got list"),
     ("no such column", "a.jsonl", b'{"txt": "one"}', r"DATA032.*line 1.*'text'.*got txt"),
     ("no text", "a.jsonl", b'{"text": 7}', r"DATA031.*line 1.*got int"),
@@ -168,7 +168,7 @@ DAMAGED: list[tuple[str, str, bytes, str]] = [
     ("no gzip", "a.txt.gz", b"one", r"DATA031.*can't be read"),
     ("no xz", "a.txt.xz", b"one", r"DATA031.*can't be read"),
     ("no bz2", "a.txt.bz2", b"one", r"DATA031.*can't be read"),
-    ("no Parquet", "a.parquet", b"one", r"DATA031.*no Parquet file"),
+    ("no Parquet", "a.parquet", b"one", r"DATA031.*isn't a Parquet file"),
 ]
 
 
@@ -247,9 +247,9 @@ BAD_CSV: list[tuple[str, bytes, str]] = [
         r"DATA032.*a\.csv has no column 'text' — got body, n, title.*--text-column",
     ),
     ("no text", b"a,b\n1,2\n", r"DATA032.*no column 'text'"),
-    ("open quote", b'text,n\none,1\n"two,2\nthree,3\n', r"DATA031.*line \d: no CSV"),
-    ("text behind a quote", b'text,n\n"one" two,1\n', r"DATA031.*line 2: no CSV"),
-    ("twice", b"text,text\na,b\n", r"DATA032.*two columns of one name"),
+    ("open quote", b'text,n\none,1\n"two,2\nthree,3\n', r"DATA031.*line \d: not CSV"),
+    ("text behind a quote", b'text,n\n"one" two,1\n', r"DATA031.*line 2: not CSV"),
+    ("twice", b"text,text\na,b\n", r"DATA032.*two columns of the same name"),
     ("latin-1", "text\né\n".encode("latin-1"), r"DATA031.*isn't UTF-8"),
 ]
 
@@ -322,9 +322,9 @@ def test_files_of_a_folder_that_are_left_out_are_named_with_the_reason(tmp_path:
         ("files", "can't be read, damaged", 1, ("half.txt.gz",)),
         ("files", "empty", 1, ("nothing.md",)),
         ("files", "hidden", 1, (".hidden",)),
-        ("files", "no regular files", 1, ("gone.txt",)),
+        ("files", "not regular files", 1, ("gone.txt",)),
         ("folders", "hidden", 1, (".git",)),
-        ("folders", "links, which aren't followed", 1, ("link",)),
+        ("folders", "links, which are not followed", 1, ("link",)),
     }
 
 

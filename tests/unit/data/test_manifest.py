@@ -97,10 +97,10 @@ MALFORMED: list[tuple[str, dict[str, Any], str]] = [
     ("an unknown modality", {"modality": "smell"}, "modality"),
     ("an unknown split", {"slice_split": "test"}, "split 'test'"),
     ("no samples", {"slice_samples": 0}, "0 samples"),
-    ("two slices with one index", {"slice_index": 1}, "one index"),
+    ("two slices with the same index", {"slice_index": 1}, "same index"),
     ("a negative index", {"slice_index": -1}, "slice -1"),
     ("no checksum", {"slice_sha256": "abc"}, "sha256"),
-    ("a missing file", {"slice_file": "slice-00009.safetensors"}, "isn't there"),
+    ("a missing file", {"slice_file": "slice-00009.safetensors"}, "doesn't exist"),
     ("a path out of the folder", {"slice_file": "../stories/slice-00000.safetensors"}, "plain name"),
     ("an absolute path", {"slice_file": "/etc/passwd"}, "plain name"),
     ("an unknown dtype", {"tensors": [{"name": "a", "dtype": "object", "shape": [1]}]}, "dtype 'object'"),
@@ -211,7 +211,7 @@ def test_bare_folder_of_other_tensors_has_another_modality(tmp_path: Path) -> No
 
 
 def test_folder_without_slices_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"DATA002.*holds no slices.*jobs/prepare.py"):
+    with pytest.raises(DataError, match=r"DATA002.*contains no slices.*jobs/prepare.py"):
         load(tmp_path)
 
 

@@ -342,8 +342,8 @@ def test_hold_out_takes_repetitions_together_and_loses_none() -> None:
 @pytest.mark.parametrize(
     ("documents", "limit", "words"),
     [
-        (["." * 500], 9, "a single document"),
-        (["." * 500] * 7, 9, "a single document"),
+        (["." * 500], 9, "only one document"),
+        (["." * 500] * 7, 9, "only one document"),
         (["a", "b", "c"], 9, "too little"),
         (["a" * 5000, "b" * 5000], 9, "for 9 samples.*--validation-samples"),
     ],
