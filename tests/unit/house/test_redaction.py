@@ -134,7 +134,7 @@ def test_resumed_run_takes_the_secret_from_what_it_is_resumed_with(tmp_path: Pat
 
 def test_note_says_who_can_read_it(tmp_path: Path) -> None:
     file = job_file(tmp_path)
-    assert any("CFG101" in note and "written nowhere" in note for note in load(["@", str(file)]).notes)
+    assert any("CFG101" in note and "isn't stored" in note for note in load(["@", str(file)]).notes)
     file.chmod(0o644)
     for arguments in (["@", str(file)], ["--checkpoint.mirror", MIRROR]):
         (note,) = (note for note in load(arguments).notes if "CFG101" in note)
