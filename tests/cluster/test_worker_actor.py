@@ -44,7 +44,11 @@ class Seat:
     """A worker, its orders, and its stream."""
 
     def __init__(self, **tables: dict[str, Any]) -> None:
-        tables = {"model": {"config": MODEL}, "worker": {"report_every_s": 0.2, "lease_s": 0.8}, **tables}
+        beside: dict[str, dict[str, Any]] = {
+            "resources": {"num_workers": WORKER + 1},
+            "worker": {"report_every_s": 0.2, "lease_s": 0.8},
+        }
+        tables = {"model": {"config": MODEL}, **beside, **tables}
         self.job = Job.model_validate(tables)
         self.source = Source("test", WORKER, 7)
         cls = ray.remote(concurrency_groups={"control": 1}, allow_out_of_order_execution=True)(TrainWorker)
