@@ -16,12 +16,12 @@ from functools import partial
 import numpy as np
 
 from hypha_ray.data.manifest import Manifest, PreprocessorInfo
-from hypha_ray.data.preparation import sources
 from hypha_ray.data.preparation.encoders import Encoder, Tokens, load_encoder
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.packing import Held, batches, digest, hold_out, pack, shuffle
 from hypha_ray.data.preparation.prompts import write_prompts
 from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
+from hypha_ray.data.preparation.sources.documents import digits, documents
 from hypha_ray.data.preparation.staging import staged
 from hypha_ray.data.provenance import Account, readable
 from hypha_ray.data.slices import Arrays
@@ -93,7 +93,7 @@ def _write_text(options: Options, writer: SliceWriter, report: Report, account: 
 
 
 def _documents(options: Options, account: Account | None = None) -> Iterator[str]:
-    return itertools.islice(sources.documents(options, account), options.max_documents)
+    return itertools.islice(documents(options, account), options.max_documents)
 
 
 def _unheld(documents: Iterable[str], held: Held, encoder: Encoder, account: Account) -> Iterator[str]:
@@ -158,7 +158,7 @@ def _write_digits(options: Options, writer: SliceWriter) -> PreprocessorInfo | N
     """Write images of digits; both splits have the same proportions of classes, and no preprocessor is needed."""
     from sklearn.model_selection import train_test_split
 
-    arrays = sources.digits()
+    arrays = digits()
     labels = arrays["labels"]
     train, validation = np.random.default_rng(options.seed).permutation(len(labels)), np.empty(0, np.int64)
     held_out = min(options.validation_samples, round(options.validation_fraction * len(labels)))

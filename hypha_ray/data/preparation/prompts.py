@@ -22,9 +22,9 @@ from hypha_ray.data.manifest import Manifest, PreprocessorInfo
 from hypha_ray.data.preparation.encoders import FOLDER, Tokens, load_tokenizer, require_end, save_tokenizer
 from hypha_ray.data.preparation.options import PROBLEMS, Options
 from hypha_ray.data.preparation.plain_tokenizers import byte_tokenizer, character_tokenizer
-from hypha_ray.data.preparation.problems import ALPHABET
-from hypha_ray.data.preparation.prompt_sources import Messages, Prompt, prompts
 from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
+from hypha_ray.data.preparation.sources.problems import ALPHABET
+from hypha_ray.data.preparation.sources.prompts import Messages, Prompt, prompts
 from hypha_ray.data.provenance import Account
 from hypha_ray.data.slices import Arrays, read_slice
 from hypha_ray.errors import DataError

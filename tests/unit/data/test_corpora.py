@@ -19,9 +19,9 @@ import pytest
 from huggingface_hub import constants
 from pyarrow import parquet
 
-from hypha_ray.data.preparation.files import PIECE_CHARACTERS
 from hypha_ray.data.preparation.options import Options
-from hypha_ray.data.preparation.sources import digits, documents
+from hypha_ray.data.preparation.sources.documents import digits, documents
+from hypha_ray.data.preparation.sources.files import PIECE_CHARACTERS
 from hypha_ray.data.provenance import Account
 from hypha_ray.errors import DataError, HubError
 

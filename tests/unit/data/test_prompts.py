@@ -23,8 +23,8 @@ from hypha_ray.data.manifest import MANIFEST, Manifest
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.plain_tokenizers import byte_tokenizer
 from hypha_ray.data.preparation.prepare import prepare
-from hypha_ray.data.preparation.problems import ALPHABET, problems
 from hypha_ray.data.preparation.prompts import preview, split
+from hypha_ray.data.preparation.sources.problems import ALPHABET, problems
 from hypha_ray.data.provenance import Account
 from hypha_ray.data.slices import Arrays, read_slice
 from hypha_ray.errors import ConfigError, DataError

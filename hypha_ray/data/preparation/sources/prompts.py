@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from hypha_ray.data.preparation.options import GENERATED, GYM, PROBLEMS, Options
-from hypha_ray.data.preparation.problems import problems
-from hypha_ray.data.preparation.sources import read
-from hypha_ray.data.preparation.tables import Column, Row, no_column
+from hypha_ray.data.preparation.sources.documents import read
+from hypha_ray.data.preparation.sources.problems import problems
+from hypha_ray.data.preparation.sources.tables import Column, Row, no_column
 from hypha_ray.data.provenance import Account
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.rl.rewards.text import last_number

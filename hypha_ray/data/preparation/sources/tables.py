@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol, TypeAlias, TypeVar
 
-from hypha_ray.data.preparation.files import PIECE_CHARACTERS, kind_of, lone_piece_characters, pieces
+from hypha_ray.data.preparation.sources.files import PIECE_CHARACTERS, kind_of, lone_piece_characters, pieces
 from hypha_ray.data.provenance import Account, readable
 from hypha_ray.errors import DataError
 

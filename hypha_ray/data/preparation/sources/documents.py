@@ -15,7 +15,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from hypha_ray.data.preparation.files import (
+from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.sources.files import (
     UNREADABLE,
     is_binary,
     kind_of,
@@ -24,8 +25,7 @@ from hypha_ray.data.preparation.files import (
     texts_among,
     walk,
 )
-from hypha_ray.data.preparation.options import Options
-from hypha_ray.data.preparation.tables import CSV, JSON, Reader, TextReader, csv_rows, json_rows, parquet_rows
+from hypha_ray.data.preparation.sources.tables import CSV, JSON, Reader, TextReader, csv_rows, json_rows, parquet_rows
 from hypha_ray.data.provenance import Account, readable
 from hypha_ray.data.slices import Arrays
 from hypha_ray.errors import DataError, HyphaError
@@ -228,7 +228,7 @@ def _explained(name: str) -> Iterator[None]:
     except (HyphaError, GeneratorExit):
         raise
     except Exception as error:
-        from hypha_ray.data.preparation.hub_errors import explain
+        from hypha_ray.data.preparation.sources.hub_errors import explain
 
         raise explain(error, name, _near(Path(name), "stdlib", "digits")) from error
 

@@ -1,0 +1,1 @@
+"""Sources of datasets: files, tables, hub datasets and generated problems, as documents or as prompts."""
