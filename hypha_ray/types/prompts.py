@@ -10,19 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 
-def pack_records(records: Sequence[Mapping[str, Any]], width: int | None = None) -> npt.NDArray[np.uint8]:
-    """The records as rows of bytes, uint8 [N, width].
+def pack_records(records: Sequence[Mapping[str, Any]]) -> npt.NDArray[np.uint8]:
+    """The records as rows of bytes, uint8 [N, A], A being the length of the longest one.
 
     Args:
         records: one for each prompt, such as ``{"task": "gsm8k", "answer": "72"}``.
-        width: number of bytes in a row; None: as many as the longest record takes.
 
     Raises:
         TypeError: a value is none of JSON's.
 
     """
     texts = [json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode() for record in records]
-    rows = np.zeros((len(texts), max(map(len, texts)) if width is None else width), np.uint8)
+    rows = np.zeros((len(texts), max(map(len, texts))), np.uint8)
     for row, text in zip(rows, texts, strict=True):
         row[: len(text)] = np.frombuffer(text, np.uint8)
     return rows

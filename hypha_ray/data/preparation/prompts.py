@@ -53,11 +53,9 @@ def write_prompts(options: Options, writer: SliceWriter, report: Report, account
         raise DataError("DATA033", what, account.left_out or "an empty source", "prompts", "raise --seq-len")
     train, validation = split(ids, options, account)
     end, padding = require_end(tokenizer, options.tokenizer), tokenizer.pad_token_id
-    shape = _Shape(max(map(len, ids)), pack_records(records).shape[1], end if padding is None else padding)
+    arrays = _arrays(ids, records, end if padding is None else padding)
     for rows, name in ((train, "train"), (validation, "validation")):
-        for start in range(0, len(rows), options.samples_per_slice):
-            chosen = rows[start : start + options.samples_per_slice].tolist()
-            writer.add(shape.arrays([ids[row] for row in chosen], [records[row] for row in chosen]), name)
+        writer.add({key: array[rows] for key, array in arrays.items()}, name)
     return save_tokenizer(tokenizer, writer.folder, options.tokenizer, options.tokenizer_revision)
 
 
@@ -88,22 +86,14 @@ def split(ids: Sequence[Tokens], options: Options, account: Account) -> tuple[Ro
     return train[: options.max_samples], np.array(held, np.int64)
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """Widths of the rows of all slices, and the token that prompts are padded with."""
-
-    prompt: int
-    record: int
-    padding: int
-
-    def arrays(self, ids: Sequence[Tokens], records: Sequence[dict[str, Any]]) -> Arrays:
-        """The tensors of a slice."""
-        tokens = np.full((len(ids), self.prompt), self.padding, np.int32)
-        mask = np.zeros_like(tokens)
-        for row, prompt in enumerate(ids):
-            tokens[row, self.prompt - len(prompt) :] = prompt
-            mask[row, self.prompt - len(prompt) :] = 1
-        return {"input_ids": tokens, "attention_mask": mask, "reward_data": pack_records(records, self.record)}
+def _arrays(ids: Sequence[Tokens], records: Sequence[dict[str, Any]], padding: int) -> Arrays:
+    """Tensors of all prompts, padded with a token."""
+    tokens = np.full((len(ids), max(map(len, ids))), padding, np.int32)
+    mask = np.zeros_like(tokens)
+    for row, prompt in enumerate(ids):
+        tokens[row, -len(prompt) :] = prompt
+        mask[row, -len(prompt) :] = 1
+    return {"input_ids": tokens, "attention_mask": mask, "reward_data": pack_records(records)}
 
 
 def _tokenizer(options: Options, found: Sequence[Prompt]) -> Any:
