@@ -48,9 +48,14 @@ def write_prompts(options: Options, writer: SliceWriter, report: Report, account
     found = list(prompts(options, account))
     tokenizer = _tokenizer(options, found)
     ids, records = _fitting(found, _encoded(tokenizer, found, options, report), options.seq_len, account)
+    if not found:
+        fix = "name another --source, or other columns"
+        raise DataError(
+            "DATA033", f"there are no prompts in {options.source}", account.left_out or "an empty source", fix=fix
+        )
     if not ids:
         what = f"there are no prompts of up to {options.seq_len} tokens in {options.source}"
-        raise DataError("DATA033", what, account.left_out or "an empty source", "prompts", "raise --seq-len")
+        raise DataError("DATA033", what, account.left_out, "prompts", "raise --seq-len")
     train, validation = split(ids, options, account)
     end, padding = require_end(tokenizer, options.tokenizer), tokenizer.pad_token_id
     arrays = _arrays(ids, records, end if padding is None else padding)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -279,6 +280,16 @@ def test_rows_without_prompt_or_answer_and_long_prompts_are_counted(tmp_path: Pa
 def test_source_without_a_prompt_that_fits_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"DATA033.*up to 2 tokens.*got 40 prompts: longer than 2 tokens"):
         run(questions(tmp_path / "a.jsonl"), tmp_path / "out", prompt_column="q", seq_len=2)
+
+
+@pytest.mark.parametrize(("rows", "got"), [([], "an empty source"), ([{"q": " ", "a": "1"}], "1 ")])
+def test_source_without_prompts_is_named_and_no_length_is_blamed(
+    tmp_path: Path, rows: list[dict[str, str]], got: str
+) -> None:
+    source = table(tmp_path / "a.jsonl", *rows)
+    with pytest.raises(DataError, match=rf"DATA033.*no prompts in {re.escape(str(source))}.*got {got}") as caught:
+        run(source, tmp_path / "out", prompt_column="q", answer_column="a")
+    assert "seq-len" not in str(caught.value)
 
 
 def test_plain_text_has_no_prompts(tmp_path: Path) -> None:
