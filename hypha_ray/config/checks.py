@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from hypha_ray.config.conflicts import conflicts
-from hypha_ray.config.keys import keys, shown
+from hypha_ray.config.keys import KeyPath, key_at, shown
 from hypha_ray.config.schema import Job
 from hypha_ray.config.sources.assignments import Setting, merged
 from hypha_ray.errors import ConfigError
@@ -46,11 +46,22 @@ def require_complete(job: Job) -> None:
         raise ConfigError("CFG012", "the job has no dataset", fix=fix)
 
 
+def in_groups(path: KeyPath) -> bool:
+    """Whether a key says of all workers what ``[[workers]]`` says of each group."""
+    return path[:2] in _IN_GROUPS
+
+
+_IN_GROUPS = frozenset(
+    [("bridge", "commands")]
+    + [("resources", name) for name in ("num_workers", "worker", "min_memory_mb", "min_gpus", "gpu_type")]
+)
+
+
 def _explained(error: ValidationError, settings: Sequence[Setting]) -> ConfigError:
     """The first error that pydantic reports, in the terms of the schema, with file and line."""
     first: dict[str, Any] = dict(error.errors(include_url=False)[0])
     kind, value, place = first["type"], first["input"], tuple(map(str, first["loc"]))
-    key = next(key for key in keys().values() if key.path == place[: len(key.path)])
+    key = next(key for length in range(len(place) + 1) if (key := key_at(place[:length])))
     wrong_type = kind.endswith("_type") or (kind == "literal_error" and not isinstance(value, str))
     code, what = ("CFG002", "has the wrong type") if wrong_type else ("CFG003", "is out of range")
     got = "a value that is kept secret" if key.secret else shown(value)
@@ -61,10 +72,11 @@ def _explained(error: ValidationError, settings: Sequence[Setting]) -> ConfigErr
 
 def _agree(job: Job, settings: Sequence[Setting]) -> None:
     workers, steps = job.num_workers, job.inner_optimizer.total_steps
+    counts = "workers" if job.workers else "resources.num_workers"
     limits = (
-        ("resources.min_workers", job.resources.min_workers, "resources.num_workers", workers),
+        ("resources.min_workers", job.resources.min_workers, counts, workers),
         ("bridge.commands", len(job.bridge.commands), "resources.num_workers", workers),
-        ("sync.quorum", job.sync.quorum, "resources.num_workers", workers),
+        ("sync.quorum", job.sync.quorum, counts, workers),
         ("rounds.warmup_rounds", job.rounds.warmup_rounds, "rounds.update_rounds", job.rounds.update_rounds),
         ("inner_optimizer.warmup_steps", job.inner_optimizer.warmup_steps, "inner_optimizer.total_steps", steps),
     )
@@ -73,6 +85,11 @@ def _agree(job: Job, settings: Sequence[Setting]) -> None:
             fix = f"mend {name} or {limit_name}"
             what = f"{_place(settings, name)} is more than {_place(settings, limit_name)}"
             raise ConfigError("CFG003", what, str(value), f"up to {limit}", fix)
+    old = [setting for setting in settings if in_groups(setting.path)]
+    if job.workers and old:
+        (new, *_) = (setting for setting in settings if setting.path[0] == "workers")
+        fix = "give number, needs and commands of workers in [[workers]] alone"
+        raise ConfigError("CFG011", f"{old[-1].place} and {new.place} exclude each other", fix=fix)
     for one, other, fix in conflicts(job):
         what = f"{_place(settings, one)} and {_place(settings, other)} exclude each other"
         raise ConfigError("CFG011", what, fix=fix)

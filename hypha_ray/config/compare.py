@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hypha_ray.config.keys import FREE, KeyPath, dotted, shown
+from hypha_ray.config.keys import FREE, KeyPath, arrays, dotted, shown
 from hypha_ray.config.load import resolved
 from hypha_ray.config.schema import Job
 
@@ -62,8 +62,9 @@ def differences(here: Job, there: Job) -> tuple[Difference, ...]:
 
 
 def _leaves(tree: Mapping[str, Any], above: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
-    for name, value in tree.items():
+    for name, there in tree.items():
         path = (*above, name)
+        value = {str(number): table for number, table in enumerate(there)} if path in arrays() else there
         if isinstance(value, dict) and (value or path == FREE):
             yield from _leaves(value, path)
         else:

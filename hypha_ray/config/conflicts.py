@@ -20,9 +20,14 @@ class Conflict(NamedTuple):
 def conflicts(job: Job) -> Iterator[Conflict]:
     """All conflicts in a job."""
     replay = job.run.mode == "replay"
-    if job.bridge.commands and replay:
+    outside = _trainers_outside(job)
+    if outside and replay:
         fix = "an external trainer isn't reproducible bit for bit: choose elastic"
-        yield Conflict("bridge.commands", 'run.mode = "replay"', fix)
+        yield Conflict(outside, 'run.mode = "replay"', fix)
+    for number, group in enumerate(job.workers):
+        if group.command is not None and not group.bridged:
+            name = f"workers.{number}"
+            yield Conflict(f"{name}.command", f'{name}.kind = "{group.kind}"', 'choose kind = "bridged"')
     strategy, traits = f'sync.strategy = "{job.sync.strategy}"', job.sync.traits
     if traits.sends_gradients and job.sync.fragments > 1:
         fix = "leave sync.fragments at 1: gradients are clipped by their norm over all fragments"
@@ -58,14 +63,21 @@ def _of_labels(job: Job) -> Iterator[Conflict]:
             yield Conflict("model.config.num_labels", f"model.config.{name}", "give as many, or leave num_labels out")
 
 
+def _trainers_outside(job: Job) -> str | None:
+    """Key that gives the job trainers outside of Ray; None if it has none."""
+    bridged = (f"workers.{number}.kind" for number, group in enumerate(job.workers) if group.bridged)
+    return next(bridged, "bridge.commands" if job.bridge.commands else None)
+
+
 def _of_overlap(job: Job, replay: bool) -> Iterator[Conflict]:
     """Conflicts of strategies in which workers have weights of their own."""
     name = "delay_steps" if job.sync.delay_steps else "mixing" if job.sync.mixing else "fragments"
     way_out = "; or set sync.stagger = false" if name == "fragments" else ""
+    outside = _trainers_outside(job)
     others = (
         ("run.mode", replay, "workers' own weights aren't saved: choose elastic"),
         ("sync.strategy", not job.sync.traits.own_weights, "only DiLoCo workers have weights of their own"),
-        ("bridge.commands", bool(job.bridge.commands), "an external trainer starts each round from the global weights"),
+        (outside or "", outside is not None, "an external trainer starts each round from the global weights"),
     )
     yield from (Conflict(f"sync.{name}", other, why + way_out) for other, excluded, why in others if excluded)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -20,6 +20,9 @@ from hypha_ray.config.value_types import Table
 from hypha_ray.redaction import redacted
 
 KeyPath: TypeAlias = tuple[str, ...]
+
+EACH: Final = "*"
+"""Part of a path in the schema that stands for the number of a table in an array of tables."""
 
 FREE: KeyPath = ("model", "config")
 """The one table whose keys are defined elsewhere, by transformers."""
@@ -56,8 +59,8 @@ class Key:
 
     @property
     def name(self) -> str:
-        """The dotted name."""
-        return ".".join(self.path)
+        """The dotted name; N is the number of a table in an array."""
+        return ".".join(self.path).replace(EACH, "N")
 
     @property
     def default_text(self) -> str:
@@ -87,8 +90,14 @@ class Key:
 
 @cache
 def tables() -> dict[KeyPath, type[Table]]:
-    """Every table in the order of the schema; the job itself is ``()``."""
+    """Every table in the order of the schema; the job itself is ``()``, the tables of an array are under `EACH`."""
     return dict(_tables((), Job))
+
+
+@cache
+def arrays() -> frozenset[KeyPath]:
+    """Every array of tables."""
+    return frozenset(path[:-1] for path in tables() if path[-1:] == (EACH,))
 
 
 @cache
@@ -96,20 +105,52 @@ def keys() -> dict[KeyPath, Key]:
     """Every key, in the order of the schema."""
     fields = ((path, table.model_fields.items()) for path, table in tables().items())
     named = [((*path, name), field) for path, items in fields for name, field in items]
-    return {path: key_of(path, field) for path, field in named if path not in tables()}
+    return {path: key_of(path, field) for path, field in named if path not in tables() and path not in arrays()}
+
+
+def schema_path(path: Sequence[str]) -> KeyPath:
+    """A path of a job file with `EACH` for the numbers of tables in arrays."""
+    found: KeyPath = ()
+    for part in path:
+        found = (*found, EACH if found in arrays() and is_number(part) else part)
+    return found
+
+
+def is_number(part: str) -> bool:
+    """Whether a part of a path can be the number of a table in an array."""
+    return re.fullmatch(r"0|[1-9]\d{0,3}", part, re.ASCII) is not None
+
+
+def key_at(path: Sequence[str]) -> Key | None:
+    """The key at a path of a job file; None if there is none."""
+    key = keys().get(schema_path(path))
+    return key and replace(key, path=tuple(path))
+
+
+def values(table: Table, path: KeyPath = ()) -> Iterator[tuple[Key, Any]]:
+    """Every key of a job, or of a table at `path`, with its value; of arrays the keys of each of their tables."""
+    for name in type(table).model_fields:
+        value, at = getattr(table, name), (*path, name)
+        if isinstance(value, Table):
+            yield from values(value, at)
+        elif schema_path(at) in arrays():
+            for number, one in enumerate(value):
+                yield from values(one, (*at, str(number)))
+        elif key := key_at(at):
+            yield key, value
 
 
 def nearest(path: Sequence[str]) -> str | None:
     """The known key that was probably meant: a similar one in that table, in any table, or one of the same name."""
     table, last = tuple(path[:-1]), path[-1][:_LONGEST]
     labels = [(*FREE[:1], name) for name in sorted(LABELS)]
-    known = [candidate for candidate in (*tables(), *keys(), *labels) if candidate]
-    siblings = {candidate[-1]: candidate for candidate in known if candidate[:-1] == table}
-    whole = {".".join(candidate): candidate for candidate in known if table not in tables()}
+    known = [candidate for candidate in (*tables(), *arrays(), *keys(), *labels) if candidate[-1:] not in ((), (EACH,))]
+    siblings = {candidate[-1]: (*table, candidate[-1]) for candidate in known if candidate[:-1] == schema_path(table)}
+    whole = {".".join(candidate): candidate for candidate in known if schema_path(table) not in tables()}
     anywhere = {candidate[-1]: candidate for candidate in reversed(known)}
     wanted = ((last, siblings), (".".join(path)[:_LONGEST], whole), (last, anywhere))
     found = (names[close] for name, names in wanted for close in get_close_matches(name, names, n=1))
-    return next(map(".".join, found), None)
+    return next((".".join(path).replace(EACH, "N") for path in found), None)
 
 
 def dotted(path: Sequence[str]) -> str:
@@ -131,8 +172,11 @@ def shown(value: object) -> str:
 def _tables(path: KeyPath, table: type[Table]) -> Iterator[tuple[KeyPath, type[Table]]]:
     yield path, table
     for name, field in table.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Table):
-            yield from _tables((*path, name), field.annotation)
+        kind, at = field.annotation, (*path, name)
+        if get_origin(kind) is list:
+            (kind,), at = get_args(kind), (*at, EACH)
+        if isinstance(kind, type) and issubclass(kind, Table):
+            yield from _tables(at, kind)
 
 
 def key_of(path: KeyPath, field: FieldInfo) -> Key:

@@ -10,19 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import tomli_w
 
-from hypha_ray.config.checks import build, require_complete
+from hypha_ray.config.checks import build, in_groups, require_complete
 from hypha_ray.config.cli.help import help_text
-from hypha_ray.config.keys import dotted, keys, shown
+from hypha_ray.config.keys import KeyPath, dotted, key_at, shown, values
 from hypha_ray.config.no_effect import idle
 from hypha_ray.config.schema import Job
 from hypha_ray.config.sources.aliases import GUIDE_NAMES, IGNORED, inside
-from hypha_ray.config.sources.assignments import Setting, from_arguments, from_document, put
+from hypha_ray.config.sources.assignments import Setting, from_arguments, from_document, in_force, nested
 from hypha_ray.config.sources.document import read
 from hypha_ray.errors import ConfigError
 from hypha_ray.redaction import is_redacted, redacted, redacted_tree
@@ -77,7 +76,7 @@ def load(arguments: Sequence[str], find_run: FindRun | None = None) -> Loaded:
     settings.extend(command.flags)
     if isinstance(command.resume, str):
         settings = _over_the_run(command.resume, settings, find_run)
-    job = build([setting for setting in settings if setting.path not in IGNORED])
+    job = build(in_force(setting for setting in settings if setting.path not in IGNORED))
     if command.resume and job.run.name is None:
         raise ConfigError("CFG015", "--resume names no run", fix="give it a name or directory, or set run.name")
     return Loaded(job, command.dry_run, bool(command.resume), command.files, (*_notes(settings), *_idle(settings, job)))
@@ -102,14 +101,17 @@ def resolved(job: Job) -> dict[str, Any]:
 
     Secrets are left out, and masked in URLs; `require_secrets` finds the missing ones.
     """
-    tree: dict[str, Any] = {}
-    for key in keys().values():
-        value = reduce(getattr, key.path, job)
-        if value is not None and not key.secret:
-            put(tree, key.path, redacted_tree(_without_none(value)))
-        elif value is None and key.default is not None:
-            put(tree, key.path, "none")
-    return tree
+
+    def shown_values() -> Iterator[tuple[KeyPath, Any]]:
+        for key, value in values(job):
+            if job.workers and in_groups(key.path):
+                continue
+            if value is not None and not key.secret:
+                yield key.path, redacted_tree(_without_none(value))
+            elif value is None and key.default is not None:
+                yield key.path, "none"
+
+    return nested(shown_values())
 
 
 def resolved_toml(job: Job) -> str:
@@ -124,8 +126,7 @@ def require_secrets(job: Job) -> None:
         ConfigError: CFG104, with the places where the secret may be given.
 
     """
-    for key in keys().values():
-        value = reduce(getattr, key.path, job)
+    for key, value in values(job):
         if is_redacted(str(value)):
             what = f"{key.name} needs the secret of its URL again, which the run doesn't store"
             fix = (
@@ -166,7 +167,7 @@ def _without_none(value: Any) -> Any:
 
 def _notes(settings: Sequence[Setting]) -> Iterator[str]:
     for setting in settings:
-        key, name, document = keys().get(setting.path), inside(setting.raw), setting.document
+        key, name, document = key_at(setting.path), inside(setting.raw), setting.document
         if setting.path in IGNORED:
             yield f"{setting.where}: {dotted(name)} is ignored: {IGNORED[setting.path]}"
         elif key and key.secret and document:

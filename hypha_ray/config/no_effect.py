@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import reduce
 
-from hypha_ray.config.keys import KeyPath, keys, shown
+from hypha_ray.config.keys import KeyPath, arrays, keys, shown
 from hypha_ray.config.schema import Job
 
 NO_MARKET = "yet: machines of a Ray cluster have no prices"
@@ -24,10 +24,11 @@ def _idle(job: Job) -> Iterator[tuple[str, str]]:
     """Pairs of a key and the names of the keys that have no effect beside its value."""
     yield from _of_sync(job)
     yield from _of_optimizers(job)
+    groups = "workers" if job.workers else "bridge.commands"
     if not any(group.dials_in for group in job.worker_groups):
-        yield "bridge.commands", "bridge.listen bridge.certificate bridge.key"
+        yield groups, "bridge.listen bridge.certificate bridge.key"
     if all(group.bridged for group in job.worker_groups):
-        yield "bridge.commands", "worker.device worker.autocast worker.compile rounds.accumulation"
+        yield groups, "worker.device worker.autocast worker.compile rounds.accumulation"
     if "aim" not in job.telemetry.sinks:
         yield "telemetry.sinks", "telemetry.aim_repository"
     if job.model.repository is None:
@@ -88,5 +89,7 @@ def _value(job: Job, path: KeyPath) -> object:
 
 
 def _shown(job: Job, name: str) -> str:
+    if (name,) in arrays():
+        return f"the [[{name}]] of the job"
     value = _value(job, tuple(name.split(".")))
     return f"no {name}" if value is None else f"{name} = {shown(value)}"

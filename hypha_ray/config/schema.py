@@ -163,7 +163,7 @@ class Sync(Table):
     delayed_nesterov: bool = Field(
         True, description="async: outer momentum takes one step per round; false: one per delta"
     )
-    period: Count | None = Field(None, description="async: deltas per round; default: resources.num_workers")
+    period: Count | None = Field(None, description="async: deltas per round; default: number of workers")
     arrival_grace_s: NotNegative | None = Field(
         None, description="async: seconds that a delta waits for others; default: a batch of the slowest, if dynamic"
     )
@@ -234,6 +234,7 @@ class Job(Table):
     outer_optimizer: OuterOptimizer = OuterOptimizer()
     sync: Sync = Sync()
     resources: Resources = Resources()
+    workers: list[WorkerGroup] = Field([], fail_fast=True, description="groups of workers with needs of their own")
     worker: Worker = Worker()
     bridge: Bridge = Bridge()
     checkpoint: Checkpoint = Checkpoint()
@@ -249,12 +250,12 @@ class Job(Table):
     @property
     def num_workers(self) -> int:
         """Workers wanted, in all groups."""
-        return self.resources.num_workers
+        return sum(group.count for group in self.workers) if self.workers else self.resources.num_workers
 
     @property
     def worker_groups(self) -> list[WorkerGroup]:
         """Groups of workers, in the order in which the workers are numbered."""
-        return groups_of(self.resources, self.bridge)
+        return self.workers or groups_of(self.resources, self.bridge)
 
     def group_of(self, worker: int) -> WorkerGroup:
         """Group of the worker of that number."""

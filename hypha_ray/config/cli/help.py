@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from hypha_ray.config.keys import Key, keys, tables
+from hypha_ray.config.keys import EACH, Key, KeyPath, keys, tables
 
 _ARGUMENTS = """\
 arguments:
@@ -26,7 +26,7 @@ def help_text(doc: str) -> str:
     for path, table in tables().items():
         lines = [_line(key) for key in keys().values() if key.path[:-1] == path]
         if lines:
-            parts += ["", f"[{'.'.join(path)}]  {_summary(table)}", *lines]
+            parts += ["", f"{_header(path)}  {_summary(table)}", *lines]
     return "\n".join(parts)
 
 
@@ -37,7 +37,7 @@ def keys_markdown() -> str:
         rows = [_row(key) for key in keys().values() if key.path[:-1] == path]
         if rows:
             head = ["| key | kind | default | meaning |", "|---|---|---|---|"]
-            parts.append("\n".join([f"### `[{'.'.join(path)}]`", "", _summary(table), "", *head, *rows]))
+            parts.append("\n".join([f"### `{_header(path)}`", "", _summary(table), "", *head, *rows]))
     return "\n\n".join(parts)
 
 
@@ -45,6 +45,11 @@ def renewed(document: str) -> str:
     """A markdown document with its list of keys regenerated between the two comments that mark it."""
     block = f"{_BEGIN}\n\n{keys_markdown()}\n\n{_END}"
     return re.sub(f"{re.escape(_BEGIN)}.*{re.escape(_END)}", lambda _: block, document, flags=re.DOTALL)
+
+
+def _header(path: KeyPath) -> str:
+    """Line of a job file with which a table begins."""
+    return f"[[{'.'.join(path[:-1])}]]" if path[-1:] == (EACH,) else f"[{'.'.join(path)}]"
 
 
 def _line(key: Key) -> str:

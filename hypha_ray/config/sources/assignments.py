@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import reduce
 from typing import Any
 
-from hypha_ray.config.keys import FREE, Key, KeyPath, dotted, keys, nearest, shown, tables
+from hypha_ray.config.keys import (
+    EACH,
+    FREE,
+    Key,
+    KeyPath,
+    arrays,
+    dotted,
+    is_number,
+    key_at,
+    keys,
+    nearest,
+    schema_path,
+    shown,
+    tables,
+)
 from hypha_ray.config.sources.aliases import CONTAINERS, IGNORED, own
 from hypha_ray.config.sources.document import Document, check, parse
 from hypha_ray.errors import ConfigError
@@ -25,6 +40,10 @@ class Setting:
     value: Any
     raw: KeyPath
     document: Document | None
+
+    def inside(self, path: KeyPath) -> bool:
+        """Whether the key is one of those in the table or array at a path."""
+        return self.path[: len(path)] == path != self.path
 
     @property
     def where(self) -> str:
@@ -92,11 +111,42 @@ def from_arguments(arguments: Iterable[str]) -> CommandLine:
     return CommandLine(tuple(files), tuple(flags), dry_run, resume)
 
 
-def merged(settings: Iterable[Setting]) -> dict[str, Any]:
-    """Nested tables with the last setting of each key."""
-    tree: dict[str, Any] = {}
+def merged(settings: Sequence[Setting]) -> dict[str, Any]:
+    """Nested tables with the last setting of each key.
+
+    Raises:
+        ConfigError: CFG003 a number of a table in an array that leaves a gap.
+
+    """
+    tree = nested((setting.path, setting.value) for setting in settings)
     for setting in settings:
-        put(tree, setting.path, setting.value)
+        for array in filter(setting.inside, arrays()):
+            number, length = int(setting.path[len(array)]), len(reduce(dict.__getitem__, array, tree))
+            if number >= length:
+                what = f"{setting.place}: the number leaves a gap in the array"
+                raise ConfigError("CFG003", what, str(number), f"up to {length}", "count the tables from 0")
+    return tree
+
+
+def in_force(settings: Iterable[Setting]) -> list[Setting]:
+    """Settings without those inside an array that a later one replaces."""
+    kept: list[Setting] = []
+    for setting in settings:
+        if setting.path in arrays():
+            kept = [earlier for earlier in kept if not earlier.inside(setting.path)]
+        kept.append(setting)
+    return kept
+
+
+def nested(values: Iterable[tuple[KeyPath, Any]]) -> dict[str, Any]:
+    """Nested tables with these values; numbered tables become arrays."""
+    tree: dict[str, Any] = {}
+    for path, value in values:
+        put(tree, path, value)
+    for *above, last in arrays():
+        table = reduce(lambda inner, name: inner.get(name, {}), above, tree)
+        if isinstance(numbered := table.get(last), dict):
+            table[last] = [numbered[str(number)] for number in range(len(numbered)) if str(number) in numbered]
     return tree
 
 
@@ -174,7 +224,9 @@ def _literal(text: str, where: str) -> Any:
 
 def _walk(value: Any, raw: KeyPath, document: Document | None) -> Iterator[Setting]:
     key, path = _known(raw, document), own(raw)
-    if path in IGNORED:
+    if schema_path(path) in arrays():
+        yield from _walk_array(value, raw, document)
+    elif path in IGNORED:
         yield Setting(path, value, raw, document)
     elif key is None or (path[: len(FREE)] == FREE and isinstance(value, dict)):
         if not isinstance(value, dict):
@@ -192,11 +244,28 @@ def _walk(value: Any, raw: KeyPath, document: Document | None) -> Iterator[Setti
         yield Setting(path, None if absent else value, raw, document)
 
 
+def _walk_array(value: Any, raw: KeyPath, document: Document | None) -> Iterator[Setting]:
+    """An array takes the place of an earlier one, as any value does; a table with numbers for names changes those."""
+    path = own(raw)
+    if isinstance(value, list):
+        yield Setting(path, [], raw, document)
+        value = {str(number): table for number, table in enumerate(value)}
+    if not isinstance(value, dict) or not all(map(is_number, value)):
+        place = Setting(path, value, raw, document).place
+        fix = f"begin each of them with [[{dotted(raw)}]]"
+        raise ConfigError("CFG002", f"{place} has the wrong type", shown(value), "a list of tables", fix)
+    for number, table in value.items():
+        if isinstance(table, dict):
+            yield Setting((*path, number), {}, (*raw, number), document)
+        yield from _walk(table, (*raw, number), document)
+
+
 def _known(raw: KeyPath, document: Document | None) -> Key | None:
     """The known key of that path; None for a table. A key inside the free table counts as that table."""
     path = own(raw)
-    key = keys().get(path[: len(FREE)] if path[: len(FREE)] == FREE else path)
-    if key is None and path not in tables() and raw not in CONTAINERS and path not in IGNORED:
+    key = key_at(path[: len(FREE)] if path[: len(FREE)] == FREE else path)
+    known = tables().keys() | arrays() | IGNORED.keys()
+    if key is None and schema_path(path) not in known and raw not in CONTAINERS:
         raise _unknown(raw, document)
     return key
 
@@ -207,7 +276,8 @@ def _unknown(raw: KeyPath, document: Document | None) -> ConfigError:
     if switch:
         return ConfigError("CFG001", f"unknown flag {_where(raw, None)}", fix=f"did you mean --{switch[0]}?")
     meant = nearest(path)
-    siblings = sorted(name[-1] for name in (*tables(), *keys()) if name and name[:-1] == path[:-1])
+    table = schema_path(path[:-1])
+    siblings = sorted(name[-1] for name in (*tables(), *keys()) if name and name[:-1] == table and name[-1] != EACH)
     what = f"{_where(raw, document)}: unknown key {dotted(raw)}" if document else f"unknown flag {_where(raw, None)}"
     if meant:
         return ConfigError("CFG001", what, fix=f"did you mean `{meant}`?")

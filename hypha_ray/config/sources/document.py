@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import stat
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,12 +143,24 @@ def _bad_syntax(text: str, where: str, reason: str) -> ConfigError:
 def _entries(text: str) -> Iterator[tuple[int, KeyPath]]:
     """Lines that begin a table or set a key, with the full name; lines inside long strings may match by mistake."""
     header: KeyPath = ()
+    lengths: Counter[KeyPath] = Counter()
     for number, line in enumerate(text.split("\n"), 1):
         if match := _HEADER.match(line):
-            header = _parts(match[1])
+            header = _numbered(_parts(match[1]), lengths)
+            if line.lstrip().startswith("[["):
+                lengths[header] += 1
+                header = (*header, str(lengths[header] - 1))
             yield number, header
         elif match := _ENTRY.match(line):
             yield number, header + _parts(match[1])
+
+
+def _numbered(name: KeyPath, lengths: Mapping[KeyPath, int]) -> KeyPath:
+    """A name with the number of the last table of each array in it."""
+    path: KeyPath = ()
+    for part in name:
+        path = (*path, str(lengths[path] - 1), part) if path in lengths else (*path, part)
+    return path
 
 
 def _parts(name: str) -> KeyPath:

@@ -45,8 +45,9 @@ def check_devices(job: Job) -> None:
         ConfigError: CFG003 more than one, CFG011 none.
 
     """
-    key = "resources.min_gpus" if job.resources.min_gpus else "resources.worker.gpu"
-    for gpus in (group.gpu for group in job.worker_groups if not group.bridged):
+    old = "resources.min_gpus" if job.resources.min_gpus else "resources.worker.gpu"
+    for number, gpus in ((number, group.gpu) for number, group in enumerate(job.worker_groups) if not group.bridged):
+        key = f"workers.{number}.gpu" if job.workers else old
         if gpus > 1:
             fix = "ask for one, and for as many workers as there are GPUs"
             raise ConfigError("CFG003", f"{key}: a worker uses one GPU", f"{gpus:g}", "up to 1", fix)

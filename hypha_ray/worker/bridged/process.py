@@ -82,7 +82,7 @@ class TrainerProcess:
                 self._listener = Listener(f"{UNIX}{self.directory / SOCKET_FILE}", token, job.lease_s)
                 words = command(job, worker)
                 self._printed = Printed(trainer_log(job, worker))
-                self._process = _started(words, self._places(), self._printed.target)
+                self._process = _started(words, self._places(), self._printed.target, _command_key(job))
         except BaseException:
             self.close()
             raise
@@ -139,7 +139,7 @@ class TrainerProcess:
 
 def command(job: Job, worker: int) -> list[str]:
     """The command line of an external trainer, taken apart as a shell would; there is no shell."""
-    line = job.group_of(worker).command or ""
+    line, key = job.group_of(worker).command or "", _command_key(job)
     try:
         words = shlex.split(line)
     except ValueError as error:
@@ -147,7 +147,7 @@ def command(job: Job, worker: int) -> list[str]:
     else:
         why = "no words"
     if not words:
-        raise ConfigError("CFG009", f"bridge.commands: {line!r} is no command line", got=why)
+        raise ConfigError("CFG009", f"{key}: {line!r} is no command line", got=why)
     return words
 
 
@@ -170,14 +170,19 @@ def handed_on(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if _HANDED_ON.fullmatch(name)}
 
 
-def _started(words: list[str], places: Mapping[str, str], log: IO[bytes] | None) -> subprocess.Popen[bytes]:
+def _command_key(job: Job) -> str:
+    """Place of the trainers' command lines in the job file."""
+    return "command of [[workers]]" if job.workers else "bridge.commands"
+
+
+def _started(words: list[str], places: Mapping[str, str], log: IO[bytes] | None, key: str) -> subprocess.Popen[bytes]:
     """Start a program in a process group of its own; where the system can, it ends it with this thread."""
     for name, value in places.items():
         words = [word.replace(f"{{{name}}}", value) for word in words]
     program = shutil.which(words[0])
     if program is None:
-        fix = "mend bridge.commands; the program has to be on every node that may get a worker"
-        raise ConfigError("CFG009", "bridge.commands: there is no such program", got=words[0], fix=fix)
+        fix = f"mend {key}; the program has to be on every node that may get a worker"
+        raise ConfigError("CFG009", f"{key}: there is no such program", got=words[0], fix=fix)
     told = {f"HYPHA_BRIDGE_{name}": value for name, value in places.items() if name != "JOB"}
     guard = shutil.which("setpriv")
     guarded = [guard, "--pdeathsig", "KILL", "--"] if guard else []

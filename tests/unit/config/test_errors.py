@@ -29,7 +29,7 @@ IN_FILES = [
     ("resources = {worker = {cpus = 1}}", "CFG001", "job.toml:1: unknown key resources.worker.cpus"),
     ("[preprocessor]\nzzz = 1", "CFG001", "allowed repository, revision. Fix: see --help"),
     ("[scheduler]\nsed = 1", "CFG001", "unknown key scheduler.sed"),
-    ("[[workers]]\n", "CFG001", "did you mean `worker`?"),
+    ("[workeer]\n", "CFG001", "did you mean `worker`?"),
     ("[scheduler.job.scheduler]\n", "CFG001", "unknown key scheduler.job.scheduler"),
     ('"a\\nb" = 1', "CFG001", r"unknown key 'a\nb'"),
     # A wrong type.

@@ -11,9 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hypha_ray.config import Job
-from hypha_ray.config.keys import Key, keys
+from hypha_ray.config.checks import in_groups
+from hypha_ray.config.keys import EACH, Key, arrays, keys
 from hypha_ray.config.load import load, resolved_toml
-from hypha_ray.config.sources.assignments import put
+from hypha_ray.config.sources.assignments import nested
 from hypha_ray.errors import ConfigError
 
 _TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
@@ -38,7 +39,17 @@ _SPECIAL = {
     "model.input_names": st.lists(_TEXT),
     "inner_optimizer.clip_norm": st.none() | st.floats(0.1, 1e300),
 }
-_DEPENDENT = {"commands", "num_workers", "min_workers", "quorum", "strategy", "warmup_steps", "total_steps"}
+_DEPENDENT = {
+    "command",
+    "commands",
+    "kind",
+    "num_workers",
+    "min_workers",
+    "quorum",
+    "strategy",
+    "warmup_steps",
+    "total_steps",
+}
 _DEPENDENT |= {"repository", "token", "mode", "warmup_rounds", "in_flight", "k_aware"}
 
 
@@ -56,11 +67,17 @@ def _values(key: Key) -> st.SearchStrategy[Any]:
 
 @st.composite
 def jobs(draw: st.DrawFn) -> Job:
-    tree: dict[str, Any] = {}
+    lengths = {array: draw(st.integers(0, 2)) for array in arrays()}
+    found: list[tuple[tuple[str, ...], Any]] = []
     for key in keys().values():
-        if key.path[-1] not in _DEPENDENT and draw(st.booleans()):
-            put(tree, key.path, draw(_values(key)))
-    return Job.model_validate(tree)
+        array = key.path[: key.path.index(EACH)] if EACH in key.path else None
+        paths = [key.path] if array is None else [(*array, str(n), key.path[-1]) for n in range(lengths[array])]
+        replaced = lengths["workers",] and in_groups(key.path)
+        for path in paths:
+            if key.path[-1] not in _DEPENDENT and not replaced and draw(st.booleans()):
+                found.append((path, draw(_values(key))))
+    empty = [((*array, str(n)), {}) for array, length in lengths.items() for n in range(length)]
+    return Job.model_validate(nested([*empty, *found]))
 
 
 @settings(max_examples=60, deadline=None)
@@ -75,7 +92,9 @@ def test_resolved_toml_any_job_loads_to_an_equal_job(job: Job) -> None:
     assert resolved_toml(loaded.job) == resolved_toml(job)
 
 
-_NAMES = st.sampled_from(sorted({part for key in keys() for part in key} | {"scheduler", "job", "executors", "x-y"}))
+_NAMES = st.sampled_from(
+    sorted({part for key in keys() for part in key} | {"scheduler", "job", "executors", "x-y", "0", "1"})
+)
 _VALUES = st.recursive(
     st.booleans() | st.integers(-(2**65), 2**65) | st.floats() | st.text(max_size=5) | st.dates() | st.just("none"),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_NAMES | st.text(max_size=3), inner, max_size=4),
@@ -109,7 +128,7 @@ def test_load_any_bytes_give_a_job_or_a_config_error(content: bytes, place: int,
             assert resolved_toml(load(["@", str(file)]).job) == resolved
 
 
-_FLAGS = st.sampled_from([f"--{key.name}" for key in keys().values()])
+_FLAGS = st.sampled_from([f"--{'.'.join(key.path).replace(EACH, n)}" for key in keys().values() for n in "01"])
 _WORDS = (
     _FLAGS
     | st.text(max_size=6)

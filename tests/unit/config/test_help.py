@@ -11,7 +11,7 @@ import pytest
 
 from hypha_ray.config import checks
 from hypha_ray.config.cli.help import help_text, renewed
-from hypha_ray.config.keys import keys, nearest
+from hypha_ray.config.keys import EACH, keys, nearest
 from hypha_ray.config.load import parse
 from hypha_ray.config.sources import assignments, document
 from hypha_ray.driver.find_run import find_run
@@ -53,6 +53,7 @@ def test_help_text_has_one_line_for_each_key_with_default_meaning_and_kind() -> 
     assert [line.split()[0] for line in lines if "VALUE" not in line] == [f"--{key.name}" for key in keys().values()]
     assert re.search(r"--rounds.max_batch_size 32 +samples of one inner step of one worker \(integer ≥ 1\)", text)
     assert re.search(r"^\[resources.worker\]  Resources of", text, re.MULTILINE)
+    assert re.search(r"^\[\[workers\]\]  .*\n(  --workers\.N\..*\n)*  --workers\.N\.count 1 ", text, re.MULTILINE)
 
 
 def test_parse_help_wins_over_everything_else(capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,8 +73,9 @@ def test_every_key_has_a_meaning() -> None:
 
 @pytest.mark.parametrize("key", [key.path for key in keys().values()], ids=".".join)
 def test_nearest_any_key_with_a_letter_missing_is_found(key: tuple[str, ...]) -> None:
-    shortened = (*key[:-1], key[-1][:1] + key[-1][2:])
-    assert nearest(shortened) == ".".join(key)
+    number = [part.replace(EACH, "0") for part in key]
+    shortened = (*number[:-1], key[-1][:1] + key[-1][2:])
+    assert nearest(shortened) == ".".join(number)
 
 
 def test_documentation_lists_the_keys_of_the_schema() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hypha_ray.config.keys import keys
+from hypha_ray.config.keys import EACH, keys
 from hypha_ray.config.load import CONFIG, load, resolved_toml
 
 ROOT = Path(__file__).parents[3]
@@ -108,7 +108,8 @@ def read_outside_of_the_configuration() -> set[str]:
         names = {node.id for node in nodes if isinstance(node, ast.Name)}
         spoken = {name.replace("_", "").lower() for name in attributes | names}
         read = (key for key in keys().values() if key.path[-1] in attributes)
-        found |= {key.name for key in read if key.path[-2].replace("_", "") in spoken}
+        tables = {key.name: [part for part in key.path if part != EACH][-2].replace("_", "") for key in read}
+        found |= {name for name, table in tables.items() if table in spoken}
     return found
 
 
