@@ -19,6 +19,7 @@ from hypha_ray.driver.find_run import no_run
 from hypha_ray.driver.folders import check_places
 from hypha_ray.driver.preflight.advice import advice
 from hypha_ray.driver.preflight.checks import check_end, check_fragments, check_job, check_model
+from hypha_ray.driver.preflight.machines import machine_lines
 from hypha_ray.driver.ray_cluster import connected
 from hypha_ray.driver.run_identity import committed, compare, is_done, settle
 from hypha_ray.heavy_imports import uncollected
@@ -100,7 +101,8 @@ def dry_run(loaded: Loaded) -> None:
     with connected("dry-run"):
         nodes = cluster_nodes()
         workers = workers_to_start(job, nodes)
-        print(f"resources: {workers} of {job.num_workers} workers fit; nodes: {len(nodes)}")
+        for line in machine_lines(job, workers, nodes):
+            print(line)
 
 
 def _hold_against_the_run(loaded: Loaded, manifest: Manifest) -> None:

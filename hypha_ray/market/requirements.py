@@ -50,6 +50,11 @@ class Need:
         amounts = {"CPU": self.cpu, "GPU": self.gpu, "memory": float(self.memory_bytes)}
         return {name: amount for name, amount in amounts.items() if amount > 0}
 
+    def __str__(self) -> str:
+        amounts = ((self.cpu, "CPU"), (self.gpu, "GPU"), (self.memory_bytes / GB, "GB of memory"))
+        found = [f"{amount:g} {unit}" for amount, unit in amounts if amount > 0] or ["no reservation"]
+        return ", ".join(found if self.gpu_type is None else [*found, f"gpu_type {self.gpu_type}"])
+
     def selector(self, nodes: Sequence[NodeResources]) -> dict[str, str]:
         """The bundle's label selector: by the owners' label, or by Ray's where only that names the type."""
         if self.gpu_type is None:
@@ -112,19 +117,31 @@ def needs(job: Job, workers: int) -> dict[Need, int]:
     return {**wanted, server_need(job): job.sync.fragments}
 
 
-def workers_to_start(job: Job, nodes: Sequence[NodeResources]) -> int:
-    """The wanted workers, or as many of them as find room now beside the parameter servers.
+def workers_to_start(job: Job, nodes: Sequence[NodeResources]) -> list[int]:
+    """Numbers of the workers that find room now beside the parameter servers; earlier groups come first.
 
     Raises:
         CapacityError: not even `min_workers` do.
 
     """
-    wanted, least = job.num_workers, min(job.resources.min_workers, job.num_workers)
-    missing = shortage(needs(job, least), nodes)
-    if missing is not None:
+    chosen, numbers, first = {server_need(job): job.sync.fragments}, list[int](), 0
+    for group in job.worker_groups:
+        need = group_need(group)
+        fitting = _most({need: 0, **chosen}, need, group.count, nodes)
+        chosen[need] = chosen.get(need, 0) + fitting
+        numbers += range(first, first + fitting)
+        first += group.count
+    least = min(job.resources.min_workers, job.num_workers)
+    if len(numbers) < least and (missing := shortage(needs(job, least), nodes)):
         raise missing.error()
-    more = range(least + 1, wanted + 1)
-    return least + bisect_left(more, True, key=lambda workers: shortage(needs(job, workers), nodes) is not None)
+    return numbers
+
+
+def _most(chosen: Mapping[Need, int], need: Need, count: int, nodes: Sequence[NodeResources]) -> int:
+    """The most workers of one need, `count` at most, that fit beside what is chosen."""
+    return bisect_left(
+        range(1, count + 1), True, key=lambda more: shortage({**chosen, need: chosen[need] + more}, nodes) is not None
+    )
 
 
 def shortage(wanted: Mapping[Need, int], nodes: Sequence[NodeResources]) -> Shortage | None:

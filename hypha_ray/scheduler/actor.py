@@ -140,14 +140,14 @@ class Scheduler:
         slices = await self._slice_cache.usable(manifest.slices)
         return SchedulerCore(self._job, self._run, slices, Sizes(max(1, held_samples)), past)
 
-    async def _fitting(self, past: ResumePoint) -> int:
-        """Return the number of workers that fit now; a run that has begun waits for room."""
+    async def _fitting(self, past: ResumePoint) -> list[int]:
+        """Return the numbers of the workers that fit now; a run that has begun waits for room."""
         try:
             return workers_to_start(self._job, await asyncio.to_thread(self._actors.nodes))
         except CapacityError:
             if past.attempt == 1 and past.next_round == 0:
                 raise
-            return 0
+            return []
 
     async def _initialise(self, past: ResumePoint) -> None:
         self._inbox.put_nowait(await self._weights.initialise(past.next_round > 0, past.layout))

@@ -11,7 +11,7 @@ Times are monotonic seconds, passed in.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from hypha_ray.config import Job
 from hypha_ray.errors import CapacityError
@@ -61,12 +61,12 @@ class SchedulerCore:
         self._timers: dict[str, float] = {}
         self._store_pace = StorePace(past.next_round, self._out)
 
-    def start(self, fitting: int, now: float) -> list[c.Command]:
-        """Hire workers: the first `fitting` numbers are awaited, the others come when there is room for them."""
+    def start(self, fitting: Collection[int], now: float) -> list[c.Command]:
+        """Hire workers: those of the numbers in `fitting` are awaited, the others come when there is room for them."""
         self._out.event("attempt", now, attempt=self._past.attempt, next_round=self._past.next_round)
         for text in self._past.skipped:
             self._out.problem(text, now)
-        self._roster.open(range(fitting), now)
+        self._roster.open(fitting, now)
         self._hire(now)
         self._first = set(self._roster.starting)
         wait = ("start", self._resources.start_deadline_s) if fitting else ("idle", self._resources.max_idle_s)

@@ -87,7 +87,7 @@ class World(ABC):
         self.core = core
         self._hashes[past.state.get("step", past.next_round)] = weights.theta_sha256
         self.answer(ready_s, weights)
-        self.carry_out(core.start(fitting, self.now))
+        self.carry_out(core.start(range(fitting), self.now))
 
     def tell(self, event: c.Input) -> None:
         """Have the core take in an event, and carry out what it commands."""

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -33,9 +34,9 @@ def cluster() -> Iterator[Cluster]:
 class Running:
     """A job in a thread, and a look at how far it is."""
 
-    def __init__(self, name: str, corpus: Path, folder: Path) -> None:
+    def __init__(self, name: str, corpus: Path, folder: Path, groups: list[dict[str, Any]] | None = None) -> None:
         rounds = {"update_rounds": 5, "samples_between_updates": SAMPLES, "max_batch_size": 4, "evaluate_every": 0}
-        job = job_of(name, corpus, rounds=rounds, testing={"batch_s": 0.2}, worker={"lease_s": 4.0})
+        job = job_of(name, corpus, groups, rounds=rounds, testing={"batch_s": 0.2}, worker={"lease_s": 4.0})
         self._commits, self._seen, self._results = folder / name / "commits", [], []
         self._thread = threading.Thread(target=lambda: self._run(job, corpus, folder))
         self._thread.start()
@@ -104,6 +105,22 @@ def test_drained_node_lets_its_worker_hand_over_and_leave(cluster: Cluster, corp
     deltas = [d for one in run.commits() for d in one["deltas"]]
     parts = [d["samples"] for d in deltas if (d["worker"], d["incarnation"]) == (1, leaver)]
     assert 0 < parts[-1] < SAMPLES // 2
+
+
+def test_lost_worker_of_the_second_group_is_replaced_on_a_node_of_its_group(corpus: Path, tmp_path: Path) -> None:
+    kinds = ("small", "large", "large")
+    with cluster_of([{"num_cpus": 1, "labels": {"gpu_type": kind}} for kind in kinds]) as cluster:
+        running = Running("groups", corpus, tmp_path, [{"gpu_type": "small"}, {"gpu_type": "large"}])
+        running.until_commits(1)
+        lost, small = node_of("worker-1", "groups"), node_of("worker-0", "groups")
+        nodes = {node.node_id: node for node in cluster.worker_nodes}
+        cluster.remove_node(nodes[lost], allow_graceful=False)
+        running.until_commits(4)
+        assert node_of("worker-0", "groups") == small
+        assert node_of("worker-1", "groups") == (nodes.keys() - {lost, small}).pop()
+        run = running.result()
+    assert [loss["worker"] for loss in events(run, "loss")][:1] == [1]
+    assert [delta["worker"] for delta in run.commits()[-1]["deltas"]] == [0, 1]
 
 
 def test_object_store_that_is_too_small_slows_a_job_down_and_no_more(corpus: Path, tmp_path: Path) -> None:

@@ -32,9 +32,9 @@ MODEL = {
 }
 
 
-def job_of(name: str, dataset: Path, /, **tables: dict[str, Any]) -> Job:
-    """A small job; tables given here are laid over it."""
-    base: dict[str, dict[str, Any]] = {
+def job_of(name: str, dataset: Path, /, workers: list[dict[str, Any]] | None = None, **tables: dict[str, Any]) -> Job:
+    """A small job, in groups of `workers` if there are some; tables given here are laid over it."""
+    base: dict[str, Any] = {
         "run": {"name": name},
         "model": {"config": MODEL},
         "dataset": {"path": str(dataset)},
@@ -45,7 +45,7 @@ def job_of(name: str, dataset: Path, /, **tables: dict[str, Any]) -> Job:
     }
     for table, values in tables.items():
         base[table] = {**base.get(table, {}), **values}
-    return Job.model_validate(base)
+    return Job.model_validate(base | {"workers": workers or []})
 
 
 @dataclass

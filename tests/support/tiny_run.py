@@ -93,7 +93,7 @@ class State:
         self.arriving.clear()
         self.reduce: c.Reduce | None = None
         self.unwritten: list[int] = []
-        self._perform(self.core.start(2, self.now))
+        self._perform(self.core.start(range(2), self.now))
         self._tell(c.Initialised(8, f"theta-{len(log) - 1}", "layout"))
 
     @property

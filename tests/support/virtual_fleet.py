@@ -113,7 +113,7 @@ class VirtualFleet:
         heapq.heappush(self._queue, (self.now + seconds, next(self._order), action))
 
     def run(self, limit: int = 200_000) -> VirtualFleet:
-        for command in self.core.start(len(self._speeds), self.now):
+        for command in self.core.start(range(len(self._speeds)), self.now):
             self._perform(command)
         parts = (1000 // self.job.sync.fragments,) * self.job.sync.fragments
         self.at(0.05, lambda: self.tell(c.Initialised(1000, _hash_before(self._past.next_round), "layout", parts)))

@@ -145,12 +145,25 @@ def test_selector_owners_label_before_rays() -> None:
 
 
 def test_workers_to_start_as_many_as_fit() -> None:
-    assert workers_to_start(job(num_workers=8, min_workers=2), [node(CPU=2), node(CPU=3)]) == 5
-    assert workers_to_start(job(num_workers=3, min_workers=2), [node(CPU=2), node(CPU=3)]) == 3
+    assert workers_to_start(job(num_workers=8, min_workers=2), [node(CPU=2), node(CPU=3)]) == [0, 1, 2, 3, 4]
+    assert workers_to_start(job(num_workers=3, min_workers=2), [node(CPU=2), node(CPU=3)]) == [0, 1, 2]
 
 
 def test_workers_to_start_room_for_the_server_is_kept() -> None:
-    assert workers_to_start(job(num_workers=4, parameter_server={"cpu": 1.0}), [node(CPU=4)]) == 3
+    assert workers_to_start(job(num_workers=4, parameter_server={"cpu": 1.0}), [node(CPU=4)]) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("groups", "fitting"),
+    [
+        ([{"count": 2, "gpu": 1}, {"count": 3}], [2, 3, 4]),  # A group without room hides none behind it.
+        ([{"count": 9}, {"count": 2, "cpu": 0.5}], [0, 1, 2, 3]),  # The first group has all that there is.
+        ([{"count": 2, "cpu": 3}, {"count": 2}], [0, 2]),
+        ([{"cpu": 3}, {"cpu": 8}, {"cpu": 3}, {"cpu": 1}], [0, 3]),  # Equal needs of two groups add up.
+    ],
+)
+def test_workers_to_start_in_groups_are_counted_in_each(groups: list[dict[str, float]], fitting: list[int]) -> None:
+    assert workers_to_start(Job.model_validate({"workers": groups}), [node(CPU=4)]) == fitting
 
 
 def test_workers_to_start_fewer_than_the_least_is_an_error() -> None:
