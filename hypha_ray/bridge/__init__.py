@@ -1,1 +1,1 @@
-"""The bridge: how a trainer that is no part of Ray takes part in a job. Needs neither ray nor torch."""
+"""The bridge, which connects trainers outside Ray to a job. Needs neither ray nor torch."""

@@ -1,4 +1,4 @@
-"""Take part in a job from a process of one's own. Needs protobuf, numpy and safetensors; neither ray nor torch.
+"""Client of the bridge, for trainers outside Ray. Needs protobuf, numpy and safetensors, but neither ray nor torch.
 
     with Trainer.connect("my-trainer") as trainer:
         model = build(trainer.job["model"])
@@ -12,7 +12,7 @@
                 work.step(train(model, batch, work.learning_rate))
             work.hand_over(weights(model))
 
-Parameters and batches are numpy arrays by name; of a batch the first axis counts samples.
+Parameters and batches are numpy arrays by name; the first axis of a batch counts samples.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from hypha_ray.errors import ConfigError
 ENVIRONMENT = {
     "HYPHA_BRIDGE_SOCKET": "address of the driver",
     "HYPHA_BRIDGE_TOKEN_FILE": "file with the token",
-    "HYPHA_BRIDGE_WORK_DIR": "the work directory, if this process has it",
-    "HYPHA_BRIDGE_CA_FILE": "certificates that are trusted, PEM",
+    "HYPHA_BRIDGE_WORK_DIR": "the driver's work directory, if this process shares it",
+    "HYPHA_BRIDGE_CA_FILE": "trusted certificates, PEM",
 }
-"""Variables that a driver sets for the trainer it starts."""
+"""Environment variables that a driver sets for a trainer that it starts."""
 FOLDERS = ("parameters", "slices", "updates")
-"""Folders of a work directory."""
+"""Names of the folders in a work directory."""
 
 
 class Trainer:
-    """A connection to a driver. What it says is kept by a thread until it is asked for.
+    """A connection to a driver. A thread receives the driver's messages and keeps them until they are needed.
 
     Args:
-        channel: both sides have greeted each other.
-        directory: the work directory, or one of this side's own.
-        scratch: what goes with the connection: the directory, if it is one of this side's own.
+        channel: an authenticated connection.
+        directory: the driver's work directory, or a local one.
+        scratch: the local directory, which is removed with the connection; None if the driver's is used.
 
     """
 
@@ -73,19 +73,19 @@ class Trainer:
         work_dir: str | Path | None = None,
         authority: str | Path | None = None,
     ) -> Trainer:
-        """Join a job. What isn't given comes from the environment, see `ENVIRONMENT`.
+        """Join a job. Arguments that are None come from the environment, see `ENVIRONMENT`.
 
         Args:
-            name: what the driver's log calls this trainer.
+            name: name of this trainer in the driver's log.
             address: ``host:port`` or ``unix:PATH``.
-            token_file: readable by its owner alone.
-            work_dir: the driver's work directory; None: files come and go over the connection.
-            authority: certificates of authorities that may have signed the driver's, PEM.
+            token_file: file with the token, readable only by its owner.
+            work_dir: the driver's work directory; None: files are sent over the connection.
+            authority: certificates of the authorities that are trusted to sign the driver's, PEM.
 
         Raises:
             ConfigError: CFG021 no address or no token file.
             AuthenticationError: the driver has another token.
-            BridgeError: it can't be reached.
+            BridgeError: the driver can't be reached.
 
         """
         address, token_file = _given(address, "HYPHA_BRIDGE_SOCKET"), _given(token_file, "HYPHA_BRIDGE_TOKEN_FILE")
@@ -109,11 +109,11 @@ class Trainer:
             raise
 
     def ready(self, device: str, parameters: int) -> None:
-        """Say that the model is built."""
+        """Report that the model is built."""
         self._line.say("ready", pb.Ready(device=device, parameters=parameters))
 
     def rounds(self) -> Iterator[Round]:
-        """The rounds that this trainer takes part in, each once its parameters are there; ends with the training.
+        """Yield the rounds of this trainer, each when its parameters have arrived; ends with the training.
 
         Raises:
             BridgeError: the driver is gone.
@@ -127,7 +127,7 @@ class Trainer:
             line.say("left")
 
     def close(self) -> None:
-        """End the connection; may come twice."""
+        """Close the connection; may be called twice."""
         self._line.close()
         if self._scratch is not None:
             self._scratch.close()
@@ -143,5 +143,5 @@ def _given(value: Any, variable: str) -> Any:
     value = value or os.environ.get(variable)
     if not value:
         what = f"no {ENVIRONMENT[variable]}"
-        raise ConfigError("CFG021", what, fix=f"set {variable}, or start this program by a job")
+        raise ConfigError("CFG021", what, fix=f"set {variable}, or let a job start this program")
     return value

@@ -1,4 +1,4 @@
-"""A trainer's line to its driver: the newest that it has said of each kind, and what is said to it."""
+"""A trainer's connection to its driver: the newest message of each kind that it has sent, and messages to it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from hypha_ray.bridge.transport.channel import Channel
 from hypha_ray.errors import BridgeError, HyphaError
 
 LAST_WORD_S = 1.0
-"""Longest wait for the last word of a driver that has hung up."""
+"""Longest wait in seconds for the last message of a driver that has closed the connection."""
 
 
 class Line:
-    """The line to the driver: the newest that it has said of each kind, to which a thread listens, and what is said.
+    """The connection to the driver: a thread keeps the newest message of each kind.
 
     Args:
         channel: both sides have greeted each other.
-        directory: where its files are.
+        directory: directory of the files that are exchanged.
 
     """
 
@@ -33,14 +33,14 @@ class Line:
         self.parameters: pb.Parameters | None = None
         self.assignment: pb.Assignment | None = None
         self.ending = False
-        """The training is completed, or this trainer has to leave."""
+        """Whether the training is completed, or this trainer has to leave."""
         self.leaving = False
         self._error: HyphaError | None = None
         self._listening = threading.Thread(target=self._listen, name="bridge-line", daemon=True)
         self._listening.start()
 
     def close(self) -> None:
-        """Hang up, and let go of the directory once nothing comes in any more; may come twice."""
+        """Close the connection, and release the directory when nothing more arrives; may be called twice."""
         self._channel.close()
         self._listening.join()
         self._directory.close()
@@ -51,18 +51,18 @@ class Line:
         return self._channel.shares_files
 
     def say(self, content: str, message: Any = None) -> None:
-        """Say something; raises why the driver has hung up, if it has."""
+        """Send a message; if the driver has closed the connection, raise its reason."""
         with self._explained():
             self._channel.say(content, message)
 
     def send_file(self, path: str) -> None:
-        """Send a file of the work directory; raises as `say`."""
+        """Send a file of the work directory; raises the same errors as `say`."""
         with self._explained():
             self._channel.send_file(path)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """If the driver has hung up, its last word says why."""
+        """Replace the error of a closed connection by the reason in the driver's last message."""
         try:
             yield
         except BridgeError:
@@ -73,10 +73,10 @@ class Line:
             raise
 
     def wait(self, condition: Callable[[], Any]) -> Any:
-        """Wait until a condition on this line holds; returns its value.
+        """Wait until a condition on this connection holds; returns its value.
 
         Raises:
-            HyphaError: the connection has ended before.
+            HyphaError: the connection ended before.
 
         """
         with self._changed:
@@ -87,23 +87,23 @@ class Line:
             return found
 
     def next_parameters(self, after: int) -> pb.Parameters | None:
-        """The parameters of a round after that one, once they are there; None at the end."""
+        """Wait for the parameters of a round later than `after`; None at the end."""
         self.wait(lambda: self.over(after))
         return None if self.ending else self.parameters
 
     def over(self, round_number: int) -> bool:
-        """Whether the driver waits for nothing more of a round."""
+        """Whether the driver no longer waits for a round's result."""
         return self.ending or self.newer(round_number)
 
     def newer(self, round_number: int) -> bool:
-        """Whether the parameters of a later round are there."""
+        """Whether the parameters of a later round have arrived."""
         return self.parameters is not None and self.parameters.round > round_number
 
     def file(self, path: str, content: pb.Content) -> Path:
-        """A file of the driver's, which is there whole.
+        """Path of a complete file of the driver's.
 
         Raises:
-            BridgeError: PATH001 it is none of the work directory's, PATH004 it has another size.
+            BridgeError: PATH001 it isn't in the work directory, PATH004 it has another size.
 
         """
         found = self._directory.path.joinpath(*parts(path))

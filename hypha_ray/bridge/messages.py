@@ -1,4 +1,4 @@
-"""Checks of every message before its use."""
+"""Checks of received messages before they are used."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hypha_ray.errors import BridgeError
 MAX_METRICS = 256
 MAX_SLICES = 256
 LARGEST = 1e12
-"""Largest loss, norm or other figure, whatever its sign: sums and means of such figures are finite, too."""
+"""Largest magnitude of a loss, norm or other figure; sums and means of such figures are finite, too."""
 MAX_TEXT = 1024
-"""Characters of a reason, or of what an error says."""
+"""Most characters in a reason or an error's text."""
 _METRIC = re.compile(r"[A-Za-z0-9_./-]{1,128}")
 _WORD = re.compile(r"[!-~]{1,32}")
 
@@ -25,12 +25,12 @@ def check(content: str, message: Any) -> None:
     """Check a message's fields.
 
     Args:
-        content: its name in the envelope.
-        message: of that kind.
+        content: name of the message in the envelope.
+        message: message of that kind.
 
     Raises:
         BridgeError: MSG001 a number that isn't finite, MSG002 metrics, MSG003 a number out of range, MSG004 a field
-            of the wrong length, PATH001 a path that can't be one.
+            of the wrong length, PATH001 an invalid path.
 
     """
     _CHECKS[content](message)

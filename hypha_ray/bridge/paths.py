@@ -1,8 +1,8 @@
-"""Files of a work directory, which another process that isn't trusted writes to as well.
+"""Files of a work directory to which an untrusted process writes too.
 
-Every path is opened beneath the directory, component by component, without following a link: to be read, written and
-removed, our own files as well. Only a regular file of one name and of the expected size is read. A copy is hashed and
-used.
+Every path is opened beneath the directory, component by component, without following a link. This holds for reading,
+writing and removing, and for our own files too. Only a regular file with one name and the expected size is read. The
+file is copied, and the copy is hashed and used.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from hypha_ray.bridge.bridge_pb2 import Content
 from hypha_ray.errors import BridgeError, TryAgainError
 
 MAX_PATH = 512
-"""Bytes of a path."""
+"""Most bytes in a path."""
 _STEP = 1 << 20
-_ALLOWED = "a relative path of plain names with / between them, 512 bytes at most"
+_ALLOWED = "a relative path of plain names with / between them, at most 512 bytes"
 
 
 def parts(path: str) -> list[str]:
@@ -43,17 +43,17 @@ def parts(path: str) -> list[str]:
 
 
 def content_of(file: Path) -> Content:
-    """Size and sha256 of a file in a folder that is ours alone."""
+    """Size and sha256 of a file in a private folder."""
     with file.open("rb") as opened:
         sha256 = hashlib.file_digest(opened, "sha256").digest()
         return Content(size=opened.tell(), sha256=sha256)
 
 
 class WorkDirectory:
-    """The directory of one connection.
+    """The work directory of one connection.
 
     Args:
-        path: an existing directory; links are allowed on the way to it, for that is our own doing.
+        path: an existing directory; links are allowed on the way to it, since we choose it.
 
     """
 
@@ -62,21 +62,21 @@ class WorkDirectory:
         self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def close(self) -> None:
-        """Let go of the directory; may come twice."""
+        """Close the directory; may be called twice."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
     def copy(self, path: str, expected: Content, to: Path) -> None:
-        """Copy a file that the other side has announced to a new one that is ours.
+        """Copy a file announced by the other side to a new private file.
 
         Args:
-            path: beneath this directory.
-            expected: what was announced.
-            to: the copy, which is gone again if anything is wrong with the file.
+            path: path beneath this directory.
+            expected: announced size and sha256.
+            to: the copy, which is removed if anything is wrong with the file.
 
         Raises:
-            BridgeError: PATH001 … PATH006, see `open`; PATH005 if it isn't what was announced.
+            BridgeError: PATH001 … PATH006, see `open`; PATH005 if it isn't the announced file.
             TryAgainError: the copy can't be written.
 
         """
@@ -89,7 +89,7 @@ class WorkDirectory:
             if size != expected.size or found.digest() != expected.sha256:
                 got = f"{size} bytes, sha256 {found.hexdigest()[:12]}…"
                 allowed = f"{expected.size} bytes, sha256 {expected.sha256.hex()[:12]}…"
-                raise BridgeError("PATH005", f"{path} isn't the file that was announced", got, allowed)
+                raise BridgeError("PATH005", f"{path} isn't the announced file", got, allowed)
 
     def content(self, path: str) -> Content:
         """Size and sha256 of a file.
@@ -103,11 +103,11 @@ class WorkDirectory:
 
     @contextlib.contextmanager
     def open(self, path: str, size: int | None = None) -> Iterator[FileIO]:
-        """A file of that size, or of any, to read from.
+        """Open a file for reading; `size` is its required size in bytes, None: any.
 
         Raises:
-            BridgeError: PATH001 the path isn't allowed, PATH002 it leads over a link, PATH003 it isn't a regular file
-                of ours alone, PATH004 its size is another, PATH006 it isn't there.
+            BridgeError: PATH001 the path isn't allowed, PATH002 it leads over a link, PATH003 it isn't a private
+                regular file, PATH004 it has another size, PATH006 it doesn't exist.
 
         """
         *folders, name = parts(path)
@@ -124,10 +124,10 @@ class WorkDirectory:
 
     @contextlib.contextmanager
     def create(self, path: str) -> Iterator[BinaryIO]:
-        """A new file beneath the directory, in a folder that is there; gone again if it isn't written whole.
+        """Create a file in an existing folder beneath the directory; it is removed if writing fails.
 
         Raises:
-            BridgeError: PATH001, PATH002, PATH006 as `open`; PATH007 there is one.
+            BridgeError: PATH001, PATH002, PATH006 as `open`; PATH007 the file exists.
             TryAgainError: PATH010 it can't be written.
 
         """
@@ -136,7 +136,7 @@ class WorkDirectory:
             yield file
 
     def write(self, path: str, chunks: Iterable[bytes | memoryview]) -> Content:
-        """Write a file of our own in place of whatever has its name; returns size and sha256 of what was written.
+        """Write a file, replacing anything of its name; returns size and sha256 of the contents.
 
         Raises:
             BridgeError: PATH001, PATH002, PATH006 as `open`.
@@ -154,7 +154,7 @@ class WorkDirectory:
         return Content(size=size, sha256=found.digest())
 
     def unlink(self, path: str) -> None:
-        """Remove a file; one that isn't there is none.
+        """Remove a file if it exists.
 
         Raises:
             BridgeError: PATH001, PATH002 as `open`; PATH006 its folder is missing, or it can't be removed.
@@ -171,7 +171,7 @@ class WorkDirectory:
 
     @contextlib.contextmanager
     def _folder(self, names: list[str], path: str) -> Iterator[int]:
-        """Descriptor of a folder beneath this one."""
+        """Open a folder beneath this one, and yield its descriptor."""
         descriptor = os.dup(self._descriptor)
         try:
             for name in names:
@@ -195,15 +195,15 @@ def _opened(name: str, flags: int, folder: int, path: str) -> int:
             case errno.ENXIO:
                 raise BridgeError("PATH003", f"{path} isn't a regular file", got="a socket or device") from None
             case errno.EEXIST:
-                raise BridgeError("PATH007", f"{path} is already there") from None
+                raise BridgeError("PATH007", f"{path} already exists") from None
             case errno.ENOENT | errno.ENOTDIR:
-                raise BridgeError("PATH006", f"{path} isn't there") from None
+                raise BridgeError("PATH006", f"{path} doesn't exist") from None
         raise BridgeError("PATH006", f"{path} can't be opened", error.strerror or str(error)) from None
 
 
 @contextlib.contextmanager
 def _created(name: str, folder: int, path: str) -> Iterator[BinaryIO]:
-    """A new file in an open folder; gone again if it isn't written whole."""
+    """Create a file in an open folder; it is removed if writing fails."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = _opened(name, flags, folder, path)
     with _written(path, lambda: os.unlink(name, dir_fd=folder)), os.fdopen(descriptor, "wb") as file:
@@ -211,12 +211,12 @@ def _created(name: str, folder: int, path: str) -> Iterator[BinaryIO]:
 
 
 def _check(facts: os.stat_result, path: str, size: int | None) -> None:
-    """See that a file is a regular one, ours alone, and of that size."""
+    """Check that a file is regular and private, and has that size."""
     if not stat.S_ISREG(facts.st_mode):
         raise BridgeError("PATH003", f"{path} isn't a regular file", got=_kind(facts.st_mode))
     if facts.st_nlink != 1 or facts.st_uid != os.geteuid():
         got = f"{facts.st_nlink} names, user {facts.st_uid}"
-        raise BridgeError("PATH003", f"{path} isn't ours alone", got, f"one name, user {os.geteuid()}")
+        raise BridgeError("PATH003", f"{path} isn't private", got, f"one name, user {os.geteuid()}")
     if size is not None and facts.st_size != size:
         raise BridgeError("PATH004", f"{path} has another size", str(facts.st_size), f"{size} bytes")
 
@@ -235,7 +235,7 @@ def _kind(mode: int) -> str:
 
 @contextlib.contextmanager
 def _written(shown: object, remove: Callable[[], None]) -> Iterator[None]:
-    """Remove a new file that can't be written whole."""
+    """Remove a new file that can't be completed."""
     try:
         yield
     except BaseException as error:
@@ -244,4 +244,4 @@ def _written(shown: object, remove: Callable[[], None]) -> Iterator[None]:
         if not isinstance(error, OSError):
             raise
         what, why = f"{shown} can't be written", error.strerror or str(error)
-        raise TryAgainError("PATH010", what, why, fix="look for room on the disk") from None
+        raise TryAgainError("PATH010", what, why, fix="free some space on the disk") from None

@@ -20,13 +20,13 @@ Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 
 
 class Round:
-    """One round. It ends early if this trainer has to leave, or if the others have moved on without it.
+    """One round. It ends early if this trainer has to leave, or if the other workers have gone on without it.
 
     Args:
-        line: to the driver.
-        directory: where files are.
-        message: what the round starts with.
-        report_every_s: time between two sets of metrics.
+        line: connection to the driver.
+        directory: directory of the files that are exchanged.
+        message: the driver's message with the round's parameters.
+        report_every_s: seconds between two sets of metrics.
 
     """
 
@@ -38,23 +38,23 @@ class Round:
         self._loss_sum = 0.0
         self._batch: Arrays = {}
         self.keys = np.empty((0, 3), np.int64)
-        """Which samples the batch has that came last, int64 [N, 3]: epoch, slice, and index in the slice's file."""
+        """Samples of the last batch, int64 [N, 3]: epoch, slice, and index in the slice's file."""
         self._files: dict[str, Samples] = {}
         self._reported = (0, 0.0, 0, 0, 0, time.monotonic())
         self._waited_s = 0.0
 
     def parameters(self) -> Arrays:
-        """The weights with which the round starts, by name."""
+        """The weights at the start of the round, by name."""
         arrays: Arrays = load_file(self._line.file(self._message.update.model_path, self._message.content))
         return arrays
 
     def merged(self, seconds: float = 0.0) -> None:
-        """Say that they are in the model."""
+        """Report that the model has the round's weights."""
         self._line.say("merged", pb.Merged(round=self.number, seconds=seconds))
 
     @property
     def evaluates(self) -> bool:
-        """Whether there is something to evaluate, before the training; waits for the assignment."""
+        """Whether there are samples to evaluate before the training; waits for the assignment."""
         assignment = self._assignment()
         return assignment is not None and bool(assignment.evaluate)
 
@@ -70,12 +70,12 @@ class Round:
                 yield batch.arrays
 
     def evaluated(self, loss_sum: float, count: int, correct: int | None = None) -> None:
-        """Hand the evaluation over.
+        """Send the result of the evaluation.
 
         Args:
-            loss_sum: of all that the loss is a mean over.
-            count: how many that are: samples, or tokens.
-            correct: of a model that classifies, how many it got right.
+            loss_sum: sum of losses over all samples or tokens.
+            count: number of those samples or tokens.
+            correct: number of correct predictions of a classifier; None for other models.
 
         """
         message = pb.Evaluation(round=self.number, loss_sum=loss_sum, count=count, correct=correct)
@@ -83,7 +83,7 @@ class Round:
 
     @property
     def gradient(self) -> bool:
-        """Whether the mean gradient is wanted instead of new weights."""
+        """Whether the driver wants the mean gradient instead of new weights."""
         assignment = self._assignment()
         return assignment is not None and assignment.gradient
 
@@ -97,7 +97,7 @@ class Round:
         return assignment.learning_rate + part * (assignment.last_learning_rate - assignment.learning_rate)
 
     def batches(self) -> Iterator[Arrays]:
-        """Batches to train on, as long as there are any."""
+        """Yield the batches to train on."""
         if not self._batches:
             self._reported = (*self._reported[:5], time.monotonic())
         while (batch := self._next_batch()) is not None:
@@ -105,13 +105,13 @@ class Round:
             yield batch.arrays
 
     def step(self, loss: float, tokens: int | None = None, scored: int | None = None, **metrics: float) -> None:
-        """Count a step on the batch that came last.
+        """Record a step on the last batch.
 
         Args:
-            loss: mean over its scored positions.
-            tokens: of the batch; default: those of ``input_ids``, without padding; 0 for data without tokens.
+            loss: mean over the batch's scored positions.
+            tokens: tokens of the batch; default: those of ``input_ids`` without padding, or 0 for data without tokens.
             scored: positions that the loss is a mean over; default: the samples.
-            metrics: what else there is to say, such as ``gradient_norm``.
+            metrics: further figures, such as ``gradient_norm``.
 
         """
         size = len(next(iter(self._batch.values())))
@@ -123,9 +123,9 @@ class Round:
             self._report(metrics)
 
     def hand_over(self, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Hand the result over: all tensors of the parameters, trained, or their mean gradient if that is wanted.
+        """Send the round's result: all trained parameters, or their mean gradient if the driver wants it.
 
-        Nothing is said if nothing was trained, or if the others have moved on.
+        Nothing is sent if nothing was trained, or if the other workers have gone on.
         """
         if not self._samples or self._line.newer(self.number):
             return
@@ -150,7 +150,7 @@ class Round:
         self._line.say("update", message)
 
     def _assignment(self) -> pb.Assignment | None:
-        """The newest assignment of this round; None if there is none any more. Waits for one."""
+        """Wait for this round's newest assignment; None if the round is over."""
         line = self._line
         line.wait(
             lambda: line.over(self.number) or (line.assignment is not None and line.assignment.round >= self.number)
@@ -175,7 +175,7 @@ class Round:
         self._line.wait(lambda: self._line.over(self.number) or self._line.assignment is not idle)
 
     def _cut(self, slices: Sequence[pb.Slice], size: int) -> Samples:
-        """So many samples, from where this round has come to."""
+        """Read the next `size` samples of this round."""
         found: list[Samples] = []
         start, stop = self._samples, self._samples + size
         for one in slices:
@@ -197,7 +197,7 @@ class Round:
         return self._files[one.path]
 
     def _report(self, metrics: Mapping[str, float]) -> None:
-        """Send what has come since the last report."""
+        """Send the figures since the last report."""
         samples, loss_sum, batches, tokens, scored, at = self._reported
         now = time.monotonic()
         items = {

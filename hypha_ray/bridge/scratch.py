@@ -1,4 +1,4 @@
-"""Folders for a while, and what is left of them by processes that were killed."""
+"""Temporary folders, and removal of those that killed processes left behind."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PREFIX, SPOOL, TRAINER = "hypha-bridge-", "hypha-spool-", "hypha-trainer-"
-"""Beginnings of names, before a process id: work directories of drivers, copies of what trainers sent, and work
-directories of trainers elsewhere."""
+"""Prefixes of folder names: work directories of drivers, copies of trainers' files, directories of remote trainers."""
 
 
 class Scratch:
-    """A folder that only its user may enter, for as long as this process lives; others see by a lock that it does.
+    """A private folder that lasts as long as this process; a lock shows other processes that it is in use.
 
     Args:
-        kind: what its name begins with.
+        kind: prefix of the folder's name.
 
     """
 
@@ -30,7 +29,7 @@ class Scratch:
         fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def close(self) -> None:
-        """Remove it; may come twice."""
+        """Remove the folder; may be called twice."""
         shutil.rmtree(self.path, ignore_errors=True)
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
@@ -39,7 +38,7 @@ class Scratch:
 
 @contextmanager
 def private_folder(kind: str) -> Iterator[Path]:
-    """A folder of that kind, gone at the end."""
+    """Make a folder of that kind, and remove it at the end."""
     scratch = Scratch(kind)
     try:
         yield scratch.path
@@ -48,7 +47,7 @@ def private_folder(kind: str) -> Iterator[Path]:
 
 
 def sweep() -> None:
-    """Remove the folders of our own processes that were killed."""
+    """Remove the folders that this user's killed processes left behind."""
     for kind in (PREFIX, SPOOL, TRAINER):
         for folder in Path(tempfile.gettempdir()).glob(f"{kind}*"):
             pid = folder.name.removeprefix(kind).partition("-")[0]
@@ -57,7 +56,7 @@ def sweep() -> None:
 
 
 def _deserted(folder: Path) -> bool:
-    """Whether a folder is ours and without a holder; its process may be one of another container, unknown here."""
+    """Whether a folder is this user's and unlocked; its process may run in another container, invisible here."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

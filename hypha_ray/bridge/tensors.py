@@ -1,4 +1,4 @@
-"""Tensors that the other side has sent: the very set that is expected, or an error that says what differs."""
+"""Reading of tensors from the other side: exactly the expected set, or an error with the difference."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ Array: TypeAlias = npt.NDArray[Any]
 
 MAX_HEADER_BYTES = 8 << 20
 _HEADER_BYTES = 512
-"""Room in the header for one tensor, its name apart."""
+"""Bytes of the header for one tensor, without its name."""
 
 
 def read(path: Path, expected: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Array]:
-    """Read a safetensors file of our own, which no other process may change meanwhile.
+    """Read a private safetensors file, which no other process may change meanwhile.
 
     Args:
         path: the file.
-        expected: numpy's name of the dtype, and the shape, of every tensor that it must have, and no others.
+        expected: numpy's name of the dtype, and the shape, of every tensor; no other tensors are allowed.
 
     Raises:
-        BridgeError: DLT001 not such a file, DLT002 other tensors, DLT003 another shape, DLT004 another dtype.
+        BridgeError: DLT001 not a safetensors file, DLT002 other tensors, DLT003 another shape, DLT004 another dtype.
 
     """
     _check_header(path, sum(_HEADER_BYTES + len(name) for name in expected))
@@ -41,7 +41,7 @@ def read(path: Path, expected: Mapping[str, tuple[str, tuple[int, ...]]]) -> dic
     except SafetensorError as error:
         raise BridgeError("DLT001", "not a safetensors file", got=str(error)[:100]) from None
     except (TypeError, AttributeError, KeyError) as error:  # A dtype that numpy doesn't have.
-        raise BridgeError("DLT004", "a dtype that isn't expected", got=str(error)[:100]) from None
+        raise BridgeError("DLT004", "an unexpected dtype", got=str(error)[:100]) from None
     for name, (dtype, _) in expected.items():
         if tensors[name].dtype.name != dtype:
             raise BridgeError("DLT004", f"{name} has another dtype", got=tensors[name].dtype.name, allowed=dtype)
@@ -49,7 +49,7 @@ def read(path: Path, expected: Mapping[str, tuple[str, tuple[int, ...]]]) -> dic
 
 
 def _check_header(path: Path, room: int) -> None:
-    """Check the length of the header before it is parsed."""
+    """Check the length of the header before parsing it."""
     limit = min(MAX_HEADER_BYTES, 4 * room + 1024)
     with path.open("rb") as file:
         start = file.read(9)
@@ -59,6 +59,6 @@ def _check_header(path: Path, room: int) -> None:
 
 
 def _check_names(found: set[str], expected: set[str]) -> None:
-    for names, what in ((expected - found, "is missing"), (found - expected, "isn't expected")):
+    for names, what in ((expected - found, "is missing"), (found - expected, "is unexpected")):
         if names:
             raise BridgeError("DLT002", f"a tensor {what}", got=f"{min(names)[:80]!r} and {len(names) - 1} more")

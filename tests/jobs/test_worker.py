@@ -43,7 +43,7 @@ def test_worker_that_is_sent_nowhere_or_without_tls_is_refused(
 
 def test_worker_whom_nobody_awaits_may_try_again(run_job: Any, token: Path) -> None:
     code, line = refused(run_job, "--connect", "127.0.0.1:1", "--token-file", token)
-    assert code == 75 and line.startswith("error[NET010]: nobody can be reached at 127.0.0.1:1")
+    assert code == 75 and line.startswith("error[NET010]: no process can be reached at 127.0.0.1:1")
 
 
 def test_worker_with_another_token_is_refused(run_job: Any, token: Path) -> None:

@@ -1,1 +1,1 @@
-"""Authenticated connections that carry the messages of the bridge."""
+"""Authenticated connections for the messages of the bridge."""

@@ -1,4 +1,4 @@
-"""Addresses of the bridge: ``host:port``, ``[IPv6]:port`` or ``unix:PATH``; and the peers that need no TLS."""
+"""Addresses of the bridge: ``host:port``, ``[IPv6]:port`` or ``unix:PATH``, and whether they need TLS."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _FORM = "host:port, [IPv6]:port or unix:PATH"
 
 
 def bound(address: str, encrypted: bool) -> socket.socket:
-    """A socket that listens there; one in the file system can be used by its owner alone.
+    """A socket that listens at an address; only its owner can use one in the file system.
 
     Args:
-        address: where; port 0 is any that is free, and the path of a Unix socket mustn't be there yet.
-        encrypted: whether its connections are.
+        address: address to listen at; port 0 means any free one, and the path of a Unix socket must not exist yet.
+        encrypted: whether its connections are encrypted.
 
     Raises:
         ConfigError: CFG020 not an address, SEC001 it would listen to the network without TLS.
-        ClusterError: NET001 the address can't be had.
+        ClusterError: NET001 the address isn't available.
 
     """
     try:
@@ -44,7 +44,7 @@ def bound(address: str, encrypted: bool) -> socket.socket:
 
 
 def released(address: str) -> None:
-    """Remove the file of a Unix socket that is closed."""
+    """Remove the file of a closed Unix socket."""
     if address.startswith(UNIX):
         Path(address.removeprefix(UNIX)).unlink(missing_ok=True)
 
@@ -61,13 +61,13 @@ def dial(address: str, tls: ssl.SSLContext | None = None, timeout_s: float = 10.
     """Connect to a listener.
 
     Args:
-        address: where it listens.
-        tls: trusted authorities; needed for anything but this machine.
-        timeout_s: longest wait.
+        address: address of the listener.
+        tls: trusted authorities; required except on this machine.
+        timeout_s: longest wait in seconds.
 
     Raises:
-        ConfigError: CFG020 not an address, SEC001 it would talk to another machine without TLS.
-        BridgeError: NET010 no process listens there, NET011 it can't prove to be that machine.
+        ConfigError: CFG020 not an address, SEC001 it would connect to another machine without TLS.
+        BridgeError: NET010 no process listens there, NET011 it can't prove its identity.
 
     """
     stream: socket.socket | None = None
@@ -85,18 +85,18 @@ def dial(address: str, tls: ssl.SSLContext | None = None, timeout_s: float = 10.
         if stream is not None:
             stream.close()
         if isinstance(error, ssl.SSLError):
-            what, fix = f"{address} can't prove who it is", "give its certificate authority"
+            what, fix = f"{address} can't prove its identity", "give its certificate authority"
             raise BridgeError("NET011", what, error.reason or str(error), fix=fix) from None
-        what = f"nobody can be reached at {address}"
-        raise BridgeError("NET010", what, error.strerror or str(error), fix="is the run still going on?") from None
+        what = f"no process can be reached at {address}"
+        raise BridgeError("NET010", what, error.strerror or str(error), fix="is the run still active?") from None
 
 
 def server_tls(certificate: Path, key: Path) -> ssl.SSLContext:
     """TLS 1.3 of a listener.
 
     Args:
-        certificate: its chain, PEM.
-        key: its private key, PEM.
+        certificate: certificate chain, PEM.
+        key: private key of the certificate, PEM.
 
     Raises:
         ConfigError: SEC005 they can't be used.
@@ -115,7 +115,7 @@ def client_tls(authority: Path | None) -> ssl.SSLContext:
     """TLS 1.3 of the side that dials.
 
     Args:
-        authority: certificates that are trusted, PEM; None: those of the system.
+        authority: trusted certificates, PEM; None: those of the system.
 
     Raises:
         ConfigError: SEC005 they can't be used.
@@ -134,10 +134,10 @@ def client_tls(authority: Path | None) -> ssl.SSLContext:
 
 
 def split(address: str, encrypted: bool) -> tuple[str, int]:
-    """Host and port of an address that may be used.
+    """Host and port of an address, if it may be used.
 
     Raises:
-        ConfigError: CFG020 it isn't one, SEC001 it leads off this machine, and isn't encrypted.
+        ConfigError: CFG020 not an address, SEC001 another machine's without encryption.
 
     """
     host, separator, port = address.rpartition(":")
@@ -146,7 +146,9 @@ def split(address: str, encrypted: bool) -> tuple[str, int]:
         raise ConfigError("CFG020", "not an address", address, _FORM)
     if not encrypted and not _is_loopback(host):
         fix = "give the run a certificate (bridge.certificate, bridge.key) and its trainers the authority"
-        raise ConfigError("SEC001", "the bridge leaves this machine by TLS alone", address, "a loopback address", fix)
+        raise ConfigError(
+            "SEC001", "the bridge connects to other machines only by TLS", address, "a loopback address", fix
+        )
     return host, int(port)
 
 

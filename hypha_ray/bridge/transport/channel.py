@@ -1,4 +1,4 @@
-"""One connection of the bridge: messages and files, both ways. The same on the driver's and on the trainer's side."""
+"""One connection of the bridge, for messages and files in both directions; the same on both sides."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hypha_ray.bridge.transport.tokens import NONCE, SESSION, Side, prove, prove
 from hypha_ray.errors import AuthenticationError, BridgeError, HyphaError
 
 GREETING_S = 10.0
-"""Longest wait for the other side's next message before it is authenticated."""
+"""Longest wait in seconds for the other side's next message before it is authenticated."""
 _MESSAGES = {
     name: getattr(pb, field.message_type.name)
     for name, field in pb.Envelope.DESCRIPTOR.fields_by_name.items()
@@ -29,13 +29,13 @@ _MESSAGES = {
 class Channel:
     """A connection, mutually authenticated once `greet` has returned.
 
-    One thread may hear while others speak. Whatever the other side does wrong is told to it, and the connection is
-    closed; the error says what it was.
+    One thread may receive while others send. If the other side breaks the protocol, it is sent the reason, the
+    connection is closed, and the same error is raised here.
 
     Args:
         stream: a connected socket.
-        side: which side this is.
-        token: what both sides have.
+        side: side of the connection that this process is.
+        token: token that both sides have.
 
     """
 
@@ -44,11 +44,11 @@ class Channel:
         self._frames, self._conversation = Frames(stream), Conversation(side)
         self._speaking, self._closed = threading.Lock(), threading.Event()
         self.peer = ""
-        """Name that the trainer gives itself."""
+        """Name given by the trainer."""
         self.shares_files = False
-        """Whether the trainer has the work directory itself."""
+        """Whether the trainer shares the work directory."""
         self.silence_s = GREETING_S
-        """Silence after which the other side is taken for dead."""
+        """Seconds of silence after which the other side counts as dead."""
         self._directory: WorkDirectory | None = None
         self._admit: Callable[[str, int], None] = _nothing
 
@@ -56,13 +56,13 @@ class Channel:
         """Authenticate both sides.
 
         Args:
-            name: of this program, if it is a trainer.
-            shares_files: whether this trainer has the work directory itself.
-            silence_s: the limit that this driver sets.
+            name: name of this program, if it is a trainer.
+            shares_files: whether this trainer shares the work directory.
+            silence_s: longest silence in seconds, set by the driver.
 
         Raises:
             AuthenticationError: AUTH002 the other side doesn't have the token.
-            BridgeError: it breaks the protocol, or is gone.
+            BridgeError: the other side breaks the protocol, or is gone.
 
         """
         with self._closing():
@@ -72,17 +72,17 @@ class Channel:
                 self._introduce(name, shares_files)
 
     def attach(self, directory: WorkDirectory, admit: Callable[[str, int], None]) -> None:
-        """Take files of the other side in.
+        """Accept files from the other side.
 
         Args:
-            directory: where they go.
-            admit: told path and size of each before it comes; raises `BridgeError` if it isn't welcome.
+            directory: directory that the files are written to.
+            admit: called with the path and size of each file before it arrives; raises `BridgeError` to refuse it.
 
         """
         self._directory, self._admit = directory, admit
 
     def live(self) -> None:
-        """Say that this side lives, often enough, on a thread that ends with the connection."""
+        """Send signs of life, on a thread that ends with the connection."""
 
         def repeat() -> None:
             with contextlib.suppress(HyphaError):
@@ -92,25 +92,25 @@ class Channel:
         threading.Thread(target=repeat, name="bridge-life", daemon=True).start()
 
     def refuse(self, error: HyphaError) -> None:
-        """Tell the other side what is wrong with something that it has said, and close."""
+        """Send the other side the error in one of its messages, and close the connection."""
         with contextlib.suppress(HyphaError), self._closing():
             raise error
 
     def say(self, content: str, message: Any = None) -> None:
-        """Send a message; an empty one of its kind, if there is nothing more to say.
+        """Send a message; None: an empty message of that kind.
 
         Raises:
-            BridgeError: the other side is gone, or doesn't listen.
+            BridgeError: the other side is gone, or doesn't receive.
 
         """
         with self._closing(hearing=False), self._speaking:
             self._write(content, message)
 
     def send_file(self, path: str) -> None:
-        """Send a file of the attached work directory, to the same place in the other side's.
+        """Send a file of the attached work directory to the same path in the other side's.
 
         Raises:
-            BridgeError: as `say`; or it isn't a regular file any more.
+            BridgeError: as `say`; or it is no longer a regular file.
 
         """
         assert self._directory is not None
@@ -126,10 +126,11 @@ class Channel:
                 size -= length
 
     def hear(self) -> tuple[str, Any]:
-        """The other side's next message, and its name. Signs of life are passed over, files are taken in.
+        """Receive the other side's next message and its name. Signs of life are skipped; files are stored.
 
         Raises:
-            AuthenticationError, BridgeError: it says so, is gone, is silent, or breaks the protocol.
+            AuthenticationError, BridgeError: the other side reports an error, is gone or silent, or breaks the
+            protocol.
 
         """
         with self._closing():
@@ -144,7 +145,7 @@ class Channel:
                         return content, message
 
     def close(self) -> None:
-        """End the connection, also for a thread that hears just now; may come twice."""
+        """Close the connection, also for a thread that is receiving; may be called twice."""
         self._closed.set()
         with contextlib.suppress(OSError):
             self._stream.shutdown(socket.SHUT_RDWR)
@@ -188,9 +189,9 @@ class Channel:
         return content, message
 
     def _receive(self, path: str, size: int) -> None:
-        """Take a file in, which its sender has announced."""
+        """Receive an announced file."""
         if self._directory is None:
-            raise BridgeError("PATH008", f"no files are taken here, nor is {path}")
+            raise BridgeError("PATH008", f"no files are accepted here, such as {path}")
         self._admit(path, size)
         with self._directory.create(path) as file:
             part = memoryview(bytearray(min(MAX_PART, size)))
@@ -201,9 +202,9 @@ class Channel:
 
     @contextlib.contextmanager
     def _closing(self, hearing: bool = True) -> Iterator[None]:
-        """End the connection on any error, and tell the other side the reason.
+        """Close the connection on any error, and send the other side the reason.
 
-        If it has hung up while this one speaks, then its last word, which says why, is still to be heard.
+        If the other side has closed the connection during a send, its last message with the reason is still read.
         """
         try:
             yield

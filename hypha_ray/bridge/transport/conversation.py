@@ -1,8 +1,8 @@
-"""Order of messages: each side's turns, and a check that none was repeated, left out or sent by another process.
+"""Order of messages: each side's turns, and a check that no message was repeated, omitted or forged.
 
     trainer: hello ─► driver: challenge ─► trainer: authenticate ─► driver: welcome ─► both: work
 
-No I/O in here.
+This module does no I/O.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hypha_ray.errors import BridgeError, HyphaError
 VERSION = 1
 """Version of the protocol."""
 OPENING = {"hello": "trainer", "challenge": "driver", "authenticate": "trainer", "welcome": "driver"}
-"""Messages of the beginning, in order, each with its sender."""
+"""Messages of the handshake, in order, each with its sender."""
 _ALWAYS = frozenset({"file", "alive", "error"})
 _WORK = {
     "driver": _ALWAYS | {"job", "parameters", "assignment", "leave", "done"},
@@ -28,15 +28,15 @@ _WORK = {
 }
 """Messages that each side may send once both are authenticated."""
 
-if api_implementation.Type() == "python":  # Deeply nested messages exhaust the stack there.
-    raise ImportError("the bridge needs protobuf's compiled implementation; it has been turned off")
+if api_implementation.Type() == "python":  # Deeply nested messages exhaust its stack.
+    raise ImportError("the bridge needs protobuf's compiled implementation; it is turned off")
 
 
 class Conversation:
     """One side's view of a connection.
 
     Args:
-        side: whose.
+        side: the side of this process.
 
     """
 
@@ -48,7 +48,7 @@ class Conversation:
         self.session = b""
 
     def wrap(self, content: str, message: Any) -> bytes:
-        """A frame's body with a message of this side."""
+        """The body of a frame with a message from this side."""
         if content != "error":
             self._step(content, self._side, "MSG010")
         self._sent += 1
@@ -57,12 +57,12 @@ class Conversation:
         return bytes(envelope.SerializeToString())
 
     def unwrap(self, body: bytes | memoryview) -> tuple[str, Any]:
-        """A message of the other side, and its name in the envelope.
+        """A message from the other side, and its name in the envelope.
 
         Raises:
-            BridgeError: FRM005 not a message, FRM006 another version, FRM007 nothing that this side understands;
-                AUTH001 it isn't the other side's turn to say this, AUTH003 a sequence number that isn't the next one,
-                AUTH004 of another session; and all of `messages.check`.
+            BridgeError: FRM005 not a message, FRM006 another version, FRM007 an unknown message, AUTH001 a message out
+                of turn, AUTH003 an unexpected sequence number, AUTH004 another session; and the errors of
+                `messages.check`.
 
         """
         envelope = _parsed(body)
@@ -71,10 +71,10 @@ class Conversation:
             raise BridgeError("FRM006", "the other side speaks another version of the protocol", got, allowed)
         content = envelope.WhichOneof("content")
         if content is None:
-            raise BridgeError("FRM007", "a message that says nothing, or something of a later version")
+            raise BridgeError("FRM007", "an empty message, or one of a later version")
         if envelope.sequence != self._heard + 1:
             got, allowed = str(envelope.sequence), str(self._heard + 1)
-            raise BridgeError("AUTH003", "a message was repeated or left out: its sequence number", got, allowed)
+            raise BridgeError("AUTH003", "a message was repeated or omitted: its sequence number", got, allowed)
         if envelope.session != self.session:
             raise BridgeError("AUTH004", "a message of another session")
         if content != "error":
@@ -86,14 +86,14 @@ class Conversation:
         return content, message
 
     def _step(self, content: str, side: Side, code: str) -> None:
-        """See that it is the time for this."""
+        """Check that this message is allowed now."""
         if self._opening:
             expected, speaker = self._opening[0]
             if (content, side) != (expected, speaker):
-                raise BridgeError(code, f"{content} from the {side} before its time", allowed=f"{expected}, {speaker}")
+                raise BridgeError(code, f"{content} from the {side} out of turn", allowed=f"{expected}, {speaker}")
             self._opening.pop(0)
         elif content not in _WORK[side]:
-            raise BridgeError(code, f"{content} is nothing that a {side} says now")
+            raise BridgeError(code, f"a {side} doesn't send {content} now")
 
     def _join(self, content: str, message: Any) -> None:
         if content == "challenge":
@@ -101,7 +101,7 @@ class Conversation:
 
 
 def complaint(error: HyphaError) -> dict[str, str]:
-    """The fields of an `Error` message that tells the other side what was wrong."""
+    """The fields of an `Error` message for the other side."""
     text = "".join(letter if letter.isprintable() else "?" for letter in str(error).partition(": ")[2])
     return {"code": error.code, "text": text[:1000]}
 
@@ -112,7 +112,7 @@ def _parsed(body: bytes | memoryview) -> Envelope:
         length = envelope.ParseFromString(bytes(body))
     except DecodeError as error:
         raise BridgeError("FRM005", "a frame without a message", got=str(error)[:100]) from None
-    # Shorter than ours it may be: some libraries leave zeros in maps out. Whatever is there twice makes it longer.
+    # It may be shorter than ours, since some libraries omit zeros in maps. A repeated field makes it longer.
     if length != len(body) or envelope.ByteSize() < len(body):
-        raise BridgeError("FRM005", "a message that isn't encoded as protobuf asks for; a field twice?")
+        raise BridgeError("FRM005", "a message that isn't encoded as protobuf requires, such as with a field twice")
     return envelope

@@ -1,8 +1,8 @@
-"""Frames: how messages and files are cut on a byte stream.
+"""Frames, which delimit messages and files in a byte stream.
 
     length of the body (4 bytes, big-endian) · CRC-32 of the body (4 bytes, big-endian) · body
 
-A reader never waits without a limit, and never takes memory for more than it has agreed to.
+A reader never waits without a limit, and never allocates more than the allowed length.
 """
 
 from __future__ import annotations
@@ -14,36 +14,36 @@ from typing import Protocol
 from hypha_ray.errors import BridgeError
 
 try:
-    from isal.isal_zlib import crc32  # Ten times as fast, where it is installed.
+    from isal.isal_zlib import crc32  # Optional; ten times as fast.
 except ImportError:
     from zlib import crc32
 
 MAX_GREETING = 1024
-"""Longest message before the other side is authenticated."""
+"""Largest message in bytes before the other side is authenticated."""
 MAX_MESSAGE = 1 << 16
 MAX_PART = 1 << 20
-"""Longest part of a file."""
+"""Largest part of a file in bytes."""
 HEADER_S = 5.0
-"""Time for the rest of a header, once its first byte is there."""
+"""Seconds for the rest of a header, after its first byte."""
 MIN_RATE = 1 << 16
-"""Bytes a second at which a body has to come."""
+"""Lowest allowed rate of a body in bytes per second."""
 _HEADER = struct.Struct(">II")
 _STEP = 1 << 18
-"""Bytes that are checked while they are still in the processor's cache."""
+"""Bytes that are checked at once, while they are still in the processor's cache."""
 _OTHERS = {b"GET ": "HTTP", b"POST": "HTTP", b"HEAD": "HTTP", b"PUT ": "HTTP", b"SSH-": "SSH", b"\x16\x03": "TLS"}
 
 
 class Stream(Protocol):
-    """Socket as frames use it."""
+    """Methods of a socket that frames use."""
 
     def recv_into(self, buffer: memoryview, /) -> int:
-        """Put down what has come; 0 at the end."""
+        """Receive available bytes into a buffer; returns their number, 0 at the end."""
 
     def sendall(self, data: bytes | memoryview, /) -> None:
-        """Send everything."""
+        """Send all bytes."""
 
     def settimeout(self, seconds: float | None, /) -> None:
-        """Set the longest wait of the next calls."""
+        """Set the longest wait of the following calls; None: unlimited."""
 
 
 class Frames:
@@ -60,15 +60,15 @@ class Frames:
         self._fresh = True
 
     def read(self, limit: int, patience_s: float) -> memoryview:
-        """The body of the next frame, in memory of its own.
+        """Read the body of the next frame into new memory.
 
         Args:
-            limit: longest body that is taken, in bytes.
-            patience_s: longest wait for the first byte.
+            limit: longest accepted body in bytes.
+            patience_s: longest wait for the first byte in seconds.
 
         Raises:
-            BridgeError: FRM001 another protocol, FRM002 a length that isn't allowed, FRM003 too slow, FRM004 damaged,
-                FRM008 the other side has closed, in mid-frame or before one.
+            BridgeError: FRM001 another protocol, FRM002 a forbidden length, FRM003 too slow, FRM004 damaged, FRM008 the
+                other side has closed the connection.
 
         """
         length, checksum = self._head(limit, patience_s)
@@ -77,7 +77,7 @@ class Frames:
         return body
 
     def read_into(self, target: memoryview, patience_s: float) -> int:
-        """Read the next frame's body to the start of `target`, which bounds its length; returns the length.
+        """Read the next frame's body into the beginning of `target`, whose size is the limit; returns its length.
 
         Raises:
             BridgeError: as `read`.
@@ -88,10 +88,10 @@ class Frames:
         return length
 
     def write(self, body: bytes | memoryview, deadline_s: float) -> None:
-        """Send a frame, within so many seconds.
+        """Send a frame within `deadline_s` seconds.
 
         Raises:
-            BridgeError: FRM003 the other side doesn't take it, FRM008 it has closed.
+            BridgeError: FRM003 the other side doesn't receive it, FRM008 it has closed the connection.
 
         """
         header = _HEADER.pack(len(body), crc32(body))
@@ -103,13 +103,13 @@ class Frames:
                 self._stream.sendall(header)
                 self._stream.sendall(body)
         except TimeoutError:
-            raise BridgeError("FRM003", f"the other side took no message for {deadline_s:g} s") from None
+            raise BridgeError("FRM003", f"the other side received no message for {deadline_s:g} s") from None
         except OSError as error:
             raise _closed(error.strerror) from None
 
     def _head(self, limit: int, patience_s: float) -> tuple[int, int]:
         """Length and checksum of the next body."""
-        first = self._some(self._header[:1], time.monotonic() + patience_s, f"it said nothing for {patience_s:g} s")
+        first = self._some(self._header[:1], time.monotonic() + patience_s, f"it sent nothing for {patience_s:g} s")
         if not first:
             raise _closed()
         self._all(self._header[1:], time.monotonic() + HEADER_S)
@@ -131,13 +131,13 @@ class Frames:
     def _all(self, target: memoryview, deadline: float) -> None:
         """Fill `target`."""
         while target:
-            count = self._some(target, deadline, "a frame comes too slowly")
+            count = self._some(target, deadline, "a frame arrives too slowly")
             if not count:
                 raise _closed("half a frame")
             target = target[count:]
 
     def _some(self, target: memoryview, deadline: float, complaint: str) -> int:
-        """Put down what has come, at least one byte; 0 at the end of the stream."""
+        """Receive at least one byte; returns the number of bytes, 0 at the end of the stream."""
         try:
             self._stream.settimeout(max(deadline - time.monotonic(), 1e-3))
             return self._stream.recv_into(target)

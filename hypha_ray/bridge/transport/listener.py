@@ -1,4 +1,4 @@
-"""Listener for trainers: a TCP or Unix socket that admits connections with the token."""
+"""Listener for trainers: a TCP or Unix socket that admits connections which prove to have the token."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from hypha_ray.errors import HyphaError
 log = logging.getLogger(__name__)
 
 MAX_STRANGERS = 8
-"""Connections that aren't authenticated yet; one more closes the oldest."""
+"""Most connections that aren't authenticated yet; one more closes the oldest."""
 PACE_S = 0.005
-"""Shortest time between two connections that are taken; more of them wait in the system's queue, or are refused."""
+"""Shortest time in seconds between two accepted connections; others wait in the system's queue, or are refused."""
 
 
 class Listener:
-    """Listens until it is closed; trainers that have proved to have the token wait in a queue.
+    """Listens until it is closed; authenticated trainers wait in a queue.
 
     Args:
-        address: ``host:port``, where port 0 is any that is free; or ``unix:PATH`` with a path that isn't there yet.
-        token: a connection that proves to have it is admitted.
-        silence_s: the limit that is set for silence on its connections.
-        tls: certificate and key; needed on anything but the loopback interface.
+        address: ``host:port``, where port 0 means any free one, or ``unix:PATH`` with a path that doesn't exist yet.
+        token: token that a connection has to prove to have.
+        silence_s: longest silence on its connections in seconds.
+        tls: certificate and key; required except on the loopback interface.
 
     Raises:
         ConfigError: SEC001 it would listen to the network without TLS.
@@ -42,23 +42,23 @@ class Listener:
         self._token, self._silence_s, self._tls = token, silence_s, tls
         self._admitted: queue.SimpleQueue[Channel] = queue.SimpleQueue()
         self._strangers: list[socket.socket] = []
-        """Oldest first."""
+        """Unauthenticated connections, oldest first."""
         self._changing = threading.Lock()
         self._closed = False
         self._socket = bound(address, tls is not None)
         self.address = name_of(self._socket)
-        """Address that trainers connect to, with the port that was free."""
+        """Address that trainers connect to, with the actual port."""
         threading.Thread(target=self._accept, name="bridge-listener", daemon=True).start()
 
     def admit(self, timeout_s: float) -> Channel | None:
-        """The next trainer that has proved to have the token; None if none comes in time."""
+        """The next authenticated trainer; None if none arrives in time."""
         try:
             return self._admitted.get(timeout=timeout_s)
         except queue.Empty:
             return None
 
     def close(self) -> None:
-        """Stop listening, and close connections that were not taken out of the queue; may be called twice."""
+        """Stop listening, and close the connections still in the queue; may be called twice."""
         with self._changing:
             self._closed = True
             for stranger in self._strangers:
@@ -74,7 +74,7 @@ class Listener:
             try:
                 stream, _ = self._socket.accept()
             except OSError:
-                time.sleep(PACE_S)  # It was gone before it was taken, or there are no descriptors left.
+                time.sleep(PACE_S)  # It was gone before it was accepted, or there are no descriptors left.
                 continue
             with self._changing:
                 if len(self._strangers) >= MAX_STRANGERS:
@@ -83,7 +83,7 @@ class Listener:
             time.sleep(PACE_S)
 
     def _meet(self, stream: socket.socket) -> None:
-        """Authenticate a connection, or end it."""
+        """Authenticate a connection, or close it."""
         try:
             if self._tls is not None:
                 stream = self._tls.wrap_socket(stream, server_side=True, do_handshake_on_connect=False)
@@ -110,7 +110,7 @@ class Listener:
         return channel
 
     def _admit(self, channel: Channel) -> None:
-        """Let a trainer wait in the queue. Neither the next stranger nor the end closes it any more."""
+        """Put a trainer into the queue, where neither further connections nor `_known` close it."""
         with self._changing:
             if self._closed:
                 channel.close()
@@ -119,7 +119,7 @@ class Listener:
 
     @contextlib.contextmanager
     def _known(self, stream: socket.socket) -> Iterator[None]:
-        """Count a connection among the strangers."""
+        """Count a connection as unauthenticated meanwhile."""
         with self._changing:
             self._strangers.append(stream)
             if self._closed:

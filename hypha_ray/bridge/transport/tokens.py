@@ -1,4 +1,4 @@
-"""Tokens, which admit to a job. A token never goes over the connection: each side proves to have it."""
+"""Tokens that admit to a job. A token is never sent over the connection: each side proves to have it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from hypha_ray.errors import AuthenticationError
 Side: TypeAlias = Literal["driver", "trainer"]
 
 NONCE = 32
-"""Bytes of a nonce."""
+"""Size of a nonce in bytes."""
 SESSION = 16
-"""Bytes of a session's name."""
+"""Size of a session id in bytes."""
 _FORM = re.compile(rb"[0-9a-f]{64}\n?")
 _FIX = "give the file that the run has written, readable by its owner alone: chmod 600"
 
 
 def make_token(path: Path) -> bytes:
-    """Write a fresh token of 256 bits to a new file that only its owner can read; returns it."""
+    """Write a new token of 256 bits to a new file that only its owner can read; returns the token."""
     token = secrets.token_hex(32).encode()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "wb") as file:
@@ -33,10 +33,10 @@ def make_token(path: Path) -> bytes:
 
 
 def read_token(path: Path) -> bytes:
-    """The token in a file.
+    """Read a token from a file.
 
     Raises:
-        AuthenticationError: AUTH010 there is none, AUTH011 others may read it, AUTH012 it isn't one.
+        AuthenticationError: AUTH010 no such file, AUTH011 others may read it, AUTH012 not a token.
 
     """
     try:
@@ -58,5 +58,5 @@ def prove(token: bytes, side: Side, session: bytes, driver_nonce: bytes, trainer
 
 
 def proves(proof: bytes, expected: bytes) -> bool:
-    """Whether a proof is the expected one; takes the same time wherever they differ."""
+    """Whether a proof is the expected one, compared in constant time."""
     return hmac.compare_digest(proof, expected)

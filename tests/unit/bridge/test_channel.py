@@ -61,7 +61,7 @@ def test_signs_of_life_are_passed_over_and_keep_a_connection_up() -> None:
 def test_silent_trainer_is_given_up_in_time() -> None:
     with channels(silence_s=0.3) as (driver, _):
         began = time.monotonic()
-        with pytest.raises(BridgeError, match=r"FRM003.*said nothing for 0.3 s"):
+        with pytest.raises(BridgeError, match=r"FRM003.*sent nothing for 0.3 s"):
             driver.hear()
         assert time.monotonic() - began < 1.0
 

@@ -125,7 +125,7 @@ def test_trickle_is_given_up_although_something_always_comes(monkeypatch: pytest
 def test_peer_that_takes_nothing_is_given_up_in_time() -> None:
     with sockets() as (here, _):
         began = time.monotonic()
-        with pytest.raises(BridgeError, match=r"FRM003.*took no message for 0.2 s"):
+        with pytest.raises(BridgeError, match=r"FRM003.*received no message for 0.2 s"):
             f.Frames(here).write(bytes(f.MAX_PART), 0.2)
         assert time.monotonic() - began < 1.0
 

@@ -90,7 +90,7 @@ def test_trainer_without_the_token_is_not_admitted(listening: Listening) -> None
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "192.0.2.1:0", "example.org:6000"])
 def test_network_without_tls_is_refused_on_both_sides(address: str) -> None:
-    with pytest.raises(ConfigError, match=r"SEC001.*TLS alone") as caught:
+    with pytest.raises(ConfigError, match=r"SEC001.*only by TLS") as caught:
         Listener(address, TOKEN, 5.0)
     assert caught.value.exit_code == 2
     with pytest.raises(ConfigError, match=r"SEC001"):
@@ -113,7 +113,7 @@ def test_nobody_there_is_said_in_time(listening: Listening, tmp_path: Path) -> N
     listener = listening()
     listener.close()
     for address in (listener.address, f"unix:{tmp_path}/absent"):
-        with pytest.raises(BridgeError, match=r"NET010.*nobody can be reached") as caught:
+        with pytest.raises(BridgeError, match=r"NET010.*no process can be reached") as caught:
             dial(address)
         assert caught.value.exit_code == 75
 
@@ -124,7 +124,7 @@ def test_tls_is_spoken_with_whom_the_authority_vouches_for(listening: Listening,
     driver, trainer = join(listener, client_tls(certificates / "authority.pem"))
     trainer.say("left")
     assert driver.hear()[0] == "left"
-    with pytest.raises(BridgeError, match=r"NET011.*can't prove who it is"):
+    with pytest.raises(BridgeError, match=r"NET011.*can't prove its identity"):
         dial(listener.address, client_tls(certificates / "stranger.pem"))
     with pytest.raises(BridgeError, match=r"NET011"):
         dial(listener.address, client_tls(None))

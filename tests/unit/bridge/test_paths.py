@@ -134,7 +134,7 @@ def test_file_of_another_size_is_refused(size: int, work: WorkDirectory) -> None
 def test_file_of_another_content_is_refused(work: WorkDirectory) -> None:
     changed = b"x" + CONTENT[1:]
     work.path.joinpath("updates/good").write_bytes(changed)
-    with pytest.raises(BridgeError, match=r"PATH005.*isn't the file that was announced"):
+    with pytest.raises(BridgeError, match=r"PATH005.*isn't the announced file"):
         copy(work, "updates/good")
 
 

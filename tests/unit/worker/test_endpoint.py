@@ -64,7 +64,7 @@ def test_free_port_of_a_place_stays_the_same_until_somebody_else_has_it(tmp_path
 @pytest.mark.parametrize(
     ("bridge", "message"),
     [
-        ({"listen": "0.0.0.0:6000"}, "SEC001.*TLS alone"),
+        ({"listen": "0.0.0.0:6000"}, "SEC001.*only by TLS"),
         ({"listen": "6000"}, "CFG020"),
         ({"listen": "unix:/tmp/x"}, "CFG020.*no address to dial"),
         ({"certificate": "a.pem"}, "CFG012.*but not both"),
