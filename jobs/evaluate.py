@@ -1,7 +1,8 @@
-"""Evaluate a saved model on a prepared dataset: loss and perplexity, or accuracy.
+"""Evaluate a saved model on a prepared dataset: loss and perplexity, accuracy, or rewards of its answers to prompts.
 
     python jobs/evaluate.py --model RUN/model --dataset data/stdlib
     python jobs/evaluate.py --model RUN/model --dataset data/digits --split train --json
+    python jobs/evaluate.py --model RUN/model --dataset data/sort2 --reward exact --max-response-tokens 4 --samples 4
 
 The last line is for programs: `val_loss 2.4312 perplexity 11.37 tokens 65280`, or the same as JSON.
 """
@@ -14,16 +15,27 @@ import time
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
 
 from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.cli.options import parse_options
+from hypha_ray.config.tables.rl import RL
 from hypha_ray.errors import CheckpointError, ConfigError, DataError
 from hypha_ray.heavy_imports import uncollected
+from hypha_ray.types.sums import added, means
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hypha_ray.data.manifest import Manifest
+    from hypha_ray.types import SliceInfo
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Evaluate a saved model on a prepared dataset: loss and perplexity, or accuracy."""
+    """Evaluate a saved model on a prepared dataset: loss and perplexity, accuracy, or rewards of its answers."""
 
     model: Path
     """folder from save_pretrained, such as a run's model"""
@@ -35,6 +47,16 @@ class Evaluate:
     """samples in a batch; the result doesn't depend on it"""
     type: str | None = None
     """task as in model.type; default: the model's own"""
+    reward: str = "exact"
+    """reward function of answers to prompts, as in rl.reward.functions"""
+    max_response_tokens: int = 256
+    """tokens after which an answer is cut off"""
+    samples: int = 1
+    """answers to each prompt"""
+    temperature: float = 1.0
+    """divisor of logits; 0: the most probable token each time"""
+    seed: int = 0
+    """seed of the answers, as run.seed"""
     json: bool = False
     """print the last line as JSON"""
 
@@ -45,17 +67,25 @@ def main() -> None:
     if arguments.batch_size < 1:
         raise ConfigError("CFG003", "--batch-size is out of range", str(arguments.batch_size), "1 or more")
     from hypha_ray.data.catalogue import load
-    from hypha_ray.data.slices import read_slice
 
-    manifest = load(arguments.dataset)
-    manifest.refuse_prompts()
+    manifest, start = load(arguments.dataset), time.monotonic()
     infos = manifest.of(arguments.split)
     if not infos:
         splits = ", ".join(sorted({info.split for info in manifest.slices}))
         raise DataError("DATA051", f"dataset {manifest.name!r} has no such split", arguments.split, splits)
+    score = score_answers if manifest.modality == "prompts" else score_samples
+    what, result = score(arguments, manifest, infos)
+    print(f"{what}  {manifest.name}/{arguments.split}  {time.monotonic() - start:.1f} s")
+    line = " ".join(f"{name} {value if isinstance(value, int) else f'{value:.6g}'}" for name, value in result.items())
+    print(json.dumps(result, allow_nan=False) if arguments.json else line)
+
+
+def score_samples(arguments: Evaluate, manifest: Manifest, infos: Sequence[SliceInfo]) -> tuple[str, dict[str, float]]:
+    """Return model and task, and loss with what it amounts to."""
     with uncollected():
         import torch
 
+        from hypha_ray.data.slices import read_slice
         from hypha_ray.model.evaluation import batches_of, evaluate, metrics_of
         from hypha_ray.model.loading.build import describe
         from hypha_ray.model.loss_check import check_loss_of
@@ -63,7 +93,7 @@ def main() -> None:
         from hypha_ray.model.saved_model import open_saved
         from hypha_ray.model.tasks.table import require_trainable
 
-    start, device = time.monotonic(), torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network, task = open_saved(arguments.model, arguments.type)
     require_trainable(task)
     require_positions(network, task, manifest.shapes, manifest.name)
@@ -78,12 +108,59 @@ def main() -> None:
     if not count:
         fix = "choose another --split, or prepare the dataset for this task"
         raise DataError("DATA052", f"nothing in {manifest.name}/{arguments.split} can be scored", task.name, fix=fix)
-    print(f"{facts.architecture}  {task.name}  {manifest.name}/{arguments.split}  {time.monotonic() - start:.1f} s")
     result = {name: value for name, value in metrics_of(task, sums).items() if value is not None}
     if "val_loss" not in result:
         raise CheckpointError("MODEL018", "the model's loss isn't a finite number", f"{loss_sum / count}")
-    line = " ".join(f"{name} {value if isinstance(value, int) else f'{value:.6g}'}" for name, value in result.items())
-    print(json.dumps(result, allow_nan=False) if arguments.json else line)
+    return f"{facts.architecture}  {task.name}", result
+
+
+def score_answers(arguments: Evaluate, manifest: Manifest, infos: Sequence[SliceInfo]) -> tuple[str, dict[str, float]]:
+    """Return the model, and rewards and lengths of its answers; they are those of a run with the same settings."""
+    rl = rl_of(arguments)
+    with uncollected():
+        from hypha_ray.config.schema import Model, Preprocessor
+        from hypha_ray.data.slices import read_slice
+        from hypha_ray.model.environment import device_of
+        from hypha_ray.model.evaluation import batches_of
+        from hypha_ray.model.loading.build import describe
+        from hypha_ray.model.loading.preprocess import load_preprocessor
+        from hypha_ray.model.loading.tokenizer import tokenizer_of
+        from hypha_ray.model.positions import require_positions
+        from hypha_ray.model.saved_model import open_saved
+        from hypha_ray.rl.policy import Policy
+        from hypha_ray.rl.rollouts import Rollouts
+
+    network, task = open_saved(arguments.model, arguments.type)
+    if task.name != "causal-lm":
+        fix = "evaluate a language model, or another dataset"
+        raise ConfigError("RL001", "this model can't answer prompts", task.name, "causal-lm", fix)
+    require_positions(network, task, manifest.shapes, manifest.name, arguments.max_response_tokens)
+    manifest.require(describe(network, task).vocab_size)
+    tokenizer = load_preprocessor(Preprocessor(), arguments.dataset, Model(repository=str(arguments.model)))
+    policy = Policy(network.to(device_of("auto")), 1.0, None)
+    rollouts = Rollouts(rl, arguments.seed, policy, tokenizer_of(tokenizer))
+    slices = (read_slice(arguments.dataset, info, manifest) for info in infos)
+    batches = batches_of(slices, arguments.batch_size, [info.index for info in infos])
+    sums = added(map(rollouts.evaluate, batches))
+    return type(network).__name__, {**means(sums), "prompts": sum(info.samples for info in infos)}
+
+
+def rl_of(arguments: Evaluate) -> RL:
+    """Return the options as a table of the job file.
+
+    Raises:
+        ConfigError: CFG003, one of them is out of range.
+
+    """
+    evaluation = {"samples": arguments.samples, "temperature": arguments.temperature}
+    generation = {"max_response_tokens": arguments.max_response_tokens}
+    tables = {"reward": {"functions": [arguments.reward]}, "generation": generation, "evaluation": evaluation}
+    try:
+        return RL.model_validate(tables)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        flag = str(first["loc"][-1]).replace("_", "-")
+        raise ConfigError("CFG003", f"--{flag} is out of range", repr(first["input"]), first["msg"]) from None
 
 
 if __name__ == "__main__":

@@ -78,6 +78,7 @@ def _agree(job: Job, settings: Sequence[Setting]) -> None:
         ("bridge.commands", len(job.bridge.commands), "resources.num_workers", workers),
         ("sync.quorum", job.sync.quorum, counts, workers),
         ("rounds.warmup_rounds", job.rounds.warmup_rounds, "rounds.update_rounds", job.rounds.update_rounds),
+        ("rl.minibatches", job.rl.minibatches, "rounds.max_batch_size", job.rounds.max_batch_size),
         ("inner_optimizer.warmup_steps", job.inner_optimizer.warmup_steps, "inner_optimizer.total_steps", steps),
     )
     for name, value, limit_name, limit in limits:

@@ -52,6 +52,23 @@ def conflicts(job: Job) -> Iterator[Conflict]:
         fix = "drop model.config to fine-tune, or model.repository for random weights; labels and tokens may stay"
         yield Conflict("model.repository", ".".join(["model.config", *others[:1]]), fix)
     yield from _of_labels(job)
+    if job.rl.algorithm is not None:
+        yield from _of_rl(job, strategy)
+
+
+def _of_rl(job: Job, strategy: str) -> Iterator[Conflict]:
+    """Conflicts of reinforcement learning."""
+    rl = job.rl
+    if (outside := _trainers_outside(job)) is not None:
+        yield Conflict(outside, "rl.algorithm", "external trainers are given no prompts: leave one of them out")
+    for name in ("epochs", "minibatches"):
+        if job.sync.traits.sends_gradients and getattr(rl, name) > 1:
+            yield Conflict(f"rl.{name}", strategy, "leave it at 1: a round is one step of the server")
+    if rl.kl and rl.reference == "none":
+        yield Conflict("rl.kl", 'rl.reference = "none"', "set rl.reference to initial or round, or leave rl.kl at 0")
+    if rl.reward.weights and len(rl.reward.weights) != len(rl.reward.functions):
+        fix = f"give {len(rl.reward.functions)} weights, one for each function"
+        yield Conflict("rl.reward.weights", "rl.reward.functions", fix)
 
 
 def _of_labels(job: Job) -> Iterator[Conflict]:

@@ -59,12 +59,13 @@ class Loaded:
     notes: tuple[str, ...] = ()
 
 
-def load(arguments: Sequence[str], find_run: FindRun | None = None) -> Loaded:
+def load(arguments: Sequence[str], find_run: FindRun | None = None, defaults: Sequence[str] = ()) -> Loaded:
     """Read a command line and the job files that it names.
 
     Args:
         arguments: the command line.
         find_run: finds the run named after ``--resume``; None: ``--resume`` takes no name.
+        defaults: flags over which job files win.
 
     Raises:
         ConfigError: with the file and line, or the flag, to correct.
@@ -76,13 +77,14 @@ def load(arguments: Sequence[str], find_run: FindRun | None = None) -> Loaded:
     settings.extend(command.flags)
     if isinstance(command.resume, str):
         settings = _over_the_run(command.resume, settings, find_run)
+    settings = [*from_arguments(defaults).flags, *settings]
     job = build(in_force(setting for setting in settings if setting.path not in IGNORED))
     if command.resume and job.run.name is None:
         raise ConfigError("CFG015", "--resume names no run", fix="give it a name or directory, or set run.name")
     return Loaded(job, command.dry_run, bool(command.resume), command.files, (*_notes(settings), *_idle(settings, job)))
 
 
-def parse(arguments: Sequence[str], doc: str | None, find_run: FindRun) -> Loaded:
+def parse(arguments: Sequence[str], doc: str | None, find_run: FindRun, defaults: Sequence[str] = ()) -> Loaded:
     """Load a job as `load` does; ``--help`` prints a job script's docstring and every key, and exits with 0.
 
     Raises:
@@ -93,7 +95,7 @@ def parse(arguments: Sequence[str], doc: str | None, find_run: FindRun) -> Loade
     if {"-h", "--help"} & set(arguments):
         print(help_text(doc or ""))
         raise SystemExit(0)
-    return load(arguments, find_run)
+    return load(arguments, find_run, defaults)
 
 
 def resolved(job: Job) -> dict[str, Any]:

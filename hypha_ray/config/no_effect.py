@@ -24,6 +24,7 @@ def _idle(job: Job) -> Iterator[tuple[str, str]]:
     """Pairs of a key and the names of the keys that have no effect beside its value."""
     yield from _of_sync(job)
     yield from _of_optimizers(job)
+    yield from _of_rl(job)
     groups = "workers" if job.workers else "bridge.commands"
     if not any(group.dials_in for group in job.worker_groups):
         yield groups, "bridge.listen bridge.certificate bridge.key"
@@ -39,6 +40,20 @@ def _idle(job: Job) -> Iterator[tuple[str, str]]:
         yield "model.repository", "model.token model.trust_remote_code"
     if job.run.mode == "replay":
         yield "run.mode", "sync.dynamic_local_steps"
+
+
+def _of_rl(job: Job) -> Iterator[tuple[str, str]]:
+    rl = job.rl
+    if rl.algorithm is None:
+        yield "rl.algorithm", " ".join(".".join(path) for path in keys() if path[0] == "rl")
+        return
+    yield "rl.algorithm", "worker.compile model.input_names"
+    if rl.reference == "none":
+        yield "rl.reference", "rl.kl_estimator"
+    if not rl.kl:
+        yield "rl.kl", "rl.kl_place"
+    if not rl.evaluation.temperature:
+        yield "rl.evaluation.temperature", "rl.evaluation.top_p rl.evaluation.top_k"
 
 
 def _of_sync(job: Job) -> Iterator[tuple[str, str]]:

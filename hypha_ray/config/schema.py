@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, SecretStr
 from hypha_ray.config.strategy import STRATEGIES, StrategyName, StrategyTraits
 from hypha_ray.config.tables.outputs import Checkpoint, Telemetry
 from hypha_ray.config.tables.resources import Bridge, Resources, Worker, WorkerGroup, groups_of
+from hypha_ray.config.tables.rl import RL
 from hypha_ray.config.value_types import (
     Count,
     Encoding,
@@ -233,6 +234,7 @@ class Job(Table):
     inner_optimizer: InnerOptimizer = InnerOptimizer()
     outer_optimizer: OuterOptimizer = OuterOptimizer()
     sync: Sync = Sync()
+    rl: RL = RL()
     resources: Resources = Resources()
     workers: list[WorkerGroup] = Field([], fail_fast=True, description="groups of workers with needs of their own")
     worker: Worker = Worker()

@@ -16,6 +16,7 @@ from hypha_ray.driver.ray_cluster import ControlService
 from hypha_ray.driver.run_identity import committed
 from hypha_ray.errors import ClusterError, HyphaError, LostError, QuarantinedError, first_line
 from hypha_ray.market.allocator import on_this_node
+from hypha_ray.model.loading.tokenizer import pack, tokenizer_of
 from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.model.tasks.table import find_task
 from hypha_ray.scheduler.actor import Scheduler
@@ -55,7 +56,14 @@ def records(job: Job, run: str, directory: RunDirectory, dataset: Path) -> Itera
 
 
 def specials_of(job: Job, dataset: Path) -> SpecialTokens | None:
-    """Return the special tokens of a masked language model's tokenizer, which may lie beside the dataset, just here."""
+    """Return what workers have to know of the tokenizer, which may lie beside the dataset, just here.
+
+    It is the special tokens for masked language models, all of it for reinforcement learning, and otherwise nothing.
+    """
+    if job.rl.algorithm is not None:
+        from hypha_ray.model.loading.preprocess import load_preprocessor
+
+        return pack(tokenizer_of(load_preprocessor(job.preprocessor, dataset, job.model)))
     if find_task(job.model.type).labels != "masked":
         return None
     from hypha_ray.model.loading.preprocess import load_special_tokens

@@ -35,7 +35,9 @@ def max_positions(model: torch.nn.Module, *, decoder: bool) -> int | None:
     return min(sizes, default=None)
 
 
-def require_positions(model: torch.nn.Module, task: Task, shapes: Mapping[str, tuple[int, ...]], dataset: str) -> None:
+def require_positions(
+    model: torch.nn.Module, task: Task, shapes: Mapping[str, tuple[int, ...]], dataset: str, response: int = 0
+) -> None:
     """Refuse sequences that are longer than the model has positions for.
 
     Args:
@@ -43,6 +45,7 @@ def require_positions(model: torch.nn.Module, task: Task, shapes: Mapping[str, t
         task: task of the model.
         shapes: shape of one sample of each tensor of the dataset.
         dataset: name of the dataset.
+        response: largest number of tokens that the model adds to each sequence.
 
     Raises:
         DataError: sequences are longer.
@@ -53,10 +56,12 @@ def require_positions(model: torch.nn.Module, task: Task, shapes: Mapping[str, t
         limits += [("labels", max_positions(model, decoder=True))]
     for name, limit in limits:
         *_, longest = shapes.get(name) or (0,)
-        if limit is not None and longest > limit:
+        if limit is not None and longest + response > limit:
             what = f"the sequences of dataset {dataset!r} are too long for the model"
             fix = "prepare the dataset with a shorter --seq-len, or give the model more positions"
-            raise DataError("DATA024", what, f"{longest} tokens", f"up to {limit}", fix)
+            if response:
+                what, fix = f"{what} with a response of {response} tokens", f"allow shorter responses, {fix}"
+            raise DataError("DATA024", what, f"{longest + response} tokens", f"up to {limit}", fix)
 
 
 def _tables(model: torch.nn.Module) -> Iterator[tuple[str, int]]:

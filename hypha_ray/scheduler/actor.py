@@ -48,7 +48,7 @@ class Scheduler:
         dataset: folder of the prepared dataset.
         attempt: number of this scheduler, over the whole run.
         owner: the actor that starts what outlives this scheduler.
-        specials: tokens that a masked language model's workers have to know, or None.
+        specials: what workers have to know of the tokenizer, or None.
 
     """
 

@@ -35,7 +35,7 @@ class TrainWorker:
     Args:
         job: the job file.
         source: number and incarnation of the worker.
-        specials: tokens that a masked language model has to know; None: the worker looks for them itself.
+        specials: special tokens or whole tokenizer, as `trainer_of` takes them.
 
     """
 

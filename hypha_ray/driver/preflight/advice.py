@@ -17,6 +17,7 @@ def advice(job: Job) -> Iterator[str]:
     yield from _of_sparse_gradients(job)
     yield from _of_momentum(job)
     yield from _of_delay(job)
+    yield from _of_policies(job)
 
 
 def _of_sparse_gradients(job: Job) -> Iterator[str]:
@@ -49,3 +50,10 @@ def _of_delay(job: Job) -> Iterator[str]:
     if not sync.mixing and 2 * late > every:
         what = f"results come {late} batches late, and are exchanged every {every} or so of a worker"
         yield f"{what}: all that it learns of a fragment meanwhile is dropped; set sync.mixing, or make rounds longer"
+
+
+def _of_policies(job: Job) -> Iterator[str]:
+    """Deltas of policies agree at first, so much momentum makes steps that are too long."""
+    momentum, keeps = job.outer_optimizer.momentum, not job.sync.traits.sends_gradients
+    if job.rl.algorithm is not None and keeps and job.outer_optimizer.name == "nesterov" and momentum > 0.5:
+        yield f"outer_optimizer.momentum {momentum:g} makes policies lose their entropy: take up to 0.5"

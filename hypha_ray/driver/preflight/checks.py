@@ -87,10 +87,12 @@ def check_model(job: Job, dataset: Path, manifest: Manifest) -> list[str]:
         HyphaError: what is wrong with the model, its weights, or the dataset for it.
 
     """
-    manifest.refuse_prompts()
+    if job.rl.algorithm is None:
+        manifest.refuse_prompts()
     with uncollected():  # Seconds go by until torch is loaded.
         from hypha_ray.driver.preflight.compatibility import CHECKS, Case
         from hypha_ray.driver.preflight.loss_on_samples import check_loss
+        from hypha_ray.driver.preflight.rollouts import check_rollouts
         from hypha_ray.model.loading.build import compare_weights, describe, skeleton
         from hypha_ray.model.tasks.table import find_task, require_trainable
 
@@ -102,7 +104,7 @@ def check_model(job: Job, dataset: Path, manifest: Manifest) -> list[str]:
     for check in CHECKS:
         check(case)
     notes = compare_weights(job.model)  # Of a hub's repository, which the nodes fetch, they say it.
-    return [*notes, *check_loss(case)]
+    return [*notes, *(check_loss(case) if job.rl.algorithm is None else check_rollouts(case))]
 
 
 def check_fragments(job: Job) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from hypha_ray.errors import ConfigError
 from hypha_ray.rl.rewards import text
-from hypha_ray.rl.rewards.attempt import Reward
+from hypha_ray.rl.rewards.response import Reward
 
 REWARDS: dict[str, Reward] = {
     "exact": text.exact,

@@ -5,33 +5,33 @@ from __future__ import annotations
 import re
 from decimal import Decimal, InvalidOperation
 
-from hypha_ray.rl.rewards.attempt import Attempt
+from hypha_ray.rl.rewards.response import Response
 
 _NUMBER = re.compile(r"(?:(?<![\w.)])[-+−])?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d+)?(?:[eE][-+]?\d+)?")
 
 
-def exact(attempt: Attempt) -> float:
+def exact(response: Response) -> float:
     """Give 1 for the answer and nothing else, ended by the model, otherwise 0."""
-    return float(attempt.ended and attempt.text.strip() == attempt.answer.strip())
+    return float(response.ended and response.text.strip() == response.answer.strip())
 
 
-def positions(attempt: Attempt) -> float:
+def positions(response: Response) -> float:
     """Give the share of the answer's characters that are at their place; the end counts as one more character.
 
     A small model finds the way to an exact answer by it: a response that is half right gets half of the reward.
     """
-    got, wanted = attempt.text.strip(), attempt.answer.strip()
+    got, wanted = response.text.strip(), response.answer.strip()
     same = sum(a == b for a, b in zip(got, wanted, strict=False))
-    return (same + (attempt.ended and len(got) == len(wanted))) / (len(wanted) + 1)
+    return (same + (response.ended and len(got) == len(wanted))) / (len(wanted) + 1)
 
 
-def contains(attempt: Attempt) -> float:
+def contains(response: Response) -> float:
     """Give 1 if the answer occurs in the response as whole words, otherwise 0; the case of letters counts."""
-    answer = re.escape(attempt.answer.strip())
-    return float(re.search(rf"(?<!\w){answer}(?!\w)", attempt.text) is not None)
+    answer = re.escape(response.answer.strip())
+    return float(re.search(rf"(?<!\w){answer}(?!\w)", response.text) is not None)
 
 
-def number(attempt: Attempt) -> float:
+def number(response: Response) -> float:
     """Give 1 if the last number of the response equals the last one of the answer, otherwise 0.
 
     Thousands may be separated by commas. ``72`` equals ``72.0``.
@@ -40,10 +40,10 @@ def number(attempt: Attempt) -> float:
         ValueError: there is no number in the answer.
 
     """
-    wanted = last_number(attempt.answer)
+    wanted = last_number(response.answer)
     if wanted is None:
-        raise ValueError(f"no number in the answer {attempt.answer[:80]!r}")
-    return float(last_number(attempt.text) == wanted)
+        raise ValueError(f"no number in the answer {response.answer[:80]!r}")
+    return float(last_number(response.text) == wanted)
 
 
 def last_number(text: str) -> Decimal | None:

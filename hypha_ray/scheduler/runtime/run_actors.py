@@ -48,7 +48,7 @@ class RunActors:
         dataset: folder of the prepared dataset, on this node.
         owner: actor that starts the actors which outlive this scheduler.
         note: takes name and reason of each replaced actor.
-        specials: special tokens of a masked language model; None for other models.
+        specials: special tokens or whole tokenizer, as `specials_of` finds them.
 
     """
 

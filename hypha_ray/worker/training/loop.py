@@ -41,7 +41,7 @@ class TrainingLoop:
         batch_source: where batches come from.
         inbox: where plans and weights come from.
         emit: takes events and payloads; must not block.
-        specials: tokens that a masked language model has to know; None: the worker looks for them itself.
+        specials: special tokens or whole tokenizer, as `trainer_of` takes them.
 
     """
 

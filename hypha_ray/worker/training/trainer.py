@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from hypha_ray.config import Job
+from hypha_ray.model.loading.tokenizer import PackedTokenizer
 from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.optim.optimizers import Inner
 from hypha_ray.optim.step import Step
@@ -70,10 +71,16 @@ def trainer_of(job: Job, specials: SpecialTokens | None = None) -> Trainer:
 
     Args:
         job: the job file.
-        specials: special tokens for a masked language model; None: those of a tokenizer that the job names, if any.
+        specials: special tokens for a masked language model, the whole tokenizer for reinforcement learning; None: the
+            tokenizer that the job names, if any.
 
     Raises:
         HyphaError: the model can't be built, or can't be trained as the job wants it.
 
     """
-    return SupervisedTrainer(job, specials)
+    if job.rl.algorithm is None:
+        return SupervisedTrainer(job, specials)
+    from hypha_ray.rl.island import Island
+
+    assert isinstance(specials, PackedTokenizer)  # The driver sends it with every job of reinforcement learning.
+    return Island(job, specials.load())

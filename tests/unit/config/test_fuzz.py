@@ -37,6 +37,9 @@ _SPECIAL = {
     "sync.trim": st.floats(0.01, 0.49),
     "telemetry.sinks": st.lists(st.sampled_from(["console", "jsonl", "aim"])),
     "model.input_names": st.lists(_TEXT),
+    "rl.group_size": st.integers(2, 99),
+    "rl.dual_clip": st.none() | st.floats(1.01, 9),
+    "rl.reward.functions": st.lists(_TEXT, min_size=1, max_size=3, unique=True),
     "inner_optimizer.clip_norm": st.none() | st.floats(0.1, 1e300),
 }
 _DEPENDENT = {
@@ -50,7 +53,7 @@ _DEPENDENT = {
     "warmup_steps",
     "total_steps",
 }
-_DEPENDENT |= {"repository", "token", "mode", "warmup_rounds", "in_flight", "k_aware"}
+_DEPENDENT |= {"repository", "token", "mode", "warmup_rounds", "in_flight", "k_aware", "kl", "minibatches", "weights"}
 
 
 def _values(key: Key) -> st.SearchStrategy[Any]:

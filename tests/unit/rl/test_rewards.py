@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hypha_ray.errors import ConfigError
-from hypha_ray.rl.rewards.attempt import Attempt
 from hypha_ray.rl.rewards.registry import REWARDS, reward_of
+from hypha_ray.rl.rewards.response import Response
 from hypha_ray.rl.rewards.text import last_number
 
 
-def attempt(text: str, answer: str, ended: bool = True) -> Attempt:
-    return Attempt("?", text, tuple(range(len(text) + ended)), ended, {"task": "t", "answer": answer}, 16)
+def response(text: str, answer: str, ended: bool = True) -> Response:
+    return Response("?", text, tuple(range(len(text) + ended)), ended, {"task": "t", "answer": answer}, 16)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def attempt(text: str, answer: str, ended: bool = True) -> Attempt:
     ],
 )
 def test_reward_of_a_response(name: str, text: str, answer: str, ended: bool, score: float) -> None:
-    assert reward_of(name)(attempt(text, answer, ended)) == pytest.approx(score)
+    assert reward_of(name)(response(text, answer, ended)) == pytest.approx(score)
 
 
 @given(st.decimals(allow_nan=False, allow_infinity=False, min_value=-(10**12), max_value=10**12))
@@ -58,19 +58,19 @@ def test_last_number_is_read_as_python_writes_it(value: Decimal) -> None:
 @given(st.text(max_size=20), st.text(max_size=20), st.booleans())
 def test_rewards_are_between_nothing_and_one_whatever_the_response(text: str, answer: str, ended: bool) -> None:
     for name in ("exact", "positions", "contains"):
-        score = REWARDS[name](attempt(text, answer, ended))
+        score = REWARDS[name](response(text, answer, ended))
         assert score is not None and 0 <= score <= 1
 
 
 @given(st.text(max_size=20), st.text(max_size=20), st.booleans())
 def test_positions_are_full_for_exact_answers_alone(text: str, answer: str, ended: bool) -> None:
-    got = attempt(text, answer, ended)
+    got = response(text, answer, ended)
     assert (reward_of("positions")(got) == 1) == (reward_of("exact")(got) == 1)
 
 
 def test_number_without_one_in_the_answer_is_an_error_not_a_zero() -> None:
     with pytest.raises(ValueError, match="no number in the answer 'many'"):
-        reward_of("number")(attempt("3", "many"))
+        reward_of("number")(response("3", "many"))
 
 
 def test_unknown_reward_names_the_nearest() -> None:
@@ -80,10 +80,12 @@ def test_unknown_reward_names_the_nearest() -> None:
 
 
 def test_reward_of_users_is_found_beside_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "beside_the_job.py").write_text("def short(attempt):\n    return 1.0 / (1 + len(attempt.ids))\nn = 3\n")
+    (tmp_path / "beside_the_job.py").write_text(
+        "def short(response):\n    return 1.0 / (1 + len(response.ids))\nn = 3\n"
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    assert reward_of("beside_the_job:short")(attempt("abc", "")) == 0.2
+    assert reward_of("beside_the_job:short")(response("abc", "")) == 0.2
     with pytest.raises(ConfigError, match=r"RWD004.*got int.*a function"):
         reward_of("beside_the_job:n")
     with pytest.raises(ConfigError, match=r"RWD004.*nothing of that name"):

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class Response:
     """A response to a prompt."""
 
     prompt: str
@@ -35,5 +35,5 @@ class Attempt:
         return str(self.data["answer"])
 
 
-Reward: TypeAlias = Callable[[Attempt], float | None]
+Reward: TypeAlias = Callable[[Response], float | None]
 """Reward of a response; None: absent, so the response isn't scored."""

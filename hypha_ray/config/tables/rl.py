@@ -1,0 +1,115 @@
+"""Tables of reinforcement learning, and the settings that the name of an algorithm stands for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
+
+from pydantic import AfterValidator, Field
+
+from hypha_ray.config.value_types import Count, NotNegative, Positive, Table
+
+Advantage: TypeAlias = Literal["group_std", "group_mean", "leave_one_out", "batch_std"]
+Ratio: TypeAlias = Literal["token", "sequence"]
+Aggregation: TypeAlias = Literal["token", "sequence", "constant"]
+Estimator: TypeAlias = Literal["k1", "k2", "k3"]
+Share: TypeAlias = Annotated[float, Field(gt=0, le=1)]
+
+
+def distinct(names: list[str]) -> list[str]:
+    """Check that no name is given twice."""
+    if not names or len(set(names)) < len(names):
+        raise ValueError("one or more names, each of them once")
+    return names
+
+
+class Recipe(NamedTuple):
+    """Parts that an algorithm consists of."""
+
+    advantage: Advantage
+    ratio: Ratio
+    aggregation: Aggregation
+    clip_low: float
+    clip_high: float
+    drop_equal_groups: bool = False
+
+
+RECIPES: Final[dict[str, Recipe]] = {
+    "grpo": Recipe("group_std", "token", "sequence", 0.2, 0.2),
+    "dr_grpo": Recipe("group_mean", "token", "constant", 0.2, 0.2),
+    "rloo": Recipe("leave_one_out", "token", "constant", 0.2, 0.2),
+    "reinforce++": Recipe("batch_std", "token", "token", 0.2, 0.2),
+    "dapo": Recipe("group_std", "token", "token", 0.2, 0.28, drop_equal_groups=True),
+    "gspo": Recipe("group_std", "sequence", "sequence", 3e-4, 4e-4),
+}
+"""Recipes by the name of their algorithm; docs/rl.md lists the papers."""
+
+
+class Generation(Table):
+    """Generation of the responses that are trained on."""
+
+    max_response_tokens: Count = Field(256, description="tokens after which a response is cut off")
+    temperature: Positive = Field(1.0, description="divisor of logits, in generation and in training")
+
+
+class Reward(Table):
+    """Reward of a response: a weighted sum of functions."""
+
+    functions: Annotated[list[str], AfterValidator(distinct)] = Field(
+        ["exact"], fail_fast=True, description="registered names, or module:function beside the job; see docs/rl.md"
+    )
+    weights: list[Annotated[float, Field(allow_inf_nan=False)]] = Field(
+        [], fail_fast=True, description="weight of each function; default: 1 for each"
+    )
+
+
+class Evaluation(Table):
+    """Generation of the responses that a validation prompt is judged by."""
+
+    samples: Count = Field(1, description="responses to a prompt; more than one: pass@samples is reported too")
+    temperature: NotNegative = Field(1.0, description="divisor of logits; 0: the most probable token each time")
+    top_p: Share = Field(1.0, description="probability of the most probable tokens that are sampled from; 1: all")
+    top_k: Count | None = Field(None, description="number of most probable tokens that are sampled from; default: all")
+
+
+class RL(Table):
+    """Reinforcement learning: batches are prompts, and responses are trained on by their rewards."""
+
+    algorithm: Literal["grpo", "dr_grpo", "rloo", "reinforce++", "dapo", "gspo"] | None = Field(
+        None, description="chooses advantage, ratio, aggregation and clipping; default: none, training on the dataset"
+    )
+    group_size: Annotated[int, Field(ge=2)] = Field(8, description="responses to a prompt in a step")
+    advantage: Advantage | None = Field(None, description="baseline and scale of rewards; default: by algorithm")
+    ratio: Ratio | None = Field(None, description="importance ratio of a token or a response; default: by algorithm")
+    aggregation: Aggregation | None = Field(
+        None, description="mean over tokens, over responses, or over the longest length; default: by algorithm"
+    )
+    clip_low: NotNegative | None = Field(None, description="clip range of ratios below 1; default: by algorithm")
+    clip_high: NotNegative | None = Field(None, description="clip range of ratios above 1; default: by algorithm")
+    dual_clip: Annotated[float, Field(gt=1, allow_inf_nan=False)] | None = Field(
+        None, description="largest ratio that counts beside a negative advantage; default: no limit"
+    )
+    drop_equal_groups: bool | None = Field(
+        None, description="leave out groups whose rewards are all equal; default: by algorithm"
+    )
+    epochs: Count = Field(1, description="passes over a step's responses")
+    minibatches: Count = Field(1, description="optimizer steps in a pass, each on a part of the prompts")
+    reference: Literal["none", "initial", "round"] = Field(
+        "none", description="weights that the policy is held to: the run's first, or the global ones of each round"
+    )
+    kl: NotNegative = Field(0.0, description="coefficient of the divergence from the reference")
+    kl_estimator: Estimator = Field("k3", description="estimator of that divergence")
+    kl_place: Literal["loss", "reward"] = Field("loss", description="what the divergence is added to, or taken off")
+    entropy: NotNegative = Field(0.0, description="coefficient of the entropy bonus")
+    behaviour_cap: Positive | None = Field(
+        None, description="cap of truncated importance weights; default: generation's log-probabilities are trusted"
+    )
+    generation: Generation = Generation()
+    reward: Reward = Reward()
+    evaluation: Evaluation = Evaluation()
+
+    @property
+    def recipe(self) -> Recipe:
+        """The algorithm's recipe, with the parts that the job file sets itself."""
+        assert self.algorithm is not None
+        own = {name: value for name in Recipe._fields if (value := getattr(self, name)) is not None}
+        return RECIPES[self.algorithm]._replace(**own)

@@ -1,0 +1,70 @@
+"""Checks of a job of reinforcement learning: its model, its prompts, its rewards, and that the model can generate."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from hypha_ray.data.slices import read_slice
+from hypha_ray.driver.preflight.compatibility import Case
+from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.model.copy_check import check_on_copy
+from hypha_ray.model.loading.build import random_model
+from hypha_ray.model.loading.preprocess import load_preprocessor
+from hypha_ray.model.loading.tokenizer import tokenizer_of
+from hypha_ray.model.positions import require_positions
+from hypha_ray.rl.check import check_generation
+from hypha_ray.rl.scoring import Scorer
+from hypha_ray.types import Samples
+
+_SAMPLES = 3
+"""Number of prompts in the check of generation."""
+
+
+def check_rollouts(case: Case) -> list[str]:
+    """Refuse a job whose model can't be trained on its prompts.
+
+    Returns:
+        Notes for the user.
+
+    Raises:
+        ConfigError: model, tokenizer or reward functions don't allow it.
+        DataError: the dataset has no prompts, or they leave no room for responses.
+
+    """
+    _check_kind(case)
+    response = case.job.rl.generation.max_response_tokens
+    require_positions(case.network, case.task, case.shapes, case.manifest.name, response)
+    tokenizer = tokenizer_of(load_preprocessor(case.job.preprocessor, case.folder, case.job.model))
+    prompts = _prompts(case)
+    Scorer(case.job.rl, tokenizer).check(prompts.arrays)
+    check = partial(check_generation, rl=case.job.rl, tokenizer=tokenizer, prompts=prompts)
+    tried = check_on_copy(
+        check, case.network.config, partial(random_model, case.job.model, case.task), case.facts.parameters
+    )
+    return (
+        [] if tried else [f"no small copy of {case.facts.architecture} could be made, so its generation isn't checked"]
+    )
+
+
+def _check_kind(case: Case) -> None:
+    if case.task.name != "causal-lm":
+        what, fix = "reinforcement learning can't train this model.type", "set model.type, or leave rl.algorithm out"
+        raise ConfigError("RL001", what, case.task.name, "causal-lm", fix)
+    if case.manifest.modality != "prompts":
+        fix = "prepare prompts: --source problems:NAME, or --prompt-column and --answer-column"
+        raise DataError(
+            "RL002", f"dataset {case.manifest.name!r} has no prompts", case.manifest.modality, "prompts", fix
+        )
+
+
+def _prompts(case: Case) -> Samples:
+    """Return a few prompts, the shortest and the longest of a slice among them."""
+    info = case.manifest.of("train")[0]
+    arrays = read_slice(case.folder, info, case.manifest)
+    order: Any = np.argsort(arrays["attention_mask"].sum(1), kind="stable")
+    rows = order[np.unique(np.linspace(0, len(order) - 1, _SAMPLES).round().astype(int))]
+    keys = np.stack([np.zeros_like(rows), np.full_like(rows, info.index), rows], axis=1)
+    return Samples({name: array[rows] for name, array in arrays.items()}, keys)

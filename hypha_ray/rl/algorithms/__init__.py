@@ -1,0 +1,1 @@
+"""Policy gradients as pure functions of tensors, each with its paper."""

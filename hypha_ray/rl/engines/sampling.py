@@ -1,0 +1,88 @@
+"""Choice of the next token: settings, and random numbers that depend on the prompt alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import TopKLogitsWarper, TopPLogitsWarper
+
+from hypha_ray.config.tables.rl import RL
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Settings of a generation."""
+
+    samples: int
+    """Number of responses to each prompt."""
+    max_tokens: int
+    """Number of tokens after which a response is cut off."""
+    temperature: float = 1.0
+    """Divisor of logits; 0: the most probable token each time."""
+    top_p: float = 1.0
+    """Probability of the most probable tokens that are sampled from."""
+    top_k: int | None = None
+    """Number of most probable tokens that are sampled from; None: all."""
+
+
+def training_sampling(rl: RL) -> Sampling:
+    """Settings of responses that are trained on."""
+    return Sampling(rl.group_size, rl.generation.max_response_tokens, rl.generation.temperature)
+
+
+def evaluation_sampling(rl: RL) -> Sampling:
+    """Settings of responses to validation prompts."""
+    own = rl.evaluation
+    return Sampling(own.samples, rl.generation.max_response_tokens, own.temperature, own.top_p, own.top_k)
+
+
+def draw(seed: int, keys: npt.NDArray[np.int64], sampling: Sampling) -> torch.Tensor:
+    """Draw uniform numbers for each token of each response, from the seed and the prompt's key alone.
+
+    Args:
+        seed: seed of the run.
+        keys: epoch, slice and index of each prompt, int64 [prompts, 3].
+        sampling: number of responses and tokens.
+
+    Returns:
+        float64 [prompts × samples, tokens], responses to a prompt one after the other.
+
+    """
+    shape = (sampling.samples, sampling.max_tokens)
+    generators = (np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, *key]))) for key in keys.tolist())
+    return torch.from_numpy(np.concatenate([generator.random(shape) for generator in generators]))
+
+
+def choose(logits: torch.Tensor, uniform: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
+    """Choose a token of each row by inversion of the cumulative distribution.
+
+    Args:
+        logits: float32 [rows, vocabulary].
+        uniform: numbers from 0 to 1, float64 [rows].
+        sampling: temperature and truncation.
+
+    Returns:
+        Ids, and their log-probabilities at this temperature before any truncation; both [rows].
+
+    """
+    scaled = logits / sampling.temperature if sampling.temperature else logits
+    logprobs = torch.log_softmax(scaled, -1)
+    ids = scaled.argmax(-1) if not sampling.temperature else _invert(_truncated(scaled, sampling), uniform)
+    return ids, logprobs.gather(1, ids[:, None])[:, 0]
+
+
+def _truncated(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """Set logits of tokens that aren't sampled from to -∞."""
+    no_ids = torch.empty(0, dtype=torch.long)
+    if sampling.top_k is not None:
+        logits = TopKLogitsWarper(sampling.top_k)(no_ids, logits)
+    return TopPLogitsWarper(sampling.top_p)(no_ids, logits) if sampling.top_p < 1 else logits
+
+
+def _invert(logits: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
+    cumulative = logits.double().softmax(-1).cumsum(-1)
+    places = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
+    return places[:, 0].clamp(max=logits.shape[1] - 1)

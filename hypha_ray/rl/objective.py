@@ -1,0 +1,55 @@
+"""Loss of a policy on its responses, put together from the parts that a job's algorithm consists of."""
+
+from __future__ import annotations
+
+import torch
+
+from hypha_ray.config.tables.rl import RL
+from hypha_ray.rl.algorithms.aggregation import AGGREGATIONS, Weights
+from hypha_ray.rl.algorithms.kl import ESTIMATORS
+from hypha_ray.rl.algorithms.losses import RATIOS, clipped
+from hypha_ray.rl.policy import Scores
+from hypha_ray.rl.rollout import Rollout
+from hypha_ray.types import Sums
+
+
+class Objective:
+    """Loss of a policy as the sum over tokens, and figures of it.
+
+    Args:
+        rl: table of the job file.
+
+    """
+
+    def __init__(self, rl: RL) -> None:
+        self._rl, self._recipe = rl, rl.recipe
+
+    def weights(self, mask: torch.Tensor) -> Weights:
+        """Return the weight of each token, and the total that sums of losses are divided by."""
+        return AGGREGATIONS[self._recipe.aggregation](mask, self._rl.generation.max_response_tokens)
+
+    def loss(self, rollout: Rollout, weights: torch.Tensor, scores: Scores) -> tuple[torch.Tensor, Sums]:
+        """Return the weighted sum of token losses, and the figures of these tokens.
+
+        Args:
+            rollout: responses and what is known of them.
+            weights: weight of each token, [responses, tokens].
+            scores: the trained policy's view of the responses.
+
+        """
+        rl, recipe, mask = self._rl, self._recipe, rollout.mask
+        ratio = RATIOS[recipe.ratio](scores.logprobs, rollout.old, mask)
+        loss, taken = clipped(ratio, rollout.advantages, recipe.clip_low, recipe.clip_high, rl.dual_clip)
+        if rollout.correction is not None:
+            loss = loss * rollout.correction
+        if rl.entropy:
+            loss = loss - rl.entropy * scores.entropy
+        figures = {"entropy": scores.entropy, "clip_share": taken}
+        if rollout.reference is not None:
+            divergence = ESTIMATORS[rl.kl_estimator](scores.logprobs, rollout.reference)
+            figures["kl"] = divergence
+            if rl.kl_place == "loss":
+                loss = loss + rl.kl * divergence
+        tokens = float(mask.sum())
+        sums = {name: (float((figure.detach() * mask).sum()), tokens) for name, figure in figures.items()}
+        return (loss * weights).sum(), sums

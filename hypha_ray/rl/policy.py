@@ -1,0 +1,76 @@
+"""A model as a policy: responses that it samples, and its log-probabilities of sampled tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import torch
+
+from hypha_ray.rl.engines.native import Responses, accepted, generate, positions
+from hypha_ray.rl.engines.sampling import Sampling
+
+
+class Scores(NamedTuple):
+    """Scores of sampled responses by a model, float32 [responses, tokens]; padding has scores, too."""
+
+    logprobs: torch.Tensor
+    """Log-probability of each token."""
+    entropy: torch.Tensor
+    """Entropy of the distribution that each token was drawn from."""
+
+
+class Policy:
+    """Policy at a temperature.
+
+    Args:
+        model: a causal language model of transformers.
+        temperature: divisor of logits.
+        autocast: dtype of mixed precision; None: full precision.
+
+    """
+
+    def __init__(self, model: Any, temperature: float, autocast: torch.dtype | None) -> None:
+        self.model, self._temperature, self._autocast = model, temperature, autocast
+
+    def of(self, model: Any) -> Policy:
+        """Return the policy of another model with the same settings."""
+        return Policy(model, self._temperature, self._autocast)
+
+    def sample(
+        self, ids: torch.Tensor, mask: torch.Tensor, uniform: torch.Tensor, sampling: Sampling, ends: Collection[int]
+    ) -> Responses:
+        """Generate responses, as `generate`."""
+        with self._precision():
+            return generate(self.model, ids, mask, uniform, sampling, ends)
+
+    def score(self, responses: Responses, entropy_gradient: bool = False) -> Scores:
+        """Compute log-probabilities and entropies of responses by one forward pass.
+
+        Args:
+            responses: responses of this policy or of another one.
+            entropy_gradient: the entropies have a gradient, at the price of memory for it.
+
+        """
+        length = responses.mask.shape[1]
+        with self._precision():
+            output = self.model(
+                input_ids=responses.ids,
+                attention_mask=responses.attention_mask,
+                use_cache=False,
+                **accepted(self.model, positions(responses.attention_mask), length + 1),
+            )
+        logits = output.logits[:, -length - 1 : -1].float() / self._temperature
+        logprobs = torch.log_softmax(logits, -1)
+        taken = logprobs.gather(2, responses.ids[:, -length:, None])[..., 0]
+        all_ = logprobs if entropy_gradient else logprobs.detach()
+        return Scores(taken, -(all_.exp() * all_).sum(-1))
+
+    @torch.no_grad()
+    def logprobs(self, responses: Responses) -> torch.Tensor:
+        """Return log-probabilities without a gradient."""
+        return self.score(responses).logprobs
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.model.device.type, self._autocast, enabled=self._autocast is not None)

@@ -1,0 +1,129 @@
+"""Rewards of sampled responses: texts made of token ids, and a weighted sum of reward functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hypha_ray.config.tables.rl import RL
+from hypha_ray.errors import ConfigError
+from hypha_ray.rl.engines.native import Responses
+from hypha_ray.rl.rewards.registry import reward_of
+from hypha_ray.rl.rewards.response import Response
+from hypha_ray.types import Arrays, Sums
+from hypha_ray.types.prompts import unpack_records
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Rewards of responses, float64 [prompts, samples]; NaN: absent."""
+
+    total: npt.NDArray[np.float64]
+    """Weighted sum."""
+    parts: dict[str, npt.NDArray[np.float64]]
+    """Reward of each function before weighting, by name."""
+
+    @property
+    def passed(self) -> npt.NDArray[np.bool_]:
+        """Flags of responses to which the first function gives 1, the reward of a right answer."""
+        first: npt.NDArray[np.bool_] = next(iter(self.parts.values())) >= 1
+        return first
+
+    def present(self) -> npt.NDArray[np.float64]:
+        """Return the weighted sums, an absent one as the mean of its group, so that its advantage is 0."""
+        there = np.isfinite(self.total)
+        means = np.where(there, self.total, 0).sum(1, keepdims=True) / there.sum(1, keepdims=True).clip(1)
+        found: npt.NDArray[np.float64] = np.where(there, self.total, means)
+        return found
+
+    def sums(self) -> Sums:
+        """Return means over the responses whose reward is there, and the share of those without one."""
+        found = {"reward": _sum(self.total)}
+        if len(self.parts) > 1:
+            found |= {f"reward/{name}": _sum(part) for name, part in self.parts.items()}
+        absent = float((~np.isfinite(self.total)).sum())
+        return found | ({"absent_rewards": (absent, float(self.total.size))} if absent else {})
+
+
+class Scorer:
+    """Reward functions of a job, and the tokenizer that makes texts for them.
+
+    Args:
+        rl: table of the job file.
+        tokenizer: tokenizer of the run.
+
+    Raises:
+        ConfigError: a function is unknown or can't be loaded.
+
+    """
+
+    def __init__(self, rl: RL, tokenizer: Any) -> None:
+        names, weights = rl.reward.functions, rl.reward.weights
+        self._functions = {name: reward_of(name) for name in names}
+        self._weights = dict(zip(names, weights or [1.0] * len(names), strict=True))
+        self._tokenizer, self._longest = tokenizer, rl.generation.max_response_tokens
+
+    def score(self, prompts: Arrays, responses: Responses) -> Scored:
+        """Compute the rewards of all responses to a batch of prompts.
+
+        Raises:
+            ConfigError: RWD001, a function failed; RWD002, not one response of the batch got a reward.
+
+        """
+        scored_texts, size = list(self._responses(prompts, responses)), len(prompts["input_ids"])
+        parts = {
+            name: np.array([self._reward(name, one) for one in scored_texts]).reshape(size, -1)
+            for name in self._functions
+        }
+        total = sum(weight * parts[name] for name, weight in self._weights.items())
+        scored = Scored(np.asarray(total, np.float64), parts)
+        if not np.isfinite(scored.total).any():
+            fix = "look at what the functions give for a response of this dataset"
+            raise ConfigError("RWD002", "no response of a batch got a reward", ", ".join(parts), "finite numbers", fix)
+        return scored
+
+    def check(self, prompts: Arrays) -> None:
+        """Try the functions on a right answer to each prompt.
+
+        Raises:
+            ConfigError: RWD001, a function failed.
+
+        """
+        for text, record in zip(self._prompts(prompts), unpack_records(prompts["reward_data"]), strict=True):
+            response = Response(text, str(record.get("answer", "")), (), True, record, self._longest)
+            for name in self._functions:
+                self._reward(name, response)
+
+    def _prompts(self, prompts: Arrays) -> list[str]:
+        rows = zip(prompts["input_ids"], prompts["attention_mask"].astype(bool), strict=True)
+        return [self._text(ids[mask]) for ids, mask in rows]
+
+    def _responses(self, prompts: Arrays, responses: Responses) -> Iterator[Response]:
+        width, samples = responses.prompt_width, len(responses.ids) // len(prompts["input_ids"])
+        ids, masks = responses.ids[:, width:].cpu().numpy(), responses.mask.cpu().numpy().astype(bool)
+        texts, records = self._prompts(prompts), unpack_records(prompts["reward_data"])
+        for row, (tokens, mask, ended) in enumerate(zip(ids, masks, responses.ended.tolist(), strict=True)):
+            text, record, answer = texts[row // samples], records[row // samples], tuple(tokens[mask].tolist())
+            yield Response(text, self._text(answer), answer, ended, record, self._longest)
+
+    def _text(self, ids: Any) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+    def _reward(self, name: str, response: Response) -> float:
+        try:
+            found = self._functions[name](response)
+            reward = math.nan if found is None else float(found)
+        except Exception as error:  # A function of users may raise anything.
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            fix = f"mend the function; the response was {response.text[:80]!r}"
+            raise ConfigError("RWD001", f"reward function {name} failed", reason, "a number or None", fix) from error
+        return reward if math.isfinite(reward) else math.nan
+
+
+def _sum(rewards: npt.NDArray[np.float64]) -> tuple[float, float]:
+    return float(np.nansum(rewards)), float(np.isfinite(rewards).sum())

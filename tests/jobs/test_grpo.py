@@ -1,0 +1,105 @@
+"""`jobs/grpo.py` as a user runs it: it learns from rewards alone, and leaves a model that scores alike elsewhere."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hypha_ray.data.catalogue import load
+from hypha_ray.data.slices import read_slice
+from hypha_ray.telemetry.sinks.files import read_jsonl
+from hypha_ray.types.prompts import unpack_records
+
+Done = subprocess.CompletedProcess[str]
+TINY = ("@", "jobs/configs/grpo-tiny.toml")
+
+
+class RunJob(Protocol):
+    home: Path
+
+    def __call__(self, *arguments: str | Path, script: str = "grpo") -> Done: ...
+
+
+@pytest.fixture(scope="module")
+def problems(run_shared_job: RunJob, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prompts such as "83=" with the answer "38"."""
+    folder = tmp_path_factory.mktemp("data") / "sort2"
+    words = ("--source", "problems:sort2", "--tokenizer", "characters", "--out", folder)
+    done = run_shared_job(*words, script="prepare")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(run_shared_job: RunJob, problems: Path) -> Path:
+    """The folder of a run with the ready job file."""
+    done = run_shared_job(*TINY, "--dataset.path", problems, script="grpo")
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    return Path(done.stdout.splitlines()[-1].removeprefix("run: "))
+
+
+def test_a_policy_learns_to_sort_from_rewards_alone(run: Path) -> None:
+    evaluations = [record for record in read_jsonl(run / "metrics.jsonl") if record["kind"] == "eval"]
+    assert evaluations[0]["pass@1"] < 0.1
+    assert evaluations[-1]["pass@1"] >= 0.95
+    assert evaluations[-1]["response_tokens"] == pytest.approx(3, abs=0.2)
+
+
+def test_records_have_the_figures_of_reinforcement_learning(run: Path) -> None:
+    rounds = [record for record in read_jsonl(run / "metrics.jsonl") if record["kind"] == "round"]
+    assert len(rounds) == 20
+    for record in rounds:
+        assert 0 <= record["reward"] <= 1
+        assert record["entropy"] > 0
+        assert 0 <= record["equal_groups"] <= 1
+    assert rounds[0]["reward"] < 0.5 and rounds[-1]["reward"] > 0.9
+    assert rounds[0]["entropy"] == pytest.approx(torch.tensor(18.0).log().item(), abs=0.3)
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    assert summary["best_reward"] >= 0.95
+
+
+def test_every_prompt_of_a_round_is_in_its_commit(run: Path) -> None:
+    commits = [json.loads(one.read_text(encoding="utf-8")) for one in sorted((run / "commits").glob("*.json"))]
+    assert [sum(delta["samples"] for delta in commit["deltas"]) for commit in commits] == [320] * 20
+
+
+def test_the_saved_model_answers_by_greedy_generation_of_transformers(run: Path, problems: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(run / "model").eval()
+    tokenizer = AutoTokenizer.from_pretrained(run / "model")
+    manifest = load(problems)
+    (info, *_) = manifest.of("validation")
+    arrays = read_slice(problems, info, manifest)
+    ids, mask = (torch.from_numpy(arrays[name]).long() for name in ("input_ids", "attention_mask"))
+    found = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=4, do_sample=False)
+    texts = tokenizer.batch_decode(found[:, ids.shape[1] :], skip_special_tokens=True)
+    right = [
+        text == record["answer"] for text, record in zip(texts, unpack_records(arrays["reward_data"]), strict=True)
+    ]
+    assert sum(right) >= 0.95 * len(right)
+
+
+def test_the_score_of_the_saved_model_is_that_of_the_run(run_shared_job: Any, run: Path, problems: Path) -> None:
+    words = ("--model", run / "model", "--dataset", problems, "--reward", "positions", "--max-response-tokens", "4")
+    done = run_shared_job(*words, "--json", script="evaluate")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    last = [record for record in read_jsonl(run / "metrics.jsonl") if record["kind"] == "eval"][-1]
+    for name in ("pass@1", "reward", "response_tokens"):
+        assert found[name] == pytest.approx(last[name], abs=0.02)
+
+
+def test_a_reward_that_nobody_has_is_refused_before_anything_starts(run_job: RunJob, problems: Path) -> None:
+    words = ("--rl.reward.functions", '["exactly"]')
+    done = run_job(*TINY, "--dataset.path", problems, *words, script="grpo")
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error[RWD003]: there is no such reward function — got 'exactly'")
+    assert "did you mean 'exact'?" in line
+    assert not run_job.home.exists()

@@ -1,0 +1,108 @@
+"""Checks of a job of reinforcement learning before anything starts, as a dry run makes them."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from hypha_ray.config.load import load
+from hypha_ray.data.catalogue import load as load_dataset
+from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.prepare import prepare
+from hypha_ray.driver.preflight.checks import check_model
+from hypha_ray.errors import HyphaError
+from tests.support.rl import settings
+
+OPT = ["--model.config.model_type=opt", "--model.config.ffn_dim=64", "--model.config.word_embed_proj_dim=32"]
+"""A model with a table of 32 positions."""
+REWARDS = """
+def broken(response):
+    raise RuntimeError(f"no verifier for {response.answer}")
+
+number = 3
+"""
+
+
+@pytest.fixture(scope="module")
+def problems(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A hundred prompts of three characters."""
+    folder = tmp_path_factory.mktemp("data") / "sort2"
+    prepare(Options("problems:sort2", folder, tokenizer="characters", max_documents=100), lambda what, count: None)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reward functions of a user, beside the job."""
+    (tmp_path / "rewards_of_mine.py").write_text(REWARDS, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "rewards_of_mine", raising=False)
+
+
+def check(dataset: Path, *flags: str, **config: object) -> list[str]:
+    """Check a job with a tiny Llama on this dataset."""
+    table = settings(model_type="llama", **{"vocab_size": 18, **config})
+    sizes = {"intermediate_size", "num_key_value_heads"} if OPT[0] in flags else set()
+    model = [f"--model.config.{name}={value}" for name, value in table.items() if name not in sizes]
+    rl = ["--rl.algorithm=grpo", "--rl.generation.max_response_tokens=4", *flags]
+    job = load([f"--dataset.path={dataset}", *model, *rl]).job
+    return check_model(job, dataset, load_dataset(dataset))
+
+
+def test_a_job_that_fits_is_accepted_without_a_note(problems: Path) -> None:
+    assert check(problems) == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "exit_code", "told"),
+    [
+        (["--model.type=token-classification", "--model.config.num_labels=2"], "RL001", 2, "causal-lm"),
+        (["--rl.generation.max_response_tokens=30", *OPT], "DATA024", 3, "33 tokens, allowed up to 32"),
+        (['--rl.reward.functions=["rewards_of_mine:broken"]'], "RWD001", 2, "RuntimeError: no verifier for"),
+        (['--rl.reward.functions=["numbr"]'], "RWD003", 2, "did you mean 'number'?"),
+        (['--rl.reward.functions=["rewards_of_mine:number"]'], "RWD004", 2, "got int, allowed a function"),
+    ],
+)
+def test_a_job_that_does_not_fit_is_refused_by_its_code(
+    problems: Path, flags: list[str], code: str, exit_code: int, told: str
+) -> None:
+    with pytest.raises(HyphaError) as caught:
+        check(problems, *flags)
+
+    assert (caught.value.code, caught.value.exit_code) == (code, exit_code), caught.value
+    assert told in str(caught.value)
+    assert "Fix: " in str(caught.value)
+
+
+def test_a_dataset_without_prompts_is_refused(corpus: Path) -> None:
+    with pytest.raises(HyphaError, match=r"RL002.*has no prompts.*Fix: prepare prompts") as caught:
+        check(corpus, vocab_size=384)
+
+    assert caught.value.exit_code == 3
+
+
+def test_prompts_without_a_tokenizer_are_refused(problems: Path, tmp_path: Path) -> None:
+    bare = Path(shutil.copytree(problems, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer")))
+    load_dataset(problems).model_copy(update={"preprocessor": None}).save(bare)
+
+    with pytest.raises(HyphaError, match=r"RL003.*there is no tokenizer.*Fix: ") as caught:
+        check(bare)
+
+    assert caught.value.exit_code == 2
+
+
+def test_a_policy_that_can_not_end_a_response_is_refused(problems: Path, tmp_path: Path) -> None:
+    endless = Path(shutil.copytree(problems, tmp_path / "endless"))
+    tokenizer = AutoTokenizer.from_pretrained(endless / "tokenizer")
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(endless / "tokenizer")
+
+    with pytest.raises(HyphaError, match=r"RL004.*a token that ends a response.*Fix: ") as caught:
+        check(endless, eos_token_id=18)
+
+    assert caught.value.exit_code == 2

@@ -1,0 +1,144 @@
+"""Steps of an island, against plain torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hypha_ray.config import Job
+from hypha_ray.config.load import load
+from hypha_ray.rl.engines.native import generate
+from hypha_ray.rl.engines.sampling import draw, training_sampling
+from hypha_ray.rl.island import Island
+from hypha_ray.types import Samples
+from tests.support.rl import END, prompts, settings, tokenizer
+
+BATCH = prompts(["12=", "345=", "7=", "98="], ["21", "543", "7", "89"])
+"""Prompts that a model with random weights now and then answers in part."""
+EQUAL = prompts(["12=", "345="], ["x" * 30] * 2)
+"""Prompts whose responses have no right place at all."""
+
+
+def job(*flags: str, **rl: Any) -> Job:
+    """A job of GRPO with a tiny policy."""
+    model = [f"--model.config.{name}={value}" for name, value in settings(model_type="llama").items()]
+    table = {"algorithm": "grpo", "group_size": 4, "generation.max_response_tokens": 5, **rl}
+    more = [f"--rl.{name}={value}" for name, value in table.items()]
+    flat = [*model, *more, '--rl.reward.functions=["positions"]', "--inner_optimizer.weight_decay=0", *flags]
+    return load(["--dataset.path", "unused", "--inner_optimizer.learning_rate=1e-2", *flat]).job
+
+
+def weights(island: Island) -> dict[str, torch.Tensor]:
+    """A copy of an island's weights."""
+    return {name: tensor.detach().clone() for name, tensor in island.model.named_parameters()}
+
+
+def _rewards(responses: list[str], answers: list[str]) -> torch.Tensor:
+    """The share of right places, the end being one of them; "." is the end token, "_" and "?" are none of a text."""
+    found = []
+    for response, answer in zip(responses, answers, strict=True):
+        places = zip(response.translate({ord("_"): None, ord("?"): None}), f"{answer}.", strict=False)
+        found.append(sum(one == other for one, other in places) / (len(answer) + 1))
+    return torch.tensor(found, dtype=torch.float32)
+
+
+def test_a_step_of_grpo_is_that_of_plain_torch() -> None:
+    ours, plain = Island(job(), tokenizer()), Island(job(), tokenizer()).model
+    sampling = training_sampling(job().rl)
+    ids, mask = (torch.from_numpy(BATCH.arrays[name]) for name in ("input_ids", "attention_mask"))
+    responses = generate(plain, ids, mask, draw(job().run.seed, BATCH.keys, sampling), sampling, {END})
+    texts, losses = [], []
+    alphabet = "_.0123456789=?"
+    for row in range(16):
+        kept, count = responses.attention_mask[row].bool(), int(responses.mask[row].sum())
+        tokens = responses.ids[row][kept]
+        texts.append("".join(alphabet[one] for one in tokens[-count:].tolist()))
+        logprobs = plain(input_ids=tokens[None]).logits[0, -count - 1 : -1].log_softmax(-1)
+        losses.append(-logprobs.gather(1, tokens[-count:, None]).mean())
+    rewards = _rewards(texts, [one for one in ("21", "543", "7", "89") for _ in range(4)]).view(4, 4)
+    advantages = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-6)
+    optimizer = torch.optim.AdamW(plain.parameters(), 1e-2, betas=job().inner_optimizer.betas, weight_decay=0)
+    (torch.stack(losses) * advantages.flatten()).mean().backward()
+    torch.nn.utils.clip_grad_norm_(plain.parameters(), job().inner_optimizer.clip_norm or float("inf"))
+    optimizer.step()
+
+    result = ours.step(BATCH)
+
+    assert rewards.std(1).max() > 0
+    assert result.sums["reward"] == (pytest.approx(float(rewards.sum())), 16)
+    for name, tensor in plain.named_parameters():
+        torch.testing.assert_close(dict(ours.model.named_parameters())[name], tensor, atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "constant"])
+def test_micro_batches_change_no_gradient(aggregation: str) -> None:
+    gradients = []
+    for accumulation in (1, 2, 4):
+        island = Island(job(f"--rounds.accumulation={accumulation}", aggregation=aggregation), tokenizer())
+        island.backward(BATCH)
+        gradients.append({name: one.grad for name, one in island.model.named_parameters()})
+
+    for other in gradients[1:]:
+        for name, gradient in gradients[0].items():
+            torch.testing.assert_close(other[name], gradient, atol=1e-6, rtol=1e-4)
+
+
+def test_responses_without_a_difference_in_reward_change_nothing() -> None:
+    island = Island(job(), tokenizer())
+    before = weights(island)
+
+    result = island.step(EQUAL)
+
+    assert result.sums["equal_groups"] == (2, 2)
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights(island).items())
+
+
+def test_groups_of_equal_rewards_can_be_left_out() -> None:
+    island = Island(job(drop_equal_groups="true"), tokenizer())
+
+    result = island.step(EQUAL)
+
+    assert result.scored == 0
+    assert len(result.bad) == 0
+
+
+@pytest.mark.parametrize(("reference", "divergence"), [("initial", True), ("round", False)])
+def test_the_reference_is_the_first_policy_or_that_of_the_round(reference: str, divergence: bool) -> None:
+    island = Island(job(reference=reference, kl=0.1), tokenizer())
+    first = island.step(BATCH).sums["kl"][0]
+    island.merged(1)
+
+    second = island.step(BATCH).sums["kl"][0]
+
+    assert first == pytest.approx(0, abs=1e-4)
+    assert (second > 1e-3) == divergence
+
+
+def test_the_same_seed_gives_the_same_bits() -> None:
+    islands = [Island(job(minibatches=2, epochs=2), tokenizer()) for _ in range(2)]
+    for island in islands:
+        for step in range(3):
+            island.seed(7, step)
+            island.step(BATCH)
+
+    assert all(torch.equal(one, weights(islands[1])[name]) for name, one in weights(islands[0]).items())
+
+
+def test_validation_responses_are_scored_and_count_right_ones() -> None:
+    island = Island(job(**{"evaluation.samples": 3}), tokenizer())
+    easy = Samples({name: np.repeat(array[:1], 50, 0) for name, array in BATCH.arrays.items()}, _keys(50))
+
+    sums = island.evaluate([easy])
+
+    reward, (right, count) = sums["reward"], sums["pass@1"]
+    assert reward[1] == 150
+    assert count == sums["pass@3"][1] == 50
+    assert 0 <= right <= sums["pass@3"][0] <= 3 * right + 1e-9
+    assert island.evaluate([easy]) == sums
+
+
+def _keys(count: int) -> Any:
+    return np.stack([np.zeros(count), np.zeros(count), np.arange(count)], 1).astype(np.int64)

@@ -1,0 +1,106 @@
+"""Generation by the trained model, against plain transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hypha_ray.rl.engines.native import Responses, generate
+from hypha_ray.rl.engines.sampling import Sampling, choose, draw
+from hypha_ray.rl.policy import Policy
+from tests.support.rl import END, PAD, policy_model, prompts
+
+TEXTS = ["12=", "3456=", "7=", "98=", "5=", "012="]
+BATCH = prompts(TEXTS, [""] * len(TEXTS))
+
+
+def _generated(rows: list[int], sampling: Sampling, model: Any) -> Responses:
+    part = BATCH.part(np.array(rows))
+    ids, mask = (torch.from_numpy(part.arrays[name]) for name in ("input_ids", "attention_mask"))
+    return generate(model, ids, mask, draw(3, part.keys, sampling), sampling, {END})
+
+
+def _texts(responses: Responses) -> list[list[int]]:
+    rows = zip(responses.ids[:, responses.prompt_width :], responses.mask.bool(), strict=True)
+    return [ids[mask].tolist() for ids, mask in rows]
+
+
+def test_greedy_responses_are_those_of_transformers() -> None:
+    model = policy_model()
+
+    found = _texts(_generated([0, 1, 2, 3, 4, 5], Sampling(1, 8, temperature=0.0), model))
+
+    for text, response in zip(TEXTS, found, strict=True):
+        ids = torch.tensor([[2 + "0123456789=".index(one) for one in text]])
+        with torch.no_grad():
+            plain = model.generate(ids, max_new_tokens=8, do_sample=False, eos_token_id=END, pad_token_id=PAD)
+        assert response == plain[0, ids.shape[1] :].tolist()
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_log_probabilities_are_those_of_one_forward_pass_of_each_response_alone(temperature: float) -> None:
+    model = policy_model()
+    responses = _generated([0, 1, 2, 3], Sampling(4, 6, temperature), model)
+
+    for row in range(len(responses.ids)):
+        ids = responses.ids[row][responses.attention_mask[row].bool()][None]
+        count = int(responses.mask[row].sum())
+        with torch.no_grad():
+            logits = model(input_ids=ids).logits[0, -count - 1 : -1] / temperature
+        plain = logits.log_softmax(-1).gather(1, ids[0, -count:, None])[:, 0]
+        torch.testing.assert_close(responses.logprobs[row][:count], plain, atol=1e-5, rtol=1e-5)
+
+
+def test_scores_of_a_batch_equal_the_log_probabilities_of_its_generation() -> None:
+    model = policy_model()
+    responses = _generated([0, 1, 2, 3, 4, 5], Sampling(4, 6), model)
+
+    scores = Policy(model, 1.0, None).score(responses)
+
+    torch.testing.assert_close(scores.logprobs * responses.mask, responses.logprobs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [[5, 4, 3, 2, 1, 0], [1], [3, 1]])
+def test_a_response_depends_on_its_prompt_alone_whatever_else_is_in_the_batch(rows: list[int]) -> None:
+    model, sampling = policy_model(), Sampling(3, 8)
+    whole = _texts(_generated([0, 1, 2, 3, 4, 5], sampling, model))
+
+    found = _texts(_generated(rows, sampling, model))
+
+    assert found == [whole[3 * row + place] for row in rows for place in range(3)]
+
+
+def test_a_response_ends_with_the_end_token_or_is_cut() -> None:
+    responses = _generated([0, 1, 2, 3, 4, 5], Sampling(8, 5), policy_model())
+
+    for ids, ended in zip(_texts(responses), responses.ended.tolist(), strict=True):
+        assert (ids[-1] == END) == ended
+        assert END not in ids[:-1]
+        assert len(ids) == 5 or ended
+    assert {True, False} == set(responses.ended.tolist())
+
+
+def test_tokens_are_chosen_as_often_as_they_are_probable() -> None:
+    logits = torch.tensor([[2.0, 0.0, 1.0, -1.0]]).repeat(20_000, 1)
+    uniform = torch.from_numpy(np.random.default_rng(0).random(20_000))
+
+    ids, logprobs = choose(logits, uniform, Sampling(1, 1, temperature=2.0))
+
+    expected = (logits[0] / 2).softmax(-1)
+    shares = torch.bincount(ids, minlength=4) / 20_000
+    assert torch.allclose(shares, expected, atol=0.015)
+    assert torch.allclose(logprobs.exp(), expected[ids])
+
+
+@pytest.mark.parametrize(
+    ("sampling", "kept"),
+    [(Sampling(1, 1, top_k=2), {0, 2}), (Sampling(1, 1, top_p=0.6), {0}), (Sampling(1, 1, top_p=0.9), {0, 2, 1})],
+)
+def test_only_the_most_probable_tokens_are_sampled_from(sampling: Sampling, kept: set[int]) -> None:
+    logits = torch.tensor([[2.0, 0.0, 1.0, -1.0]]).repeat(5_000, 1)
+    uniform = torch.from_numpy(np.random.default_rng(0).random(5_000))
+
+    assert set(choose(logits, uniform, sampling)[0].tolist()) == kept

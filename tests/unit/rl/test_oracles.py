@@ -1,0 +1,76 @@
+"""Advantages, losses and divergences equal those of verl and trl, whose numbers tests/support/rl_oracles.py makes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hypha_ray.config.tables.rl import RL
+from hypha_ray.rl.algorithms.advantages import ADVANTAGES
+from hypha_ray.rl.algorithms.kl import ESTIMATORS
+from hypha_ray.rl.engines.native import Responses
+from hypha_ray.rl.objective import Objective
+from hypha_ray.rl.policy import Scores
+from hypha_ray.rl.rollout import Rollout
+from tests.support.rl_oracles import BETA, CLIPS, LONGEST
+
+ORACLES = json.loads((Path(__file__).parent / "oracles.json").read_text(encoding="utf-8"))
+GIVEN = {name: torch.tensor(value, dtype=torch.float64) for name, value in ORACLES["inputs"].items()}
+MASK = GIVEN["mask"]
+
+
+def loss(**settings: Any) -> float:
+    """Mean loss of the frozen responses under these settings, with verl's advantages of GRPO."""
+    rl = RL.model_validate({"generation": {"max_response_tokens": LONGEST}, **settings})
+    advantages = torch.tensor(ORACLES["advantages"]["group_std"], dtype=torch.float64)[:, None]
+    reference = GIVEN["reference"] if rl.reference != "none" else None
+    responses = Responses(MASK.long(), MASK.long(), MASK, GIVEN["old"], MASK[:, 0] > 0)
+    rollout = Rollout(responses, advantages, MASK, GIVEN["old"], reference, None)
+    objective = Objective(rl)
+    weights, total = objective.weights(MASK)
+    summed, _ = objective.loss(rollout, weights, Scores(GIVEN["new"], torch.zeros_like(MASK)))
+    return float(summed) / total
+
+
+@pytest.mark.parametrize("name", sorted(ADVANTAGES))
+def test_advantages_equal_those_of_verl(name: str) -> None:
+    lengths = MASK.sum(1).view_as(GIVEN["rewards"])
+    found = ADVANTAGES[name](GIVEN["rewards"], lengths)  # type: ignore[index]
+    assert found.flatten().tolist() == pytest.approx(ORACLES["advantages"][name], abs=1e-6)
+
+
+@pytest.mark.parametrize("case", sorted(key for key in ORACLES["verl"] if "/" in key))
+def test_clipped_loss_equals_that_of_verl(case: str) -> None:
+    clip, aggregation = case.split("/")
+    low, high, dual = CLIPS[clip]
+    settings = {"clip_low": low, "clip_high": high, "dual_clip": dual, "aggregation": aggregation}
+    assert loss(algorithm="grpo", **settings) == pytest.approx(ORACLES["verl"][case], abs=1e-6)
+
+
+def test_gspo_loss_equals_that_of_verl() -> None:
+    found = loss(algorithm="gspo", clip_low=0.2, clip_high=0.2)
+    assert found == pytest.approx(ORACLES["verl"]["gspo"], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "algorithm", "own"),
+    [
+        ("grpo", "grpo", {}),
+        ("bnpo", "grpo", {"aggregation": "token"}),
+        ("dr_grpo", "dr_grpo", {}),
+        ("dapo", "dapo", {"clip_high": 0.2}),
+    ],
+)
+def test_loss_with_a_reference_equals_that_of_trl(kind: str, algorithm: str, own: dict[str, Any]) -> None:
+    found = loss(algorithm=algorithm, reference="initial", kl=BETA, **own)
+    assert found == pytest.approx(ORACLES["trl"][kind], abs=1e-6)
+
+
+@pytest.mark.parametrize("name", sorted(ESTIMATORS))
+def test_divergence_equals_that_of_verl(name: str) -> None:
+    found = ESTIMATORS[name](GIVEN["new"], GIVEN["reference"])  # type: ignore[index]
+    assert torch.allclose(found, torch.tensor(ORACLES["divergences"][name], dtype=torch.float64), atol=1e-6)

@@ -1,0 +1,113 @@
+"""Rewards of a batch of responses."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hypha_ray.config.tables.rl import RL
+from hypha_ray.errors import ConfigError
+from hypha_ray.rl.engines.native import Responses
+from hypha_ray.rl.scoring import Scored, Scorer
+from tests.support.rl import CHARACTERS, END, PAD, prompts, tokenizer
+
+MODULE = """
+import math
+
+def length(response):
+    return len(response.text)
+
+def nothing(response):
+    return None
+
+def wild(response):
+    return {"1": math.nan, "12": math.inf, "123": None}.get(response.text, 2.0)
+
+def text(response):
+    return "1.0"
+
+def broken(response):
+    raise RuntimeError("the verifier\\nis gone")
+
+def words(response):
+    return "much"
+"""
+TEXTS = ["1", "12", "123", "1234"]
+"""Responses: two to each of two prompts, all of them ended but the last one."""
+
+
+@pytest.fixture(autouse=True)
+def rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions of a user, beside the job."""
+    (tmp_path / "own_rewards.py").write_text(MODULE, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "own_rewards", raising=False)
+
+
+def score(*functions: str, weights: list[float] | None = None) -> Scored:
+    """Score the responses by these functions."""
+    table = {"functions": list(functions), "weights": weights or []}
+    rl = RL.model_validate({"reward": table, "generation": {"max_response_tokens": 5}})
+    batch = prompts(["7=", "89="], ["12", "123"])
+    width = batch.arrays["input_ids"].shape[1]
+    rows = [[2 + CHARACTERS.index(one) for one in text] + [END] * (text != "1234") for text in TEXTS]
+    ids = torch.tensor([row + [PAD] * (4 - len(row)) for row in rows])
+    mask = torch.tensor([[1.0] * len(row) + [0.0] * (4 - len(row)) for row in rows])
+    prompt = torch.from_numpy(batch.arrays["input_ids"]).long().repeat_interleave(2, 0)
+    whole = torch.cat([prompt, ids], 1)
+    assert whole.shape[1] == width + 4
+    responses = Responses(whole, whole != PAD, mask, torch.zeros_like(mask), torch.tensor([True, True, True, False]))
+    return Scorer(rl, tokenizer()).score(batch.arrays, responses)
+
+
+def test_texts_have_neither_prompt_nor_padding_nor_end() -> None:
+    scored = score("exact", "own_rewards:length")
+
+    assert scored.parts["exact"].tolist() == [[0, 1], [1, 0]]
+    assert scored.parts["own_rewards:length"].tolist() == [[1, 2], [3, 4]]
+    assert scored.passed.tolist() == [[False, True], [True, False]]
+
+
+def test_functions_are_weighted_and_recorded_apart() -> None:
+    scored = score("exact", "own_rewards:length", weights=[1.0, 0.5])
+
+    assert scored.total.tolist() == [[0.5, 2.0], [2.5, 2.0]]
+    assert scored.sums() == {"reward": (7, 4), "reward/exact": (2, 4), "reward/own_rewards:length": (10, 4)}
+
+
+def test_what_is_no_finite_number_is_absent_and_gets_the_mean_of_its_group() -> None:
+    scored = score("own_rewards:wild")
+
+    np.testing.assert_array_equal(scored.total, [[math.nan, math.nan], [math.nan, 2]])
+    assert scored.present().tolist() == [[0, 0], [2, 2]]
+    assert scored.sums() == {"reward": (2, 1), "absent_rewards": (3, 4)}
+
+
+def test_a_number_as_text_is_a_number() -> None:
+    assert score("own_rewards:text").total.tolist() == [[1, 1], [1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "told"),
+    [
+        ("own_rewards:broken", "RWD001", "RuntimeError: the verifier is gone"),
+        ("own_rewards:words", "RWD001", "much"),
+        ("own_rewards:nothing", "RWD002", "own_rewards:nothing"),
+        ("own_rewards:absent", "RWD004", "own_rewards"),
+        ("no_such_module:f", "RWD004", "no_such_module"),
+        ("exactly", "RWD003", "did you mean 'exact'"),
+    ],
+)
+def test_functions_that_give_nothing_are_named(function: str, code: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        score(function)
+
+    assert caught.value.code == code
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
