@@ -1,100 +1,20 @@
-"""Jobs as a user runs them, in processes of their own, and a look at what they leave behind."""
+"""Fixtures that run job scripts, and a cluster for them to join."""
 
 from __future__ import annotations
 
 import os
 import re
-import select
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-PATIENCE_S = 60.0
-"""Longest wait for processes that are about to end, on the busiest machine."""
-
-
-def started_with(folder: Path) -> list[int]:
-    """Processes that have this folder as RAY_TMPDIR in their environment: a job, its Ray, and that one's workers."""
-    mark, found = f"RAY_TMPDIR={folder}\0".encode(), []
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # ended meanwhile, or someone else's
-            if mark in (process / "environ").read_bytes():
-                found.append(int(process.name))
-    return found
-
-
-def left_behind(folder: Path) -> list[str]:
-    """Command lines of those of them that don't end by themselves."""
-    for pid in started_with(folder):
-        with suppress(ProcessLookupError):
-            descriptor = os.pidfd_open(pid)
-            select.select([descriptor], [], [], PATIENCE_S)
-            os.close(descriptor)
-    lines = []
-    for pid in started_with(folder):
-        with suppress(OSError):
-            lines.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode())
-    return lines
-
-
-class Jobs:
-    """Runs job scripts from the repository's root. Every run is checked to leave no process behind.
-
-    Args:
-        home: what they get as HYPHA_RAY_HOME.
-        folder: what they get as RAY_TMPDIR; short, since Ray puts sockets there.
-
-    """
-
-    def __init__(self, home: Path, folder: Path) -> None:
-        self.home, self._folder = home, folder
-
-    def __call__(
-        self, *arguments: str | Path, script: str = "diloco", env: dict[str, str] | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        process = self.start(*arguments, script=script, env=env)
-        output, errors = process.communicate(timeout=240)
-        assert left_behind(self._folder) == []
-        return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
-
-    def start(
-        self, *arguments: str | Path, script: str = "diloco", env: dict[str, str] | None = None
-    ) -> subprocess.Popen[str]:
-        """Run a script, and leave it to the caller to wait for it."""
-        own = {"HYPHA_RAY_HOME": str(self.home), "RAY_TMPDIR": str(self._folder)}
-        inherited = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-        return subprocess.Popen(
-            [sys.executable, f"jobs/{script}.py", *map(str, arguments)],
-            cwd=ROOT,
-            env=inherited | own | (env or {}),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def processes(self) -> list[int]:
-        """All that they have started, and that still runs."""
-        return started_with(self._folder)
-
-
-@contextmanager
-def jobs_in(home: Path) -> Iterator[Jobs]:
-    """`Jobs` for a while; what still runs at the end is killed."""
-    folder = Path(tempfile.mkdtemp(prefix="ray"))
-    yield Jobs(home, folder)
-    for pid in started_with(folder):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    shutil.rmtree(folder, ignore_errors=True)
+from tests.support.job_scripts import Jobs, jobs_in, left_behind
 
 
 @pytest.fixture

@@ -6,10 +6,9 @@ import pickle
 import re
 import shutil
 import socket
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 import ray
@@ -24,16 +23,10 @@ from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.scheduler.ledger.epoch import Epoch
 from hypha_ray.telemetry.sinks.files import read_jsonl
+from tests.support.job_scripts import Done, Jobs
 
-Done = subprocess.CompletedProcess[str]
 RAY_LOG = re.compile(r"\[[\d: ,-]+ [WE] \d+ \d+\] \w+\.(cc|h):\d+: ")
 """How lines begin that Ray's core writes to standard error by itself."""
-
-
-class RunJob(Protocol):
-    home: Path
-
-    def __call__(self, *arguments: str | Path, env: dict[str, str] | None = None) -> Done: ...
 
 
 def error_of(done: Done) -> str:
@@ -68,7 +61,7 @@ def last_slice(dataset: Path) -> Path:
 # ── the job file and the command line ─────────────────────────────────────────────────────────────────────────────
 
 
-def test_unknown_key_in_a_file_names_line_and_nearest_key(run_job: RunJob, tmp_path: Path) -> None:
+def test_unknown_key_in_a_file_names_line_and_nearest_key(run_job: Jobs, tmp_path: Path) -> None:
     file = tmp_path / "job.toml"
     file.write_text('[rounds]\nupdate_rounds = 3\n[inner_optimizer]\nlearning_rte = 0.1\nschedule = "constant"\n')
     error = refused(run_job("@", file), run_job.home, 2)
@@ -87,13 +80,13 @@ def test_unknown_key_in_a_file_names_line_and_nearest_key(run_job: RunJob, tmp_p
     ],
 )
 def test_wrong_flag_is_refused(
-    run_job: RunJob, small_job: Path, corpus: Path, flag: str, value: str, code: str, words: str
+    run_job: Jobs, small_job: Path, corpus: Path, flag: str, value: str, code: str, words: str
 ) -> None:
     error = refused(run_job("@", small_job, "--dataset.path", corpus, flag, value), run_job.home, 2)
     assert error.startswith(f"error[{code}]: ") and flag.removeprefix("--") in error and words in error
 
 
-def test_job_without_a_model_or_without_a_dataset_says_which_key_to_give(run_job: RunJob, small_job: Path) -> None:
+def test_job_without_a_model_or_without_a_dataset_says_which_key_to_give(run_job: Jobs, small_job: Path) -> None:
     assert "give dataset.path" in refused(run_job("@", small_job), run_job.home, 2)
     assert "give model.repository" in refused(run_job(), run_job.home, 2)
 
@@ -107,7 +100,7 @@ def test_dataset_of_prompts_is_refused_by_jobs_that_need_a_loss(
 
 
 def test_name_of_a_run_by_another_job_is_refused_before_a_cluster_is_looked_for(
-    run_job: RunJob, small_job: Path, corpus: Path
+    run_job: Jobs, small_job: Path, corpus: Path
 ) -> None:
     before = run_job.home / "taken" / "config.toml"
     before.parent.mkdir(parents=True)
@@ -131,7 +124,7 @@ def test_name_of_a_run_by_another_job_is_refused_before_a_cluster_is_looked_for(
     ],
 )
 def test_setting_that_only_the_model_or_the_schedule_forbids_is_refused_before_a_cluster_is_looked_for(
-    run_job: RunJob, small_job: Path, corpus: Path, key: str, value: str, code: str, words: str, flags: tuple[str, ...]
+    run_job: Jobs, small_job: Path, corpus: Path, key: str, value: str, code: str, words: str, flags: tuple[str, ...]
 ) -> None:
     arguments = ("@", small_job, "--dataset.path", corpus, key, value, *flags)
     done = run_job(*arguments, env={"RAY_ADDRESS": "127.0.0.1:1"})
@@ -145,7 +138,7 @@ def test_setting_that_only_the_model_or_the_schedule_forbids_is_refused_before_a
 
 @pytest.mark.parametrize("flags", [(), ("--dry-run",)])
 def test_missing_dataset_is_refused_with_the_nearest_name(
-    run_job: RunJob, small_job: Path, corpus: Path, flags: tuple[str, ...]
+    run_job: Jobs, small_job: Path, corpus: Path, flags: tuple[str, ...]
 ) -> None:
     done = run_job("@", small_job, "--dataset.path", f"{corpus}x", *flags)
     error = error_of(done)
@@ -153,7 +146,7 @@ def test_missing_dataset_is_refused_with_the_nearest_name(
     assert error == f"error[DATA001]: there is no dataset at {corpus}x. Fix: did you mean 'corpus'?"
 
 
-def test_tokens_beyond_the_vocabulary_are_refused(run_job: RunJob, small_job: Path, corpus: Path) -> None:
+def test_tokens_beyond_the_vocabulary_are_refused(run_job: Jobs, small_job: Path, corpus: Path) -> None:
     largest = next(tensor.maximum for tensor in load(corpus).tensors if tensor.name == "input_ids")
     assert largest is not None and largest > 100
     done = run_job("@", small_job, "--dataset.path", corpus, "--model.config.vocab_size", "100")
@@ -162,14 +155,14 @@ def test_tokens_beyond_the_vocabulary_are_refused(run_job: RunJob, small_job: Pa
     assert f"got input_ids up to {largest}, allowed 0 … 99" in error
 
 
-def test_images_with_other_channels_than_the_model_are_refused(run_job: RunJob, tmp_path: Path) -> None:
+def test_images_with_other_channels_than_the_model_are_refused(run_job: Jobs, tmp_path: Path) -> None:
     prepare(Options("digits", tmp_path / "digits"), lambda what, count: None)
     arguments = ("--dataset.path", tmp_path / "digits", "--model.config.num_channels", "3")
     error = refused(run_job("@", "jobs/configs/digits.toml", *arguments), run_job.home, 3)
     assert "error[DATA025]: the images of dataset 'digits' don't fit the model — got 1 channels, allowed 3" in error
 
 
-def test_pickle_under_a_safetensors_name_is_never_opened(run_job: RunJob, small_job: Path, tmp_path: Path) -> None:
+def test_pickle_under_a_safetensors_name_is_never_opened(run_job: Jobs, small_job: Path, tmp_path: Path) -> None:
     proof, folder = tmp_path / "proof", tmp_path / "bare"
     folder.mkdir()
     (folder / "data.safetensors").write_bytes(pickle.dumps(Trap(proof)))
@@ -188,7 +181,7 @@ class Trap:
         return Path.touch, (self._proof,)
 
 
-def test_slice_with_a_flipped_bit_ends_the_run_when_it_is_read(run_job: RunJob, small_job: Path, broken: Path) -> None:
+def test_slice_with_a_flipped_bit_ends_the_run_when_it_is_read(run_job: Jobs, small_job: Path, broken: Path) -> None:
     spoiled = last_slice(broken)
     content = bytearray(spoiled.read_bytes())
     content[-5] ^= 1
@@ -206,7 +199,7 @@ def test_slice_with_a_flipped_bit_ends_the_run_when_it_is_read(run_job: RunJob, 
 
 
 def test_slice_that_is_cut_off_ends_the_run_and_frees_the_cluster(
-    run_job: RunJob, small_job: Path, broken: Path, head: str
+    run_job: Jobs, small_job: Path, broken: Path, head: str
 ) -> None:
     spoiled = last_slice(broken)
     spoiled.write_bytes(spoiled.read_bytes()[:40])
@@ -230,7 +223,7 @@ def test_slice_that_is_cut_off_ends_the_run_and_frees_the_cluster(
 
 
 def test_model_repository_that_cannot_be_reached_says_so_and_names_the_cache(
-    run_job: RunJob, corpus: Path, tmp_path: Path
+    run_job: Jobs, corpus: Path, tmp_path: Path
 ) -> None:
     places = {"HF_HUB_CACHE": str(tmp_path / "cache")}
     done = run_job("--model.repository", "owner/nothing", "--dataset.path", corpus, env=places)
@@ -239,7 +232,7 @@ def test_model_repository_that_cannot_be_reached_says_so_and_names_the_cache(
     assert "offline (HF_HUB_OFFLINE is set)" in error and str(tmp_path / "cache") in error
 
 
-def test_model_folder_with_pickled_weights_only_is_refused(run_job: RunJob, corpus: Path, tmp_path: Path) -> None:
+def test_model_folder_with_pickled_weights_only_is_refused(run_job: Jobs, corpus: Path, tmp_path: Path) -> None:
     folder = tmp_path / "pickled"
     folder.mkdir()
     (folder / "config.json").write_text('{"model_type": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 2}')
@@ -252,7 +245,7 @@ def test_model_folder_with_pickled_weights_only_is_refused(run_job: RunJob, corp
 # ── the cluster ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_more_than_any_node_has_says_which_node_lacks_how_much(run_job: RunJob, small_job: Path, corpus: Path) -> None:
+def test_more_than_any_node_has_says_which_node_lacks_how_much(run_job: Jobs, small_job: Path, corpus: Path) -> None:
     done = run_job("@", small_job, "--dataset.path", corpus, "--resources.worker.cpu", "100000")
     error = refused(done, run_job.home, 75)
     assert error.startswith("error[CFG004]: the cluster is too small: 100000 CPU per worker is needed; ")
@@ -270,7 +263,7 @@ def test_more_than_any_node_has_says_which_node_lacks_how_much(run_job: RunJob, 
     ],
 )
 def test_gpus_that_a_worker_would_not_use_or_see_are_refused(
-    run_job: RunJob, small_job: Path, corpus: Path, flag: str, value: str, words: str, flags: tuple[str, ...]
+    run_job: Jobs, small_job: Path, corpus: Path, flag: str, value: str, words: str, flags: tuple[str, ...]
 ) -> None:
     done = run_job("@", small_job, "--dataset.path", corpus, flag, value, *flags)
     assert done.returncode == 2 and error_of(done).startswith(words)
@@ -278,7 +271,7 @@ def test_gpus_that_a_worker_would_not_use_or_see_are_refused(
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "name.invalid"])
-def test_address_that_answers_nobody_is_no_cluster(run_job: RunJob, small_job: Path, corpus: Path, host: str) -> None:
+def test_address_that_answers_nobody_is_no_cluster(run_job: Jobs, small_job: Path, corpus: Path, host: str) -> None:
     with socket.socket() as unheard:  # bound, so that nobody else takes the port, but nobody listens
         unheard.bind(("127.0.0.1", 0))
         address = f"{host}:{unheard.getsockname()[1]}"
@@ -287,7 +280,7 @@ def test_address_that_answers_nobody_is_no_cluster(run_job: RunJob, small_job: P
     assert error.startswith(f"error[NET002]: no Ray cluster at '{address}'") and "unset RAY_ADDRESS" in error
 
 
-def test_wrong_token_is_refused_and_not_shown(run_job: RunJob, small_job: Path, corpus: Path, head: str) -> None:
+def test_wrong_token_is_refused_and_not_shown(run_job: Jobs, small_job: Path, corpus: Path, head: str) -> None:
     environment = {"RAY_ADDRESS": head, "RAY_AUTH_TOKEN": "wrong" * 8}
     done = run_job("@", small_job, "--dataset.path", corpus, env=environment)
     error = refused(done, run_job.home, 4)
@@ -295,7 +288,7 @@ def test_wrong_token_is_refused_and_not_shown(run_job: RunJob, small_job: Path, 
     assert environment["RAY_AUTH_TOKEN"] not in done.stderr
 
 
-def test_address_that_is_none_is_no_cluster(run_job: RunJob, small_job: Path, corpus: Path) -> None:
+def test_address_that_is_none_is_no_cluster(run_job: Jobs, small_job: Path, corpus: Path) -> None:
     done = run_job("@", small_job, "--dataset.path", corpus, env={"RAY_ADDRESS": "nowhere"})
     assert "no Ray cluster at 'nowhere'" in refused(done, run_job.home, 75)
 
@@ -305,7 +298,7 @@ def test_address_that_is_none_is_no_cluster(run_job: RunJob, small_job: Path, co
 
 @pytest.mark.parametrize("flags", [(), ("--dry-run",)])
 def test_weights_under_names_of_a_wrapper_are_refused_before_anything_starts(
-    run_job: RunJob, corpus: Path, tmp_path: Path, flags: tuple[str, ...]
+    run_job: Jobs, corpus: Path, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     config = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 64, "vocab_size": 384}
     build_model(Model(config=config), seed=0).save_pretrained(tmp_path)

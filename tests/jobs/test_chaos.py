@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
+
+from tests.support.job_scripts import Jobs
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -16,12 +17,8 @@ SEED = 1
 """Of this seed, the first strike is at a worker and the second at the driver."""
 
 
-class RunJob(Protocol):
-    def __call__(self, *arguments: str | Path, script: str) -> subprocess.CompletedProcess[str]: ...
-
-
 @pytest.fixture(scope="module")
-def campaign(run_shared_job: RunJob, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, dict[str, Any]]:
+def campaign(run_shared_job: Jobs, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, dict[str, Any]]:
     """The folder, the printed page and the figures of one that ended with 0."""
     folder = tmp_path_factory.mktemp("campaign")
     strikes = ("--mean-rounds-between-kills", "1", "--kills", "2", "--roles", ROLES, "--seed", str(SEED))
@@ -65,7 +62,7 @@ def test_campaign_accounts_for_every_commit_and_sample_that_is_in_the_log(
     assert page.splitlines()[-1] == f"run and logs: {out}"
 
 
-def test_campaign_of_an_unknown_role_is_refused_before_anything_starts(run_job: RunJob, tmp_path: Path) -> None:
+def test_campaign_of_an_unknown_role_is_refused_before_anything_starts(run_job: Jobs, tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = ("--mean-rounds-between-kills", "4", "--rounds", "5", "--roles", "worker,boss", "--out", out)
     done = run_job(*words, script="chaos")
@@ -73,7 +70,7 @@ def test_campaign_of_an_unknown_role_is_refused_before_anything_starts(run_job: 
     assert done.stderr.startswith("error[CHAOS001]: --roles: no role 'boss'") and not out.exists()
 
 
-def test_campaign_into_a_folder_that_is_not_empty_is_refused(run_job: RunJob, tmp_path: Path) -> None:
+def test_campaign_into_a_folder_that_is_not_empty_is_refused(run_job: Jobs, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("kept")
     done = run_job("--mean-rounds-between-kills", "4", "--rounds", "5", "--out", tmp_path, script="chaos")
     assert (done.returncode, done.stdout) == (2, "")

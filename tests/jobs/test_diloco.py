@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
-import subprocess
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -17,8 +16,8 @@ from hypha_ray.data.catalogue import load as load_dataset
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.telemetry.sinks.files import read_jsonl
+from tests.support.job_scripts import Done, Jobs
 
-Done = subprocess.CompletedProcess[str]
 SECRET = "hf_this_is_told_to_nobody"
 FLAGS = {
     "model.config.model_type": "llama",
@@ -57,20 +56,12 @@ COMMIT = {"round", "parent_sha256", "theta_sha256", "outer_sha256", "deltas", "c
 PLOTS = {"loss.png", "batches.png", "finish.png", "bytes.png", "utilisation.png"}
 
 
-class RunJob(Protocol):
-    home: Path
-
-    def __call__(self, *arguments: str | Path, script: str = "diloco", env: dict[str, str] | None = None) -> Done: ...
-
-    def start(self, *arguments: str | Path, env: dict[str, str] | None = None) -> subprocess.Popen[str]: ...
-
-
 def flags(**settings: Any) -> list[str]:
     return [text for key, value in settings.items() for text in (f"--{key}", str(value))]
 
 
 @pytest.fixture(scope="module")
-def done(run_shared_job: RunJob, corpus: Path) -> Done:
+def done(run_shared_job: Jobs, corpus: Path) -> Done:
     """A whole run on a Ray of its own, its model given by flags alone."""
     done = run_shared_job(*flags(**FLAGS), "--dataset.path", corpus, env={"HF_TOKEN": SECRET})
     assert done.returncode == 0, done.stderr
@@ -85,7 +76,7 @@ def run(done: Done) -> Path:
 
 
 def test_output_is_a_table_with_a_line_for_each_round_and_ends_with_the_directory(
-    done: Done, run: Path, run_shared_job: RunJob
+    done: Done, run: Path, run_shared_job: Jobs
 ) -> None:
     advice, *lines = done.stdout.splitlines()
     assert advice.startswith("-- outer_optimizer.momentum 0.5 takes about 10 rounds to settle, and there are 3: ")
@@ -155,14 +146,14 @@ def test_secret_of_the_environment_is_nowhere(done: Done, run: Path) -> None:
     assert SECRET not in done.stdout + done.stderr
 
 
-def test_evaluate_gives_the_trained_model_the_logged_loss(run: Path, run_shared_job: RunJob, corpus: Path) -> None:
+def test_evaluate_gives_the_trained_model_the_logged_loss(run: Path, run_shared_job: Jobs, corpus: Path) -> None:
     scored = run_shared_job("--model", run / "model", "--dataset", corpus, "--json", script="evaluate")
     assert scored.returncode == 0, scored.stderr
     logged = read_jsonl(run / "metrics.jsonl", ["eval"])[-1]["val_loss"]
     assert json.loads(scored.stdout.splitlines()[-1])["val_loss"] == pytest.approx(logged, abs=1e-3)
 
 
-def test_plot_draws_the_same_plots_again(run: Path, run_shared_job: RunJob) -> None:
+def test_plot_draws_the_same_plots_again(run: Path, run_shared_job: Jobs) -> None:
     for path in (run / "plots").iterdir():
         path.unlink()
     drawn = run_shared_job("--run", run, script="plot")
@@ -183,7 +174,7 @@ def last_eval(directory: Path) -> dict[str, Any]:
     return read_jsonl(directory / "metrics.jsonl", ["eval"])[-1]
 
 
-def test_digits_are_told_apart_in_a_running_cluster(run_job: RunJob, tmp_path: Path, head: str) -> None:
+def test_digits_are_told_apart_in_a_running_cluster(run_job: Jobs, tmp_path: Path, head: str) -> None:
     prepare(Options("digits", tmp_path / "digits"), lambda what, count: None)
     arguments = ("@", "jobs/configs/digits.toml", "--dataset.path", tmp_path / "digits", "--run.name", "digits")
     done = run_job(*arguments, env={"RAY_ADDRESS": head})
@@ -191,7 +182,7 @@ def test_digits_are_told_apart_in_a_running_cluster(run_job: RunJob, tmp_path: P
     assert last_eval(run_job.home / "digits")["accuracy"] >= 0.9
 
 
-def test_two_workers_learn_more_in_the_same_steps_than_one(run_job: RunJob, tmp_path: Path, head: str) -> None:
+def test_two_workers_learn_more_in_the_same_steps_than_one(run_job: Jobs, tmp_path: Path, head: str) -> None:
     """Both take 500 steps a worker, in replay mode, so nothing here depends on speed.
 
     Over six seeds two workers were better by 0.05 to 0.20, by 0.10 on average.

@@ -1,8 +1,9 @@
 import json
 import math
-import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypha_ray.config.schema import Model
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.slices import Arrays, describe, write_slice
 from hypha_ray.model.loading.build import build_model
+from tests.support.job_scripts import Done, Jobs
 
 JOB = Path(__file__).parents[2] / "jobs" / "evaluate.py"
 GPT2 = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 16, "vocab_size": 384}
@@ -28,12 +30,12 @@ VIT = {
     "num_channels": 1,
     "num_labels": 10,
 }
+Run = Callable[..., Done]
 
 
-def evaluate(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(JOB), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+@pytest.fixture
+def evaluate(run_job: Jobs) -> Run:
+    return partial(run_job, script="evaluate")
 
 
 def dataset(folder: Path, modality: str, *parts: tuple[str, Arrays]) -> Path:
@@ -65,7 +67,9 @@ def language_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_evaluate_language_model_prints_loss_perplexity_and_tokens(language_model: Path, text: Path) -> None:
+def test_evaluate_language_model_prints_loss_perplexity_and_tokens(
+    evaluate: Run, language_model: Path, text: Path
+) -> None:
     done = evaluate("--model", language_model, "--dataset", text, "--batch-size", "4")
     assert done.returncode == 0, done.stderr
     *_, head, last = done.stdout.splitlines()
@@ -77,7 +81,7 @@ def test_evaluate_language_model_prints_loss_perplexity_and_tokens(language_mode
     assert values[1] == pytest.approx(math.exp(values[0]), rel=1e-4)
 
 
-def test_evaluate_vision_model_as_json_has_accuracy(tmp_path: Path) -> None:
+def test_evaluate_vision_model_as_json_has_accuracy(evaluate: Run, tmp_path: Path) -> None:
     network = build_model(Model(config=VIT, type="image-classification"), seed=0).eval()
     network.save_pretrained(tmp_path / "model")
     images = np.random.default_rng(0).random((20, 1, 8, 8), dtype=np.float32)
@@ -107,7 +111,7 @@ def test_evaluate_vision_model_as_json_has_accuracy(tmp_path: Path) -> None:
     ],
 )
 def test_evaluate_wrong_argument_is_one_line_and_an_exit_code(
-    language_model: Path, text: Path, flag: str, value: str, exit_code: int, text_of_error: str
+    evaluate: Run, language_model: Path, text: Path, flag: str, value: str, exit_code: int, text_of_error: str
 ) -> None:
     done = evaluate("--model", language_model, "--dataset", text, flag, value)
     assert done.returncode == exit_code
@@ -116,7 +120,7 @@ def test_evaluate_wrong_argument_is_one_line_and_an_exit_code(
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_evaluate_split_with_nothing_to_score_is_an_error(language_model: Path, tmp_path: Path) -> None:
+def test_evaluate_split_with_nothing_to_score_is_an_error(evaluate: Run, language_model: Path, tmp_path: Path) -> None:
     ids = np.ones((3, 8), np.int64)
     folder = dataset(tmp_path / "prompts", "language", ("validation", {"input_ids": ids, "labels": 0 * ids - 100}))
     done = evaluate("--model", language_model, "--dataset", folder, "--json")
@@ -124,7 +128,9 @@ def test_evaluate_split_with_nothing_to_score_is_an_error(language_model: Path, 
     assert done.stderr.startswith("error[DATA052]: nothing in prompts/validation can be scored")
 
 
-def test_evaluate_prompts_that_are_no_labels_are_not_scored(language_model: Path, tmp_path: Path) -> None:
+def test_evaluate_prompts_that_are_no_labels_are_not_scored(
+    evaluate: Run, language_model: Path, tmp_path: Path
+) -> None:
     ids = np.random.default_rng(0).integers(0, 300, (5, 12))
     answers = {"input_ids": ids, "labels": np.where(np.arange(12) < 7, -100, ids)}
     folder = dataset(tmp_path / "answers", "language", ("validation", answers))
@@ -137,7 +143,9 @@ def test_evaluate_prompts_that_are_no_labels_are_not_scored(language_model: Path
     assert result["val_loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_evaluate_refuses_sequences_beyond_the_models_positions(language_model: Path, tmp_path: Path) -> None:
+def test_evaluate_refuses_sequences_beyond_the_models_positions(
+    evaluate: Run, language_model: Path, tmp_path: Path
+) -> None:
     ids = np.random.default_rng(0).integers(0, 300, size=(4, 17))
     folder = dataset(tmp_path / "long", "language", ("validation", {"input_ids": ids}))
     done = evaluate("--model", language_model, "--dataset", folder)
@@ -149,7 +157,7 @@ def test_evaluate_refuses_sequences_beyond_the_models_positions(language_model: 
 
 @pytest.mark.parametrize(("scale", "names"), [(1e6, {"val_loss", "tokens"}), (math.nan, set())])
 def test_evaluate_json_is_json_whatever_the_loss(
-    scale: float, names: set[str], language_model: Path, text: Path, tmp_path: Path
+    evaluate: Run, scale: float, names: set[str], language_model: Path, text: Path, tmp_path: Path
 ) -> None:
     network = build_model(Model(config=GPT2), seed=0)
     with torch.no_grad():
@@ -163,7 +171,7 @@ def test_evaluate_json_is_json_whatever_the_loss(
         assert done.stderr.startswith("error[MODEL018]: the model's loss isn't a finite number")
 
 
-def test_evaluate_regression_has_no_accuracy(tmp_path: Path) -> None:
+def test_evaluate_regression_has_no_accuracy(evaluate: Run, tmp_path: Path) -> None:
     config = {name: value for name, value in VIT.items() if name != "num_labels"} | {"num_labels": 1}
     network = build_model(Model(config=config, type="image-classification"), seed=0).eval()
     network.save_pretrained(tmp_path / "model")
@@ -178,7 +186,7 @@ def test_evaluate_regression_has_no_accuracy(tmp_path: Path) -> None:
     assert result["val_loss"] == pytest.approx(float(((scores - arrays["labels"]) ** 2).mean()), rel=1e-5)
 
 
-def test_evaluate_tokens_beyond_the_vocabulary_raise(text: Path, tmp_path: Path) -> None:
+def test_evaluate_tokens_beyond_the_vocabulary_raise(evaluate: Run, text: Path, tmp_path: Path) -> None:
     build_model(Model(config=GPT2 | {"vocab_size": 256}), seed=0).save_pretrained(tmp_path)
     done = evaluate("--model", tmp_path, "--dataset", text)
     assert done.returncode == 3

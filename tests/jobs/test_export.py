@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +18,8 @@ from hypha_ray.scheduler.messages import Persist
 from hypha_ray.store.commit_writer import CommitWriter
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.types import Contribution, Flat, Span, Verdict
+from tests.support.job_scripts import Done, jobs_in
 
-ROOT = Path(__file__).parents[2]
 GROUP = "parameters/float32"
 MODEL = {
     "model_type": "llama",
@@ -36,10 +33,9 @@ MODEL = {
 }
 
 
-def export(home: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "jobs" / "export.py"), *map(str, arguments)]
-    own = {**os.environ, "HYPHA_RAY_HOME": str(home), "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=240, env=own)
+def export(home: Path, *arguments: str | Path) -> Done:
+    with jobs_in(home) as jobs:
+        return jobs(*arguments, script="export")
 
 
 @pytest.fixture

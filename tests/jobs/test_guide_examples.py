@@ -7,9 +7,11 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
+
+from tests.support.job_scripts import Jobs
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted((ROOT / "jobs").glob("*.py"))
@@ -96,16 +98,8 @@ RESOURCES = """
     """
 
 
-class RunJob(Protocol):
-    home: Path
-
-    def __call__(
-        self, *arguments: str | Path, env: dict[str, str] | None = None
-    ) -> subprocess.CompletedProcess[str]: ...
-
-
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_example_is_resolved_and_fits_the_cluster(run_job: RunJob, tmp_path: Path, head: str, name: str) -> None:
+def test_example_is_resolved_and_fits_the_cluster(run_job: Jobs, tmp_path: Path, head: str, name: str) -> None:
     text, expected = EXAMPLES[name]
     file = tmp_path / "job.toml"
     file.write_text(text)
@@ -133,7 +127,7 @@ def test_example_is_resolved_and_fits_the_cluster(run_job: RunJob, tmp_path: Pat
     ],
 )
 def test_example_that_asks_for_a_gpu_is_told_that_there_is_none(
-    run_job: RunJob, tmp_path: Path, head: str, gpu_type: str, missing: str
+    run_job: Jobs, tmp_path: Path, head: str, gpu_type: str, missing: str
 ) -> None:
     file = tmp_path / "job.toml"
     file.write_text(RESOURCES.format(gpu_type=gpu_type))
@@ -144,7 +138,7 @@ def test_example_that_asks_for_a_gpu_is_told_that_there_is_none(
     assert "Traceback" not in done.stderr
 
 
-def test_resolved_example_is_a_job_file_that_resolves_to_itself(run_job: RunJob, tmp_path: Path, head: str) -> None:
+def test_resolved_example_is_a_job_file_that_resolves_to_itself(run_job: Jobs, tmp_path: Path, head: str) -> None:
     first, second = tmp_path / "first.toml", tmp_path / "second.toml"
     first.write_text(EXAMPLES["training-job"][0].replace('dataset_name = "my-dataset"', ""))
     printed = run_job("@", first, "--dry-run", env={"RAY_ADDRESS": head}).stdout

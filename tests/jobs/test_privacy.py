@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
 import pytest
 
+from tests.support.job_scripts import Jobs
+
 MIRROR = "nonsense://me:s3cr3t@there/x"
-
-
-class RunJob(Protocol):
-    home: Path
-
-    def __call__(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]: ...
 
 
 @pytest.fixture
@@ -28,7 +22,7 @@ def open_umask() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("open_umask")
-def test_run_is_its_owners_alone_and_its_password_is_nowhere(run_job: RunJob, small_job: Path, corpus: Path) -> None:
+def test_run_is_its_owners_alone_and_its_password_is_nowhere(run_job: Jobs, small_job: Path, corpus: Path) -> None:
     words: tuple[str | Path, ...] = ("@", small_job, "--dataset.path", corpus, "--run.name", "r")
     more = ("--rounds.update_rounds", "1", "--telemetry.sinks", '["console", "jsonl", "aim"]')
     done = run_job(*words, *more, "--checkpoint.mirror", MIRROR)

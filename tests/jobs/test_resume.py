@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
@@ -20,21 +20,11 @@ from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.telemetry.sinks.files import read_jsonl
 from hypha_ray.types import Span
+from tests.support.job_scripts import Done, Jobs
 
-Done = subprocess.CompletedProcess[str]
 Words = tuple[str | Path, ...]
 ROUNDS = 6
 FAST: Words = ("--testing.slowdown", "1")
-
-
-class RunJob(Protocol):
-    home: Path
-
-    def __call__(self, *arguments: str | Path, env: dict[str, str] | None = None) -> Done: ...
-
-    def start(self, *arguments: str | Path, env: dict[str, str] | None = None) -> subprocess.Popen[str]: ...
-
-    def processes(self) -> list[int]: ...
 
 
 def slow(job: Path, corpus: Path, name: str, times: int = 25) -> Words:
@@ -103,7 +93,7 @@ def env(head: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def killed(run_shared_job: RunJob, small_job: Path, corpus: Path, env: dict[str, str]) -> Path:
+def killed(run_shared_job: Jobs, small_job: Path, corpus: Path, env: dict[str, str]) -> Path:
     """A copy of a run whose driver was killed after two rounds; while it ran, a second driver was refused."""
     words = slow(small_job, corpus, "first")
     with running(run_shared_job.start(*words, env=env), rounds=2) as driver:
@@ -115,7 +105,7 @@ def killed(run_shared_job: RunJob, small_job: Path, corpus: Path, env: dict[str,
 
 
 @pytest.fixture(scope="module")
-def finished(killed: Path, run_shared_job: RunJob, small_job: Path, corpus: Path, env: dict[str, str]) -> Path:
+def finished(killed: Path, run_shared_job: Jobs, small_job: Path, corpus: Path, env: dict[str, str]) -> Path:
     """The same run, which the same command has brought to its end."""
     done = ok(run_shared_job(*slow(small_job, corpus, "first"), env=env))
     before = len(commits(killed))
@@ -138,7 +128,7 @@ def test_killed_driver_goes_on_by_the_same_command_and_loses_nothing(finished: P
 
 
 def test_finished_run_again_trains_nothing_and_exports_again(
-    finished: Path, run_shared_job: RunJob, small_job: Path, corpus: Path, env: dict[str, str]
+    finished: Path, run_shared_job: Jobs, small_job: Path, corpus: Path, env: dict[str, str]
 ) -> None:
     shutil.rmtree(finished / "model")
     done = ok(run_shared_job(*slow(small_job, corpus, "first"), env=env))
@@ -148,7 +138,7 @@ def test_finished_run_again_trains_nothing_and_exports_again(
 
 
 def test_changed_job_is_refused_without_resume_and_taken_with_it(
-    finished: Path, run_shared_job: RunJob, small_job: Path, corpus: Path, env: dict[str, str]
+    finished: Path, run_shared_job: Jobs, small_job: Path, corpus: Path, env: dict[str, str]
 ) -> None:
     longer = ("--rounds.update_rounds", str(ROUNDS + 1))
     error = refused(run_shared_job(*slow(small_job, corpus, "first"), *longer, env=env), 2)
@@ -178,7 +168,7 @@ def test_changed_job_is_refused_without_resume_and_taken_with_it(
     ],
 )
 def test_another_training_is_refused_with_resume_too(
-    flags: Words, difference: str, killed: Path, run_shared_job: RunJob, env: dict[str, str]
+    flags: Words, difference: str, killed: Path, run_shared_job: Jobs, env: dict[str, str]
 ) -> None:
     before = (killed / "config.toml").read_text()
     error = refused(run_shared_job("--resume", killed, *flags, env=env), 5)
@@ -187,7 +177,7 @@ def test_another_training_is_refused_with_resume_too(
 
 
 def test_dataset_with_other_samples_is_refused_and_the_same_one_elsewhere_is_taken(
-    killed: Path, run_job: RunJob, corpus: Path, tmp_path: Path, env: dict[str, str]
+    killed: Path, run_job: Jobs, corpus: Path, tmp_path: Path, env: dict[str, str]
 ) -> None:
     run = Path(shutil.copytree(killed, tmp_path / "moved"))
     prepare(Options("stdlib", tmp_path / "other", seq_len=32, max_samples=500), lambda what, count: None)
@@ -204,7 +194,7 @@ def test_dataset_with_other_samples_is_refused_and_the_same_one_elsewhere_is_tak
 
 
 def test_resume_of_nothing_names_the_nearest_run(
-    killed: Path, run_shared_job: RunJob, small_job: Path, corpus: Path
+    killed: Path, run_shared_job: Jobs, small_job: Path, corpus: Path
 ) -> None:
     home = run_shared_job.home
     error = refused(run_shared_job("--resume", "fisrt"), 5)
@@ -216,7 +206,7 @@ def test_resume_of_nothing_names_the_nearest_run(
 
 
 def test_run_without_any_commit_starts_from_the_beginning(
-    killed: Path, run_job: RunJob, tmp_path: Path, env: dict[str, str]
+    killed: Path, run_job: Jobs, tmp_path: Path, env: dict[str, str]
 ) -> None:
     run = tmp_path / "early"
     run.mkdir()
@@ -227,7 +217,7 @@ def test_run_without_any_commit_starts_from_the_beginning(
 
 
 def test_run_goes_on_from_its_mirror_in_a_new_home(
-    run_job: RunJob, small_job: Path, corpus: Path, tmp_path: Path, env: dict[str, str]
+    run_job: Jobs, small_job: Path, corpus: Path, tmp_path: Path, env: dict[str, str]
 ) -> None:
     mirror = tmp_path / "mirror"
     words = slow(small_job, corpus, "mirrored", times=15)
@@ -250,7 +240,7 @@ def test_run_goes_on_from_its_mirror_in_a_new_home(
 
 @pytest.mark.timeout(600)  # Three jobs, and the time for which a driver waits for its Ray to come back.
 def test_run_goes_on_in_another_ray_after_its_driver_was_killed_and_after_its_ray_was(
-    run_job: RunJob, small_job: Path, corpus: Path
+    run_job: Jobs, small_job: Path, corpus: Path
 ) -> None:
     run, words = run_job.home / "alone", (*slow(small_job, corpus, "alone", times=10), "--rounds.update_rounds", "1000")
     with running(run_job.start(*words), rounds=2, of=1000):
@@ -272,7 +262,7 @@ def test_run_goes_on_in_another_ray_after_its_driver_was_killed_and_after_its_ra
 
 
 def test_killed_scheduler_is_followed_by_another_until_nothing_is_done_in_between(
-    run_job: RunJob, small_job: Path, corpus: Path, tmp_path: Path, env: dict[str, str]
+    run_job: Jobs, small_job: Path, corpus: Path, tmp_path: Path, env: dict[str, str]
 ) -> None:
     arguments = ("@", small_job, "--dataset.path", corpus, "--testing.failpoint_log", tmp_path / "hits.jsonl")
     kill = "--testing.failpoints"

@@ -1,0 +1,90 @@
+"""Job scripts in processes of their own, forked from one that has loaded their libraries: a start takes no seconds."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import runpy
+import sys
+import tempfile
+from collections.abc import Sequence
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+ROOT = Path(__file__).parents[2]
+CONTEXT = get_context("forkserver")
+CONTEXT.set_forkserver_preload(["tests.support.job_libraries"])
+
+
+class JobProcess:
+    """A running job script, with the part of `subprocess.Popen` that tests need.
+
+    Args:
+        script: name of a file in jobs/, without its ending.
+        arguments: of its command line.
+        environment: all variables. Libraries have been loaded with those of the tests, and see changes to none that
+            they read as they are loaded.
+
+    """
+
+    def __init__(self, script: str, arguments: Sequence[str], environment: dict[str, str]) -> None:
+        self.args = [f"jobs/{script}.py", *arguments]
+        with tempfile.NamedTemporaryFile(delete=False) as file:
+            self._errors = Path(file.name)
+        reader, writer = Pipe(duplex=False)
+        self._process = CONTEXT.Process(target=_run, args=(self.args, environment, writer, self._errors))
+        self._process.start()
+        writer.close()
+        self.stdout = os.fdopen(os.dup(reader.fileno()), encoding="utf-8")
+        reader.close()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs; −n if signal n has ended it."""
+        return self._process.exitcode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Wait for its end; returns what it has written to standard output, from here on, and to standard error."""
+        output = self.stdout.read()
+        self._process.join(timeout)
+        assert self.returncode is not None, f"{self.args} doesn't end"
+        errors = self._errors.read_text(encoding="utf-8") if self._errors.exists() else ""
+        self._errors.unlink(missing_ok=True)
+        return output, errors
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.join()
+        self.stdout.close()
+
+
+def _run(line: Sequence[str], environment: dict[str, str], output: Connection, errors: Path) -> None:
+    """Become a process as the shell would have started it."""
+    os.dup2(output.fileno(), 1)
+    output.close()
+    with errors.open("wb") as file:
+        os.dup2(file.fileno(), 2)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(ROOT)
+    sys.argv = list(line)
+    sys.path.insert(0, str(ROOT / "jobs"))
+    try:
+        runpy.run_path(line[0], run_name="__main__")
+    finally:
+        atexit._run_exitfuncs()

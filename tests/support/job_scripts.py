@@ -1,0 +1,103 @@
+"""Jobs as a user runs them, in processes of their own, and a look at what they leave behind."""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tests.support.job_process import ROOT, JobProcess
+
+Done = subprocess.CompletedProcess[str]
+PATIENCE_S = 60.0
+"""Longest wait for processes that are about to end, on the busiest machine."""
+
+
+def started_with(folder: Path) -> list[int]:
+    """Processes that have this folder as RAY_TMPDIR in their environment: a job, its Ray, and that one's workers."""
+    mark, found = f"RAY_TMPDIR={folder}\0".encode(), []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # ended meanwhile, or someone else's
+            if mark in (process / "environ").read_bytes():
+                found.append(int(process.name))
+    return found
+
+
+def left_behind(folder: Path) -> list[str]:
+    """Command lines of those of them that don't end by themselves."""
+    for pid in started_with(folder):
+        with suppress(ProcessLookupError):
+            descriptor = os.pidfd_open(pid)
+            select.select([descriptor], [], [], PATIENCE_S)
+            os.close(descriptor)
+    lines = []
+    for pid in started_with(folder):
+        with suppress(OSError):
+            lines.append(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode())
+    return lines
+
+
+class Jobs:
+    """Runs job scripts from the repository's root. Every run is checked to leave no process behind.
+
+    Args:
+        home: what they get as HYPHA_RAY_HOME.
+        folder: what they get as RAY_TMPDIR; short, since Ray puts sockets there.
+
+    """
+
+    def __init__(self, home: Path, folder: Path) -> None:
+        self.home, self._folder = home, folder
+        self._forked: list[JobProcess] = []
+
+    def __call__(self, *arguments: str | Path, script: str = "diloco", env: dict[str, str] | None = None) -> Done:
+        process = self.start(*arguments, script=script, env=env)
+        output, errors = process.communicate(timeout=240)
+        assert left_behind(self._folder) == []
+        assert process.returncode is not None
+        return Done(process.args, process.returncode, output, errors)
+
+    def start(
+        self, *arguments: str | Path, script: str = "diloco", env: dict[str, str] | None = None
+    ) -> JobProcess | subprocess.Popen[str]:
+        """Run a script, and leave it to the caller to wait for it.
+
+        One with variables that libraries read as they are loaded has an interpreter of its own.
+        """
+        own = {"HYPHA_RAY_HOME": str(self.home), "RAY_TMPDIR": str(self._folder)}
+        inherited = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+        words, environment = [*map(str, arguments)], inherited | own | (env or {})
+        if not any(name.startswith(("HF_", "RAY_")) for name in (env or {}).keys() - {"RAY_ADDRESS"}):
+            self._forked.append(JobProcess(script, words, environment))
+            return self._forked[-1]
+        command, pipe = [sys.executable, f"jobs/{script}.py", *words], subprocess.PIPE
+        return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+    def processes(self) -> list[int]:
+        """All that they have started, and that still runs."""
+        return started_with(self._folder)
+
+    def kill(self) -> None:
+        """Kill what still runs."""
+        for job in self._forked:
+            job.kill()
+        for pid in self.processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def jobs_in(home: Path) -> Iterator[Jobs]:
+    """`Jobs` for a while; what still runs at the end is killed."""
+    folder = Path(tempfile.mkdtemp(prefix="ray"))
+    jobs = Jobs(home, folder)
+    yield jobs
+    jobs.kill()
+    shutil.rmtree(folder, ignore_errors=True)
