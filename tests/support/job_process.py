@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
+from threading import TIMEOUT_MAX, Timer
 from types import TracebackType
 from typing import Self
 
@@ -52,10 +53,15 @@ class JobProcess:
         return self._process.exitcode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Wait for its end; returns what it has written to standard output, from here on, and to standard error."""
+        """Wait for its end; returns what it has written to standard output, from here on, and to standard error.
+
+        It is killed after `timeout` seconds; never if that is None.
+        """
+        limit = Timer(timeout or TIMEOUT_MAX, self.kill)
+        limit.start()
         output = self.stdout.read()
-        self._process.join(timeout)
-        assert self.returncode is not None, f"{self.args} doesn't end"
+        self._process.join()
+        limit.cancel()
         errors = self._errors.read_text(encoding="utf-8") if self._errors.exists() else ""
         self._errors.unlink(missing_ok=True)
         return output, errors
