@@ -91,9 +91,7 @@ def test_job_without_a_model_or_without_a_dataset_says_which_key_to_give(run_job
     assert "give model.repository" in refused(run_job(), run_job.home, 2)
 
 
-def test_dataset_of_prompts_is_refused_by_jobs_that_need_a_loss(
-    run_job: RunJob, small_job: Path, tmp_path: Path
-) -> None:
+def test_dataset_of_prompts_is_refused_by_jobs_that_need_a_loss(run_job: Jobs, small_job: Path, tmp_path: Path) -> None:
     prepare(Options("problems:sort2", tmp_path / "sort2", max_documents=200), lambda what, number: None)
     error = refused(run_job("@", small_job, "--dataset.path", tmp_path / "sort2"), run_job.home, 3)
     assert error.startswith("error[DATA035]: dataset 'sort2' has prompts, which have no loss — got prompts")
