@@ -21,7 +21,7 @@ from hypha_ray.market.requirements import workers_to_start
 from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.core import SchedulerCore
-from hypha_ray.scheduler.planning.round_planner import Sizes
+from hypha_ray.scheduler.planning.worker_plans import Sizes
 from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.scheduler.runtime.global_weights import GlobalWeights
 from hypha_ray.scheduler.runtime.run_actors import RunActors

@@ -21,7 +21,7 @@ from hypha_ray.scheduler.fleet.roster import Roster
 from hypha_ray.scheduler.fleet.weight_hashes import WeightHashes
 from hypha_ray.scheduler.fleet.worker_state import WorkerState
 from hypha_ray.scheduler.messages import Outbox
-from hypha_ray.scheduler.planning.round_planner import Sizes
+from hypha_ray.scheduler.planning.worker_plans import Sizes
 from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.scheduler.store_pace import StorePace
 from hypha_ray.scheduler.strategies import strategy_of

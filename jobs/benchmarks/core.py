@@ -13,7 +13,7 @@ from typing import Any
 from hypha_ray.config import Job
 from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.core import SchedulerCore
-from hypha_ray.scheduler.planning.round_planner import Sizes
+from hypha_ray.scheduler.planning.worker_plans import Sizes
 from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.simulation.world import World
 from hypha_ray.types import SliceInfo, Source

@@ -28,7 +28,7 @@ def key(state: State) -> bytes:
 
 def _core_key(core: Any) -> Any:
     strategy, roster = core._strategy, core._roster
-    ledger, hashes = strategy._planner.ledger, core._weight_hashes
+    ledger, hashes = strategy._plans.ledger, core._weight_hashes
     slots = [_slot_key(slot) for slot in roster.slots.values()]
     books = (ledger.state(), sorted((number, spans) for number, spans in ledger._held.items() if spans))
     rounds = [_round_key(one) for one in (strategy.current, *strategy._pending.awaiting_merge)]

@@ -23,6 +23,8 @@ PATHS = (
             "failures",
             "fleet.weight_hashes",
             "rounds.pending",
+            "planning.worker_plans",
+            "planning.validation",
             "planning.round_planner",
             "strategies.base",
             "strategies.barrier",
@@ -107,7 +109,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "a lost worker's samples aren't released": (
         "barrier",
-        "self._planner.ledger.release(worker, delivered)",
+        "self._plans.ledger.release(worker, delivered)",
         "pass",
     ),
     "an idle worker isn't given a lost one's work": (
@@ -122,7 +124,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "a joiner isn't let in": ("core", "self._strategy.join(member, now)", "pass"),
     "what is left over isn't released": (
-        "round_planner",
+        "worker_plans",
         "            self.ledger.release(worker, ahead.get(worker, ()))\n",
         "            pass\n",
     ),
@@ -133,7 +135,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "weights = tuple(1 for",
     ),
     "weights are sent as differences to whoever": (
-        "round_planner",
+        "worker_plans",
         "whole = member.sent_version != newest - 1 or merged is None or merged < newest - 1 - self._behind",
         "whole = False",
     ),
@@ -158,7 +160,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "(False if strategy.final else",
     ),
     "a correction drops what is to be evaluated": (
-        "round_planner",
+        "worker_plans",
         "(*member.plan.evaluate, *spans, *member.overlap_spans)",
         "(*spans, *member.overlap_spans)",
     ),
@@ -191,8 +193,8 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "a lost worker's deltas in flight are given out again": (
         "barrier",
-        "self._planner.ledger.release(worker, delivered)",
-        "self._planner.ledger.release(worker)",
+        "self._plans.ledger.release(worker, delivered)",
+        "self._plans.ledger.release(worker)",
     ),
     "a verdict is taken out of turn": (
         "barrier",
@@ -206,9 +208,9 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "member.needs_inner_state = member.untrained and",
         "member.needs_inner_state = False and",
     ),
-    "the inner state isn't sent": ("round_planner", "[RestoreInnerState(worker)] if restores else []", "[]"),
+    "the inner state isn't sent": ("worker_plans", "[RestoreInnerState(worker)] if restores else []", "[]"),
     "a blank plan uses up the inner state": (
-        "round_planner",
+        "worker_plans",
         "member.untrained = member.untrained and not plan.spans",
         "member.untrained = False",
     ),
@@ -253,7 +255,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "deltas of another turn are taken": ("asynchronous", "event.round == member.plan.round", "True"),
     "a delta waits for ever": (
         "asynchronous",
-        "now + self._async_planner.grace_s(self._roster.assignable)",
+        "now + self._planner.grace_s(self._roster.assignable)",
         "now + 1e6",
     ),
     "the grace time is over for nobody": (
@@ -265,12 +267,12 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "a lost worker's delta is given out again": ("asynchronous", "if not self._queue.holds(worker):", "if True:"),
     "a lost worker's turn stays given out": (
         "asynchronous",
-        "holds(worker):\n            self._async_planner.ledger.release(worker)",
+        "holds(worker):\n            self._plans.ledger.release(worker)",
         "holds(worker):\n            pass",
     ),
     "a rejected delta's samples stay given out": (
         "asynchronous",
-        "        self._async_planner.ledger.release(rejection.worker)\n",
+        "        self._plans.ledger.release(rejection.worker)\n",
         "",
     ),
     "a disowned delta is merged": (
@@ -308,7 +310,11 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "steps begin anew": ("arrival_queue", 'int(past.state.get("step", 0))', "0"),
     "merged deltas aren't counted": ("arrival_queue", "self.merged += len(taken)", "self.merged += bool(taken)"),
-    "the rest of a turn isn't taken back": ("async_planner", "        self.ledger.release(worker)", "        pass"),
+    "the rest of a turn isn't taken back": (
+        "async_planner",
+        "        self.plans.ledger.release(worker)",
+        "        pass",
+    ),
     "a resized turn drops what is done": ("async_planner", "member.progress.batches + max(1, ", "max(0, "),
     "turns end when they will": ("async_planner", "elif self._beat - now < length_s / 2:", "else:"),
 }

@@ -295,7 +295,7 @@ class Books:
     def check(self, core: Any) -> None:
         """Compare the core's own books."""
         strategy, roster = core._strategy, core._roster
-        strategy._planner.ledger.check()
+        strategy._plans.ledger.check()
         leased = {slot.number: slot.source for slot in roster.slots.values() if slot.lease is not None}
         assert leased == self.at_work, "the roster and the world disagree on who is at work"
         assert len(roster._book.leases) == len(leased), "a lease has no holder"
@@ -331,7 +331,7 @@ class Books:
         if current is None or current.closed:
             return
         owners = {*leased, *current.replay_plans}.union(current.deltas, *(one.deltas for one in in_flight))
-        held = strategy._planner.ledger._held
+        held = strategy._plans.ledger._held
         assert all(number in owners for number, spans in held.items() if spans), "nobody has these samples"
         for number, delta in current.deltas.items():
             taken = delta.source, current.delivered_at[number]

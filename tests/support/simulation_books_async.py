@@ -143,7 +143,7 @@ class AsyncBooks(Books):
             return
         queue = strategy._queue
         on_their_way = {*queue.arrived, *queue.reducing}
-        held = strategy._planner.ledger._held
+        held = strategy._plans.ledger._held
         assert all(number in leased | on_their_way for number, spans in held.items() if spans), (
             "nobody has these samples"
         )

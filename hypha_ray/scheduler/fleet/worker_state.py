@@ -129,6 +129,11 @@ def batch_size(job: Job) -> int:
     return -(-target // (workers * -(-target // (workers * most))))
 
 
+def has_equal_batches(job: Job) -> bool:
+    """Whether all workers get equally many batches, whatever their speeds."""
+    return job.run.mode == "replay" or job.sync.traits.sends_gradients or not job.sync.dynamic_local_steps
+
+
 def batch_seconds(members: Iterable[WorkerState], equal: bool) -> dict[int, float]:
     """Seconds per batch of each worker; the fleet's median where nothing is known, the same for all if `equal`."""
     members = list(members)

@@ -15,6 +15,7 @@ from hypha_ray.scheduler.fleet.worker_state import (
     WorkerState,
     batch_seconds,
     batch_size,
+    has_equal_batches,
     paces_at_start,
     typical_seconds,
 )
@@ -22,7 +23,8 @@ from hypha_ray.scheduler.messages import Command
 from hypha_ray.scheduler.planning.correction_pace import CorrectionPace
 from hypha_ray.scheduler.planning.planner import Allocation
 from hypha_ray.scheduler.planning.planner import plan as plan_batches
-from hypha_ray.scheduler.planning.round_planner import RoundPlanner, Sizes
+from hypha_ray.scheduler.planning.validation import ValidationSamples
+from hypha_ray.scheduler.planning.worker_plans import Sizes, WorkerPlans
 from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.types import Plan, SliceInfo, Span
 
@@ -30,11 +32,11 @@ RESIZE_GAIN = 0.1
 """A turn is made longer or shorter once it is wrong by this part of its length, and by more than a batch."""
 
 
-class AsyncPlanner(RoundPlanner):
-    """Makes turns, and keeps the ledger."""
+class AsyncPlanner:
+    """Makes and resizes the plans of local rounds."""
 
     def __init__(self, job: Job, slices: Sequence[SliceInfo], sizes: Sizes, past: ResumePoint) -> None:
-        super().__init__(job, slices, sizes, past)
+        self._job, self._equal = job, has_equal_batches(job)
         self._target = job.rounds.samples_between_updates
         self._beat: float | None = None
         """Time at which turns that begin now are to end."""
@@ -47,15 +49,14 @@ class AsyncPlanner(RoundPlanner):
         """Seconds per batch of a worker that hasn't reported any."""
         self._ends: dict[int, float] = {}
         """Time at which each worker's turn is to end, if that was known at its beginning."""
+        everything = self._everything(job.num_workers)  # A worker may have to do the share of all.
+        self.plans = WorkerPlans(job, slices, sizes, past, everything + batch_size(job))
+        self._validation = ValidationSamples(job, slices, past)
 
     @property
     def size(self) -> int:
         """Deltas that make a round."""
         return self._job.sync.period or self._job.num_workers
-
-    def _most(self) -> int:
-        """The same, of as many samples as one worker would do if it did the share of all."""
-        return self._everything(self._job.num_workers) + batch_size(self._job)
 
     def _everything(self, workers: int) -> int:
         """Samples of one turn of each of so many workers, so that the deltas of a round have a round's samples."""
@@ -63,7 +64,7 @@ class AsyncPlanner(RoundPlanner):
 
     def eval_shares(self, number: int, members: Sequence[WorkerState]) -> dict[int, tuple[Span, ...]]:
         """Evaluation share of each of these workers, of the weights that a round begins with; empty if none is due."""
-        return self._evaluation_shares(members) if members and self._evaluates(number) else {}
+        return self._validation.shares(members) if self._validation.is_due(number) else {}
 
     def plan_local_round(
         self,
@@ -85,17 +86,17 @@ class AsyncPlanner(RoundPlanner):
             now: the time, in seconds.
 
         """
-        spans = self._assign(member, self._batches(member, fleet, now) * member.batch_size)
+        spans = self.plans.assign(member, self._batches(member, fleet, now) * member.batch_size)
         rounds = self._job.rounds.update_rounds
         progress = min(at, rounds), min(at + self._length(member, spans), rounds)
-        feeds = self._feed(member, [span.slice for span in (*share, *spans)])
+        feeds = self.plans.feed(member, [span.slice for span in (*share, *spans)])
         plan = Plan(step, 0, spans, member.batch_size, share, progress=progress)
-        return [*feeds, *self._start(member, plan, step)]
+        return [*feeds, *self.plans.start(member, plan, step)]
 
     def plan_last(self, step: int, member: WorkerState, share: tuple[Span, ...]) -> list[Command]:
         """Tell a worker that there is nothing more to train; it evaluates its share, and ends."""
-        feeds = self._feed(member, [span.slice for span in share])
-        return [*feeds, *self._start(member, Plan(step, 0, (), member.batch_size, share, final=True), step)]
+        feeds = self.plans.feed(member, [span.slice for span in share])
+        return [*feeds, *self.plans.start(member, Plan(step, 0, (), member.batch_size, share, final=True), step)]
 
     def resize(self, member: WorkerState, fleet: Sequence[WorkerState], began_at: float, now: float) -> list[Command]:
         """Let a worker that has just reported end its turn when it should, by what is known now."""
@@ -109,7 +110,7 @@ class AsyncPlanner(RoundPlanner):
         batches = self._bounded(member, member.progress.batches + max(1, int((end - now) / batch_s)))
         if abs(batches - member.plan.batches) <= max(1, RESIZE_GAIN * member.plan.batches):
             return []
-        return self._replan(member, batches, now)
+        return self.plans.correct(member, batches, now)
 
     def grace_s(self, fleet: Sequence[WorkerState]) -> float:
         """Time that a delta waits for others: turns that are to end together do so within a batch or so."""
@@ -120,8 +121,8 @@ class AsyncPlanner(RoundPlanner):
 
     def settle(self, worker: int, spans: Sequence[Span]) -> None:
         """Count what a worker's delta was trained on as used, and take the rest of its turn back."""
-        self.ledger.commit({worker: spans})
-        self.ledger.release(worker)
+        self.plans.ledger.commit({worker: spans})
+        self.plans.ledger.release(worker)
 
     def _batches(self, member: WorkerState, fleet: Sequence[WorkerState], now: float) -> int:
         """Batches of a turn: as many deltas as make a round have a round's samples, more or less."""

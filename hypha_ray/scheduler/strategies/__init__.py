@@ -8,7 +8,8 @@ from hypha_ray.config import Job
 from hypha_ray.scheduler.fleet.roster import Roster
 from hypha_ray.scheduler.messages import Outbox
 from hypha_ray.scheduler.planning.async_planner import AsyncPlanner
-from hypha_ray.scheduler.planning.round_planner import RoundPlanner, Sizes
+from hypha_ray.scheduler.planning.round_planner import RoundPlanner
+from hypha_ray.scheduler.planning.worker_plans import Sizes
 from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.scheduler.strategies.asynchronous import AsyncRounds
 from hypha_ray.scheduler.strategies.barrier import BarrierRounds

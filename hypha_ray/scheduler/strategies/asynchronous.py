@@ -32,10 +32,10 @@ class AsyncRounds(RoundStrategy):
 
     current: AsyncRound | None
 
-    def __init__(self, job: Job, past: ResumePoint, roster: Roster, turns: AsyncPlanner, out: Outbox) -> None:
-        super().__init__(job, past, roster, turns, out)
-        self._async_planner = turns
-        self._queue = ArrivalQueue(job, turns.size, past)
+    def __init__(self, job: Job, past: ResumePoint, roster: Roster, planner: AsyncPlanner, out: Outbox) -> None:
+        super().__init__(job, past, roster, planner.plans, out)
+        self._planner = planner
+        self._queue = ArrivalQueue(job, planner.size, past)
         self._training = LocalRounds()
         self._unplanned: set[int] = set()
         """Numbers that may be idle; all others train, have a delta on its way, or aren't there."""
@@ -67,17 +67,17 @@ class AsyncRounds(RoundStrategy):
         number, self.next = self.next, None
         self._totals.begin(now)
         final = number == self._job.rounds.update_rounds
-        self.current = AsyncRound(number, now, None, final, size=self._async_planner.size)
+        self.current = AsyncRound(number, now, None, final, size=self._planner.size)
         if final:
             self._call_off()
         self._unplanned.update(member.source.worker for member in self._roster.assignable)
         members = self._idle()
         if self._pending.evaluation is None:
-            shares = self._async_planner.eval_shares(number, members)
+            shares = self._planner.eval_shares(number, members)
             self._pending.evaluation = Evaluation(number - 1, dict(shares)) if shares else None
         if final:
             for member in members:
-                self._out.put(*self._async_planner.plan_last(self._queue.step, member, self._share(member)))
+                self._out.put(*self._planner.plan_last(self._queue.step, member, self._share(member)))
         self._advance(now)
         self._settle(now)
 
@@ -87,7 +87,7 @@ class AsyncRounds(RoundStrategy):
         if self._pending.evaluation is not None and self._queue.committed:
             self._pending.evaluation.hand_out(member.source.worker)
         if self.final:
-            self._out.put(*self._async_planner.plan_last(self._queue.step, member, self._share(member)))
+            self._out.put(*self._planner.plan_last(self._queue.step, member, self._share(member)))
         self._advance(now)
 
     def forget(self, member: WorkerState, now: float) -> None:
@@ -97,7 +97,7 @@ class AsyncRounds(RoundStrategy):
         self._handed_over_at.pop(worker, None)
         self._pending.forget(worker)
         if not self._queue.holds(worker):
-            self._async_planner.ledger.release(worker)
+            self._plans.ledger.release(worker)
         self._advance(now)
         self._settle(now)
 
@@ -137,7 +137,7 @@ class AsyncRounds(RoundStrategy):
         record = step_record(report, samples, self._job.rounds.samples_between_updates)
         self._out.put(c.LogMetric({**record, "round": current.number}))
         if self.open and (turn := self._training.rounds.get(member.source.worker)) is not None:
-            self._out.put(*self._async_planner.resize(member, self._fleet(member), turn.began_at, now))
+            self._out.put(*self._planner.resize(member, self._fleet(member), turn.began_at, now))
 
     def _arrived(self, member: WorkerState, current: AsyncRound, delta: Delta, now: float) -> None:
         worker = member.source.worker
@@ -176,7 +176,7 @@ class AsyncRounds(RoundStrategy):
         if not self._queue.arrived:
             return
         if self.grace_until is None:
-            self.grace_until = now + self._async_planner.grace_s(self._roster.assignable)
+            self.grace_until = now + self._planner.grace_s(self._roster.assignable)
         if not self._training.rounds or now >= self.grace_until:
             self._reduce()
 
@@ -185,7 +185,7 @@ class AsyncRounds(RoundStrategy):
         worker, share, step = member.source.worker, self._share(member), self._queue.step
         handed_over_at = self._handed_over_at.pop(worker, None)
         at = self._trained() / self._job.rounds.samples_between_updates
-        commands = self._async_planner.plan_local_round(step, member, self._fleet(member), share, at, now)
+        commands = self._planner.plan_local_round(step, member, self._fleet(member), share, at, now)
         self._training.rounds[worker] = LocalRound(step, self._queue.merged, now, handed_over_at, bool(share))
         batches = {worker: member.plan and member.plan.batches}
         self._out.event("plan", now, round=self.current.number, batches=batches, predicted_s=None, step=step)
@@ -205,7 +205,7 @@ class AsyncRounds(RoundStrategy):
         self._roster.refused({self._queue.reducing[r.worker].delta.source for r in verdict.rejected if r.blamed})
         for one, arrival, staleness in self._queue.take_verdict(verdict):
             current.accept(one, arrival, staleness, weight(self._job.sync, arrival.delta))
-            self._async_planner.settle(one.worker, arrival.delta.spans)
+            self._planner.settle(one.worker, arrival.delta.spans)
             self._totals.count(arrival.delta)
             self._roster.contributed(one.worker)
             who = {"worker": one.worker, "incarnation": one.incarnation, "staleness": staleness}
@@ -226,7 +226,7 @@ class AsyncRounds(RoundStrategy):
     def _reject(self, rejection: Rejection, now: float) -> None:
         """Note that a delta is no part of the weights; its samples are given out again."""
         assert self.current is not None
-        self._async_planner.ledger.release(rejection.worker)
+        self._plans.ledger.release(rejection.worker)
         self.current.rejected.append(rejection)
         self._out.event("reject", now, round=self.current.number, worker=rejection.worker, reason=rejection.reason)
 
@@ -245,7 +245,7 @@ class AsyncRounds(RoundStrategy):
     def _call_off(self) -> None:
         """The last commit is made: what is still trained, or has arrived since, is of no use."""
         for worker in (*self._training.rounds, *self._queue.arrived):
-            self._async_planner.ledger.release(worker)
+            self._plans.ledger.release(worker)
         self._training = LocalRounds()
         self._queue.clear()
         self._pending.evaluation = None

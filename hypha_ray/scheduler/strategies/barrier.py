@@ -33,7 +33,8 @@ class BarrierRounds(RoundStrategy):
     """Rounds that end when all deltas are in, or by quorum and grace time; for the arguments, see `RoundStrategy`."""
 
     def __init__(self, job: Job, past: ResumePoint, roster: Roster, planner: RoundPlanner, out: Outbox) -> None:
-        super().__init__(job, past, roster, planner, out)
+        super().__init__(job, past, roster, planner.plans, out)
+        self._planner = planner
         self._replay = job.run.mode == "replay"
         self._overlapped = job.sync.in_flight > 1
         """Whether a round may begin before those before it are committed."""
@@ -111,7 +112,7 @@ class BarrierRounds(RoundStrategy):
         if missing is not None and self._replay and member.plan is not None:
             missing.replay_plans[worker] = member.plan
         elif missing is not None or self._overlapped or not delivered:  # Otherwise the commit takes the rest back.
-            self._planner.ledger.release(worker, delivered)
+            self._plans.ledger.release(worker, delivered)
         if missing is not None and worker not in missing.replay_plans:
             missing.awaiting.discard(worker)
             self.correct_plans(now, urgent=True)
@@ -188,7 +189,7 @@ class BarrierRounds(RoundStrategy):
         self._in_flight.append(self.current)
         if len(self._in_flight) == 1:
             self._send_to_server(self.current)
-        self._out.put(*self._planner.feed_ahead(self.current.number + 1, self._roster.assignable))
+        self._out.put(*self._plans.feed_ahead(self._job.samples(self.current.number + 1), self._roster.assignable))
         self._advance()
 
     def _advance(self) -> None:
@@ -230,7 +231,7 @@ class BarrierRounds(RoundStrategy):
         """Send the newest weights to all that train on; otherwise they come with the next round's plan."""
         for member in self._roster.assignable:
             if member.plan is not None:
-                self._out.put(*self._planner.send_weights(member, self.latest_version))
+                self._out.put(*self._plans.send_weights(member, self.latest_version))
 
     def _decide(self, done: Round, verdict: Verdict, now: float) -> list[Source]:
         """Commit a round, if it can be; returns the workers that are excluded for their deltas."""
@@ -271,7 +272,7 @@ class BarrierRounds(RoundStrategy):
         """Count the samples of accepted deltas as used, and have it all written down."""
         deltas = {one.worker: current.deltas[one.worker] for one in verdict.accepted}
         used = {worker: delta.spans for worker, delta in sorted(deltas.items())}
-        self._planner.commit(used, self._spans_of_later_rounds())
+        self._plans.commit(used, self._spans_of_later_rounds())
         for worker, delta in deltas.items():
             self._roster.contributed(worker)
             self._totals.count(delta)
@@ -281,13 +282,8 @@ class BarrierRounds(RoundStrategy):
     def _merged(self, member: WorkerState, event: Merged, now: float) -> None:
         for one in self._pending.awaiting_merge:
             if one.number < event.round:
-                one.merged(
-                    member.source.worker,
-                    member.merged_at,
-                    now,
-                    received_bytes(self._job, self.sent_bytes, one, member, event.round),
-                    event.waited_s,
-                )
+                size = received_bytes(self._job, self.sent_bytes, one, member, event.round)
+                one.merged(member.source.worker, member.merged_at, now, size, event.waited_s)
         member.merged_at, member.merged_version = now, event.round
         if member.plan is not None and not member.plan.evaluate:
             member.progress.heard_at = now

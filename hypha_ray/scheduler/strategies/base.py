@@ -7,7 +7,7 @@ from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.fleet.roster import Roster
 from hypha_ray.scheduler.fleet.worker_state import WorkerState
 from hypha_ray.scheduler.messages import Outbox
-from hypha_ray.scheduler.planning.round_planner import RoundPlanner
+from hypha_ray.scheduler.planning.worker_plans import WorkerPlans
 from hypha_ray.scheduler.resume_point import ResumePoint, RunTotals
 from hypha_ray.scheduler.rounds.pending import PendingRounds
 from hypha_ray.scheduler.rounds.round import Round
@@ -21,20 +21,20 @@ class RoundStrategy:
         job: the job file.
         past: point from which the run goes on.
         roster: workers of the fleet.
-        planner: maker of plans, which keeps the ledger.
+        plans: plans of the workers.
         out: takes commands.
 
     """
 
-    def __init__(self, job: Job, past: ResumePoint, roster: Roster, planner: RoundPlanner, out: Outbox) -> None:
-        self._job, self._roster, self._planner, self._out = job, roster, planner, out
+    def __init__(self, job: Job, past: ResumePoint, roster: Roster, plans: WorkerPlans, out: Outbox) -> None:
+        self._job, self._roster, self._plans, self._out = job, roster, plans, out
         self.next: int | None = past.next_round
         """Round that is to begin; None while one goes on."""
         self.latest_version = past.next_round
         """Version of the newest weights, those after the last commit; round n begins version n."""
         self.current: Round | None = None
         self._totals = RunTotals(past.state.get("totals", {}))
-        self._pending = PendingRounds(job, self._totals, planner.ledger, out)
+        self._pending = PendingRounds(job, self._totals, plans.ledger, out)
         self.sent_bytes: tuple[int, tuple[int, ...]] = 0, ()
         """Bytes of all of θ, and of each fragment."""
         self.grace_until: float | None = None
@@ -89,7 +89,7 @@ class RoundStrategy:
 
     def _persist(self, current: Round, verdict: Verdict, used: c.Used, now: float, **more: int) -> None:
         """Have a round's weights written down, and all that a later scheduler needs beside them."""
-        current.totals, ledger = self._totals.totals(now), self._planner.ledger
+        current.totals, ledger = self._totals.totals(now), self._plans.ledger
         state = {"totals": current.totals, "workers": self._roster.state(), **more}
         figures = (ledger.cursors(), ledger.epoch, ledger.ahead(), state)
         self._out.put(c.Persist(current.number, verdict, used, *figures))

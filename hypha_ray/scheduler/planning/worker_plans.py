@@ -1,0 +1,113 @@
+"""Plans of single workers: their samples by the ledger, and the slices and weights that they need, as commands."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hypha_ray.config import Job
+from hypha_ray.scheduler.fleet.worker_state import WorkerState
+from hypha_ray.scheduler.ledger.ledger import Ledger
+from hypha_ray.scheduler.messages import Assign, Command, Feed, Merge, RestoreInnerState
+from hypha_ray.scheduler.resume_point import ResumePoint
+from hypha_ray.types import Plan, SliceInfo, Span, window
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Figures of the data that decisions need: samples that a worker may hold."""
+
+    held_samples: int
+
+
+class WorkerPlans:
+    """Gives out plans, and keeps the ledger.
+
+    Args:
+        job: the job file.
+        slices: the dataset's slices, of both splits.
+        sizes: limits.
+        past: point from which the run goes on.
+        most: samples that a worker may be given at once.
+
+    """
+
+    def __init__(self, job: Job, slices: Sequence[SliceInfo], sizes: Sizes, past: ResumePoint, most: int) -> None:
+        self._sizes, self._fixed, self._behind = sizes, job.run.mode == "replay", job.sync.in_flight - 1
+        self._samples = {info.index: info.samples for info in slices}
+        self._assigned: set[int] = set()
+        """Workers that were given samples since the last commit."""
+        train = [info for info in slices if info.split == "train"]
+        self.ledger = Ledger.restore(train, job.run.seed, past.used, most)
+
+    def assign(self, member: WorkerState, samples: int) -> tuple[Span, ...]:
+        """Give samples to a worker; in replay mode whatever it holds, so that a repeated run gives the same."""
+        self._assigned.add(member.source.worker)
+        return self.ledger.assign(member.source.worker, samples, () if self._fixed else member.cached_slices)
+
+    def feed(self, member: WorkerState, slices: Sequence[int]) -> list[Command]:
+        """Send the slices that the worker lacks; it never has to forget one that is needed now for another."""
+        needed = dict.fromkeys(slices)
+        limit = max(self._sizes.held_samples, sum(self._samples[index] for index in needed))
+        worker = member.source.worker
+        return [Feed(worker, index) for index in needed if member.cache_slice(index, self._samples[index], limit)]
+
+    def feed_ahead(self, samples: int, members: Sequence[WorkerState]) -> list[Command]:
+        """Send what a next round of that many samples will probably need, while the server works."""
+        upcoming = deque(self.ledger.upcoming(samples))
+        commands: list[Command] = []
+        for member in members:
+            need = member.planned_samples
+            while need > 0 and upcoming:
+                index = upcoming.popleft()
+                need -= self._samples[index]
+                commands += self.feed(member, [index])
+        return commands
+
+    def start(self, member: WorkerState, plan: Plan, newest: int) -> list[Command]:
+        """Tell a worker what it does in a round, and send what it needs for that."""
+        worker, restores = member.source.worker, member.needs_inner_state and bool(plan.spans)
+        member.start(
+            replace(plan, keep=frozenset(member.cached_slices), restores=restores, rejections=member.rejections)
+        )
+        assert member.plan is not None
+        restore: list[Command] = [RestoreInnerState(worker)] if restores else []
+        member.untrained = member.untrained and not plan.spans
+        return [Assign(worker, member.plan), *restore, *self.send_weights(member, newest)]
+
+    def send_weights(self, member: WorkerState, newest: int) -> list[Command]:
+        """Send a worker the newest weights, if that isn't done.
+
+        All of them go to a worker that has no others, isn't to keep its own, or has slept longer than exchanges take.
+        """
+        if member.sent_version == newest:
+            return []
+        merged = member.merged_version
+        whole = member.sent_version != newest - 1 or merged is None or merged < newest - 1 - self._behind
+        member.sent_version, member.full_version = newest, newest if whole else member.full_version
+        return [Merge(member.source.worker, newest, whole)]
+
+    def correct(self, member: WorkerState, batches: int, now: float) -> list[Command]:
+        """A new version of a worker's plan. What is cut off stays assigned: the worker may already be past it."""
+        assert member.plan is not None
+        if batches == member.planned:
+            return []
+        if member.idle:
+            member.progress.heard_at = now  # It was silent because it had nothing to do.
+        worker, samples = member.source.worker, batches * member.batch_size
+        missing = samples - sum(span.samples for span in member.assigned)
+        if missing > 0:
+            member.assigned += self.assign(member, missing)
+        spans = window(member.assigned, 0, samples)
+        feeds = self.feed(member, [span.slice for span in (*member.plan.evaluate, *spans, *member.overlap_spans)])
+        plan = replace(member.plan, version=member.plan.version + 1, spans=spans, keep=frozenset(member.cached_slices))
+        member.follow(plan)
+        return [*feeds, Assign(worker, plan)]
+
+    def commit(self, spans: Mapping[int, Sequence[Span]], ahead: Mapping[int, Sequence[Span]]) -> None:
+        """Mark samples as used, and take all others back, but for what workers have of later rounds."""
+        self.ledger.commit(spans)
+        for worker in self._assigned:
+            self.ledger.release(worker, ahead.get(worker, ()))
+        self._assigned = set(ahead)
