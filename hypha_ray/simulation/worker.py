@@ -58,7 +58,8 @@ class SimulatedWorker:
         self.alive, self.leaving = True, False
         self.round = self._version = -1
         """Round that it is in, and version of the weights that it has merged."""
-        self._plan: Plan | None = None
+        self.plan: Plan | None = None
+        """Newest plan; None: it has none yet."""
         self._longest: Plan | None = None
         """Version of the round's plan with the most samples: spans that a correction cuts off may be trained on."""
         self._ahead: Plan | None = None
@@ -86,9 +87,9 @@ class SimulatedWorker:
         """Take an order, as the control thread does."""
         match command:
             case c.Assign(plan=plan):
-                newest = self._plan
+                newest = self.plan
                 if newest is None or (plan.round, plan.version) > (newest.round, newest.version):
-                    self._plan = plan
+                    self.plan = plan
             case c.Merge(round=version, whole=whole):
                 late = self._world.job.sync.in_flight > 1
                 assert whole or late or self._version >= version - 1, "a difference to weights that it doesn't have"
@@ -117,7 +118,7 @@ class SimulatedWorker:
             pass
 
     def _step(self) -> bool:
-        plan = self._plan
+        plan = self.plan
         if self.leaving:
             self._say(Left(self.source, self.round))
             self.alive = False
@@ -142,9 +143,9 @@ class SimulatedWorker:
     def _enter_next_round(self) -> bool:
         """Merge what is due in the next round; returns whether it is in it."""
         if self._next is None:
-            if self._plan is None or self._plan.round <= self.round:
+            if self.plan is None or self.plan.round <= self.round:
                 return False
-            self._next = self._plan.round
+            self._next = self.plan.round
         while self._version < (wanted := version_due(self._world.job, self._next)):
             if not self._merge(wanted):
                 return False
@@ -168,8 +169,8 @@ class SimulatedWorker:
 
     def _evaluate(self) -> None:
         self._evaluated = True
-        assert self._plan is not None
-        self._say(self._evaluation(samples_of(self._plan.evaluate)))
+        assert self.plan is not None
+        self._say(self._evaluation(samples_of(self.plan.evaluate)))
 
     def _evaluation(self, samples: int) -> Evaluated:
         sums = {"val_loss": (2.0 * samples, float(samples))}
@@ -208,17 +209,17 @@ class SimulatedWorker:
 
     def _trained(self, size: int, seconds: float) -> None:
         """End a batch."""
-        assert self._plan is not None
+        assert self.plan is not None
         self._samples += size
         self._seconds += seconds
         if self.leaving:
             self._hand_over() if self._world.job.run.mode != "replay" else None
-        elif self._plan.round != self.round:
+        elif self.plan.round != self.round:
             self._samples, self._merged = 0, False
-        elif self._samples < self._plan.samples:
+        elif self._samples < self.plan.samples:
             if self._world.report_due((self._samples - self._reported) / size, self._seconds):
-                self._report(self._plan)
-            self._train(self._plan)
+                self._report(self.plan)
+            self._train(self.plan)
         else:
             self._hand_over()
 
@@ -236,7 +237,7 @@ class SimulatedWorker:
             self._report(self._longest)
         self._say(self._delta(self._longest))
         self._samples, self._merged = 0, False
-        self._ahead, self._samples_ahead = self._plan, 0
+        self._ahead, self._samples_ahead = self.plan, 0
 
     def _delta(self, plan: Plan) -> Delta:
         samples, replay = self._samples, self._world.job.run.mode == "replay"

@@ -142,11 +142,14 @@ class World(ABC):
 
     def persist(self, command: c.Persist) -> None:
         """Write a round after those before it, and answer."""
+        self._written_at = max(self.now, self._written_at) + self.commit_s(command.round)
+        self.answer(self._written_at - self.now, c.Committed(self.saved(command)))
+
+    def saved(self, command: c.Persist) -> Saved:
+        """Answer of the store to a round, whose weights are known by their hash from now on."""
         version = command.state.get("step", command.round + 1)  # Without a barrier versions count reductions.
         theta = self._hashes[version] = f"theta-{command.round}"
-        self._written_at = max(self.now, self._written_at) + self.commit_s(command.round)
-        commit = Commit(command.round, None, theta, "", command.verdict.accepted, command.spans, {}, 0, {}, ())
-        self.answer(self._written_at - self.now, c.Committed(Saved(commit)))
+        return Saved(Commit(command.round, None, theta, "", command.verdict.accepted, command.spans, {}, 0, {}, ()))
 
     def commit_s(self, round: int) -> float:
         """Time that the store takes over a round."""

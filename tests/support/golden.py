@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hypha_ray.scheduler import messages as c
-from tests.support.virtual_fleet import Faults, VirtualFleet, job_of, slices_of
+from tests.support.fleet import Faults, Fleet, job_of, slices_of
 from tests.support.walk import Walk
 
 FILE = Path(__file__).with_name("golden_traces.json")
@@ -114,11 +114,11 @@ def _fleet(name: str, workers: int) -> str:
     )
     doomed = rng.randrange(workers)
     faults = Faults(reject=lambda delta: "NaN" if delta.source.worker == doomed and delta.round == 1 else None)
-    fleet, trace = VirtualFleet(job, speeds, slices_of(2 + workers * 3, 40), faults), Trace()
+    fleet, trace = Fleet(job, speeds, slices_of(2 + workers * 3, 40), faults), Trace()
     for number in range(workers):
         for kind in (fleet.kill, fleet.hang, fleet.preempt):
             if rng.random() < 0.1:
-                fleet.at(rng.uniform(1.0, 40.0), lambda kind=kind, number=number: _strike(fleet, kind, number))
+                fleet.later(rng.uniform(1.0, 40.0), lambda kind=kind, number=number: _strike(fleet, kind, number))
     fleet.run()
     for now, command in fleet.commands:
         trace.add(now, command)
@@ -130,8 +130,8 @@ def _speed(rng: random.Random) -> Callable[[float], float]:
     return lambda now: before if now < at else after
 
 
-def _strike(fleet: VirtualFleet, kind: Callable[[int], None], number: int) -> None:
-    if number in fleet.workers and fleet.workers[number].alive and not fleet.finished:
+def _strike(fleet: Fleet, kind: Callable[[int], None], number: int) -> None:
+    if number in fleet.workers and fleet.workers[number].alive and not fleet.over:
         kind(number)
 
 

@@ -6,14 +6,12 @@ import copy
 import json
 import random
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from hypha_ray.errors import HyphaError
 from hypha_ray.scheduler.ledger.ledger import Ledger
 from hypha_ray.types import SliceInfo, Span, window
-
-Sample = tuple[int, int, int]
-"""Epoch, slice, number in the slice."""
+from tests.support.simulation_books import Sample, samples_in
 
 USED = "used"
 SEED = 5
@@ -22,10 +20,6 @@ WORKERS = range(4)
 
 def slices_of(*samples: int) -> list[SliceInfo]:
     return [SliceInfo(index, f"slice-{index}", "0" * 64, size) for index, size in enumerate(samples)]
-
-
-def samples_in(spans: Iterable[Span]) -> list[Sample]:
-    return [(span.epoch, span.slice, number) for span in spans for number in range(span.start, span.stop)]
 
 
 class Model:

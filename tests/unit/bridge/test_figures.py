@@ -28,7 +28,7 @@ from hypha_ray.store.tensorfile import chunks
 from hypha_ray.types import Delta, Entry, Evaluated, Layout, Merged, Plan, Report, Source, Span
 from hypha_ray.worker.bridged.inbound import Inbound
 from hypha_ray.worker.bridged.told import Contents, contents_of
-from tests.support.virtual_fleet import VirtualFleet, job_of, slices_of
+from tests.support.fleet import Fleet, job_of, slices_of
 
 SOURCE = Source("virtual", 1, 1)
 PLAN = Plan(3, 0, (Span(0, 0, 0, 32),), 8, (Span(0, 1, 0, 10),))
@@ -218,7 +218,7 @@ def job_with(**tables: dict[str, Any]) -> Job:
 
 @pytest.mark.parametrize("strategy", ["diloco", "async"])
 def test_word_that_the_core_cannot_take_costs_its_worker_and_not_the_run(strategy: str) -> None:
-    fleet = VirtualFleet(job_with(sync={"strategy": strategy}), [0.1, 0.1, 0.1], slices_of())
+    fleet = Fleet(job_with(sync={"strategy": strategy}), [0.1, 0.1, 0.1], slices_of())
 
     def attack() -> None:
         worker = fleet.workers[1]
@@ -226,9 +226,9 @@ def test_word_that_the_core_cannot_take_costs_its_worker_and_not_the_run(strateg
         words = Report(worker.source, worker.plan.round, 1, "many", 4, 4, 1.0, 1.0, 1, 0.0, 0.1)  # type: ignore[arg-type]
         fleet.tell(words)
 
-    fleet.at(0.6, attack)
+    fleet.later(0.6, attack)
     fleet.run()
-    assert fleet.finished == c.Finish(None)
+    assert fleet.error is None
     losses = [note["reason"] for note in fleet.noted("loss")]
     assert len(losses) == 1 and losses[0].startswith("its Report can't be taken in")
     assert len(fleet.persisted) == 3
@@ -237,7 +237,7 @@ def test_word_that_the_core_cannot_take_costs_its_worker_and_not_the_run(strateg
 @pytest.mark.parametrize("strategy", ["diloco", "async"])
 @pytest.mark.parametrize("batches", [10**6, 10**15])
 def test_progress_beyond_a_plan_gives_nobody_epochs_of_work(strategy: str, batches: int) -> None:
-    fleet = VirtualFleet(job_with(sync={"strategy": strategy}), [0.1, 0.1, 0.1], slices_of())
+    fleet = Fleet(job_with(sync={"strategy": strategy}), [0.1, 0.1, 0.1], slices_of())
 
     def attack() -> None:
         worker = fleet.workers[1]
@@ -245,9 +245,9 @@ def test_progress_beyond_a_plan_gives_nobody_epochs_of_work(strategy: str, batch
         fleet.tell(Report(worker.source, worker.plan.round, batches, 4, 4, 4, 1.0, 1e-9 * batches, batches, 0.0, 0.1))
         fleet.kill(2)
 
-    fleet.at(0.6, attack)
+    fleet.later(0.6, attack)
     fleet.run()
-    assert fleet.finished == c.Finish(None)
+    assert fleet.error is None
     assert max(one.plan.samples for _, one in fleet.commanded(c.Assign)) <= 96 + 4
 
 
@@ -262,7 +262,7 @@ WORDS = st.lists(st.tuples(st.floats(0.3, 8.0), st.one_of(METRICS, METRICS, UPDA
 class Outsider:
     """A trainer that says anything through the bridge, in the name of worker 1."""
 
-    def __init__(self, fleet: VirtualFleet, folder: Path) -> None:
+    def __init__(self, fleet: Fleet, folder: Path) -> None:
         self._fleet, self._directory = fleet, WorkDirectory(folder)
         self._results: Inbound | None = None
         self._of: tuple[Source, int] | None = None
@@ -284,7 +284,7 @@ class Outsider:
             check(kind, message)
             for event in self._results.of(kind, message):
                 if not isinstance(event, dict):
-                    self._take(event)
+                    self._fleet.tell(event)
         except BridgeError:
             self._fleet.kill(1)
 
@@ -299,12 +299,6 @@ class Outsider:
         figures = {"samples": samples, "tokens": tokens, "batches": min(batches, 2**32 - 1), "loss": first}
         return pb.Update(round=number, update=pb.WeightUpdate(model_path="updates/x"), content=content, **figures)
 
-    def _take(self, event: Any) -> None:
-        if isinstance(event, Delta):
-            self._fleet._deltas[event.source] = event
-            self._fleet.workers[1].training = -1  # It has handed over, and trains no more in this round.
-        self._fleet.tell(event)
-
 
 @pytest.mark.parametrize("strategy", ["diloco", "async", "sync"])
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -312,12 +306,12 @@ class Outsider:
 def test_no_finite_figure_ends_or_hangs_a_run(strategy: str, words: list[Any], tmp_path: Path) -> None:
     (tmp_path / "updates").mkdir(exist_ok=True)
     job = job_with(sync={"strategy": strategy, "period": 2} if strategy == "async" else {"strategy": strategy})
-    fleet = VirtualFleet(job, [0.3, 0.3, 0.5], slices_of())
+    fleet = Fleet(job, [0.3, 0.3, 0.5], slices_of())
     outsider = Outsider(fleet, tmp_path)
     for at, word in words:
-        fleet.at(at, lambda word=word: outsider.says(*word))
+        fleet.later(at, lambda word=word: outsider.says(*word))
     fleet.run(limit=20_000)
-    assert fleet.finished == c.Finish(None)
+    assert fleet.error is None
     assert [persist.round for persist in fleet.persisted] == [0, 1, 2]
     most = 96 * (3 if strategy == "async" else 1) + 4
     assert all(one.plan.samples <= most for _, one in fleet.commanded(c.Assign))

@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
 from hypha_ray.errors import CapacityError, ConfigError
+from hypha_ray.scheduler import messages as c
 from hypha_ray.types import Delta, Source
-from tests.support.virtual_fleet import Faults, VirtualFleet, job_of, slices_of
-
-FIRST_ONLY = Faults(room=lambda source: source.incarnation == 10_001)
-"""No lost worker can be replaced."""
-
-
-def rounds(update_rounds: int = 4, samples: int = 256, batch: int = 4, **more: int) -> dict[str, int]:
-    return {"update_rounds": update_rounds, "samples_between_updates": samples, "max_batch_size": batch, **more}
-
-
-def used(fleet: VirtualFleet) -> Counter[tuple[int, int, int]]:
-    """How often each (epoch, slice, sample) is in a commit."""
-    return Counter(
-        (span.epoch, span.slice, sample)
-        for persist in fleet.persisted
-        for _, spans in persist.spans
-        for span in spans
-        for sample in range(span.start, span.stop)
-    )
+from tests.support.fleet import FIRST_ONLY, Faults, fleet_of, slices_of, used
 
 
 def test_run_with_equal_workers_commits_every_round_and_ends() -> None:
-    fleet = VirtualFleet(job_of(rounds=rounds()), [0.1, 0.1], slices_of()).run()
-    assert fleet.finished is not None and fleet.finished.error is None
+    fleet = fleet_of(0.1, 0.1, update_rounds=4, samples=256).run()
+    assert fleet.error is None
     assert [record["round"] for record in fleet.of_kind("round")] == [0, 1, 2, 3]
     assert [persist.round for persist in fleet.persisted] == [0, 1, 2, 3]
     assert [record["samples"] for record in fleet.of_kind("round")] == [256] * 4
@@ -40,7 +21,9 @@ def test_run_with_equal_workers_commits_every_round_and_ends() -> None:
 
 
 def test_run_over_several_epochs_uses_every_sample_once_in_each() -> None:
-    fleet = VirtualFleet(job_of(rounds=rounds(6, 200, 8)), [0.1, 0.23, 0.07], slices_of(5, 60)).run()
+    fleet = fleet_of(
+        0.1, 0.23, 0.07, slices=slices_of(5, 60), update_rounds=6, samples=200, rounds={"max_batch_size": 8}
+    ).run()
     counts = used(fleet)
     assert set(counts.values()) == {1}
     whole = fleet.persisted[-1].epoch
@@ -49,12 +32,12 @@ def test_run_over_several_epochs_uses_every_sample_once_in_each() -> None:
 
 
 def test_round_larger_than_the_dataset_keeps_its_size() -> None:
-    fleet = VirtualFleet(job_of(rounds=rounds(2, 400, 4)), [0.1, 0.1], slices_of(2, 50)).run()
+    fleet = fleet_of(0.1, 0.1, slices=slices_of(2, 50), update_rounds=2, samples=400).run()
     assert [record["samples"] for record in fleet.of_kind("round")] == [400, 400]
 
 
 def test_unequal_speeds_after_the_second_round_waste_little() -> None:
-    fleet = VirtualFleet(job_of(rounds=rounds(6, 1400, 4)), [0.05, 0.1, 0.2], slices_of(40, 256)).run()
+    fleet = fleet_of(0.05, 0.1, 0.2, slices=slices_of(40, 256), update_rounds=6, samples=1400).run()
     later = fleet.of_kind("round")[2:]
     assert max(record["idle_fraction"] for record in later) <= 0.05
     assert max(record["plan_error"] for record in later) <= 0.05
@@ -63,8 +46,8 @@ def test_unequal_speeds_after_the_second_round_waste_little() -> None:
 
 
 def test_rounds_of_the_warmup_are_one_batch_of_every_worker_however_fast() -> None:
-    job = job_of(rounds=rounds(5, 800, 4, warmup_rounds=3), resources={"num_workers": 2})
-    fleet = VirtualFleet(job, [0.05, 0.2], slices_of(20, 256)).run()
+    warmup = {"warmup_rounds": 3}
+    fleet = fleet_of(0.05, 0.2, slices=slices_of(20, 256), update_rounds=5, samples=800, rounds=warmup).run()
     records = fleet.of_kind("round")
     assert [record["batches"] for record in records[:3]] == [{0: 1, 1: 1}] * 3
     assert [record["samples"] for record in records] == [8, 8, 8, 800, 800]
@@ -77,8 +60,7 @@ def test_worker_that_slows_down_in_mid_round_is_given_less() -> None:
     def slowing(now: float) -> float:
         return 0.1 if now < 40 else 0.4
 
-    job = job_of(rounds=rounds(4, 1600, 4))
-    fleet = VirtualFleet(job, [0.1, slowing], slices_of(40, 256)).run()
+    fleet = fleet_of(0.1, slowing, slices=slices_of(40, 256), update_rounds=4, samples=1600).run()
     hit = next(record for record in fleet.of_kind("round") if record["elapsed_s"] > 40)
     assert hit["idle_fraction"] < 0.1
     assert any(note["kind"] == "correction" for note in fleet.notes)
@@ -86,29 +68,28 @@ def test_worker_that_slows_down_in_mid_round_is_given_less() -> None:
 
 
 def test_lost_worker_leaves_its_share_to_the_others() -> None:
-    fleet = VirtualFleet(job_of(rounds=rounds(4, 800, 4)), [0.1, 0.1, 0.1], slices_of(20, 256), FIRST_ONLY)
-    fleet.at(5.0, lambda: fleet.kill(1))
+    fleet = fleet_of(0.1, 0.1, 0.1, faults=FIRST_ONLY, slices=slices_of(20, 256), update_rounds=4, samples=800)
+    fleet.later(5.0, lambda: fleet.kill(1))
     fleet.run()
-    assert fleet.finished is not None and fleet.finished.error is None
+    assert fleet.error is None
     first = fleet.of_kind("round")[0]
     assert set(first["batches"]) == {0, 2} and first["samples"] >= 800
     assert set(used(fleet).values()) == {1}
 
 
 def test_loss_of_too_many_workers_ends_the_run_with_a_capacity_error() -> None:
-    job = job_of(rounds=rounds(), resources={"num_workers": 2, "min_workers": 2})
-    fleet = VirtualFleet(job, [0.1, 0.1], slices_of(), FIRST_ONLY)
-    fleet.at(1.0, lambda: fleet.kill(0))
+    fleet = fleet_of(0.1, 0.1, faults=FIRST_ONLY, samples=256, resources={"num_workers": 2, "min_workers": 2})
+    fleet.later(1.0, lambda: fleet.kill(0))
     fleet.run()
-    assert fleet.finished is not None and isinstance(fleet.finished.error, CapacityError)
+    assert isinstance(fleet.error, CapacityError)
 
 
 def test_start_deadline_with_a_missing_worker_goes_on_without_it() -> None:
-    fleet = VirtualFleet(job_of(rounds=rounds()), [0.1, 0.1], slices_of())
+    fleet = fleet_of(0.1, 0.1, update_rounds=4, samples=256)
     tell = fleet.tell
     fleet.tell = lambda event: None if getattr(getattr(event, "source", None), "worker", None) == 1 else tell(event)  # type: ignore[method-assign]
     fleet.run()
-    assert fleet.finished is not None and fleet.finished.error is None
+    assert fleet.error is None
     assert all(set(record["batches"]) == {0} for record in fleet.of_kind("round"))
 
 
@@ -116,26 +97,26 @@ def test_rejected_delta_leaves_its_samples_for_later() -> None:
     def poisoned(delta: Delta) -> str | None:
         return "non-finite values" if delta.source.worker == 1 and delta.round == 1 else None
 
-    fleet = VirtualFleet(job_of(rounds=rounds(5, 256, 4)), [0.1, 0.1], slices_of(6, 64), Faults(reject=poisoned)).run()
+    fleet = fleet_of(
+        0.1, 0.1, faults=Faults(reject=poisoned), slices=slices_of(6, 64), update_rounds=5, samples=256
+    ).run()
     assert [record["rejected"] for record in fleet.of_kind("round")] == [0, 1, 0, 0, 0]
     assert fleet.of_kind("round")[1]["samples"] == 128
     assert set(used(fleet).values()) == {1}
 
 
 def test_round_without_any_accepted_delta_ends_the_run() -> None:
-    fleet = VirtualFleet(
-        job_of(rounds=rounds()), [0.1, 0.1], slices_of(), Faults(reject=lambda _: "non-finite values")
-    ).run()
-    assert fleet.finished is not None and isinstance(fleet.finished.error, ConfigError)
-    assert "non-finite values" in str(fleet.finished.error)
+    fleet = fleet_of(0.1, 0.1, faults=Faults(reject=lambda _: "non-finite values"), samples=256).run()
+    assert isinstance(fleet.error, ConfigError)
+    assert "non-finite values" in str(fleet.error)
 
 
 def test_stale_and_repeated_deltas_change_nothing() -> None:
-    fleet = VirtualFleet(job_of(rounds=rounds()), [0.1, 0.1], slices_of())
+    fleet = fleet_of(0.1, 0.1, update_rounds=4, samples=256)
     delta = Delta(Source("virtual", 0, 10_001), 7, (), 4, 4, 4, 1, 1.0, 1, 8, 1.0, 0.0)
-    fleet.at(2.0, lambda: fleet.tell(delta))
-    fleet.at(2.1, lambda: fleet.tell(Delta(Source("virtual", 0, 9), 0, (), 4, 4, 4, 1, 1.0, 1, 8, 1.0, 0.0)))
-    calm = VirtualFleet(job_of(rounds=rounds()), [0.1, 0.1], slices_of()).run()
+    fleet.later(2.0, lambda: fleet.tell(delta))
+    fleet.later(2.1, lambda: fleet.tell(Delta(Source("virtual", 0, 9), 0, (), 4, 4, 4, 1, 1.0, 1, 8, 1.0, 0.0)))
+    calm = fleet_of(0.1, 0.1, update_rounds=4, samples=256).run()
     fleet.run()
     assert sum(note["kind"] == "stale" for note in fleet.notes) == 2
     assert fleet.persisted == calm.persisted
@@ -145,49 +126,30 @@ def test_quorum_closes_the_round_after_the_grace_time() -> None:
     def stuck(now: float) -> float:
         return 0.1 if now < 15 else 1e6
 
-    job = job_of(rounds=rounds(3, 256, 4), sync={"quorum": 2, "grace_s": 3.0})
-    fleet = VirtualFleet(job, [0.1, 0.1, stuck], slices_of(30, 64))
-    fleet.run()
-    assert fleet.finished is not None and fleet.finished.error is None
+    sync = {"quorum": 2, "grace_s": 3.0}
+    fleet = fleet_of(0.1, 0.1, stuck, slices=slices_of(30, 64), samples=256, sync=sync).run()
+    assert fleet.error is None
     assert max(record["time_s"] for record in fleet.of_kind("round")) < 10
 
 
 def test_reduce_lists_workers_in_order_whoever_came_first() -> None:
-    fleet = VirtualFleet(job_of(rounds=rounds(2, 256, 4)), [0.3, 0.2, 0.1], slices_of()).run()
+    fleet = fleet_of(0.3, 0.2, 0.1, update_rounds=2, samples=256).run()
     assert all([source.worker for source in reduce.sources] == [0, 1, 2] for reduce in fleet.reduces)
 
 
 def test_validation_split_is_shared_out_whole_and_by_speed() -> None:
-    fleet = VirtualFleet(job_of(rounds=rounds(3, 256, 4)), [0.1, 0.3], slices_of(20, 64, 3))
-    shares: list[dict[int, int]] = []
-    perform = fleet._perform
-
-    def spy(command: object) -> None:
-        plan = getattr(command, "plan", None)
-        if plan is not None and plan.evaluate:
-            shares.append({command.worker: sum(span.samples for span in plan.evaluate)})  # type: ignore[attr-defined]
-        perform(command)  # type: ignore[arg-type]
-
-    fleet._perform = spy  # type: ignore[method-assign]
-    fleet.run()
-    final = {**shares[-2], **shares[-1]}
+    fleet = fleet_of(0.1, 0.3, slices=slices_of(20, 64, 3), update_rounds=3, samples=256)
+    plans = [command for _, command in fleet.run().commanded(c.Assign) if command.plan.evaluate]
+    final = {command.worker: sum(span.samples for span in command.plan.evaluate) for command in plans[-2:]}
     assert sum(final.values()) == 192 and final[0] > 2 * final[1]
 
 
 def test_samples_of_a_worker_lost_while_its_round_is_reduced_come_back() -> None:
-    job = job_of(rounds=rounds(6, 128, 4), sync={"quorum": 1, "grace_s": 0.5})
-    fleet = VirtualFleet(job, [0.05, 3.0], slices_of(4, 64))
-    perform = fleet._perform
-
-    def kill_on_first_reduce(command: object) -> None:
-        perform(command)  # type: ignore[arg-type]
-        if len(fleet.reduces) == 1 and fleet.workers[1].alive:
-            fleet.at(0.01, lambda: fleet.kill(1))
-            fleet.workers[1].alive = False
-
-    fleet._perform = kill_on_first_reduce  # type: ignore[method-assign]
+    sync = {"quorum": 1, "grace_s": 0.5}
+    fleet = fleet_of(0.05, 3.0, slices=slices_of(4, 64), update_rounds=8, samples=128, sync=sync)
+    fleet.on(c.Reduce, lambda: fleet.kill(1))
     fleet.run()
-    assert fleet.finished is not None and fleet.finished.error is None
+    assert fleet.error is None
     assert set(used(fleet).values()) == {1}
     assert fleet.persisted[-1].epoch >= 2
 
@@ -196,12 +158,12 @@ def test_worker_too_slow_for_a_batch_is_tried_again() -> None:
     def recovering(now: float) -> float:
         return 60.0 if now < 70 else 0.1
 
-    fleet = VirtualFleet(job_of(rounds=rounds(12, 1600, 4)), [0.1, recovering], slices_of(40, 64)).run()
+    fleet = fleet_of(0.1, recovering, slices=slices_of(40, 64), update_rounds=12, samples=1600).run()
     batches = [record["batches"].get(1, 0) for record in fleet.of_kind("round")]
     assert batches[1] == 0 and batches[-1] > 150
 
 
 def test_silent_worker_is_taken_for_a_slow_one_before_it_reports() -> None:
-    fleet = VirtualFleet(job_of(rounds=rounds(2, 1600, 4)), [0.1, 10.0], slices_of(40, 64)).run()
+    fleet = fleet_of(0.1, 10.0, slices=slices_of(40, 64), update_rounds=2, samples=1600).run()
     first = fleet.of_kind("round")[0]
     assert first["batches"][1] <= 5 and first["time_s"] < 50

@@ -9,8 +9,7 @@ import pytest
 
 from hypha_ray.scheduler import messages as c
 from hypha_ray.types import Delta, RoundProgress, Source
-from tests.support.fleet_scenarios import FIRST_ONLY, done, fleet_of, on, used
-from tests.support.virtual_fleet import Faults, VirtualFleet, past_of, slices_of
+from tests.support.fleet import FIRST_ONLY, Faults, Fleet, done, fleet_of, past_of, slices_of, used
 
 ASYNC = {"strategy": "async", "arrival_grace_s": 0.0}
 GATHERING = {"strategy": "async"}
@@ -19,7 +18,7 @@ PAPER = (0.58, 0.75, 1.51, 3.33)
 """Seconds a step of the workers in the paper's toy example."""
 
 
-def arrivals(fleet: VirtualFleet) -> list[tuple[int, int]]:
+def arrivals(fleet: Fleet) -> list[tuple[int, int]]:
     """Worker and staleness of each delta, as it was merged."""
     return [(note["worker"], note["staleness"]) for note in fleet.noted("arrival")]
 
@@ -45,14 +44,14 @@ def test_each_reduction_says_how_far_its_round_has_come() -> None:
     """With it come the norms of two rounds' merged deltas, against which a server holds new ones."""
     faults = Faults(
         norm=lambda delta: 10.0 * delta.round + delta.source.worker,
-        reject=lambda delta: "too long" if (delta.source.worker, delta.round) in ((1, 3), (2, 5)) else None,
+        reject=lambda delta: "too long" if (delta.source.worker, delta.round) in ((1, 1), (2, 4)) else None,
     )
     fleet = done(fleet_of(0.1, 0.13, 0.17, update_rounds=5, sync=ASYNC, faults=faults))
     number, count, weight, norms = 0, 0, 0, list[float]()
     for reduce in fleet.reduces:
         assert reduce.phase == RoundProgress(number, 3, 400, count, weight, tuple(norms[-6:]))
         for source, round, samples in zip(reduce.sources, reduce.rounds, reduce.weights, strict=True):
-            if (source.worker, round) not in ((1, 3), (2, 5)):
+            if (source.worker, round) not in ((1, 1), (2, 4)):
                 count, weight = count + 1, weight + samples
                 norms.append(10.0 * round + source.worker)
         if count >= 3:
@@ -82,7 +81,7 @@ def test_turns_that_are_to_end_together_wait_for_one_another_by_a_batch_of_the_s
 
 def test_worker_that_comes_at_another_time_than_the_others_soon_hands_over_with_them() -> None:
     fleet = fleet_of(0.1, 0.12, 0.2, update_rounds=8, sync=GATHERING)
-    fleet.at(14.0, lambda: fleet.kill(1))
+    fleet.later(13.0, lambda: fleet.kill(1))
     done(fleet)
     gathered = [[source.worker for source in reduce.sources] for reduce in fleet.reduces]
     assert gathered[-3:] == [[0, 1, 2]] * 3 and [0, 2] in gathered
@@ -170,14 +169,14 @@ def test_weights_are_sent_to_those_who_have_handed_over_and_to_nobody_else() -> 
 
 def test_lost_worker_costs_its_turn_and_its_samples_are_given_out_again() -> None:
     fleet = fleet_of(0.1, 0.13, update_rounds=4, sync=ASYNC)
-    fleet.at(8.0, lambda: fleet.kill(1))
+    fleet.later(8.0, lambda: fleet.kill(1))
     done(fleet)
     assert {one.incarnation for p in fleet.persisted for one in p.verdict.accepted if one.worker == 1} == {10001, 10002}
 
 
 def test_worker_lost_while_its_delta_is_merged_has_it_counted() -> None:
     fleet = fleet_of(0.1, 0.2, faults=FIRST_ONLY, update_rounds=3, sync=ASYNC)
-    on(fleet, c.Reduce, lambda: fleet.kill(1), 0.01, lambda command: 1 in [one.worker for one in command.sources])
+    fleet.on(c.Reduce, lambda: fleet.kill(1), 0.01, lambda command: 1 in [one.worker for one in command.sources])
     done(fleet)
     assert [worker for worker, _ in arrivals(fleet)].count(1) == 1
     assert fleet.persisted[-1].state["totals"]["samples_total"] == len(used(fleet))
@@ -185,7 +184,7 @@ def test_worker_lost_while_its_delta_is_merged_has_it_counted() -> None:
 
 def test_worker_that_leaves_hands_over_what_it_has() -> None:
     fleet = fleet_of(0.1, 0.1, update_rounds=4, sync=ASYNC)
-    fleet.at(7.0, lambda: fleet.preempt(1))
+    fleet.later(7.0, lambda: fleet.preempt(1))
     done(fleet)
     parts = [sum(s.samples for s in spans) for p in fleet.persisted for worker, spans in p.spans if worker == 1]
     assert min(parts) < max(parts)
@@ -213,13 +212,13 @@ def test_worker_whose_deltas_are_rejected_is_excluded_and_the_run_goes_on() -> N
 def test_run_whose_every_delta_is_rejected_ends_with_an_error() -> None:
     fleet = fleet_of(0.1, 0.1, faults=Faults(reject=lambda delta: "non-finite values"), sync=ASYNC)
     fleet.run()
-    assert getattr(fleet.finished.error if fleet.finished else None, "code", None) == "TRN001"
+    assert getattr(fleet.error, "code", None) == "TRN001"
 
 
 def test_repeated_delta_is_passed_over() -> None:
     fleet = fleet_of(0.1, 0.1, sync=ASYNC)
     said: list[Delta] = []
-    on(fleet, c.Persist, lambda: [fleet.tell(delta) for delta in said or list(fleet._deltas.values())])
+    fleet.on(c.Persist, lambda: [fleet.tell(delta) for delta in said or list(fleet.deltas.values())])
     done(fleet)
     assert len(fleet.noted("stale")) >= 1
 
@@ -235,7 +234,7 @@ def test_verdict_that_comes_again_is_passed_over() -> None:
         tell(event)
 
     fleet.tell = spy  # type: ignore[method-assign]
-    on(fleet, c.Reduce, lambda: tell(verdicts[0]), 0.001, lambda command: command.round == 1)
+    fleet.on(c.Reduce, lambda: tell(verdicts[0]), 0.001, lambda command: command.round == 1)
     done(fleet)
     assert [persist.state["merged"] for persist in fleet.persisted] == [2, 4, 6]
 
@@ -247,7 +246,7 @@ def test_next_scheduler_goes_on_from_the_last_commit_with_steps_that_go_on() -> 
     tables: Any = {"update_rounds": 6, "sync": ASYNC}
     whole = done(fleet_of(0.1, 0.3, **tables))
     some = fleet_of(0.1, 0.3, **tables)
-    rest = VirtualFleet(some.job, [0.1, 0.3], slices_of(20, 64), past=past_of(whole.persisted[:3]))
+    rest = Fleet(some.job, [0.1, 0.3], slices_of(20, 64), past=past_of(whole.persisted[:3]))
     rest.run()
     assert [persist.round for persist in rest.persisted] == [3, 4, 5]
     assert rest.reduces[0].round == whole.persisted[2].state["step"]
@@ -267,10 +266,9 @@ def test_milestones_are_evaluated_by_those_who_get_their_weights() -> None:
             assert command.plan.round in steps
 
 
-def kill_an_evaluating_worker(fleet: VirtualFleet) -> None:
+def kill_an_evaluating_worker(fleet: Fleet) -> None:
     evaluating: list[int] = []
-    on(
-        fleet,
+    fleet.on(
         c.Assign,
         lambda: fleet.kill(evaluating[0]),
         0.5,
@@ -306,7 +304,7 @@ def test_delta_of_a_joiner_that_began_with_other_weights_is_left_out() -> None:
     faults = Faults(proof=lambda source, right: "false" if source == lies else right, start_s=0.01)
     sync = {**ASYNC, "dynamic_local_steps": False, "arrival_grace_s": 20.0}
     fleet = fleet_of(0.1, 0.1, 3.0, faults=faults, update_rounds=4, samples=12, sync=sync)
-    on(fleet, c.Persist, lambda: fleet.kill(1), 0.001)
+    fleet.on(c.Persist, lambda: fleet.kill(1), 0.001)
     done(fleet)
     assert any("began with other weights" in note["reason"] for note in fleet.noted("loss"))
     assert any(worker == 1 for worker, _ in arrivals(fleet))

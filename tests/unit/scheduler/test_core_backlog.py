@@ -5,13 +5,12 @@ from __future__ import annotations
 from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.planning.correction_pace import CorrectionPace
 from hypha_ray.types import Event
-from tests.support.fleet_scenarios import rounds
-from tests.support.virtual_fleet import VirtualFleet, job_of, slices_of
+from tests.support.fleet import Fleet, job_of, rounds, slices_of
 
 BACKLOG_S = 12.0
 
 
-class BusyFleet(VirtualFleet):
+class BusyFleet(Fleet):
     """Reads what worker 0 says between 3 and 15 s after that time, as if other words were in front of it."""
 
     stamps = True
@@ -20,12 +19,12 @@ class BusyFleet(VirtualFleet):
         if isinstance(event, Event) and event.source.worker == 0 and 3.0 <= self.now < 3.0 + BACKLOG_S:
             if self.stamps:
                 self.core.arrived(event, self.now)
-            self.at(3.0 + BACKLOG_S - self.now, lambda: super(BusyFleet, self).tell(event))
+            self.later(3.0 + BACKLOG_S - self.now, lambda: super(BusyFleet, self).tell(event))
         else:
             super().tell(event)
 
 
-def _busy(stamps: bool) -> VirtualFleet:
+def _busy(stamps: bool) -> Fleet:
     job = job_of(rounds=rounds(3, 2000), worker={"lease_s": 5.0})
     fleet = BusyFleet(job, [0.1, 0.1], slices_of(100, 64))
     fleet.stamps = stamps
@@ -34,7 +33,7 @@ def _busy(stamps: bool) -> VirtualFleet:
 
 def test_worker_whose_words_wait_to_be_read_isnt_lost() -> None:
     fleet = _busy(stamps=True)
-    assert fleet.finished == c.Finish() and fleet.noted("loss") == []
+    assert fleet.error is None and fleet.noted("loss") == []
 
 
 def test_worker_whose_words_come_late_is_lost() -> None:
@@ -61,9 +60,9 @@ def test_plans_of_a_large_fleet_are_corrected_at_intervals_and_after_a_loss_at_o
 def test_fleet_of_more_than_64_reaches_the_target_of_every_round_though_workers_die() -> None:
     """The last deltas close a round only once a correction that was put off is made."""
     speeds = [0.2 + 0.01 * (number % 40) for number in range(100)]
-    fleet = VirtualFleet(job_of(rounds=rounds(3, 8000)), list(speeds), slices_of(400, 64))
+    fleet = Fleet(job_of(rounds=rounds(3, 8000)), list(speeds), slices_of(400, 64))
     for number in range(0, 100, 9):
-        fleet.at(2.0 + number / 50, lambda number=number: fleet.kill(number))  # type: ignore[misc]
+        fleet.later(2.0 + number / 50, lambda number=number: fleet.kill(number))  # type: ignore[misc]
     fleet.run()
-    assert fleet.finished == c.Finish()
+    assert fleet.error is None
     assert all(sum(span.samples for _, spans in one.spans for span in spans) >= 8000 for one in fleet.persisted)

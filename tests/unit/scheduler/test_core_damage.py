@@ -9,8 +9,7 @@ import pytest
 
 from hypha_ray.scheduler import messages as c
 from hypha_ray.types import Damaged, Delta, Source
-from tests.support.fleet_scenarios import done, fleet_of, rounds
-from tests.support.virtual_fleet import Faults, VirtualFleet, job_of, slices_of
+from tests.support.fleet import Faults, Fleet, done, fleet_of, job_of, rounds, slices_of
 
 
 def poisoned(*ordinals: int) -> Callable[[Delta], str | None]:
@@ -37,9 +36,9 @@ def test_worker_hears_in_its_next_plan_that_its_delta_was_rejected(strategy: str
 
 def test_successor_of_a_worker_whose_delta_was_rejected_begins_with_no_inner_state() -> None:
     job = job_of(run={"name": "virtual", "mode": "replay"}, rounds=rounds(5))
-    fleet = VirtualFleet(job, [0.1, 0.1], slices_of(20, 64), Faults(reject=poisoned(1)))
+    fleet = Fleet(job, [0.1, 0.1], slices_of(20, 64), Faults(reject=poisoned(1)))
     for worker in (0, 1):
-        fleet.at(12.0, partial(fleet.kill, worker))
+        fleet.later(12.0, partial(fleet.kill, worker))
     restored = [command for _, command in done(fleet).commanded(c.Assign) if command.plan.restores]
     assert [(command.worker, command.plan.round) for command in restored] == [(0, 2)]
 
@@ -47,8 +46,8 @@ def test_successor_of_a_worker_whose_delta_was_rejected_begins_with_no_inner_sta
 def test_damaged_samples_are_named_and_nobody_is_blamed() -> None:
     fleet = fleet_of(0.1, 0.1)
     source = Source("virtual", 1, 10_001)
-    fleet.at(1.0, lambda: fleet.tell(Damaged(source, 0, ((4, 17),), whole=True)))
-    fleet.at(1.1, lambda: fleet.tell(Damaged(source, 0, tuple((5, n) for n in range(20)), whole=False)))
+    fleet.later(1.0, lambda: fleet.tell(Damaged(source, 0, ((4, 17),), whole=True)))
+    fleet.later(1.1, lambda: fleet.tell(Damaged(source, 0, tuple((5, n) for n in range(20)), whole=False)))
     done(fleet)
     named = [note for note in fleet.notes if note["kind"] == "damaged"]
     assert {name: named[0][name] for name in ("worker", "slice", "sample", "whole_batch")} == {

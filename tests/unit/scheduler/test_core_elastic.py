@@ -10,15 +10,14 @@ import pytest
 from hypha_ray.errors import HyphaError
 from hypha_ray.scheduler import messages as c
 from hypha_ray.types import Delta, Report, Source
-from tests.support.fleet_scenarios import FIRST_ONLY, done, fleet_of, on
-from tests.support.virtual_fleet import Faults
+from tests.support.fleet import FIRST_ONLY, Faults, done, fleet_of
 
 # ── loss ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_lost_worker_is_replaced_in_mid_round_and_its_successor_trains_in_it() -> None:
     fleet = fleet_of(0.1, 0.1)
-    fleet.at(3.0, lambda: fleet.kill(1))
+    fleet.later(3.0, lambda: fleet.kill(1))
     done(fleet)
     assert fleet.reduces[0].sources[1].incarnation == 10_002
     first = fleet.of_kind("round")[0]
@@ -28,10 +27,10 @@ def test_lost_worker_is_replaced_in_mid_round_and_its_successor_trains_in_it() -
 
 def test_hung_worker_loses_its_lease_and_what_it_says_later_is_dropped() -> None:
     fleet = fleet_of(0.1, 0.1)
-    fleet.at(2.0, lambda: fleet.hang(1))
+    fleet.later(2.0, lambda: fleet.hang(1))
     old = Source("virtual", 1, 10_001)
-    fleet.at(12.0, lambda: fleet.tell(Report(old, 0, 50, 200, 200, 200, 1.0, 1.0, 50, 0.0, 1e-3)))
-    fleet.at(12.0, lambda: fleet.tell(Delta(old, 0, (), 200, 200, 200, 50, 1.0, 1, 8, 1.0, 0.0)))
+    fleet.later(12.0, lambda: fleet.tell(Report(old, 0, 50, 200, 200, 200, 1.0, 1.0, 50, 0.0, 1e-3)))
+    fleet.later(12.0, lambda: fleet.tell(Delta(old, 0, (), 200, 200, 200, 50, 1.0, 1, 8, 1.0, 0.0)))
     done(fleet)
     dismissed = [at for at, command in fleet.commanded(c.Dismiss) if command.worker == 1]
     assert len(dismissed) == 1 and 2.0 < dismissed[0] <= 2.0 + 1.0 + 5.0 + 1.0
@@ -41,8 +40,8 @@ def test_hung_worker_loses_its_lease_and_what_it_says_later_is_dropped() -> None
 
 def test_two_losses_at_the_same_time_are_both_made_good() -> None:
     fleet = fleet_of(0.1, 0.1, 0.1, samples=600)
-    fleet.at(3.0, lambda: fleet.hang(1))
-    fleet.at(3.0, lambda: fleet.hang(2))
+    fleet.later(3.0, lambda: fleet.hang(1))
+    fleet.later(3.0, lambda: fleet.hang(2))
     done(fleet)
     assert {note["worker"] for note in fleet.noted("loss")} == {1, 2}
     assert [record["samples"] for record in fleet.of_kind("round")] == [600] * 3
@@ -50,21 +49,21 @@ def test_two_losses_at_the_same_time_are_both_made_good() -> None:
 
 def test_all_workers_with_samples_lost_leave_their_work_to_idle_ones() -> None:
     fleet = fleet_of(0.1, 0.1, faults=FIRST_ONLY, update_rounds=2, samples=4)
-    on(fleet, c.Assign, lambda: fleet.kill(0), when=lambda command: bool(command.plan.spans))
+    fleet.on(c.Assign, lambda: fleet.kill(0), when=lambda command: bool(command.plan.spans))
     done(fleet)
     assert [source.worker for source in fleet.reduces[0].sources] == [1]
 
 
 def test_loss_while_the_server_reduces_keeps_the_delta_and_begins_with_the_others() -> None:
     fleet = fleet_of(0.1, 0.1, faults=FIRST_ONLY)
-    on(fleet, c.Reduce, lambda: fleet.kill(1))
+    fleet.on(c.Reduce, lambda: fleet.kill(1))
     done(fleet)
     assert [[one.worker for one in persist.verdict.accepted] for persist in fleet.persisted] == [[0, 1], [0], [0]]
 
 
 def test_loss_while_the_result_is_merged_doesnt_keep_the_record_back() -> None:
     fleet = fleet_of(0.1, 0.1, faults=FIRST_ONLY)
-    on(fleet, c.Merge, lambda: fleet.kill(1), 0.001, lambda command: command.round == 1 and command.worker == 1)
+    fleet.on(c.Merge, lambda: fleet.kill(1), 0.001, lambda command: command.round == 1 and command.worker == 1)
     done(fleet)
     assert [record["round"] for record in fleet.of_kind("round")] == [0, 1, 2]
 
@@ -75,7 +74,7 @@ def test_loss_while_the_result_is_merged_doesnt_keep_the_record_back() -> None:
 @pytest.mark.parametrize("round", [1, 3])
 def test_lost_share_of_an_evaluation_is_evaluated_by_the_successor(round: int) -> None:
     fleet = fleet_of(0.1, 0.1, faults=Faults(evaluate_s=1.0))
-    on(fleet, c.Merge, lambda: fleet.kill(1), 0.5, lambda command: command.round == round and command.worker == 1)
+    fleet.on(c.Merge, lambda: fleet.kill(1), 0.5, lambda command: command.round == round and command.worker == 1)
     done(fleet)
     assert [(record["round"], record["count"]) for record in fleet.of_kind("eval")] == [(0, 128), (1, 128), (2, 128)]
 
@@ -85,7 +84,7 @@ def test_last_evaluation_that_nobody_comes_for_is_left_out_after_the_start_deadl
     faults = replace(FIRST_ONLY, evaluate_s=1.0)
     fleet = fleet_of(*[0.1] * workers, faults=faults, resources={"num_workers": workers, "start_deadline_s": 30.0})
     lose = workers - 1
-    on(fleet, c.Merge, lambda: fleet.kill(lose), 0.5, lambda one: one.round == 3 and one.worker == lose)
+    fleet.on(c.Merge, lambda: fleet.kill(lose), 0.5, lambda one: one.round == 3 and one.worker == lose)
     done(fleet)
     assert [record["round"] for record in fleet.of_kind("eval")] == [0, 1]
     lost_at = fleet.noted("loss")[0]["monotonic_s"]
@@ -94,7 +93,7 @@ def test_last_evaluation_that_nobody_comes_for_is_left_out_after_the_start_deadl
 
 def test_all_lost_after_the_last_commit_still_end_the_run_well() -> None:
     fleet = fleet_of(0.1, faults=FIRST_ONLY, update_rounds=1)
-    on(fleet, c.Reduce, lambda: fleet.kill(0))
+    fleet.on(c.Reduce, lambda: fleet.kill(0))
     done(fleet)
     assert len(fleet.persisted) == 1 and fleet.of_kind("eval") == []
 
@@ -108,8 +107,8 @@ def test_worker_that_lives_and_never_evaluates_is_replaced_after_the_stall_time(
     def heal() -> None:
         fleet.faults.evaluate_s = 0.5
 
-    on(fleet, c.Reduce, stick, when=lambda command: command.round == 2)
-    on(fleet, c.Dismiss, heal)
+    fleet.on(c.Reduce, stick, when=lambda command: command.round == 2)
+    fleet.on(c.Dismiss, heal)
     done(fleet)
     assert all(note["reason"] == "no progress for 20 s" for note in fleet.noted("loss")) and fleet.noted("loss")
     assert [record["round"] for record in fleet.of_kind("eval")] == [0, 1, 2]
@@ -120,7 +119,7 @@ def test_worker_that_lives_and_never_evaluates_is_replaced_after_the_stall_time(
 
 def test_preempted_worker_hands_over_a_part_that_counts_by_its_samples() -> None:
     fleet = fleet_of(0.1, 0.1, faults=FIRST_ONLY)
-    fleet.at(2.05, lambda: fleet.preempt(1))
+    fleet.later(2.05, lambda: fleet.preempt(1))
     done(fleet)
     first = fleet.reduces[0]
     assert [source.worker for source in first.sources] == [0, 1]
@@ -131,7 +130,7 @@ def test_preempted_worker_hands_over_a_part_that_counts_by_its_samples() -> None
 
 def test_draining_worker_is_asked_to_leave_and_replaced() -> None:
     fleet = fleet_of(0.1, 0.1)
-    fleet.at(2.0, lambda: fleet.tell(c.Draining((1,), "maintenance")))
+    fleet.later(2.0, lambda: fleet.tell(c.Draining((1,), "maintenance")))
     done(fleet)
     assert [(command.worker, command.reason) for _, command in fleet.commanded(c.Drain)] == [(1, "maintenance")]
     assert [note["incarnation"] for note in fleet.noted("join")] == [10_001, 10_001, 10_002]
@@ -139,7 +138,7 @@ def test_draining_worker_is_asked_to_leave_and_replaced() -> None:
 
 def test_preempted_worker_between_two_rounds_leaves_without_a_delta() -> None:
     fleet = fleet_of(0.1, 0.1)
-    on(fleet, c.Reduce, lambda: fleet.preempt(1))
+    fleet.on(c.Reduce, lambda: fleet.preempt(1))
     done(fleet)
     assert len(fleet.noted("leave")) == 1
     assert [record["samples"] for record in fleet.of_kind("round")] == [400] * 3
@@ -151,23 +150,19 @@ def test_preempted_worker_between_two_rounds_leaves_without_a_delta() -> None:
 def broken_by(*exceptions: str | None) -> HyphaError:
     """What ends a run whose workers all break down at work, by these exceptions in turn."""
     fleet, turn = fleet_of(0.1, 0.1), cycle(exceptions)
-    perform = fleet._perform
 
     def break_down(worker: int) -> None:
-        one = fleet.workers[worker]
-        if one.alive:
-            one.alive = False
-            fleet.tell(c.Lost(one.source, "it broke", next(turn)))
+        if worker in fleet.workers:
+            fleet.tell(c.Lost(fleet.workers[worker].source, "it broke", next(turn)))
 
     def spy(command: c.Command) -> None:
-        perform(command)
         if isinstance(command, c.Assign):
-            fleet.at(0.2, lambda: break_down(command.worker))
+            fleet.later(0.2, lambda: break_down(command.worker))
 
-    fleet._perform = spy  # type: ignore[method-assign]
+    fleet.watchers.append(spy)
     fleet.run()
-    assert fleet.finished is not None and isinstance(fleet.finished.error, HyphaError)
-    return fleet.finished.error
+    assert isinstance(fleet.error, HyphaError)
+    return fleet.error
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ import pytest
 
 from hypha_ray.scheduler.rounds.round import LOST
 from hypha_ray.types import Delta
-from tests.support.fleet_scenarios import done, fleet_of, used
-from tests.support.virtual_fleet import Faults, VirtualFleet, past_of, slices_of
+from tests.support.fleet import Faults, Fleet, done, fleet_of, past_of, slices_of, used
 
 BAD = "non-finite values"
 STRATEGIES: list[dict[str, Any]] = [
@@ -48,10 +47,10 @@ def test_worker_whose_payloads_are_lost_again_and_again_is_not_excluded(sync: di
 @pytest.mark.parametrize("sync", [one for one in STRATEGIES if one.get("strategy") != "async"], ids=str)
 def test_round_whose_payloads_are_all_lost_is_trained_again_from_the_last_commit(sync: dict[str, Any]) -> None:
     fleet = fleet_of(0.1, 0.1, faults=after(4, lambda delta: LOST), update_rounds=4, sync=sync).run()
-    error = fleet.finished and fleet.finished.error
+    error = fleet.error
     assert getattr(error, "code", None) == "NET012" and getattr(error, "exit_code", None) == 75
     assert LOST in str(error) and "diverged" not in str(error)
-    rest = VirtualFleet(fleet.job, [0.1, 0.1], slices_of(20, 64), past=past_of(fleet.persisted))
+    rest = Fleet(fleet.job, [0.1, 0.1], slices_of(20, 64), past=past_of(fleet.persisted))
     done(rest)
     rest.persisted[:0] = fleet.persisted
     assert [one.round for one in rest.persisted] == [0, 1, 2, 3] and set(used(rest).values()) == {1}
@@ -66,13 +65,13 @@ def test_without_a_barrier_lost_payloads_are_trained_again_at_once() -> None:
 def test_round_of_a_lost_and_of_a_bad_payload_is_not_called_divergence() -> None:
     mixed = after(4, lambda delta: LOST if delta.source.worker else BAD)
     fleet = fleet_of(0.1, 0.1, faults=mixed, update_rounds=4).run()
-    assert getattr(fleet.finished and fleet.finished.error, "code", None) == "NET012"
+    assert getattr(fleet.error, "code", None) == "NET012"
 
 
 @pytest.mark.parametrize("sync", STRATEGIES, ids=str)
 def test_run_whose_every_delta_is_bad_has_diverged(sync: dict[str, Any]) -> None:
     fleet = fleet_of(0.1, 0.1, faults=after(4, lambda delta: BAD), update_rounds=8, sync=sync).run()
-    error = fleet.finished and fleet.finished.error
+    error = fleet.error
     assert getattr(error, "code", None) == "TRN001" and BAD in str(error)
 
 
@@ -80,8 +79,8 @@ def test_replay_without_one_payload_is_trained_again() -> None:
     tables = {"run": {"name": "virtual", "mode": "replay"}, "update_rounds": 4, "samples": 120}
     calm = done(fleet_of(0.1, 0.2, **tables))
     fleet = fleet_of(0.1, 0.2, faults=faults(LOST, 2), **tables).run()
-    assert getattr(fleet.finished and fleet.finished.error, "code", None) == "NET012"
-    rest = done(VirtualFleet(fleet.job, [0.1, 0.2], slices_of(20, 64), past=past_of(fleet.persisted)))
+    assert getattr(fleet.error, "code", None) == "NET012"
+    rest = done(Fleet(fleet.job, [0.1, 0.2], slices_of(20, 64), past=past_of(fleet.persisted)))
     assert [one.spans for one in fleet.persisted + rest.persisted] == [one.spans for one in calm.persisted]
 
 

@@ -6,23 +6,22 @@ from typing import Any
 
 import pytest
 
-from tests.support.fleet_scenarios import done, fleet_of
-from tests.support.virtual_fleet import Faults, VirtualFleet
+from tests.support.fleet import Faults, Fleet, done, fleet_of
 
 AHEAD = 4
 STRATEGIES: list[dict[str, Any]] = [{"strategy": "diloco"}, {"strategy": "sync"}, {"strategy": "async"}]
 
 
-def slow(*speeds: float, commit_s: float, update_rounds: int = 12, **tables: Any) -> VirtualFleet:
+def slow(*speeds: float, commit_s: float, update_rounds: int = 12, **tables: Any) -> Fleet:
     faults = Faults(commit_s=lambda round: commit_s)
     return done(fleet_of(*speeds, faults=faults, update_rounds=update_rounds, samples=40, **tables))
 
 
-def problems(fleet: VirtualFleet) -> list[str]:
+def problems(fleet: Fleet) -> list[str]:
     return [note["text"] for note in fleet.noted("problem")]
 
 
-def begun(fleet: VirtualFleet) -> dict[int, float]:
+def begun(fleet: Fleet) -> dict[int, float]:
     """When each round was first planned."""
     times: dict[int, float] = {}
     for note in fleet.noted("plan"):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hypha_ray.scheduler.fleet.worker_state import batch_size
-from tests.support.fleet_scenarios import FIRST_ONLY, done, fleet_of, used
-from tests.support.virtual_fleet import job_of
+from tests.support.fleet import FIRST_ONLY, done, fleet_of, job_of, used
 
 SYNC = {"strategy": "sync"}
 
@@ -27,7 +26,7 @@ def test_slow_worker_has_as_many_batches_as_a_fast_one_and_no_plan_is_corrected(
 @pytest.mark.parametrize(("killed_s", "first"), [(0.6, 2), (1.6, 1)])
 def test_batch_of_a_lost_worker_goes_to_another_in_this_step_or_in_a_later_one(killed_s: float, first: int) -> None:
     fleet = fleet_of(1.0, 2.0, faults=FIRST_ONLY, update_rounds=4, samples=8, sync=SYNC)
-    fleet.at(0.1 + killed_s, lambda: fleet.kill(1))
+    fleet.later(0.1 + killed_s, lambda: fleet.kill(1))
     done(fleet)
     assert [record["batches"] for record in fleet.of_kind("round")] == [{0: first}, {0: 2}, {0: 2}, {0: 2}]
     assert len(used(fleet)) == 4 * (first + 6)

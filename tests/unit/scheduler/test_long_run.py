@@ -19,9 +19,9 @@ import pytest
 from hypha_ray.config.tables.outputs import Checkpoint
 from hypha_ray.scheduler import messages as c
 from hypha_ray.store.commit_writer import CommitWriter
-from tests.support.fleet_scenarios import rounds
+from hypha_ray.types import Saved
+from tests.support.fleet import Fleet, job_of, rounds, slices_of
 from tests.support.store_bench import LAYOUT, flats
-from tests.support.virtual_fleet import VirtualFleet, job_of, slices_of
 
 ROUNDS = 640
 """In CI."""
@@ -32,7 +32,7 @@ CALLS = ("open", "scandir", "listdir", "stat", "rename", "link", "unlink", "mkdi
 """Calls by which a commit asks the system for something."""
 
 
-class LongRun(VirtualFleet):
+class LongRun(Fleet):
     """A fleet on a virtual clock whose commits are written by a store; of what has happened nothing is kept."""
 
     def __init__(self, directory: Path, update_rounds: int, strategy: str) -> None:
@@ -60,16 +60,17 @@ class LongRun(VirtualFleet):
 
         return counted
 
-    def _committed(self, command: c.Persist) -> None:
+    def saved(self, command: c.Persist) -> Saved:
+        super().saved(command)
         self._asked.clear()
         saved = self.kept.commit(command, LAYOUT, (), *flats(command.round))
         assert saved.problem is None
         self.calls[command.round] = Counter(self._asked)
-        self.tell(c.Committed(saved))
         for seen in (self.commands, self.records, self.notes, self.persisted, self.reduces, self.commits):
             seen.clear()
         if command.round % EPOCH == EPOCH - 1:
             self.sizes[command.round] = reachable(self.core, self.kept)
+        return saved
 
 
 class _Listing(list[Any]):
@@ -105,7 +106,7 @@ def test_late_rounds_take_no_more_memory_and_ask_no_more_of_the_disk_than_early_
     run = LongRun(tmp_path, count, strategy)
     run.watch(monkeypatch)
     run.run(limit=1000 * count)
-    assert run.finished is not None and run.finished.error is None
+    assert run.error is None
     first, *others = [size for round, size in sorted(run.sizes.items()) if round >= EPOCH]
     assert others and max(others) < 1.05 * first, run.sizes
     early, late = run.calls[EPOCH + 1], run.calls[count - 30]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from hypha_ray.scheduler.core import SchedulerCore
-from tests.support import virtual_fleet
+from tests.support import fleet
 from tests.support.mutants_core import MUTANTS, mutant
 from tests.support.mutants_found import FOUND_IN
 from tests.support.walk import Walk
@@ -28,7 +28,7 @@ SCENARIOS: list[Callable[[], None]] = [
 @pytest.mark.parametrize("name", MUTANTS)
 def test_simulation_or_scenario_finds_the_defect(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     core = mutant(name)
-    monkeypatch.setattr(virtual_fleet, "SchedulerCore", core)
+    monkeypatch.setattr(fleet, "SchedulerCore", core)
     found = _known(core, FOUND_IN.get(name)) or _walked(core, SOON) or _played(SCENARIOS) or _walked(core, LATE)
     print(f"{name}: {found}")
     assert found is not None, f"nobody noticed: {name}"

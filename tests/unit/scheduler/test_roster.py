@@ -8,7 +8,7 @@ import pytest
 
 from hypha_ray.scheduler.fleet.roster import STARTS_PER_ATTEMPT, Roster
 from hypha_ray.types import Source
-from tests.support.virtual_fleet import job_of
+from tests.support.fleet import job_of
 
 
 def roster_of(workers: int = 2, attempt: int = 1, **tables: object) -> Roster:

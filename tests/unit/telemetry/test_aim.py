@@ -14,7 +14,7 @@ from hypha_ray.driver.preflight.checks import check_job
 from hypha_ray.errors import AuthenticationError, ConfigError
 from hypha_ray.telemetry.sinks.base import build
 from hypha_ray.telemetry.sinks.files import read_jsonl
-from tests.support.fleet_records import fleet_records
+from tests.support.fleet import fleet_records
 
 # Aim 3.29 uses what SQLAlchemy 2 calls old.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

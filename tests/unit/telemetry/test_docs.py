@@ -13,7 +13,7 @@ import pytest
 from hypha_ray.telemetry.metrics import METRICS
 from hypha_ray.telemetry.news import KINDS
 from hypha_ray.telemetry.sinks.files import summary
-from tests.support.virtual_fleet import VirtualFleet, job_of, slices_of
+from tests.support.fleet import Fleet, job_of, slices_of
 
 ROOT = Path(__file__).parents[3]
 DOCS = (ROOT / "docs" / "telemetry.md").read_text(encoding="utf-8")
@@ -84,11 +84,11 @@ def test_console_section_names_the_kinds_that_are_shown() -> None:
     assert set(re.findall(r"`(\w+)`", sentence)) == KINDS
 
 
-def run_with_every_fault() -> VirtualFleet:
+def run_with_every_fault() -> Fleet:
     rounds = {"update_rounds": 6, "samples_between_updates": 240, "max_batch_size": 4}
-    fleet = VirtualFleet(job_of(rounds=rounds), [0.1, 0.1, 0.1], slices_of())
-    fleet.at(3.0, lambda: fleet.kill(1))
-    fleet.at(6.0, lambda: fleet.preempt(2))
+    fleet = Fleet(job_of(rounds=rounds), [0.1, 0.1, 0.1], slices_of())
+    fleet.later(3.0, lambda: fleet.kill(1))
+    fleet.later(6.0, lambda: fleet.preempt(2))
     return fleet.run()
 
 
@@ -103,7 +103,7 @@ FLEETS: dict[str, dict[str, Any]] = {
 def records() -> list[dict[str, Any]]:
     """Metrics of one small run of every strategy."""
     rounds = {"update_rounds": 4, "samples_between_updates": 240, "max_batch_size": 4}
-    fleets = [VirtualFleet(job_of(rounds=rounds, **tables), [0.1, 0.2], slices_of()) for tables in FLEETS.values()]
+    fleets = [Fleet(job_of(rounds=rounds, **tables), [0.1, 0.2], slices_of()) for tables in FLEETS.values()]
     return [record for fleet in fleets for record in fleet.run().records]
 
 

@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from hypha_ray.telemetry.metrics import METRICS as GAUGES
 from hypha_ray.telemetry.sinks.base import build
 from hypha_ray.telemetry.sinks.files import read_jsonl
-from tests.support.fleet_records import fleet_records
+from tests.support.fleet import fleet_records
 
 ROUND = {"kind": "round", "round": 7, "loss": 2.5, "bytes_up": 4096, "workers": 2, "batches": {"0": 6, "1": 4}}
 

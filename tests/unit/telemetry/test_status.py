@@ -16,7 +16,7 @@ from hypha_ray.config.load import load
 from hypha_ray.errors import ConfigError
 from hypha_ray.telemetry.sinks.base import build
 from hypha_ray.telemetry.sinks.files import METRICS, read_jsonl
-from tests.support.fleet_records import fleet_records
+from tests.support.fleet import fleet_records
 
 ROOT = Path(__file__).parents[3]
 ROUND = {
