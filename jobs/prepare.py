@@ -1,9 +1,10 @@
-"""Make a prepared dataset: slices of packed sequences, images or prompts, and a manifest.
+"""Make a prepared dataset: slices of packed sequences, chats, images or prompts, and a manifest.
 
     python jobs/prepare.py --source stdlib --out ~/hypha_ray/datasets/stdlib
     python jobs/prepare.py --source digits --out ~/hypha_ray/datasets/digits
     python jobs/prepare.py --source 'texts/**/*.txt' --tokenizer gpt2 --seq-len 1024 --out texts-gpt2
     python jobs/prepare.py --source Salesforce/wikitext --subset wikitext-103-raw-v1 --tokenizer gpt2 --out wikitext
+    python jobs/prepare.py --source chats.jsonl --chat --tokenizer Qwen/Qwen2.5-0.5B-Instruct --out data/chats --report
     python jobs/prepare.py --source problems:sort2 --tokenizer characters --out data/sort2
     python jobs/prepare.py --source gsm8k.jsonl --prompt-column question --answer-column answer --task gsm8k \
         --tokenizer Qwen/Qwen2.5-0.5B-Instruct --chat --out data/gsm8k
@@ -49,13 +50,31 @@ def main() -> None:
     for split in ("train", "validation"):
         print(f"{split:<10} {manifest.samples(split):>9,} samples in {len(manifest.of(split)):,} slices")
     if manifest.modality == "language":
-        print(f"{'tokens':<10} {manifest.samples('train') * options.seq_len:>9,} to train on")
+        show_tokens(options.out.expanduser(), manifest, options.report)
     if manifest.modality == "prompts":
         show_prompts(options.out.expanduser(), manifest)
     print(f"{'size':<10} {size / 1e6:>9,.1f} MB in {time.monotonic() - begin:.1f} s")
     if manifest.origin is not None:
-        show_origin(manifest.origin, "prompts" if manifest.modality == "prompts" else "documents")
+        show_origin(manifest.origin, options.kind)
     print(f"dataset: {options.out.expanduser().resolve()}")
+
+
+def show_tokens(folder: Path, manifest: Manifest, whole: bool) -> None:
+    """Say how many tokens there are to train on; on request also their lengths, with a sample."""
+    from rich.console import Console
+
+    from hypha_ray.data.preparation.report import lengths_of, marked, sample_of
+
+    found = lengths_of(folder, manifest)
+    scored = "" if found.scored is None else f", of which {found.scored:,} are scored"
+    print(f"{'tokens':<10} {found.tokens:>9,} to train on{scored}")
+    if whole:
+        median = f"{found.median:,.0f} in the median"
+        print(f"{'lengths':<10} {found.shortest:,} to {found.longest:,} tokens a sample, {median}")
+        for bar in found.bars():
+            print(f"{'':<10} {bar}")
+        console = Console(soft_wrap=True, highlight=False)
+        console.print(f"{'sample':<10} ", marked(sample_of(folder, manifest), console.is_terminal), sep="")
 
 
 def show_prompts(folder: Path, manifest: Manifest) -> None:

@@ -112,6 +112,25 @@ def test_prepare_of_rows_in_the_form_of_gsm8k(tmp_path: Path) -> None:
     assert sorted(int(record["answer"]) for record in records) == [2 * n for n in range(400, 800)]
 
 
+def test_prepare_of_chats_shows_lengths_and_a_sample_with_its_answers_marked(tmp_path: Path) -> None:
+    rows = [{"messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "1"}]} for n in "2345"]
+    (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "chat.jinja").write_text(
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}</s>{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    out, source = tmp_path / "chats", str(tmp_path / "chats.jsonl")
+    arguments = ("--chat", "--chat-template", str(tmp_path / "chat.jinja"), "--report", "--validation-fraction", "0")
+    done = run("--source", source, *arguments, "--out", str(out))
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = {line.split()[0]: " ".join(line.split()[1:]) for line in done.stdout.splitlines()}
+    length = len("user: 2?.assistant: 1.")
+    assert lines["tokens"] == f"{4 * length} to train on, of which 8 are scored"
+    assert lines["lengths"] == f"{length} to {length} tokens a sample, {length} in the median"
+    assert lines["sample"].startswith("user: ") and lines["sample"].endswith("?</s>assistant: «1</s>»")
+    assert lines["read"] == "4 chats from 1 file"
+
+
 def test_prepare_into_a_dataset_wants_overwrite(tmp_path: Path) -> None:
     arguments = ("--source", "digits", "--out", str(tmp_path / "d"))
     assert run(*arguments).returncode == 0
@@ -135,7 +154,7 @@ def test_prepare_into_a_dataset_wants_overwrite(tmp_path: Path) -> None:
         (["--source", "digits", "--out", "/dev/null/d"], 3, "error[DATA009]"),
         (["--source", "problems:sorted", "--out", "d"], 3, "copy, reverse, sort, max, sums, remainders"),
         (["--source", "problems:sort2", "--out", "d", "--chat"], 3, "error[DATA034]: tokenizer 'byte' has no chat"),
-        (["--source", "stdlib", "--out", "d", "--chat"], 2, "error[PREP007]: --chat has no effect without"),
+        (["--source", "stdlib", "--out", "d", "--chat"], 2, "error[PREP007]: --chat has no effect on --source stdlib"),
     ],
 )
 def test_prepare_with_an_error_prints_it_without_a_traceback(

@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hypha_ray.data.manifest import PreprocessorInfo
+from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.plain_tokenizers import byte_tokenizer, character_tokenizer
-from hypha_ray.errors import ConfigError
+from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.model.loading.hub import fetch
 
 Tokens: TypeAlias = npt.NDArray[np.int32]
@@ -155,6 +156,42 @@ def load_tokenizer(name: str, revision: str | None = None) -> Any:
         found = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         fix = "name a tokenizer on the hub, a folder that has one, 'byte' or 'characters'"
         raise ConfigError("PREP006", f"tokenizer {name!r} can't be loaded", found, fix=fix) from error
+
+
+def tokenizer_of(options: Options, texts: Iterable[str]) -> Any:
+    """The tokenizer that the options name, with an end token, and with a chat template if the options need one.
+
+    Args:
+        options: the tokenizer, its revision, and the file of a chat template.
+        texts: texts with all characters of the samples, for the vocabulary of ``characters``.
+
+    Raises:
+        DataError: there is no chat template.
+        HyphaError: tokenizer or template can't be loaded or used.
+
+    """
+    template = None if options.chat_template is None else _template(options.chat_template)
+    if options.tokenizer == "byte":
+        tokenizer = byte_tokenizer()
+    elif options.tokenizer == "characters":
+        tokenizer = character_tokenizer(itertools.chain(texts, [template or ""]))
+    else:
+        tokenizer = load_tokenizer(options.tokenizer, options.tokenizer_revision)
+    require_end(tokenizer, options.tokenizer)
+    if template is not None:
+        tokenizer.chat_template = template
+    if options.is_templated and not tokenizer.chat_template:
+        fix = "name the tokenizer of a model that is made for chats, or give a template by --chat-template FILE"
+        raise DataError("DATA034", f"tokenizer {options.tokenizer!r} has no chat template", fix=fix)
+    return tokenizer
+
+
+def _template(path: Path) -> str:
+    try:
+        return path.expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        fix = "name a file with a Jinja template"
+        raise ConfigError("PREP009", f"--chat-template {path} can't be read", str(error), fix=fix) from None
 
 
 def load_encoder(name: str, revision: str | None, texts: Callable[[], Iterable[str]]) -> Encoder:

@@ -6,18 +6,20 @@ import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 from hypha_ray.errors import ConfigError
 
 PROBLEMS, GYM = "problems:", "reasoning-gym:"
 GENERATED: Final = (PROBLEMS, GYM)
 """Beginnings of sources whose prompts are generated."""
+Kind: TypeAlias = Literal["documents", "images", "prompts", "chats"]
+"""Samples of a dataset, in the plural."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options for turning a corpus into slices of packed sequences, images or prompts, with a manifest."""
+    """Options for turning a corpus into slices of packed sequences, chats, images or prompts, with a manifest."""
 
     source: str
     """stdlib, digits, a file of text, CSV, JSON or Parquet, a folder or pattern of them, a Hugging Face dataset,
@@ -29,7 +31,7 @@ class Options:
     tokenizer_revision: str | None = None
     """branch, tag or commit of the tokenizer"""
     seq_len: int = 256
-    """tokens in a sample; longer prompts are left out"""
+    """tokens in a sample; longer prompts are left out, and longer chats are cut off"""
     samples_per_slice: int = 1024
     """samples in a slice, the unit of data sent to workers"""
     validation_fraction: float = 0.05
@@ -44,8 +46,17 @@ class Options:
     """most training samples to write"""
     text_column: str = "text"
     """column with the text, in tables and Hugging Face datasets; default in CSV files: the only column with text"""
+    chat: bool = False
+    """train on chats, with a loss on the assistant's tokens; with --prompt-column alone: put prompts into the chat
+    template, up to where the model answers"""
+    messages_column: str | None = None
+    """column that has the messages of a chat; default: recognised"""
+    completion_column: str | None = None
+    """column that has completions of prompts, which alone have a loss; without --chat no template is applied"""
+    chat_template: Path | None = None
+    """file of a Jinja template for chats; default: the tokenizer's"""
     prompt_column: str | None = None
-    """column that has prompts, for reinforcement learning; the dataset is then one of prompts"""
+    """column that has prompts; without --completion-column the dataset is one of prompts for reinforcement learning"""
     answer_column: str | None = None
     """column that has the right answers, for rewards"""
     answer_pattern: str | None = None
@@ -54,10 +65,8 @@ class Options:
     """name of the task in the records for rewards; of gsm8k and number the answer is the number; default: exact"""
     keep_columns: list[str] = field(default_factory=list)
     """other columns to put into the records for rewards"""
-    chat: bool = False
-    """put prompts into the tokenizer's chat template, up to where the model answers"""
     system: str | None = None
-    """system message before each prompt of a chat"""
+    """system message before each prompt, and before each chat that has none"""
     subset: str | None = None
     """configuration of a Hugging Face dataset, such as wikitext-103-raw-v1"""
     split: str = "train"
@@ -66,11 +75,24 @@ class Options:
     """branch, tag or commit of a Hugging Face dataset"""
     overwrite: bool = False
     """replace the dataset in OUT"""
+    report: bool = False
+    """show the lengths of the samples, and one of them with its scored tokens marked"""
 
     @property
-    def makes_prompts(self) -> bool:
-        """Whether the dataset is one of prompts."""
-        return self.prompt_column is not None or self.source.startswith(GENERATED)
+    def kind(self) -> Kind:
+        """Kind of the samples."""
+        if self.source.startswith(GENERATED):
+            return "prompts"
+        if self.completion_column is not None or self.messages_column is not None:
+            return "chats"
+        if self.prompt_column is not None:
+            return "prompts"
+        return "chats" if self.chat else "images" if self.source == "digits" else "documents"
+
+    @property
+    def is_templated(self) -> bool:
+        """Whether samples go through a chat template."""
+        return self.chat or self.messages_column is not None
 
     def check(self) -> None:
         """Check each option, and that they fit together.
@@ -88,19 +110,26 @@ class Options:
             raise _out_of_range("validation_fraction", self.validation_fraction, "0 ≤ x < 1")
         if not self.source:
             raise _out_of_range("source", "nothing", "stdlib, digits, a path, or a Hugging Face name")
-        self._check_prompts()
+        self._check_columns()
 
-    def _check_prompts(self) -> None:
-        """Refuse options of prompts that would have no effect."""
-        of_rows = ("prompt_column", "answer_column", "answer_pattern", "task", "keep_columns")
+    def _check_columns(self) -> None:
+        """Refuse options of prompts and chats that would have no effect."""
+        of_answers = ("answer_column", "answer_pattern", "task", "keep_columns")
+        columns = ("messages_column", "prompt_column", "completion_column")
         if self.source.startswith(GENERATED):
-            self._refuse(of_rows, f"has no effect on generated prompts, --source {self.source}")
-        elif self.prompt_column is None:
-            self._refuse((*of_rows, "chat", "system"), "has no effect without --prompt-column")
+            self._refuse((*columns, *of_answers), f"has no effect on generated prompts, --source {self.source}")
         elif self.source in ("stdlib", "digits"):
-            self._refuse(("prompt_column",), f"has no effect on --source {self.source}, which has no columns")
-        if not self.chat:
-            self._refuse(("system",), "has no effect without --chat")
+            self._refuse((*columns, "chat"), f"has no effect on --source {self.source}, which has no columns")
+        if self.messages_column is not None:
+            self._refuse(("prompt_column", "completion_column"), "and --messages-column exclude each other")
+        if self.kind == "chats":
+            self._refuse(of_answers, "has no effect on chats")
+        if self.prompt_column is None:
+            self._refuse(("completion_column", *of_answers), "has no effect without --prompt-column")
+        if self.report and self.kind in ("images", "prompts"):
+            raise ConfigError("PREP007", f"--report has no effect on {self.kind}", fix="leave it out")
+        if not self.is_templated:
+            self._refuse(("system", "chat_template"), "has no effect without --chat")
         if self.answer_column is None:
             self._refuse(("answer_pattern",), "has no effect without --answer-column")
         if taken := {"task", "answer"} & set(self.keep_columns):

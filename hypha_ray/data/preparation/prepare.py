@@ -12,12 +12,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 from functools import partial
+from typing import Final
 
 import numpy as np
 
-from hypha_ray.data.manifest import Manifest, PreprocessorInfo
+from hypha_ray.data.manifest import Manifest, Modality, PreprocessorInfo
+from hypha_ray.data.preparation.chats import write_chats
 from hypha_ray.data.preparation.encoders import Encoder, Tokens, load_encoder
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import Kind, Options
 from hypha_ray.data.preparation.packing import Held, batches, digest, hold_out, pack, shuffle
 from hypha_ray.data.preparation.prompts import write_prompts
 from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
@@ -34,6 +36,15 @@ BLOCK_TOKENS = 1 << 24
 BATCH_CHARACTERS = 1 << 20
 """Approximate characters of the documents that are tokenised together."""
 
+_MODALITIES: Final[dict[Kind, Modality]] = {
+    "documents": "language",
+    "chats": "language",
+    "images": "vision",
+    "prompts": "prompts",
+}
+_USED: Final[dict[Kind, str]] = {"prompts": "prompt and answer are", "chats": "those of the chats are"}
+"""Columns that are used, for the account."""
+
 
 def prepare(options: Options, report: Report) -> Manifest:
     """Make the dataset; equal options give equal bytes.
@@ -46,24 +57,32 @@ def prepare(options: Options, report: Report) -> Manifest:
     """
     options.check()
     out = options.out.expanduser()
-    account = Account("prompt and answer are") if options.makes_prompts else Account()
+    account = Account(_USED.get(options.kind, "the text is"))
     with staged(out, options.overwrite) as folder:
         writer = SliceWriter(folder, options.samples_per_slice, report)
-        images = options.source == "digits"
-        if options.makes_prompts:
-            preprocessor: PreprocessorInfo | None = write_prompts(options, writer, report, account)
-        else:
-            preprocessor = _write_digits(options, writer) if images else _write_text(options, writer, report, account)
+        preprocessor = _write(options, writer, report, account)
         manifest = Manifest(
             name=readable(out.resolve().name),
-            modality="prompts" if options.makes_prompts else "vision" if images else "language",
+            modality=_MODALITIES[options.kind],
             slices=tuple(writer.slices),
             tensors=writer.tensors,
             preprocessor=preprocessor,
-            origin=None if images else account.origin(),
+            origin=None if options.kind == "images" else account.origin(),
         )
         manifest.save(folder)
     return manifest
+
+
+def _write(options: Options, writer: SliceWriter, report: Report, account: Account) -> PreprocessorInfo | None:
+    match options.kind:
+        case "images":
+            return _write_digits(options, writer)
+        case "prompts":
+            return write_prompts(options, writer, report, account)
+        case "chats":
+            return write_chats(options, writer, report, account)
+        case "documents":
+            return _write_text(options, writer, report, account)
 
 
 def _write_text(options: Options, writer: SliceWriter, report: Report, account: Account) -> PreprocessorInfo:

@@ -9,29 +9,31 @@ uint8 [N, A], the record for rewards in JSON. Prompts are held in memory as a wh
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from hypha_ray.data.manifest import Manifest, PreprocessorInfo
-from hypha_ray.data.preparation.encoders import FOLDER, Tokens, load_tokenizer, require_end, save_tokenizer
+from hypha_ray.data.preparation.encoders import (
+    FOLDER,
+    Tokens,
+    load_tokenizer,
+    require_end,
+    save_tokenizer,
+    tokenizer_of,
+)
 from hypha_ray.data.preparation.options import PROBLEMS, Options
-from hypha_ray.data.preparation.plain_tokenizers import byte_tokenizer, character_tokenizer
 from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
 from hypha_ray.data.preparation.sources.problems import ALPHABET
 from hypha_ray.data.preparation.sources.prompts import Messages, Prompt, prompts
+from hypha_ray.data.preparation.splitting import split, write_split
 from hypha_ray.data.provenance import Account
 from hypha_ray.data.slices import Arrays, read_slice
 from hypha_ray.errors import DataError
 from hypha_ray.types.prompts import pack_records, unpack_records
-
-Rows: TypeAlias = npt.NDArray[np.int64]
-"""Indices of prompts, [N]."""
 
 _AT_ONCE = 1024
 """Prompts that are tokenised at once."""
@@ -46,7 +48,8 @@ def write_prompts(options: Options, writer: SliceWriter, report: Report, account
 
     """
     found = list(prompts(options, account))
-    tokenizer = _tokenizer(options, found)
+    generated = options.source.startswith(PROBLEMS)
+    tokenizer = tokenizer_of(options, [ALPHABET] if generated else _texts(found))
     ids, records = _fitting(found, _encoded(tokenizer, found, options, report), options.seq_len, account)
     if not found:
         fix = "name another --source, or other columns"
@@ -56,39 +59,12 @@ def write_prompts(options: Options, writer: SliceWriter, report: Report, account
     if not ids:
         what = f"there are no prompts of up to {options.seq_len} tokens in {options.source}"
         raise DataError("DATA033", what, account.left_out, "prompts", "raise --seq-len")
-    train, validation = split(ids, options, account)
+    splits = split([row.tobytes() for row in ids], options, account, "prompts")
     end, padding = require_end(tokenizer, options.tokenizer), tokenizer.pad_token_id
     arrays = _arrays(ids, records, end if padding is None else padding)
-    for rows, name in ((train, "train"), (validation, "validation")):
-        writer.add({key: array[rows] for key, array in arrays.items()}, name)
+    size = options.samples_per_slice
+    write_split(splits, lambda rows: {key: array[rows] for key, array in arrays.items()}, size, writer)
     return save_tokenizer(tokenizer, writer.folder, options.tokenizer, options.tokenizer_revision)
-
-
-def split(ids: Sequence[Tokens], options: Options, account: Account) -> tuple[Rows, Rows]:
-    """Rows for training and for validation, in random order; no prompt is in both.
-
-    Of the different prompts, `validation_fraction` is held out, at least one and at most `validation_samples`. Each is
-    held out as often as the others, as far as it occurs so often and the limit allows it.
-    """
-    generator = np.random.default_rng(options.seed)
-    places: dict[bytes, list[int]] = {}
-    for row in generator.permutation(len(ids)).tolist():
-        places.setdefault(ids[row].tobytes(), []).append(row)
-    groups = list(places.values())
-    wanted = 0
-    if options.validation_fraction and options.validation_samples:
-        share = max(1, round(options.validation_fraction * len(groups)))
-        wanted = min(share, options.validation_samples, len(groups) - 1)
-        if not wanted:
-            account.note("no validation samples: all prompts are the same")
-    turns = itertools.zip_longest(*groups[:wanted])
-    held = [row for turn in turns for row in turn if row is not None]
-    account.leave_out("prompts", "more repetitions of validation prompts", len(held[options.validation_samples :]))
-    held, rest = held[: options.validation_samples], [row for group in groups[wanted:] for row in group]
-    train = generator.permutation(np.array(rest, np.int64))
-    if options.max_samples is not None and len(train) > options.max_samples:
-        account.note(f"the source isn't used up: --max-samples {options.max_samples} is reached")
-    return train[: options.max_samples], np.array(held, np.int64)
 
 
 def _arrays(ids: Sequence[Tokens], records: Sequence[dict[str, Any]], padding: int) -> Arrays:
@@ -99,21 +75,6 @@ def _arrays(ids: Sequence[Tokens], records: Sequence[dict[str, Any]], padding: i
         tokens[row, -len(prompt) :] = prompt
         mask[row, -len(prompt) :] = 1
     return {"input_ids": tokens, "attention_mask": mask, "reward_data": pack_records(records)}
-
-
-def _tokenizer(options: Options, found: Sequence[Prompt]) -> Any:
-    """The tokenizer of that name; one of characters has those of prompts and answers."""
-    if options.tokenizer == "byte":
-        tokenizer = byte_tokenizer()
-    elif options.tokenizer == "characters":
-        tokenizer = character_tokenizer([ALPHABET] if options.source.startswith(PROBLEMS) else _texts(found))
-    else:
-        tokenizer = load_tokenizer(options.tokenizer, options.tokenizer_revision)
-    require_end(tokenizer, options.tokenizer)
-    if options.chat and not tokenizer.chat_template:
-        fix = "name the tokenizer of a model that is made for chats, or leave --chat out"
-        raise DataError("DATA034", f"tokenizer {options.tokenizer!r} has no chat template", fix=fix)
-    return tokenizer
 
 
 def _texts(found: Iterable[Prompt]) -> Iterator[str]:

@@ -24,8 +24,9 @@ from hypha_ray.data.manifest import MANIFEST, Manifest
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.plain_tokenizers import byte_tokenizer
 from hypha_ray.data.preparation.prepare import prepare
-from hypha_ray.data.preparation.prompts import preview, split
+from hypha_ray.data.preparation.prompts import preview
 from hypha_ray.data.preparation.sources.problems import ALPHABET, problems
+from hypha_ray.data.preparation.splitting import split
 from hypha_ray.data.provenance import Account
 from hypha_ray.data.slices import Arrays, read_slice
 from hypha_ray.errors import ConfigError, DataError
@@ -302,7 +303,6 @@ def test_plain_text_has_no_prompts(tmp_path: Path) -> None:
     ("source", "options", "words"),
     [
         ("a.jsonl", {"answer_column": "a"}, "--answer-column has no effect without --prompt-column"),
-        ("a.jsonl", {"chat": True}, "--chat has no effect without --prompt-column"),
         ("a.jsonl", {"prompt_column": "q", "system": "be short"}, "--system has no effect without --chat"),
         (
             "a.jsonl",
@@ -383,7 +383,7 @@ def test_splits_have_no_prompt_in_common_and_lose_none_unsaid(
         Options("x", Path(), validation_fraction=fraction, validation_samples=limit, seed=seed),
         Account(),
     )
-    train, held = split([np.array([name], np.int32) for name in names], options, account)
+    train, held = split([bytes([name]) for name in names], options, account, "prompts")
     trained, validated = Counter(names[row] for row in train), Counter(names[row] for row in held)
     different = len(set(names))
     assert not trained.keys() & validated.keys()

@@ -44,7 +44,7 @@ class Reader(Protocol[T_co]):
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """Columns that a table needs."""
+        """Columns that a table needs; empty: all are read."""
         ...
 
     def of_rows(self, rows: Iterable[Row], account: Account) -> Iterator[T_co]:
@@ -162,7 +162,7 @@ def csv_rows(file: IO[str], path: Path, columns: Sequence[Column], account: Acco
 
 
 def parquet_rows(path: Path, columns: Sequence[Column], account: Account) -> Iterator[Row]:
-    """The rows of a Parquet file; only the given columns are read.
+    """The rows of a Parquet file; only the given columns are read, or all if none are given.
 
     Raises:
         DataError: it is damaged, or lacks a column.
@@ -174,7 +174,8 @@ def parquet_rows(path: Path, columns: Sequence[Column], account: Account) -> Ite
     try:
         # Opened here, since Arrow accepts only names in UTF-8.
         with path.open("rb") as stream, parquet.ParquetFile(stream) as file:
-            names, wanted = file.schema_arrow.names, [column.name for column in columns]
+            names = file.schema_arrow.names
+            wanted = [column.name for column in columns] or names
             if missing := [column for column in columns if column.name not in names]:
                 raise no_column(str(path), missing[0], names)
             account.drop(name for name in names if name not in wanted)

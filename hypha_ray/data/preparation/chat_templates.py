@@ -1,0 +1,143 @@
+"""Text of a chat as its template renders it, and the parts of it that the assistant wrote.
+
+A template may mark these parts by ``{% generation %}``. Otherwise a part is the text by which the chat grows with the
+assistant's message:
+
+    rendered up to the message, with the generation prompt    <|user|>Hi<|end|><|assistant|>
+    rendered with the message                                 <|user|>Hi<|end|><|assistant|>Hello<|end|>
+    part of the assistant                                                                  Hello<|end|>
+
+That takes a template that renders the beginning of a chat in the same way as in the whole chat.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from hypha_ray.data.preparation.encoders import Tokens
+from hypha_ray.data.preparation.sources.chats import Chat, Messages
+from hypha_ray.errors import DataError
+
+_MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
+"""Mark of the assistant's parts, as transformers recognises it."""
+_FIX = "give a template that marks them by {% generation %} with --chat-template FILE"
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredText:
+    """A text, and its parts that are scored, each with its first character and the character behind its last."""
+
+    text: str
+    parts: tuple[tuple[int, int], ...]
+
+
+class ChatTemplate:
+    """The chat template of a tokenizer."""
+
+    def __init__(self, tokenizer: Any, name: str) -> None:
+        self._tokenizer, self._name = tokenizer, name
+        self._ends = tuple(token for token in tokenizer.all_special_tokens if token)
+
+    def rendered(self, chat: Chat) -> ScoredText:
+        """The text of a chat, with the assistant's parts. A message of the assistant with the weight 0 isn't scored.
+
+        Raises:
+            DataError: the template refuses the chat, or the assistant's parts can't be told from it.
+
+        """
+        template = self._tokenizer.get_chat_template(None, chat.tools)
+        answers = [place for place, message in enumerate(chat.messages) if message["role"] == "assistant"]
+        if _MARKED.search(template):
+            text, parts = self._render(chat, chat.messages, marked=True)
+        else:
+            text, parts = self._by_prefixes(chat, answers)
+        if len(parts) != len(answers) and (not parts or any("weight" in message for message in chat.messages)):
+            found = f"{len(parts)} for {len(answers)} messages of the assistant"
+            raise self._unclear(chat, "the template doesn't mark the assistant's parts one by one", found)
+        scored = [part for part, place in zip(parts, answers, strict=False) if chat.messages[place].get("weight") != 0]
+        return ScoredText(text, tuple(scored) if len(parts) == len(answers) else tuple(parts))
+
+    def _by_prefixes(self, chat: Chat, answers: Sequence[int]) -> tuple[str, list[tuple[int, int]]]:
+        text, _ = self._render(chat, chat.messages)
+        parts = []
+        for place in answers:
+            before, _ = self._render(chat, chat.messages[:place], opened=True)
+            after, _ = self._render(chat, chat.messages[: place + 1])
+            if not (after.startswith(before) and text.startswith(after)):
+                what = "the template renders the beginning of a chat in another way than in the whole chat"
+                raise self._unclear(chat, what, f"a difference at message {place + 1}")
+            parts.append((len(before), self._end(text, len(before), len(after))))
+        return text, parts
+
+    def _end(self, text: str, start: int, end: int) -> int:
+        """End of a part without the white space behind its last special token, which no model has to generate."""
+        part = text[start:end].rstrip()
+        return start + len(part) if part.endswith(self._ends) else end
+
+    def _render(
+        self, chat: Chat, messages: Messages, opened: bool = False, marked: bool = False
+    ) -> tuple[str, list[tuple[int, int]]]:
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        try:
+            texts, parts = render_jinja_template(
+                [messages],
+                tools=chat.tools,
+                chat_template=self._tokenizer.get_chat_template(None, chat.tools),
+                return_assistant_tokens_mask=marked,
+                add_generation_prompt=opened,
+                **self._tokenizer.special_tokens_map,
+            )
+        except Exception as error:  # Templates raise errors of their own, for instance without system messages.
+            got = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            what, fix = f"{chat.where}: the chat template of {self._name!r} refuses the chat", "mend or remove the row"
+            raise DataError("DATA034", what, got, fix=fix) from None
+        return texts[0], parts[0] if marked else []
+
+    def _unclear(self, chat: Chat, why: str, got: str) -> DataError:
+        what = f"{chat.where}: the assistant's tokens can't be found with the chat template of {self._name!r}: {why}"
+        return DataError("DATA036", what, got, fix=_FIX)
+
+
+class ScoredTokens(NamedTuple):
+    """Token ids, and which of them are scored."""
+
+    ids: Tokens
+    scored: npt.NDArray[np.bool_]
+
+
+def tokenized(tokenizer: Any, texts: Sequence[ScoredText], literal: bool) -> list[ScoredTokens]:
+    """Tokens of texts; those with a character of a scored part are scored.
+
+    Args:
+        tokenizer: a fast tokenizer, which tells the characters of a token.
+        texts: the texts.
+        literal: special tokens in a text are taken as plain text.
+
+    """
+    encoded = tokenizer(
+        [one.text for one in texts],
+        add_special_tokens=False,
+        split_special_tokens=literal,
+        return_offsets_mapping=True,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        verbose=False,
+    )
+    return [
+        ScoredTokens(np.array(ids, np.int32), _scored(one, np.array(offsets, np.int64).reshape(-1, 2)))
+        for one, ids, offsets in zip(texts, encoded["input_ids"], encoded["offset_mapping"], strict=True)
+    ]
+
+
+def _scored(text: ScoredText, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    found = np.zeros(len(offsets), np.bool_)
+    for start, end in text.parts:
+        found |= (offsets[:, 0] < end) & (offsets[:, 1] > start)
+    return found

@@ -1,0 +1,113 @@
+"""From chats to a prepared dataset with a loss on the assistant's tokens only.
+
+ chats ─► text and scored parts ─► tokens ─► cut off ─┬─► held out, with their repetitions ─► validation slices
+                                                      └─► the rest, shuffled ───────────────► training slices
+
+Tensors: ``input_ids``, ``attention_mask`` and ``labels``, int32 [N, L], padded on the right to the longest chat. A
+label is the token itself if it is scored, otherwise -100. Chats are held in memory as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from hypha_ray.data.manifest import PreprocessorInfo
+from hypha_ray.data.preparation.chat_templates import ChatTemplate, ScoredText, ScoredTokens, tokenized
+from hypha_ray.data.preparation.encoders import require_end, save_tokenizer, tokenizer_of
+from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
+from hypha_ray.data.preparation.sources.chats import Chat, chats
+from hypha_ray.data.preparation.splitting import Rows, split, write_split
+from hypha_ray.data.provenance import Account, counted
+from hypha_ray.data.slices import Arrays
+from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.model.tasks.task import IGNORE_INDEX
+
+_AT_ONCE = 1024
+"""Chats that are tokenised at once."""
+
+
+def write_chats(options: Options, writer: SliceWriter, report: Report, account: Account) -> PreprocessorInfo:
+    """Write the slices of both splits, and the tokenizer beside them.
+
+    Raises:
+        DataError: there are no chats with an answer, or the template can't be used.
+        HyphaError: source or tokenizer can't be had.
+
+    """
+    found = list(_answered(chats(options, account), account))
+    tokenizer = tokenizer_of(options, _texts(found))
+    if not tokenizer.is_fast:
+        fix = "choose one with a tokenizer.json, or byte for ByT5's"
+        raise ConfigError("PREP010", f"tokenizer {options.tokenizer!r} doesn't tell the characters of a token", fix=fix)
+    samples = list(_fitting(_encoded(tokenizer, found, options, report), options.seq_len, account))
+    if not samples:
+        what, fix = f"there are no chats with an answer in {options.source}", "name other columns, or raise --seq-len"
+        raise DataError("DATA033", what, account.left_out or "an empty source", fix=fix)
+    end, padding = require_end(tokenizer, options.tokenizer), tokenizer.pad_token_id
+    padding = end if padding is None else padding
+    longest = max(len(sample.ids) for sample in samples)
+    keys = [sample.ids.tobytes() + sample.scored.tobytes() for sample in samples]
+    splits = split(keys, options, account, "chats")
+    write_split(splits, lambda rows: _arrays(samples, rows, longest, padding), options.samples_per_slice, writer)
+    return save_tokenizer(tokenizer, writer.folder, options.tokenizer, options.tokenizer_revision)
+
+
+def _answered(found: Iterable[Chat], account: Account) -> Iterator[Chat]:
+    for chat in found:
+        if any(message["role"] == "assistant" for message in chat.messages):
+            yield chat
+        else:
+            account.leave_out("chats", "without a message of the assistant")
+
+
+def _texts(found: Iterable[Chat]) -> Iterator[str]:
+    for chat in found:
+        for message in chat.messages:
+            yield from (message["role"], message["content"])
+
+
+def _encoded(tokenizer: Any, found: Sequence[Chat], options: Options, report: Report) -> Iterator[ScoredTokens]:
+    """Tokens of chats, rendered by the template; without one, of prompt and completion with an end token."""
+    templated = options.is_templated
+    template, end = ChatTemplate(tokenizer, options.tokenizer), require_end(tokenizer, options.tokenizer)
+    for start in range(0, len(found), _AT_ONCE):
+        part = found[start : start + _AT_ONCE]
+        texts = [template.rendered(chat) if templated else _plain(chat) for chat in part]
+        for ids, scored in tokenized(tokenizer, texts, literal=not templated):
+            yield ScoredTokens(ids, scored) if templated else ScoredTokens(np.append(ids, end), np.append(scored, True))
+        report("chats", len(part))
+
+
+def _plain(chat: Chat) -> ScoredText:
+    """Prompt and completion, one after the other."""
+    asked, answered = (message["content"] for message in chat.messages)
+    return ScoredText(asked + answered, ((len(asked), len(asked) + len(answered)),))
+
+
+def _fitting(samples: Iterable[ScoredTokens], most: int, account: Account) -> Iterator[ScoredTokens]:
+    """Samples cut off at a length; those without scored tokens, and the tokens cut off, are put into the account."""
+    cut = 0
+    for ids, scored in samples:
+        # The first token has none before it, so that nothing can predict it.
+        if not scored[1:most].any():
+            account.leave_out("chats", f"without an answer in the first {most} tokens, see --seq-len")
+            continue
+        account.leave_out("tokens", f"behind the first {most} of a chat, see --seq-len", max(0, len(ids) - most))
+        cut += len(ids) > most
+        yield ScoredTokens(ids[:most], scored[:most])
+    if cut:
+        account.note(f"{counted(cut, 'chats')} cut off at --seq-len {most}")
+
+
+def _arrays(samples: Sequence[ScoredTokens], rows: Rows, length: int, padding: int) -> Arrays:
+    """Tensors of some samples, padded on the right."""
+    tokens = np.full((len(rows), length), padding, np.int32)
+    mask, labels = np.zeros_like(tokens), np.full_like(tokens, IGNORE_INDEX)
+    for place, (ids, scored) in enumerate(samples[row] for row in rows):
+        tokens[place, : len(ids)], mask[place, : len(ids)] = ids, 1
+        labels[place, : len(ids)] = np.where(scored, ids, IGNORE_INDEX)
+    return {"input_ids": tokens, "attention_mask": mask, "labels": labels}

@@ -1,0 +1,111 @@
+"""Report on a prepared dataset of tokens, for people: lengths of its samples, and one of them as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from hypha_ray.data.manifest import Manifest
+from hypha_ray.data.preparation.encoders import FOLDER, load_tokenizer
+from hypha_ray.data.slices import Arrays, read_slice
+from hypha_ray.model.tasks.task import IGNORE_INDEX
+
+_BARS, _WIDTH = 8, 40
+_MARKS = "«", "»"
+_LABELS = "labels"
+
+Part: TypeAlias = tuple[str, bool]
+"""Text of consecutive tokens, and whether they are scored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Lengths of the training samples in tokens, without padding.
+
+    `scored` is the number of their tokens with a label; None if the dataset has no labels of its own.
+    """
+
+    lengths: npt.NDArray[np.int64]
+    scored: int | None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all samples."""
+        return int(self.lengths.sum())
+
+    @property
+    def shortest(self) -> int:
+        """Tokens of the shortest sample."""
+        return int(self.lengths.min())
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sample."""
+        return int(self.lengths.max())
+
+    @property
+    def median(self) -> float:
+        """Tokens of the median sample."""
+        return float(np.median(self.lengths))
+
+    def bars(self) -> Iterator[str]:
+        """Lines of a bar chart: a range of lengths and its number of samples."""
+        edges = np.unique(np.linspace(self.shortest, self.longest + 1, _BARS + 1).astype(int))
+        counts, _ = np.histogram(self.lengths, edges)
+        for first, behind, count in zip(edges[:-1], edges[1:], counts, strict=True):
+            bar = "█" * round(_WIDTH * count / max(counts))
+            yield f"{first:>6,} to {behind - 1:>6,} {count:>9,} {bar}".rstrip()
+
+
+def lengths_of(folder: Path, manifest: Manifest) -> Lengths:
+    """Lengths of the training samples, read from their slices.
+
+    Raises:
+        DataError: a slice is missing or damaged.
+
+    """
+    lengths, scored = [], 0
+    for info in manifest.of("train"):
+        arrays = read_slice(folder, info, manifest)
+        lengths.append(arrays["attention_mask"].sum(axis=1, dtype=np.int64))
+        scored += int(_scored(arrays).sum())
+    return Lengths(np.concatenate(lengths), scored if _LABELS in manifest.shapes else None)
+
+
+def sample_of(folder: Path, manifest: Manifest) -> list[Part]:
+    """The first sample of the first slice, special tokens included.
+
+    Raises:
+        DataError: the slice is missing or damaged.
+
+    """
+    arrays = read_slice(folder, manifest.slices[0], manifest)
+    ids = arrays["input_ids"][0][arrays["attention_mask"][0] == 1]
+    tokenizer, scored = load_tokenizer(str(folder / FOLDER)), _scored(arrays)[0]
+    runs = groupby(zip(ids.tolist(), scored.tolist(), strict=False), key=lambda token: token[1])
+    return [(tokenizer.decode([one for one, _ in run]), is_scored) for is_scored, run in runs]
+
+
+def marked(parts: list[Part], coloured: bool) -> Any:
+    """Text for a console: scored parts in green, or between « and »."""
+    from rich.text import Text
+
+    opening, closing = _MARKS
+    if coloured:
+        return Text.assemble(*((text, "green" if scored else "dim") for text, scored in parts))
+    return Text("".join(f"{opening}{text}{closing}" if scored else text for text, scored in parts))
+
+
+def _scored(arrays: Arrays) -> npt.NDArray[np.bool_]:
+    """Tokens with a label. Nothing predicts the first one of a sample."""
+    if _LABELS not in arrays:
+        return np.zeros(arrays["input_ids"].shape, np.bool_)
+    found: npt.NDArray[np.bool_] = arrays[_LABELS] != IGNORE_INDEX
+    found[:, 0] = False
+    return found
