@@ -1,8 +1,8 @@
 """The parameter server's Ray actor.
 
-It keeps nothing that a round depends on: weights and momentum come as arguments and go as results. So one that dies
-costs a repeated call and nothing else, and no round can be applied twice. Momentum goes after θ, in a call with the
-same arguments, and may be computed only then, while workers copy θ: any server can do so.
+The actor is stateless between rounds: weights and momentum are arguments and results of its calls. So the loss of a
+server costs one repeated call, and no round can be applied twice. Momentum is returned by a second call with the same
+arguments, after θ. Any server can answer it, and may compute momentum only then, while workers copy θ.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 
 GROUPS = {"pulse": 1, "intake": 1}
-"""Calls that don't wait for a step: whether it lives, and whether a payload is there."""
+"""Concurrency groups of calls that don't wait for a running step: liveness checks, and the receipt of payloads."""
 THREADS = 4
-"""Threads of a server that has reserved fewer CPUs: workers wait while it computes, so theirs are idle."""
+"""Least number of threads, even if fewer CPUs are reserved: workers wait during a step, so their CPUs are idle."""
 COPYING = 2
-"""Time that storing and copying θ may take, as a multiple of the step's, if the cluster is a single machine."""
+"""Time allowed for storing and copying θ, as a multiple of the step's duration, if the cluster is a single machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepRequest:
-    """An outer step of one fragment. Its θ, momentum and payloads are arguments beside it, which Ray fetches."""
+    """An outer step of one fragment. θ, momentum and payloads are separate arguments, so that Ray fetches them."""
 
     id: str
-    """Name of the step, unlike that of any other."""
+    """Unique name of the step."""
     layout: Layout
     """Layout of the whole model."""
     fragment: int
@@ -46,13 +46,13 @@ class StepRequest:
     senders: tuple[tuple[int, int, int], ...]
     """Worker, incarnation and weight of each payload, in the payloads' order."""
     phase: RoundProgress | None = None
-    """Place of the step in a round that has several; None in a round of one step."""
+    """Progress of the round before this step; None if a round has only one step."""
 
 
 class ParameterServer:
     """Reduces the deltas of one fragment.
 
-    What is heavy is imported in its methods: a process that only starts this actor needs none of it.
+    Its methods import the heavy libraries, so a process that only starts this actor doesn't load them.
 
     Args:
         job: the job file.
@@ -68,9 +68,9 @@ class ParameterServer:
         self._stepwise = not job.sync.traits.has_barrier and job.sync.delayed_nesterov
         self._out: dict[str, State] = {}
         self._last: tuple[str, Flat] | None = None
-        """Name of the latest step, and the momentum that came of it, if all of it did."""
+        """Name of the latest step and its new momentum; None if that step's momentum is incomplete."""
         self._busy_until = 0.0
-        """Monotonic time at which workers on this machine will have copied the latest θ; 0 on a cluster of several."""
+        """Estimated monotonic time at which workers will have copied the latest θ; 0 if there are several machines."""
         self._alone = sum(node["Alive"] for node in ray.nodes()) == 1
         self._descents: dict[str, OptimizerStep] = {}
         reserved = max(1, int(ray.get_runtime_context().get_assigned_resources().get("CPU", 0)))
@@ -80,10 +80,10 @@ class ParameterServer:
     def initial(self) -> tuple[Layout | Flat, ...]:
         """Build the job's model; returns its layout and the initial weights of each fragment, as separate results.
 
-        To be called with ``num_returns = 1 + fragments``.
+        Call it with ``num_returns = 1 + fragments``.
 
         Raises:
-            HyphaError: the model can't be built, or not be cut into so many fragments.
+            HyphaError: the model can't be built, or can't be split into that many fragments.
 
         """
         with uncollected():
@@ -98,7 +98,7 @@ class ParameterServer:
         return layout, *flats
 
     def momentum(self, layout: Layout, fragment: int) -> Flat:
-        """Momentum before the first round; of an optimizer's state there is none."""
+        """Momentum before the first round; empty for synchronous steps, whose optimizer creates its own state."""
         from hypha_ray.server.reduce import initial_momentum
 
         return {} if self._sync else initial_momentum(layout, fragment, self._job.outer_optimizer.name)
@@ -107,7 +107,7 @@ class ParameterServer:
     def reduce(self, request: StepRequest, theta: Flat, momentum: Flat, *payloads: Flat) -> tuple[Flat, Flat, Verdict]:
         """Take an outer step; see `reduce.reduce`.
 
-        Workers wait for θ, but not for momentum, so momentum stays here until it is asked for, or is left out.
+        Workers wait for θ but not for momentum, so momentum is kept here until `momentum_after`, or isn't computed yet.
 
         Args:
             request: the step.
@@ -116,7 +116,7 @@ class ParameterServer:
             payloads: contributions of the senders.
 
         Returns:
-            As separate results: new θ, the coded difference of θ if there is to be one, and the verdict.
+            As separate results: new θ, the encoded difference of θ (empty without a downward codec), and the verdict.
 
         """
         failpoint("server.before_reduce")
@@ -131,12 +131,13 @@ class ParameterServer:
 
     @ray.method(num_returns=2)
     def momentum_after(self, request: StepRequest, theta: Flat, momentum: Flat, *payloads: Flat) -> tuple[Flat, None]:
-        """Return new momentum of a step, taking the step again unless it was the latest one here.
+        """Return the new momentum of a step; computes the step again unless it was the latest one of this server.
 
-        On a single machine that waits for workers to have copied θ: they need the same memory.
+        On a single machine, a repeated step first waits until workers should have copied θ, because both are limited
+        by memory bandwidth.
 
         Args:
-            request: the step that `reduce` was given, and so for all others.
+            request: the argument given to `reduce`.
             theta: likewise.
             momentum: likewise.
             payloads: likewise.
@@ -146,7 +147,7 @@ class ParameterServer:
 
         """
         if self._last is None or self._last[0] != request.id:
-            self._last = None  # A step is written over the one before.
+            self._last = None  # Steps share their output arrays.
             time.sleep(max(0.0, self._busy_until - time.monotonic()))
             state = self._step(request, theta, momentum, payloads, wanted="state")[1]
             assert state is not None
@@ -161,9 +162,9 @@ class ParameterServer:
         payloads: tuple[Flat, ...],
         wanted: Literal["theta", "state"],
     ) -> tuple[Flat, Flat | None, Flat, Verdict]:
-        """New θ, new momentum if it was no detour, the coded difference of θ if there is to be one, and the verdict.
+        """Return new θ, new momentum or None, the encoded difference of θ or an empty one, and the verdict.
 
-        `wanted` may not be left out; but differences to θ have to do with both.
+        The part named by `wanted` is complete. A downward codec needs both.
         """
         from hypha_ray.codec import difference_codec, upward_codec
         from hypha_ray.server.admission import Received
@@ -192,9 +193,9 @@ class ParameterServer:
 
     @ray.method(concurrency_group="intake")
     def receive(self, payload: Flat) -> None:
-        """Take a payload in: it is on this node then, before it is needed, and safe from its own's end.
+        """Bring a payload to this node ahead of the step, where it survives the end of its worker's node.
 
-        What the reduction needs is loaded meanwhile.
+        Also loads the libraries and kernels of the reduction.
         """
         import hypha_ray.server.reduce  # noqa: F401
         from hypha_ray.server.fused import get_ready
@@ -203,11 +204,11 @@ class ParameterServer:
 
     @ray.method(concurrency_group="pulse")
     def ping(self) -> int:
-        """The process id: an answer shows that the actor lives."""
+        """Process id; an answer shows that the actor is alive."""
         return os.getpid()
 
     def _descent(self, layout: Layout) -> OptimizerStep:
-        """The optimizer, which keeps nothing from one call to the next but its memory."""
+        """Optimizer of synchronous steps, kept only to reuse its memory."""
         from hypha_ray.server.optimizer_step import ModelOptimizerStep
 
         key = layout.sha256()
@@ -216,7 +217,7 @@ class ParameterServer:
         return self._descents[key]
 
     def _room(self, layout: Layout, fragment: int) -> State:
-        """Arrays of the latest step: Ray has copied θ into its store before the next call begins."""
+        """Output arrays, reused by all steps: Ray has copied θ into its object store before the next call begins."""
         from hypha_ray.server.reduce import blank
 
         key = f"{layout.sha256()}-{fragment}"

@@ -1,8 +1,8 @@
 """Admission of payloads to the mean: form, finite values, and norm.
 
-A payload must have the right form before it is touched. Values that aren't finite show in the norm, which the averaging
-sweep over memory measures. The sweep is repeated without a payload that fails there. So a rejected delta is the same as
-an absent one, bit for bit.
+A payload's form is checked before its values are read. Values that aren't finite show in the norm, which the sweep over
+memory measures while it averages. The sweep is repeated without a payload that fails. So a rejected delta has the same
+effect as an absent one, bit for bit.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Received(NamedTuple):
 def admit(
     received: Iterable[Received], form: Mapping[str, Form], least: int = 1
 ) -> tuple[list[Received], list[Rejection]]:
-    """Sort deltas by worker, and turn away those that can't be computed with.
+    """Sort deltas by worker, and reject those that have a wrong form or too small a weight.
 
-    Of a worker that is there more than once the newest incarnation counts, and of that one delta.
+    If a worker has several deltas, one of its newest incarnation is admitted.
     """
     admitted: list[Received] = []
     rejected: list[Rejection] = []
@@ -56,7 +56,7 @@ def admit(
 
 
 def misfit(payload: Flat, form: Mapping[str, Form]) -> str | None:
-    """Say in what a payload differs from the form that the layout and the codec ask for; None if in nothing."""
+    """Describe how a payload differs from the form required by layout and codec; None if it doesn't."""
     if payload.keys() != form.keys():
         return f"groups {', '.join(sorted(payload))} instead of {', '.join(sorted(form))}"
     for group, (dtype, size, exact) in form.items():
@@ -70,28 +70,28 @@ def misfit(payload: Flat, form: Mapping[str, Form]) -> str | None:
 
 
 def excessive(norms: Sequence[float], times: float, known: Sequence[float] = ()) -> list[str | None]:
-    """Say which deltas are longer than so many times the median norm, earlier `known` ones included; or else None."""
+    """Reason to reject each delta: its norm exceeds `times` the median, `known` norms included; None if it doesn't."""
     middle = _typical([*norms, *known])
     limit = times * middle if middle else math.inf
     return [f"norm {n:.3g} is more than {times:g} times the median {middle:.3g}" if n > limit else None for n in norms]
 
 
 def clip_scales(norms: Sequence[float], times: float, known: Sequence[float] = ()) -> list[float]:
-    """Factor of each delta, by which none is longer than so many times the median norm."""
+    """Factor of each delta that limits its norm to `times` the median, `known` norms included."""
     limit = times * _typical([*norms, *known])
     return [limit / norm if norm > limit > 0 else 1.0 for norm in norms]
 
 
 def _typical(norms: Sequence[float]) -> float:
-    """Median of the norms; 0, by which nothing can be measured, where there are only two: which one is the odd one?"""
+    """Median of at least three norms; otherwise 0: of two, neither can be called the outlier."""
     return median(norms) if len(norms) >= _ENOUGH else 0.0
 
 
 def square_sum(values: torch.Tensor) -> float:
     """Sum of squares of a block, in float64; NaN or infinite only if a value is.
 
-    The squares of 4096 values at a time are added in the tensor's own precision, which costs a quarter of converting
-    them all. If squares would overflow or vanish, all is done in float64.
+    Squares of 4096 values at a time are added in the tensor's precision, which takes a quarter of the time that
+    converting all values takes. If squares overflow or underflow, the sum is taken in float64.
     """
     array = values.numpy()
     whole = array.size - array.size % _ROW
@@ -105,5 +105,5 @@ def square_sum(values: torch.Tensor) -> float:
 
 
 def square_distance(one: torch.Tensor, other: torch.Tensor, room: torch.Tensor) -> float:
-    """Squared L2 norm of a difference, as `square_sum` takes it; there must be room for the difference."""
+    """Squared L2 norm of a difference by `square_sum`; `room` is scratch space of its size."""
     return square_sum(torch.sub(one, other, out=room))

@@ -1,8 +1,8 @@
-"""Outer step without a barrier: deltas move θ as they arrive, and outer momentum once in a round of them.
+"""Outer step without a barrier: deltas update θ as they arrive, and outer momentum once per round.
 
-That is delayed Nesterov (Liu et al., Async Local-SGD, arXiv 2401.09135, algorithm 3, with c = 0). Its sums make a
-round's steps add up to the step of Nesterov momentum on the weighted mean of its deltas, however they are grouped:
-the step that ends a round makes up for weights that weren't as expected.
+This is delayed Nesterov (Liu et al., Async Local-SGD, arXiv 2401.09135, algorithm 3, with c = 0). The steps of a round
+add up to one step of Nesterov momentum on the weighted mean of its deltas, however they are grouped. The round's last
+step corrects for weights that differed from the expected ones.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from hypha_ray.server.outer import Group
 from hypha_ray.types import RoundProgress
 
 SUM = "sum/"
-"""Before a group's name, in the outer state: what θ has been moved by in this round, divided by η."""
+"""Prefix of a group's name in the outer state: the change of θ so far in this round, divided by η."""
 
 
 class Part(NamedTuple):
     """Share of jointly reduced deltas in their round."""
 
     portion: float
-    """Part of a round's expected weight."""
+    """Their weight divided by the round's expected weight."""
     share: float
-    """Part of the weight that has arrived."""
+    """Their weight divided by the weight that has arrived, theirs included."""
     before: float
-    """Part of the arrived weight that came before, divided by the part assumed for it."""
+    """Factor that turns the earlier deltas' expected share into their share of the weight that has arrived."""
     closes: bool
 
 
@@ -41,17 +41,17 @@ def part_of(phase: RoundProgress, weights: Sequence[int]) -> Part:
 
 
 def delayed(eta: float, mu: float, group: Group, part: Part, moved: tuple[torch.Tensor | None, torch.Tensor]) -> Step:
-    """Move θ by a part of the mean delta; with the round's last deltas make the step of momentum, too.
+    """Update θ by a part of the mean delta; the round's last deltas also update momentum.
 
-    s is the sum of all parts x·n/N so far. Between: s ← s + x·n/N and θ ← θ + η·x·n/N. At the end, with Δ̄ the weighted
-    mean of all deltas: v ← μv + Δ̄ and θ ← θ + η(Δ̄ − s + μv). What is measured as change is the round's then.
+    Let s be the sum of all parts x·n/N so far. Before the end, s ← s + x·n/N and θ ← θ + η·x·n/N. At the end, with Δ̄
+    the weighted mean of all deltas, v ← μv + Δ̄ and θ ← θ + η(Δ̄ − s + μv). The measured change is then the round's.
 
     Args:
         eta: outer learning rate.
         mu: outer momentum.
         group: θ and velocity.
-        part: what the deltas are of the round.
-        moved: s as it was, None for zeros; and where the new one goes, unless the round ends.
+        part: share of the deltas in the round.
+        moved: s before the step, None for zeros; and the array for s after it, which the last step leaves as it is.
 
     """
     old, new = moved
@@ -83,7 +83,7 @@ def delayed(eta: float, mu: float, group: Group, part: Part, moved: tuple[torch.
 
 
 def undelayed(eta: float, mu: float, group: Group, part: Part) -> Step:
-    """A step of Nesterov momentum with every arrival: x·n/N stands where a round has its mean delta."""
+    """A step of Nesterov momentum with every arrival, on x·n/N in place of a round's mean delta."""
 
     def step(mean: torch.Tensor, room: torch.Tensor, part_: slice) -> float:
         delta = torch.mul(mean, part.portion, out=room)
@@ -98,7 +98,7 @@ def undelayed(eta: float, mu: float, group: Group, part: Part) -> Step:
 
 
 def blended(theta: torch.Tensor, out: torch.Tensor, share: float) -> Step:
-    """Buffers are the running mean of those that came in this round."""
+    """Running mean of the buffers that arrived in this round."""
 
     def step(mean: torch.Tensor, room: torch.Tensor, part_: slice) -> float:
         return square_distance(torch.lerp(theta[part_], mean, share, out=out[part_]), theta[part_], room)

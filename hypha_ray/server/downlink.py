@@ -1,4 +1,4 @@
-"""Weights as workers are sent them: with a downward codec, as encoded difference to the old ones."""
+"""Weights as they are sent to workers: with a downward codec, as encoded difference to the old ones."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hypha_ray.codec.formats.chunked import Chunked
 from hypha_ray.types import Flat, Verdict
 
 _LEFT_OUT = "left-out/"
-"""Before a group's name, in the outer state: what differences have lacked so far."""
+"""Prefix of a group's name in the outer state: the accumulated encoding error of the differences."""
 
 
 def apart(momentum: Flat) -> tuple[Flat, Flat]:
-    """The outer optimizer's own state, and what differences have lacked so far, by group."""
+    """Split outer state into the optimizer's own, and the accumulated encoding error by group."""
     own = {name: array for name, array in momentum.items() if not name.startswith(_LEFT_OUT)}
     left_out = {name.removeprefix(_LEFT_OUT): array for name, array in momentum.items() if name not in own}
     return own, left_out
@@ -23,17 +23,17 @@ def apart(momentum: Flat) -> tuple[Flat, Flat]:
 def published(
     codec: Chunked, decay: float, theta: Flat, left_out: Flat, result: tuple[Flat, Flat, Verdict]
 ) -> tuple[Flat, Flat, Flat, Verdict]:
-    """A reduction's result as all workers will have it.
+    """A reduction's result as all workers will decode it.
 
     Args:
-        codec: what differences are encoded by.
-        decay: part of what was left out that is made up for.
+        codec: codec of the difference.
+        decay: factor of the encoding error that is added to the next difference.
         theta: the weights before the step.
-        left_out: what was left out so far.
-        result: what `reduce` gave; its weights are overwritten.
+        left_out: the accumulated encoding error.
+        result: result of `reduce`; its weights are overwritten.
 
     Returns:
-        New weights, new state with what is left out now, the difference, and the verdict.
+        New weights, new state with the new encoding error, the encoded difference, and the verdict.
 
     """
     new, state, verdict = result

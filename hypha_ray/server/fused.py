@@ -15,13 +15,13 @@ from hypha_ray.types import Flat
 
 
 def is_common(outer: OuterOptimizer, sync: Sync) -> bool:
-    """Whether that is what a job's outer steps are."""
+    """Whether a job's outer steps are of this kind."""
     fp32 = sync.codec == "fp32" and not sync.traits.sends_gradients
     return fp32 and (outer.name, sync.merge) == ("nesterov", "mean")
 
 
 def get_ready(job: Job, flats: Iterable[Flat]) -> None:
-    """Load meanwhile what steps of a job with such arrays take."""
+    """Load the kernel of a job's outer steps in the background, if arrays of these sizes use it."""
     if is_common(job.outer_optimizer, job.sync):
         load_ahead("outer", max((array.size for flat in flats for array in flat.values()), default=0))
 
@@ -33,15 +33,15 @@ def in_one_pass(
 
     Args:
         values: the workers' weights.
-        weights: what each of them counts.
+        weights: weight of each worker in the mean.
         eta: the outer learning rate.
         mu: the outer momentum.
-        group: θ and state, and where new ones go.
-        theta: new θ is wanted.
-        state: new momentum is wanted.
+        group: θ and state, and the arrays for new ones.
+        theta: whether new θ is wanted.
+        state: whether new momentum is wanted.
 
     Returns:
-        The work; None: these values are not such weights, or too few, or nothing can be compiled here.
+        The work; None if the values aren't fp32 weights, are too few, or the kernel can't be compiled here.
 
     """
     as_they_are = not (values.relative or values.deltas) and all(scale == 1 for scale in values.scales)

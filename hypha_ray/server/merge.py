@@ -1,8 +1,8 @@
-"""Workers' values are merged, and an outer step taken on the result, in one sweep over memory.
+"""Merge of workers' values and outer step on the result, in one sweep over memory.
 
-Blocks of a megabyte stay in the processor's caches while everything is done to them, decoding included: so each payload
-is read from memory once, none is ever there decoded in full size, and nothing but the result is written. Several
-threads take one block after the other; what they measure is added up in the blocks' order: their number changes no bit.
+A block of a megabyte stays in the processor's caches during all operations, decoding included. So each payload is read
+from memory once, is never decoded in full size, and only the result is written. Threads take the blocks in turn.
+Measurements are added up in the order of the blocks, so the number of threads changes no bit.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from hypha_ray.server.admission import square_distance, square_sum
 T = TypeVar("T")
 
 Work = Callable[[slice, torch.Tensor, torch.Tensor], T]
-"""Takes the place of a block, and two pieces of scratch space of its size."""
+"""Function of a block's place and two scratch arrays of its size."""
 
 Read = Callable[[slice], list[torch.Tensor]]
-"""Gives the workers' values of a block, in worker order; they are read-only."""
+"""Function that returns the workers' values of a block, read-only and in worker order."""
 
 Merge = Callable[[Iterable[torch.Tensor], torch.Tensor], torch.Tensor]
-"""Makes one value of the workers', taken in worker order; there is room for it, but it may be one of theirs."""
+"""Function of the workers' values, in worker order, and scratch space; the result may be one of the inputs."""
 
 Step = Callable[[torch.Tensor, torch.Tensor, slice], float]
-"""Takes the merged values of a block, scratch space of its size and its place, and writes results; returns the squared
-L2 norm of what it changed."""
+"""Function of a block's merged values, scratch space and its place. It writes the results, and returns the squared L2
+norm of the change."""
 
 
 def shares(weights: Sequence[int]) -> list[float]:
-    """Share that each of the weights has in the sum so far: 1, n₂/(n₁ + n₂), …; 1 where that is zero."""
+    """Share of each weight in the sum up to it: 1, n₂/(n₁ + n₂), …; 1 where that sum is zero."""
     total = 0
     result = []
     for weight in weights:
@@ -46,17 +46,17 @@ def shares(weights: Sequence[int]) -> list[float]:
 
 
 def fold(mean: torch.Tensor | None, value: torch.Tensor, share: float, out: torch.Tensor) -> torch.Tensor:
-    """Take one more value into a running mean: mean ← mean + (x − mean)·share.
+    """Add one value to a running mean: mean ← mean + (x − mean)·share.
 
-    Equal values give just that value, whatever their number, because x − mean is then zero; sum-then-divide doesn't
-    offer that. From weight ½ on, `torch.lerp` computes ``end − (end − start)(1 − weight)``, which unlike its other half
-    keeps even the sign of a zero: hence the exchange.
+    The mean of equal values is exactly that value, because x − mean is zero; a sum divided by the count isn't always.
+    From weight ½ on, `torch.lerp` computes ``end − (end − start)(1 − weight)``. That form, unlike its other one, keeps
+    the sign of a zero; hence the swapped arguments.
 
     Args:
-        mean: of the values so far, never written to unless it is `out`; None: there are none.
-        value: the next one, never written to.
-        share: its weight, as `shares` gives it.
-        out: where the new mean goes, unless it is the value itself.
+        mean: mean of the values so far, never written to unless it is `out`; None: there are none.
+        value: the next value, never written to.
+        share: its share, from `shares`.
+        out: array for the new mean; unused if the result is `value` itself.
 
     """
     if mean is None:
@@ -67,12 +67,12 @@ def fold(mean: torch.Tensor | None, value: torch.Tensor, share: float, out: torc
 
 
 def weights_of(sync: Sync, weights: Sequence[int]) -> list[int]:
-    """Weight of each worker's values in the mean, for deltas that came with these."""
+    """Weight of each worker in the mean, for deltas with these weights."""
     return list(weights) if sync.weighting == "samples" else [1] * len(weights)
 
 
 def merger(sync: Sync, weights: Sequence[int]) -> Merge:
-    """The merge that `sync.merge` asks for, of deltas with these weights; only the mean weighs them."""
+    """Merge function of `sync.merge` for deltas with these weights; only the mean is weighted."""
     workers = len(weights)
     match sync.merge:
         case "mean":
@@ -84,7 +84,7 @@ def merger(sync: Sync, weights: Sequence[int]) -> Merge:
 
 
 def mean(weights: Sequence[int]) -> Merge:
-    """The weighted mean, as a running one in worker order: equal values give just that value."""
+    """Weighted mean, as a running one in worker order: the mean of equal values is exactly that value."""
     portions = shares(weights)
 
     def merge(values: Iterable[torch.Tensor], room: torch.Tensor) -> torch.Tensor:
@@ -98,7 +98,7 @@ def mean(weights: Sequence[int]) -> Merge:
 
 
 def plain_mean(values: Iterable[torch.Tensor], room: torch.Tensor) -> torch.Tensor:
-    """The sum of deltas, in worker order, over their number: what an all-reduce makes of them."""
+    """Sum of deltas in worker order, divided by their number, as in an all-reduce."""
     count = 0
     for count, value in enumerate(values, 1):
         if count == 1:
@@ -109,15 +109,15 @@ def plain_mean(values: Iterable[torch.Tensor], room: torch.Tensor) -> torch.Tens
 
 
 def trimmed_mean(workers: int, drop: int) -> Merge:
-    """The mean of each coordinate's values without the greatest and the least few (arXiv 1803.01498).
+    """Coordinate-wise mean without the greatest and the least few values (trimmed mean, arXiv 1803.01498).
 
-    All values weigh alike. At least the middle one is left, or the middle two of an even number: dropping as many as
-    that allows gives the coordinate-wise median. So two values are never trimmed. As many poisoned workers as values
-    are dropped at each end can't take the result out of the range of the others' values.
+    All values have the same weight. At least the middle value is kept, or the middle two of an even number: with the
+    greatest possible `drop` it is the coordinate-wise median. So two values are never trimmed. Up to `drop` poisoned
+    workers can't move the result out of the range of the others' values.
 
     Args:
-        workers: how many values there are.
-        drop: how many of them to drop at each end.
+        workers: number of values.
+        drop: number of values to drop at each end.
 
     """
     drop = min(drop, (workers - 1) // 2)
@@ -130,10 +130,10 @@ def trimmed_mean(workers: int, drop: int) -> Merge:
 
 
 def ascending(values: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Sort each coordinate's values: row 0 gets the least ones, the last row the greatest.
+    """Sort each coordinate's values across rows: row 0 gets the least ones, the last row the greatest.
 
-    By odd-even transposition: neighbours are put in order, as often as there are rows. For the few rows of a round that
-    is many times faster than a sort along the strided axis, since it works on whole rows.
+    Odd-even transposition sort: neighbours are compared and swapped, as many times as there are rows. For the few rows
+    of a round it is many times faster than a sort along the strided axis, because it works on whole rows.
     """
     rows = [value.clone() for value in values]
     spare = torch.empty_like(rows[0])
@@ -148,14 +148,14 @@ def ascending(values: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 @dataclass(slots=True)
 class Values:
-    """The workers' values of a group, which are measured while they are read.
+    """Workers' values of a group, whose deltas are measured while they are read.
 
     Attributes:
-        read: gives them.
+        read: function that returns the values of a block.
         theta: the group's global weights.
-        relative: the values are deltas already, not weights.
-        scales: what each worker's delta is multiplied by.
-        deltas: give deltas, even if the values are weights.
+        relative: whether the values are deltas instead of weights.
+        scales: factor of each worker's delta.
+        deltas: whether to yield deltas, even if the values are weights.
 
     """
 
@@ -166,12 +166,12 @@ class Values:
     deltas: bool = False
 
     def block(self, part: slice, room: torch.Tensor, squares: list[float]) -> Iterator[torch.Tensor]:
-        """Give a block's values, in worker order.
+        """Yield a block's values, in worker order.
 
         Args:
-            part: its place.
-            room: for one value.
-            squares: gets the squared L2 norm of each worker's delta, as it came.
+            part: the block's place.
+            room: scratch space for one value.
+            squares: list to which the squared L2 norm of each worker's delta before scaling is appended.
 
         """
         before = self.theta[part]
@@ -189,7 +189,7 @@ class Values:
 
 
 def measure(values: Values, threads: int = 1) -> list[float]:
-    """Squared L2 norms of the workers' deltas, for which everything is read once."""
+    """Squared L2 norms of the workers' deltas, by one sweep over them."""
 
     def work(part: slice, _: torch.Tensor, room: torch.Tensor) -> list[float]:
         squares: list[float] = []
@@ -200,7 +200,7 @@ def measure(values: Values, threads: int = 1) -> list[float]:
 
 
 def merge_and_step(values: Values, merge: Merge, step: Step) -> Work[list[float]]:
-    """Work of `sweep` on a block: merge the workers' values, and take a step with the result."""
+    """Work for `sweep`: merge a block's values, and take a step with the result."""
 
     def work(part: slice, merged: torch.Tensor, room: torch.Tensor) -> list[float]:
         squares: list[float] = []
@@ -215,12 +215,12 @@ def sweep(values: Values, work: Work[list[float]], threads: int = 1, block: int 
 
     Args:
         values: the workers' values.
-        work: gives squared L2 norms of each worker's delta, and of what it changed.
-        threads: blocks that are worked on at a time.
-        block: elements of a block.
+        work: function that returns the squared L2 norms of each worker's delta and of the change.
+        threads: number of blocks processed at a time.
+        block: number of elements in a block.
 
     Returns:
-        The sums of what `work` gave: of each worker's delta, and of the changes.
+        Squared L2 norms over all blocks: of each worker's delta, and of the change.
 
     """
     *squares, change = _columns(over_blocks(values.theta, work, threads, block), len(values.scales) + 1)
@@ -228,18 +228,18 @@ def sweep(values: Values, work: Work[list[float]], threads: int = 1, block: int 
 
 
 def over_blocks(like: torch.Tensor, work: Work[T], threads: int, block: int = BLOCK) -> list[T]:
-    """Do something with each block of a tensor.
+    """Apply a function to each block of a tensor.
 
-    A thread takes a block whenever it has none, so one that the machine holds up costs the others nothing.
+    Threads take blocks from one queue, so a slow thread delays only its current block.
 
     Args:
-        like: the tensor.
-        work: what to do.
-        threads: blocks that are worked on at a time.
-        block: elements of a block.
+        like: tensor that gives length and dtype.
+        work: the function.
+        threads: number of blocks processed at a time.
+        block: number of elements in a block.
 
     Returns:
-        What `work` gave, in the blocks' order.
+        Results of `work`, in the order of the blocks.
 
     """
     parts = list(blocks(len(like), block))
@@ -251,7 +251,7 @@ def over_blocks(like: torch.Tensor, work: Work[T], threads: int, block: int = BL
         while left:
             try:
                 index, part = left.popleft()
-            except IndexError:  # Another thread was faster.
+            except IndexError:  # Another thread took the last block.
                 return
             size = part.stop - part.start
             results[index] = work(part, one[:size], other[:size])
@@ -268,5 +268,5 @@ def over_blocks(like: torch.Tensor, work: Work[T], threads: int, block: int = BL
 
 
 def _columns(rows: Sequence[Sequence[float]], width: int) -> list[float]:
-    """The sums over all rows, in their order."""
+    """Sum of each column, added in the order of the rows."""
     return [sum(row[column] for row in rows) for column in range(width)]

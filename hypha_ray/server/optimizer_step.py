@@ -15,14 +15,14 @@ from hypha_ray.types.layout import is_trained
 
 
 class ModelOptimizerStep:
-    """Steps any optimizer of torch, on a model of its own whose values are all replaced before each step.
+    """A torch optimizer on a model whose values are all replaced before each step.
 
-    So a step is a function of its arguments, and a server that took none of the steps before can take it. Weights of
-    16 bits are stepped in 32, and narrowed by the workers.
+    So a step is a function of its arguments, and a server that took no earlier step can take it. Weights of 16 bits
+    are updated in 32 bits; the workers narrow them.
 
     Args:
         job: the job file.
-        layout: of the model, in one fragment.
+        layout: layout of the model, in one fragment.
 
     Raises:
         HyphaError: the model or the optimizer can't be built.
@@ -40,13 +40,13 @@ class ModelOptimizerStep:
         self._trained = [(entry, parameters[entry.name]) for entry in layout.entries if is_trained(entry.group)]
 
     def step(self, round: int, theta: Flat, state: Flat, out: Flat) -> Flat:
-        """Clip the mean gradient by its norm, and take the step that the schedule has in this round.
+        """Clip the mean gradient by its norm, and take this round's step of the schedule.
 
         Args:
             round: number of the round, which is the number of the step.
             theta: global weights, never written to.
-            state: of the optimizer, as this returns it; empty before the first step.
-            out: the mean gradient in the groups of parameters, and merged buffers; new weights take its place.
+            state: state of the optimizer, returned by the previous step; empty before the first.
+            out: the mean gradient in the groups of parameters, and merged buffers; overwritten by new weights.
 
         Returns:
             The optimizer's new state.

@@ -1,4 +1,4 @@
-"""The outer optimizer: what becomes of the global weights once the workers' mean is known."""
+"""Outer optimizers, which update the global weights by the workers' mean."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from hypha_ray.server.admission import square_distance, square_sum
 from hypha_ray.server.merge import Step
 
 SLOTS: dict[str, tuple[str, ...]] = {"nesterov": ("",), "average": (), "adam": ("first/", "second/")}
-"""For each optimizer the arrays of its state that a group of parameters has: what stands before the group's name."""
+"""State arrays of a group of parameters, by optimizer: prefixes of the group's name."""
 
 
 class Group(NamedTuple):
-    """A group of parameters: θ and state, which are never written to, and where new ones go."""
+    """A group of parameters: θ and state, which are never written to, and the arrays for new ones."""
 
     theta: torch.Tensor
     state: Sequence[torch.Tensor]
     new_theta: torch.Tensor
     new_state: Sequence[torch.Tensor]
     relative: bool
-    """The mean is one of deltas, not of weights."""
+    """Whether the mean is one of deltas instead of weights."""
 
 
 def outer_step(outer: OuterOptimizer, eta: float, round: int, group: Group) -> Step:
-    """The step that the job asks for; η is that of the round."""
+    """Step of the job's outer optimizer, with the round's learning rate η."""
     match outer.name:
         case "nesterov":
             return _nesterov(eta, outer.momentum, group)
@@ -41,8 +41,8 @@ def outer_step(outer: OuterOptimizer, eta: float, round: int, group: Group) -> S
 def _nesterov(eta: float, mu: float, group: Group) -> Step:
     """Nesterov momentum on the mean delta, as DiLoCo does (arXiv 2311.08105, algorithm 1).
 
-    v ← μv + Δ̄; θ ← θ + η(μv + Δ̄), operation by operation what `torch.optim.SGD(nesterov=True)` does with the gradient
-    −Δ̄. With η = 1 and μ = 0 the new θ is the workers' mean itself, bit for bit; without a state μ is 0.
+    v ← μv + Δ̄; θ ← θ + η(μv + Δ̄), the same operations as `torch.optim.SGD(nesterov=True)` with gradient −Δ̄. With η = 1
+    and μ = 0 the new θ equals the workers' mean, bit for bit. Without a state, μ is 0.
     """
 
     def step(mean: torch.Tensor, room: torch.Tensor, part: slice) -> float:
@@ -62,7 +62,7 @@ def _nesterov(eta: float, mu: float, group: Group) -> Step:
 
 
 def _adam(outer: OuterOptimizer, eta: float, round: int, group: Group) -> Step:
-    """Adam on the mean delta, which is FedAdam (arXiv 2003.00295) with bias correction: `torch.optim.Adam` with −Δ̄."""
+    """FedAdam (arXiv 2003.00295) with bias correction: `torch.optim.Adam` with the gradient −Δ̄."""
     (first, second), epsilon = outer.betas, outer.epsilon
     corrections = 1 - first ** (round + 1), 1 - second ** (round + 1)
 
@@ -80,7 +80,7 @@ def _adam(outer: OuterOptimizer, eta: float, round: int, group: Group) -> Step:
 
 
 def collection(out: torch.Tensor) -> Step:
-    """The mean is put down for an optimizer that needs all of it."""
+    """Step that stores the mean, for an optimizer that needs it whole."""
 
     def step(mean: torch.Tensor, room: torch.Tensor, part: slice) -> float:
         return square_sum(out[part].copy_(mean))
@@ -89,7 +89,7 @@ def collection(out: torch.Tensor) -> Step:
 
 
 def replacement(theta: torch.Tensor, out: torch.Tensor) -> Step:
-    """The mean takes the place of what was there: for buffers, which no optimizer steps."""
+    """Step that replaces the old values by the mean, for buffers, which no optimizer updates."""
 
     def step(mean: torch.Tensor, room: torch.Tensor, part: slice) -> float:
         return square_distance(out[part].copy_(mean), theta[part], room)

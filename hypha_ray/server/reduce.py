@@ -36,13 +36,13 @@ from hypha_ray.types import Contribution, Flat, Layout, Rejection, Verdict
 from hypha_ray.types.layout import dtype_of, is_trained
 
 State = tuple[Flat, Flat]
-"""Global weights θ and outer momentum of a fragment: whatever state the outer optimizer has of parameters."""
+"""Global weights θ and outer momentum of a fragment, which is the outer optimizer's state of parameters."""
 
 _Tensors = dict[str, torch.Tensor]
 
 
 def initial_momentum(layout: Layout, fragment: int, outer: str = "nesterov") -> Flat:
-    """Momentum before the first round: zeros, for each group of parameters and each array that the optimizer needs."""
+    """Momentum before the first round: zeros for each group of parameters and each state array of the optimizer."""
     groups = layout.groups(fragment).items()
     return {
         slot + group: np.zeros(size, dtype_of(group))
@@ -53,7 +53,7 @@ def initial_momentum(layout: Layout, fragment: int, outer: str = "nesterov") -> 
 
 
 def blank(layout: Layout, fragment: int, outer: str = "nesterov", stepwise: bool = False) -> State:
-    """Arrays that a result fits into, for `reduce` to write to; `stepwise`: rounds have several steps."""
+    """Uninitialized arrays for a result of `reduce`; `stepwise`: whether rounds have several steps."""
     momentum = initial_momentum(layout, fragment, outer)
     sums = {SUM + name: array for name, array in empty(layout, fragment).items() if stepwise and is_trained(name)}
     return empty(layout, fragment), {name: np.empty_like(array) for name, array in momentum.items()} | sums
@@ -64,20 +64,20 @@ def reduce(
 ) -> tuple[Flat, Flat, Verdict]:
     """Check deltas, merge them, and take the outer step.
 
-    The result doesn't depend on the order in which the deltas are given: they are taken in worker order. Inputs are
-    never written to. A rejected delta has the effect of an absent one. If all are rejected, θ and momentum are returned
-    as they are, and the verdict has no `accepted`. Finite θ and momentum stay finite.
+    Deltas are taken in worker order, so the result doesn't depend on their given order. Inputs are never written to.
+    A rejected delta has the effect of an absent one. If all are rejected, θ and momentum are returned unchanged, and
+    the verdict has no `accepted`. Finite θ and momentum stay finite.
 
     Args:
         round: number of the round, for the verdict.
         theta: global weights, one array for each group of the layout.
-        momentum: outer momentum, as `initial_momentum` has it.
-        received: the deltas; each payload in the form that `spec.codec` gives.
+        momentum: outer momentum, in the form of `initial_momentum`.
+        received: the deltas; payloads in the form of `spec.codec`.
         spec: layout, fragment, optimizer, merge rule, gates and codec.
-        out: arrays for the result, as `blank` makes them, to save the cost of fresh memory.
+        out: arrays for the result, from `blank`, to save the allocation of memory.
 
     Returns:
-        New θ, momentum without the arrays that were left out, and the verdict.
+        New θ, new momentum (arrays may be missing if `spec.wanted` is "theta"), and the verdict.
 
     """
     least = 0 if spec.sync.traits.sends_gradients else 1  # A gradient of padding alone has no part in the mean.
@@ -99,24 +99,24 @@ def reduce(
 
 
 def is_whole(state: Flat, spec: ReduceSpec) -> bool:
-    """Whether no array of the outer optimizer's was left out of what `reduce` gave."""
+    """Whether a result's momentum has all arrays of the outer optimizer."""
     slots = () if spec.optimizer_step is not None else SLOTS[spec.outer.name]
     groups = [group for group in spec.layout.groups(spec.fragment) if is_trained(group)]
     return all(slot + group in state for slot in slots for group in groups)
 
 
 class _Attempt(NamedTuple):
-    """A result that is worth something if all its norms are finite; norms are squared, by group."""
+    """A result, which is valid if all its norms are finite. `deltas` and `changes` are squared L2 norms by group."""
 
     state: State
     deltas: dict[str, list[float]]
     changes: dict[str, float]
 
     def complaints(self, workers: int, gate: float, known: Sequence[float] = ()) -> list[str | None]:
-        """Say of each delta why it can't stay; None if it can.
+        """Reason to reject each delta, or None.
 
-        Norms are compared once no delta is damaged, since damaged ones would shift the median. A step that overflows
-        is the fault of all only if no delta is excessive.
+        Norms are compared once no delta is damaged, because damaged ones would shift the median. An overflowing step
+        rejects all deltas only if none is excessive.
         """
         damaged = [self._damage(index) for index in range(workers)]
         if any(damaged):
@@ -145,7 +145,7 @@ class _Attempt(NamedTuple):
 def _attempt(
     round: int, theta: Flat, momentum: Flat, admitted: Sequence[Received], spec: ReduceSpec, out: State
 ) -> _Attempt:
-    """Reduce all groups, as if all deltas could stay. Buffers are merged by the same rule, but never scaled."""
+    """Reduce all groups, assuming that all deltas are valid. Buffers are merged by the same rule, but never scaled."""
     payloads = [tensors(delta.payload) for delta in admitted]
     weights = [delta.weight for delta in admitted]
     merge = merger(spec.sync, weights)
@@ -183,7 +183,7 @@ def _attempt(
 
 
 def _where(spec: ReduceSpec, values: Values, group: str, flats: tuple[_Tensors, ...]) -> Group:
-    """A group of parameters, of which `flats` are θ and state, and where new ones go."""
+    """A group of parameters, taken from `flats`: old θ and state, new θ and state."""
     old, velocity, new, new_velocity = flats
     slots = [slot + group for slot in SLOTS[spec.outer.name]]
     states = ([arrays[slot] for slot in slots] for arrays in (velocity, new_velocity))
@@ -197,7 +197,7 @@ def _step(
     where: Group,
     sums: tuple[torch.Tensor | None, torch.Tensor | None],
 ) -> Step:
-    """The outer optimizer's step on a group; `sums` are those of a round with several steps, and where new ones go."""
+    """The outer optimizer's step on a group; `sums`: old and new sum of a round with several steps."""
     if part is None or spec.phase is None:
         turn = round if spec.turn is None else spec.turn
         return outer_step(spec.outer, outer_rate(spec.outer, round, spec.rounds), turn, where)
@@ -213,7 +213,7 @@ def _step(
 def _at_once(
     round: int, spec: ReduceSpec, values: Values, where: Group, given: Sequence[int]
 ) -> Work[list[float]] | None:
-    """All that is done to a group in one pass, where that can be."""
+    """Fused work on a group; None if there is no fused kernel for it."""
     if not is_common(spec.outer, spec.sync):
         return None
     weights, eta = weights_of(spec.sync, given), outer_rate(spec.outer, round, spec.rounds)
@@ -222,14 +222,14 @@ def _at_once(
 
 
 def _kept(state: Flat, part: Part | None, sync: Sync) -> Flat:
-    """The arrays of a state that are of use after the step: what a round was moved by isn't once it is over."""
+    """State to keep after the step: without the sums of a round that is over."""
     if part is None or (sync.delayed_nesterov and not part.closes):
         return state
     return {name: array for name, array in state.items() if not name.startswith(SUM)}
 
 
 def _descended(round: int, theta: Flat, state: Flat, attempt: _Attempt, optimizer_step: OptimizerStep) -> _Attempt:
-    """Make the optimizer's step on the mean gradient that an attempt has in the place of the weights."""
+    """Apply the optimizer to the mean gradient, which the attempt holds in place of the weights."""
     if not all(map(math.isfinite, attempt.changes.values())):
         return attempt
     new = attempt.state[0]
@@ -246,7 +246,7 @@ def _distance(before: torch.Tensor, after: torch.Tensor) -> float:
 
 
 def _scales(theta: _Tensors, payloads: Sequence[_Tensors], spec: ReduceSpec) -> list[float]:
-    """Factor of each delta. Only for clipping are deltas measured before they are merged."""
+    """Factor of each delta. Clipping needs the norms before the merge, and so one more sweep."""
     workers = range(len(payloads))
     if spec.sync.clip is None:
         return [1.0 for _ in workers]
@@ -264,7 +264,7 @@ def _values(
     scales: Sequence[float] | None = None,
     deltas: bool = False,
 ) -> Values:
-    """Workers' values of a group; deltas are multiplied by `scales`."""
+    """Workers' values of a group, with deltas multiplied by `scales`."""
     relative = is_trained(group) and (spec.codec.yields == "deltas" or spec.optimizer_step is not None)
     read = partial(_read, spec.codec, payloads, group)
     return Values(read, theta, relative, scales or [1.0] * len(payloads), deltas)

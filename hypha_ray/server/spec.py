@@ -11,7 +11,7 @@ from hypha_ray.types import Flat, Layout, RoundProgress
 
 
 class OptimizerStep(Protocol):
-    """An optimizer that makes its step on a mean gradient."""
+    """An optimizer of synchronous steps."""
 
     def step(self, round: int, theta: Flat, state: Flat, out: Flat) -> Flat:
         """Write new weights over the mean gradient in `out`, and return the new state."""
@@ -29,29 +29,29 @@ class ReduceSpec:
     """Merge rule, weighting, norm gate and clipping."""
     codec: Codec = field(default_factory=Fp32)
     optimizer_step: OptimizerStep | None = None
-    """Payloads are gradients, and this makes the outer step; None: they are deltas, and `outer` makes it."""
+    """Optimizer for payloads that are gradients; None: they are deltas, and `outer` takes the step."""
     rounds: int = 1
-    """Rounds of the whole run, for the schedule of the outer learning rate."""
+    """Number of rounds in the run, for the schedule of the outer learning rate."""
     turn: int | None = None
-    """Steps that the fragment has made before; None: one in each round."""
+    """Number of the fragment's earlier steps; None: one in each round."""
     threads: int = 1
-    """Blocks of memory that are worked on at a time; changes no bit."""
+    """Number of memory blocks processed at a time; changes no bit."""
     phase: RoundProgress | None = None
-    """Rounds have several steps, and this is one of them; None: they have one."""
+    """Progress of the round before this step; None if a round has only one step."""
     wanted: Literal["all", "theta", "state"] = "all"
-    """Results that are wanted; the others may be left out if that is quicker."""
+    """Results that must be complete; the others may be incomplete if that is faster."""
 
     @property
     def averages_deltas(self) -> bool:
-        """Whether deltas are added up and divided by their number, as in an all-reduce, and all weigh alike.
+        """Whether the mean is a sum of equally weighted deltas divided by their number, as in an all-reduce.
 
-        Or else a running mean is kept, of weights where they come as such: that of equal ones is exact, and so is a
-        step that puts the mean itself in the place of θ.
+        Otherwise it is a running mean of the payloads' values, weights included. That of equal values is exact, and so
+        is a step that replaces θ by the mean.
         """
         replaces = self.outer.name == "average" or (self.outer.learning_rate, self.outer.momentum) == (1, 0)
         return (self.sync.weighting, self.sync.merge) == ("uniform", "mean") and not replaces
 
     @property
     def known_norms(self) -> tuple[float, ...]:
-        """Norms of deltas that were accepted lately, where those that come together are too few to judge by."""
+        """Norms of recently accepted deltas, for rounds of several steps, whose deltas arrive one by one."""
         return () if self.phase is None else self.phase.norms
