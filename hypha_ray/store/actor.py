@@ -1,4 +1,4 @@
-"""The store's Ray actor: it writes while the next round trains, one round after the other."""
+"""The store's Ray actor, which writes committed rounds in order while the next round trains."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from hypha_ray.store.restore_point import RestorePoint, restart
 from hypha_ray.types import Flat, Layout, Saved
 
 GROUPS = {"pulse": 1, "intake": 1}
-"""Calls that don't wait for the disk: whether it lives, and whether a state is there."""
+"""Concurrency groups of calls that don't wait for the disk: liveness checks, and the receipt of arrays."""
 
 
 class Store:
-    """The `CommitWriter` of a run as an actor; it lives where the run directory is.
+    """The `CommitWriter` of a run as an actor, on the node of the run directory.
 
-    Nothing is opened before the first call, so an unusable directory comes out as an error and not as a dead actor.
-    From then on it holds the lock ``store.lock``; it waits for a predecessor that is being killed.
+    Nothing is opened before the first call, so an unusable directory raises an error instead of ending the actor. From
+    then on the actor holds the lock ``store.lock``; it waits for a predecessor that is being killed.
 
     Args:
         directory: the run directory.
-        checkpoint: how often snapshots are written, how many stay, and where copies go.
-        update_rounds: rounds of the run.
+        checkpoint: interval of snapshots, number of snapshots to keep, and the mirror.
+        update_rounds: number of rounds in the run.
         testing: failpoints to arm.
 
     """
@@ -47,7 +47,7 @@ class Store:
             arm(testing.failpoints, testing.failpoint_log)
 
     def survey(self) -> RestorePoint | None:
-        """State to resume from, without tensors; the log is cut there. None: nothing to resume.
+        """Return the state to resume from, without tensors, and cut the log there. None: nothing to resume.
 
         Raises:
             CheckpointError: see `restart`; also if another process has the lock.
@@ -58,17 +58,17 @@ class Store:
         return None if past is None else past.outline()
 
     def inner(self) -> tuple[int, ...]:
-        """Workers whose inner states there are."""
+        """Numbers of the workers with a saved inner state."""
         past = self._read()
         return tuple(sorted(past.inner)) if past else ()
 
     def recall(self, layout: Layout) -> tuple[Flat | int, ...]:
-        """Weights to resume from, as in `RestorePoint.flats`, and the number of the next round as a receipt.
+        """Return the weights to resume from, as `RestorePoint.flats`, and the number of the next round as a receipt.
 
-        To be called with ``num_returns = 2 * layout.fragments + len(inner) + 1``.
+        Call it with ``num_returns = 2 * layout.fragments + len(inner) + 1``.
 
         Raises:
-            CheckpointError: there is nothing, or it is of another model.
+            CheckpointError: there is no checkpoint, or it is one of another model.
 
         """
         past = self._read()
@@ -78,7 +78,7 @@ class Store:
 
     def begin(self, layout: Layout, *theta: Flat) -> str:
         """See `CommitWriter.begin`; `CheckpointError` as well if another process has the lock."""
-        self._past = None  # So much memory isn't needed twice.
+        self._past = None  # Frees the tensors read for a resume.
         return self._keeper.begin(layout, *theta)
 
     def commit(self, outcome: Outcome, layout: Layout, inner: tuple[int, ...], *flats: Flat) -> Saved:
@@ -86,7 +86,7 @@ class Store:
         return self._keeper.commit(outcome, layout, inner, *flats)
 
     def settle(self) -> str | None:
-        """See `CommitWriter.settle`; does nothing where no run has begun."""
+        """See `CommitWriter.settle`; does nothing before the run has begun."""
         return self._keeper.settle() if self._lock is not None and self._past is None else None
 
     def quarantined(self) -> dict[int, str]:
@@ -99,15 +99,15 @@ class Store:
 
     @ray.method(concurrency_group="intake")
     def receive(self, flat: Flat) -> None:
-        """Take a state in: it is on this node then, and safe from its own's end."""
+        """Bring arrays to this node, where they survive the end of the node that made them."""
 
     @ray.method(concurrency_group="pulse")
     def ping(self) -> int:
-        """The process id: an answer shows that the actor lives."""
+        """Process id; an answer shows that the actor is alive."""
         return os.getpid()
 
     def _read(self) -> RestorePoint | None:
-        """Read the log, once until the run begins."""
+        """Read the log, only once until the run begins."""
         failpoint("resume.before_read")
         if self._past is None:
             self._past = (restart(self._held_directory()),)

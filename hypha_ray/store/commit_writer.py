@@ -1,4 +1,4 @@
-"""Writing of commits: one round after the other, snapshot first, then record; a full disk is borne for a while."""
+"""Commits in order of rounds: snapshot first, then record. A full disk is tolerated for some rounds."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from hypha_ray.types import Commit, Flat, Layout, Saved
 
 
 class CommitWriter:
-    """Writes snapshots and commit log of a run. There is one at a time: see `hypha_ray.store.lock`.
+    """Writes the snapshots and the commit log of a run. Only one exists at a time, see `hypha_ray.store.lock`.
 
-    While the disk refuses, records wait in memory; they are written in order before anything newer is.
+    While the disk can't be written, records wait in memory. They are written in order, before any newer one.
 
     Args:
         directory: the run directory.
-        checkpoint: how often snapshots are written, how many stay, and where copies go.
-        update_rounds: rounds of the run; the last one's weights are always saved, and so are the first one's.
+        checkpoint: interval of snapshots, number of snapshots to keep, and the mirror.
+        update_rounds: number of rounds in the run; weights of the first and the last are always saved.
 
     Raises:
         CheckpointError: the newest record is damaged.
@@ -39,7 +39,7 @@ class CommitWriter:
             sweep(directory / folder)
         self._log = CommitLog(directory)
         self._written = len(self._log.rounds())
-        """Records that are there; counted, for a list of them takes ever longer."""
+        """Number of records in the log, kept because listing the folder takes longer with every round."""
         self._newest = self._log.newest()
         self._parent = self._newest.theta_sha256 if self._newest else self._log.origin()
         self._backlog: list[Commit] = []
@@ -47,17 +47,17 @@ class CommitWriter:
         self._courier = Courier(Mirror(checkpoint.mirror, directory)) if checkpoint.mirror else None
 
     def begin(self, layout: Layout, *theta: Flat) -> str:
-        """Take note of the weights that the run begins or goes on with. Again, it changes nothing.
+        """Record the weights with which the run begins or goes on. Idempotent.
 
         Args:
-            layout: of the model.
-            theta: one array for each fragment and group.
+            layout: layout of the model.
+            theta: weights of fragment 0, 1, …, one array for each group.
 
         Returns:
             Sha256 of the weights, which is the parent of the next commit.
 
         Raises:
-            CheckpointError: they aren't those of the newest commit.
+            CheckpointError: the weights differ from those of the newest commit.
             TryAgainError: the disk is full or can't be written.
 
         """
@@ -73,23 +73,23 @@ class CommitWriter:
         return found
 
     def commit(self, outcome: Outcome, layout: Layout, inner: tuple[int, ...], *flats: Flat) -> Saved:
-        """Write what a round ended with: first the snapshot, if it is due, and then the record.
+        """Write a round's results: first the snapshot, if it is due, then the record.
 
-        Asked again for the newest round, it only makes sure that it is there.
+        Repeated for the newest round, the call only makes sure that both are written.
 
         Args:
-            outcome: what the scheduler knows of the round.
-            layout: of the model.
-            inner: workers whose inner state is saved, too.
+            outcome: the round, from the scheduler.
+            layout: layout of the model.
+            inner: numbers of the workers whose inner state is saved.
             flats: new weights of fragment 0, 1, …, then new momentum of fragment 0, 1, …, then one inner state for each
                 number in `inner`.
 
         Returns:
-            The record; and if something couldn't be written, what, how much room is missing, and what to do.
+            The record, and a warning if something couldn't be written: what, the missing space, and what to do.
 
         Raises:
-            CheckpointError: it isn't the next round, or the newest one, but with another outcome.
-            TryAgainError: the disk was full once too often, or in the last round; what was saved before is intact.
+            CheckpointError: the round is not the next one, nor the newest one with the same outcome.
+            TryAgainError: too many rounds in a row couldn't be written, or the last one; earlier files are intact.
 
         """
         parts = _Parts.of(outcome, layout, inner, flats)
@@ -114,7 +114,7 @@ class CommitWriter:
             raise TryAgainError("STORE010", what, f"round {round}", f"round {due}", fix)
 
     def _snapshot(self, round: int, parts: _Parts) -> tuple[tuple[str, str], TryAgainError | None]:
-        """Write a snapshot if it is due; returns the hashes of weights and momentum, and why it couldn't be written."""
+        """Write a snapshot if it is due; returns the hashes of weights and momentum, and the error if it failed."""
         try:
             if self._written:
                 self._catch_up()
@@ -126,12 +126,12 @@ class CommitWriter:
         return parts.hashes(), None
 
     def _is_due(self, round: int) -> bool:
-        """By the job file, or because an earlier one could not be written; a good one isn't written again."""
+        """Whether a snapshot is due: by its interval, or because an earlier one failed, and there is no good one."""
         regular = (round + 1) % self._checkpoint.every_rounds == 0 or round in (0, self._update_rounds - 1)
         return (regular or self._failures > 0) and not self._is_good(round)
 
     def _is_good(self, round: int) -> bool:
-        """Whether there is a snapshot that, as its own record says, belongs to the commit record."""
+        """Whether the round has a snapshot whose header names the same hashes as the commit record."""
         try:
             commit = self._log.load(round)
         except CheckpointError:
@@ -145,16 +145,16 @@ class CommitWriter:
         return commit
 
     def _catch_up(self) -> None:
-        """Write the records that wait, oldest first."""
+        """Write the waiting records, oldest first."""
         while self._backlog:
             self._log.append(self._backlog[0])
             self._written = self._backlog[0].round + 1
             del self._backlog[0]
 
     def _recorded(self, commit: Commit, refusal: TryAgainError | None) -> Saved:
-        """Write the newest record, and tell what came of the round."""
+        """Write the newest record, and return the result of the commit."""
         try:
-            if refusal is None or self._written:  # Nothing could be made of a log without any snapshot.
+            if refusal is None or self._written:  # A log without any snapshot is useless.
                 self._catch_up()
         except TryAgainError as error:
             refusal = refusal or error
@@ -169,7 +169,7 @@ class CommitWriter:
         return Saved(commit, None if self._courier is None else self._courier.news())
 
     def settle(self) -> str | None:
-        """Wait until the mirror has the newest snapshot, but not for one that hangs; returns what is to be told."""
+        """Wait until the mirror has the newest snapshot, or is late; returns a problem that wasn't reported yet."""
         if self._courier is None:
             return None
         problem = self._courier.settle()
@@ -177,12 +177,12 @@ class CommitWriter:
         return problem
 
     def _prune(self, good: list[int]) -> None:
-        """Remove snapshots that are too old, but for one that is being copied."""
+        """Remove old snapshots, except the one that is being copied."""
         busy = None if self._courier is None else self._courier.busy
         prune(self._directory, min(good[-self._checkpoint.keep :], default=0), spared=busy)
 
     def _refused(self, commit: Commit, refusal: TryAgainError) -> Saved:
-        """Bear a disk that refuses, for so many rounds; after the last one, there is nothing to wait for."""
+        """Tolerate a disk that can't be written for `checkpoint.failures` rounds, but not in the last round."""
         self._failures += 1
         if self._failures >= self._checkpoint.failures or commit.round == self._update_rounds - 1:
             raise refusal
@@ -191,7 +191,7 @@ class CommitWriter:
 
 
 def _compare(commit: Commit, outcome: Outcome, parts: _Parts) -> None:
-    """Raise `CheckpointError` unless a commit is that of this outcome."""
+    """Raise `CheckpointError` unless a commit has this outcome."""
     found = commit_of(outcome, commit.parent_sha256, *parts.hashes())
     if found != commit:
         what = f"round {commit.round} is committed already, with another outcome"

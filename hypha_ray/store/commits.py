@@ -1,4 +1,4 @@
-"""The commit log: one JSON file for each outer round, each naming the weights that it began with and ended with."""
+"""The commit log: one JSON file for each outer round, with the hashes of the weights before and after it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COMMIT = TypeAdapter(Commit)
 
 
 class Outcome(Protocol):
-    """A round as the scheduler knows it: all of a `Commit` but the hashes, and the scheduler's own state."""
+    """A round from the scheduler: all of a `Commit` except the hashes, and the scheduler's own state."""
 
     @property
     def round(self) -> int:
@@ -29,11 +29,11 @@ class Outcome(Protocol):
 
     @property
     def verdict(self) -> Verdict:
-        """Which deltas went in, and which did not."""
+        """Accepted and rejected deltas."""
 
     @property
     def spans(self) -> tuple[tuple[int, tuple[Span, ...]], ...]:
-        """Samples that each accepted delta was trained on, by worker."""
+        """Samples of each accepted delta, by worker."""
 
     @property
     def cursors(self) -> Mapping[int, int]:
@@ -49,11 +49,11 @@ class Outcome(Protocol):
 
     @property
     def state(self) -> Mapping[str, Any]:
-        """State that a successor of the scheduler needs beside the log; plain JSON, saved in the snapshot."""
+        """State that a new scheduler needs in addition to the log; plain JSON, saved in the snapshot."""
 
 
 def commit_of(outcome: Outcome, parent_sha256: str | None, theta_sha256: str, outer_sha256: str) -> Commit:
-    """Put a round and its hashes together."""
+    """Commit record of a round and its hashes."""
     return Commit(
         round=outcome.round,
         parent_sha256=parent_sha256,
@@ -69,10 +69,10 @@ def commit_of(outcome: Outcome, parent_sha256: str | None, theta_sha256: str, ou
 
 
 def check_chain(commits: Sequence[Commit]) -> None:
-    """Check that records follow on one another without a gap, from round 0.
+    """Check that records form a chain without a gap, from round 0.
 
     Raises:
-        CheckpointError: a record is missing, or doesn't begin with the weights that the one before it ended with.
+        CheckpointError: a record is missing, or its parent isn't the previous record's result.
 
     """
     parent = None
@@ -87,8 +87,8 @@ def check_chain(commits: Sequence[Commit]) -> None:
 class CommitLog:
     """The records under ``commits/`` of a run directory.
 
-    A record is written under a temporary name, fsynced and then given its own, so after a crash it is wholly there or
-    absent. It ends with a checksum of itself. ``origin.json``, beside the folder, names the weights of round 0.
+    A record is written under a temporary name, fsynced and then renamed, so after a crash it is complete or absent. Its
+    last field is a checksum of the others. ``origin.json``, beside the folder, has the hash of the initial weights.
 
     Args:
         directory: the run directory.
@@ -98,10 +98,10 @@ class CommitLog:
     def __init__(self, directory: Path) -> None:
         self._folder, self._origin = directory / "commits", directory / "origin.json"
         self._last: Commit | None = None
-        """The newest record, if it was written here: the holder of the store's lock needs no list of all of them."""
+        """The newest record, if this object wrote it; saves listing the folder."""
 
     def begin(self, theta_sha256: str) -> None:
-        """Take note of the weights that round 0 begins with.
+        """Record the weights with which round 0 begins.
 
         Raises:
             TryAgainError: the disk is full or can't be written.
@@ -113,18 +113,18 @@ class CommitLog:
             publish(temporary, self._origin)
 
     def origin(self) -> str | None:
-        """Sha256 of the weights that round 0 begins with; None: it isn't known."""
+        """Sha256 of the weights with which round 0 begins; None if it isn't known."""
         try:
             return str(unsealed(self._origin.read_bytes())["theta_sha256"])
         except (OSError, ValueError, KeyError):
             return None
 
     def append(self, commit: Commit) -> None:
-        """Add the record of the next round; once this returns, it survives any crash. Again, it changes nothing.
+        """Add the record of the next round. Idempotent; after the return, the record survives any crash.
 
         Raises:
-            CheckpointError: it isn't the next round, or began with other weights than the last one ended with, or
-                another process has just written its record.
+            CheckpointError: it isn't the next round, its parent isn't the previous record's result, or another process
+                has just written this record.
             TryAgainError: the disk is full or can't be written.
 
         """
@@ -138,7 +138,7 @@ class CommitLog:
             raise broken_chain(commit.round, f"round {commit.round}", f"round {due}")
         if newest is not None and commit.parent_sha256 != newest.theta_sha256:
             raise broken_chain(commit.round, f"parent {commit.parent_sha256}", f"parent {newest.theta_sha256}")
-        temporary = path.with_suffix(f".{uuid4().hex}.tmp")  # No two writers share it: their bytes would mix.
+        temporary = path.with_suffix(f".{uuid4().hex}.tmp")  # Unique, so that two writers never mix their bytes.
         try:
             self._write(sealed(_encoded(commit)), temporary, path)
         except HyphaError:
@@ -164,7 +164,7 @@ class CommitLog:
     def set_aside(self, first: int) -> None:
         """Move the records of a round and of all later ones to a new folder ``rewound/<n>``.
 
-        Newest first, so that after a crash what is left is a chain, too.
+        The newest is moved first, so that a crash in between leaves a chain.
         """
         self._last, rounds = None, [round for round in self.rounds() if round >= first]
         if not rounds:
@@ -178,7 +178,7 @@ class CommitLog:
                 sync_folder(self._folder)
 
     def rounds(self) -> list[int]:
-        """Numbers of the records that are there, ascending, damaged ones included; other files are none of ours."""
+        """Numbers of all records, ascending, damaged ones included; other files are ignored."""
         names = (re.fullmatch(r"round_(\d{6,})\.json", path.name) for path in self._folder.glob("round_*.json"))
         return sorted(int(name[1]) for name in names if name)
 
@@ -190,7 +190,7 @@ class CommitLog:
         """Read a round's record.
 
         Raises:
-            CheckpointError: it is damaged or missing.
+            CheckpointError: the record is damaged or missing.
 
         """
         path = self.path(round)
@@ -216,7 +216,7 @@ class CommitLog:
 
 
 def _encoded(commit: Commit) -> dict[str, Any]:
-    """Fields as JSON has them; a span is a list of epoch, slice, start and stop. Blame goes without saying."""
+    """Fields of a JSON record. A span is [epoch, slice, start, stop]; `blamed` is written only if it is false."""
     rejected = [{"worker": one.worker, "reason": one.reason} for one in commit.rejected]
     for one, record in zip(commit.rejected, rejected, strict=True):
         if not one.blamed:
@@ -226,12 +226,12 @@ def _encoded(commit: Commit) -> dict[str, Any]:
 
 
 def _decoded(record: dict[str, Any]) -> Commit:
-    """Check types and names, and make a record of them."""
+    """Commit of a JSON record, with names and types checked."""
     spans = [(int(worker), [Span(*span) for span in spans]) for worker, spans in record["spans"].items()]
     return _COMMIT.validate_python({**record, "spans": spans})
 
 
 def broken_chain(round: int, got: str, allowed: str) -> CheckpointError:
-    """The error for a round that doesn't follow on the one before it."""
+    """Error for a round that doesn't follow the previous one."""
     what = f"the commit log's chain breaks at round {round}"
     return CheckpointError("STORE003", what, got, allowed, fix="is another run writing to this directory?")

@@ -1,4 +1,4 @@
-"""The run directory: one folder that tells a run's whole story."""
+"""The run directory, which holds all files of a run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def home() -> Path:
 
 
 def runs(parent: str | None) -> Path:
-    """Folder of the runs of jobs whose `run.dir` is this."""
+    """Folder of the runs of a job with this `run.dir`."""
     return Path(parent).expanduser().absolute() if parent else home()
 
 
@@ -40,10 +40,10 @@ class RunDirectory:
 
     @classmethod
     def create(cls, parent: Path, name: str, config: str) -> RunDirectory:
-        """Make the folder of a new run, with its resolved configuration.
+        """Create the folder of a new run, with its resolved configuration.
 
         Raises:
-            ConfigError: there is a run of that name, or the folder can't be written.
+            ConfigError: a run of that name exists, or the folder can't be written.
 
         """
         directory = cls(parent.expanduser().absolute() / name)
@@ -55,19 +55,19 @@ class RunDirectory:
 
     @property
     def config(self) -> Path:
-        """The run's own job file; a run has begun once it is there."""
+        """The run's job file; the run has begun once it exists."""
         return self.path / CONFIG
 
     @property
     def begun(self) -> bool:
-        """Whether there is a run."""
+        """Whether the run has begun."""
         return self.config.is_file()
 
     def lock(self) -> Lock:
-        """Become the only driver of the run, until this process ends; the folder is made if need be, for us alone.
+        """Become the only driver of the run until this process ends; creates the folder, private to its owner.
 
         Raises:
-            ConfigError: another driver is at it, or the folder can't be written.
+            ConfigError: another driver has the lock, or the folder can't be written.
 
         """
         try:
@@ -82,7 +82,7 @@ class RunDirectory:
             raise ConfigError("RUN002", f"run {self.path.name} is running already", got, fix=fix) from None
 
     def configure(self, config: str) -> None:
-        """Write the run's job file; what the last attempt went by stays, as ``config.attempt_<n>.toml``.
+        """Write the run's job file; the last attempt's is kept as ``config.attempt_<n>.toml`` if it differs.
 
         Raises:
             ConfigError: the folder can't be written.
@@ -95,7 +95,7 @@ class RunDirectory:
         self.write(CONFIG, config)
 
     def write(self, name: str, text: str) -> None:
-        """Write a small file; it has its old content or the new one, never a part.
+        """Write a small file atomically.
 
         Raises:
             ConfigError: the folder can't be written.
@@ -108,9 +108,9 @@ class RunDirectory:
             publish(draft, self.path / name)
 
     def begin_attempt(self) -> int:
-        """Count a start of a scheduler, over all drivers of the run, from 1.
+        """Begin a scheduler's attempt; returns its number, counted from 1 over all drivers of the run.
 
-        This process's log goes to ``logs/attempt_<n>.log`` from here on; ``logs/latest`` links to it.
+        From now on this process logs to ``logs/attempt_<n>.log``; ``logs/latest`` links to it.
 
         Raises:
             ConfigError: the folder can't be written.
@@ -124,7 +124,7 @@ class RunDirectory:
         return attempt
 
     def count_from(self, attempt: int) -> None:
-        """Let the next attempt be the one after this."""
+        """Make `attempt` the latest number, so that the next one follows it."""
         make_folder(self._log_file(attempt).parent)
         open(self._log_file(attempt), "a", opener=opener).close()
 
@@ -157,14 +157,14 @@ class RunDirectory:
 
 
 class _Redacting(logging.Formatter):
-    """Hides the secrets of URLs, tracebacks included."""
+    """Formatter that hides the secrets of URLs, in tracebacks as well."""
 
     def format(self, record: logging.LogRecord) -> str:
         return redacted(super().format(record))
 
 
 def _log_to(file: Path) -> None:
-    """Send this process's log to a file, and no longer to the one before."""
+    """Log to a file instead of the previous one."""
     root = logging.getLogger()
     for handler in [handler for handler in root.handlers if handler.name == _HANDLER]:
         root.removeHandler(handler)

@@ -1,4 +1,4 @@
-"""Files that are wholly there or not at all, and JSON records that know when they are damaged."""
+"""Atomic writes of files, and JSON records with checksums."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def sealed(record: Mapping[str, Any]) -> bytes:
 
 
 def unsealed(data: bytes) -> dict[str, Any]:
-    """Decode what `sealed` gave.
+    """Decode a record written by `sealed`.
 
     Raises:
-        ValueError: a bit is not as it was written.
+        ValueError: the data are damaged.
 
     """
     body = json.loads(data)
@@ -42,7 +42,7 @@ def unsealed(data: bytes) -> dict[str, Any]:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file to be written, for its owner alone; at the end, wait until the disk has it."""
+    """Open a new file for writing, readable only by its owner; fsyncs it at the end."""
     failpoint("store.write", path.name.partition(".")[0].replace("-", "_"))
     with open(path, "wb", opener=opener) as file:
         yield file
@@ -51,22 +51,22 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file and wait until the disk has it."""
+    """Write a file and fsync it."""
     with new_file(path) as file:
         file.write(data)
 
 
 def publish(temporary: Path, path: Path) -> None:
-    """Give a finished file or folder its name, and wait until the disk has that too."""
+    """Rename a finished file or folder to its final name, and fsync the parent folder."""
     temporary.rename(path)
     sync_folder(path.parent)
 
 
 def publish_once(temporary: Path, path: Path) -> None:
-    """Give a finished file its name as `publish` does; of several processes that try, one succeeds.
+    """Like `publish`, for a file that must not exist yet: of several processes, only one succeeds.
 
     Raises:
-        FileExistsError: there is a file of that name.
+        FileExistsError: a file of that name exists.
 
     """
     try:
@@ -77,17 +77,17 @@ def publish_once(temporary: Path, path: Path) -> None:
             raise
         if path.exists():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from error
-        temporary.rename(path)  # This file system has no links: the lock of the store has to do.
+        temporary.rename(path)  # Without hard links, only the store's lock protects against a second writer.
     sync_folder(path.parent)
 
 
 def sync_file(path: Path) -> None:
-    """Wait until the disk has a file's contents, whichever process wrote them."""
-    sync_folder(path)  # The kernel is asked in the same way.
+    """Fsync a file, whichever process wrote it."""
+    sync_folder(path)  # The system call is the same.
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the disk has a folder's list of names."""
+    """Fsync a folder, and so the names in it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -96,21 +96,21 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, if need be, and wait until the disk has the name of each that is new.
+    """Create a folder and its parents where they are missing, and fsync their names.
 
-    A new folder is its owner's alone; those above it have the umask's mode.
+    A new folder is accessible only to its owner; new parents get the umask's mode.
     """
     missing = [one for one in (folder, *folder.parents) if not one.is_dir()]
     for one in reversed(missing):
         one.mkdir(exist_ok=True)
         if one == folder:
             make_private(one)
-        with suppress(PermissionError):  # A folder may be written to and not be read, but only the latter syncs it.
+        with suppress(PermissionError):  # A folder may be writable and not readable; fsync needs it readable.
             sync_folder(one.parent)
 
 
 def sweep(folder: Path) -> None:
-    """Remove what a crash left unfinished in a folder."""
+    """Remove temporary files that a crash left in a folder."""
     for leftover in folder.glob("round_*.tmp"):
         shutil.rmtree(leftover, ignore_errors=True)
         leftover.unlink(missing_ok=True)
@@ -118,14 +118,14 @@ def sweep(folder: Path) -> None:
 
 @contextmanager
 def room_for(path: Path, need_bytes: int) -> Iterator[None]:
-    """Turn a full or unwritable disk into an error that says how much is missing, before or while it is written to.
+    """Check for free space, and turn a full or unwritable disk into an error with free and needed space.
 
     Args:
-        path: what will be written; its parent folder is made.
-        need_bytes: size of it.
+        path: file to be written; its parent folder is created.
+        need_bytes: its size in bytes.
 
     Raises:
-        TryAgainError: it doesn't fit, or can't be written.
+        TryAgainError: the file doesn't fit, or can't be written.
 
     """
     try:

@@ -1,4 +1,4 @@
-"""Locks between processes: a file that one of them holds, until it lets go or dies, however it dies."""
+"""Locks between processes by `flock`, which the kernel releases when the holder ends, however it ends."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hypha_ray.store.disk import room_for
 
 _POLL_S = 0.05
 _TAKEOVER_S = 10.0
-"""Longest wait for a store that is being killed."""
+"""Longest wait in seconds for a store that is being killed."""
 
 
 class Held(Exception):
-    """Another process has the lock; its description of itself is None if it can't be read."""
+    """Error: another process has the lock. Its pid, host and time are None if they can't be read."""
 
     def __init__(self, pid: int | None, host: str | None, since: str | None) -> None:
         super().__init__(pid, host, since)
@@ -33,7 +33,7 @@ class Held(Exception):
 
 
 class Lock:
-    """A lock that is held; the kernel gives it back when the process ends. Also a context manager."""
+    """A held lock; the kernel releases it when the process ends. Also a context manager."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor: int | None = descriptor
@@ -44,12 +44,12 @@ class Lock:
         """Take a lock, and write process id, host and time into its file.
 
         Args:
-            path: the file; it is made if need be, and stays.
-            wait_s: longest time to wait for the holder.
+            path: the lock file; it is created if it is missing, and never removed.
+            wait_s: longest wait for the holder, in seconds.
 
         Raises:
-            Held: another process still has it.
-            OSError: the file can't be made.
+            Held: another process still has the lock.
+            OSError: the file can't be created.
 
         """
         descriptor = opener(str(path), os.O_RDWR | os.O_CREAT)
@@ -62,12 +62,12 @@ class Lock:
         except BaseException:
             os.close(descriptor)
             raise
-        with suppress(OSError):  # A full disk: the lock counts, not what is said about it.
+        with suppress(OSError):  # On a full disk the lock is held without a description.
             _sign(descriptor)
         return cls(descriptor)
 
     def release(self) -> None:
-        """Let go; a second time does nothing."""
+        """Release the lock. Idempotent."""
         _held.discard(self)
         if self._descriptor is not None:
             os.close(self._descriptor)
@@ -86,7 +86,7 @@ def lock_store(directory: Path) -> Lock:
     """Take the lock of a run's log; waits for a store that is being killed.
 
     Raises:
-        CheckpointError: another process has it.
+        CheckpointError: another process has the lock.
         TryAgainError: the directory can't be written.
 
     """
@@ -123,7 +123,7 @@ def _holder(descriptor: int) -> Held:
 
 
 def _forget() -> None:
-    """A forked child doesn't hold what its parent holds."""
+    """Release inherited locks in a forked child."""
     for lock in tuple(_held):
         lock.release()
 

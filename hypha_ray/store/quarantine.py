@@ -1,4 +1,4 @@
-"""Slices that a run goes on without, because they are damaged: ``quarantine.json`` in the run directory."""
+"""List of the damaged slices that a run leaves out: ``quarantine.json`` in the run directory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ QUARANTINE = "quarantine.json"
 
 
 def quarantined(directory: Path) -> dict[int, str]:
-    """Reasons of slices that were set aside, by index.
+    """Reasons of quarantined slices, by index.
 
     Raises:
         CheckpointError: the list is damaged.
@@ -29,7 +29,7 @@ def quarantined(directory: Path) -> dict[int, str]:
 
 
 def quarantine(directory: Path, index: int, reason: str) -> None:
-    """Set a slice aside for good; again, it changes nothing.
+    """Leave a slice out for the rest of the run. Idempotent.
 
     Raises:
         CheckpointError: the list is damaged.

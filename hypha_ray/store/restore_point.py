@@ -1,4 +1,4 @@
-"""Resumption of a run: the newest commit with an undamaged snapshot that is the one of its record."""
+"""Resumption of a run from the newest commit that has an undamaged snapshot with the same hashes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OURS = {
 
 @dataclass(frozen=True, slots=True)
 class RestorePoint:
-    """State of a run, once `rewind` has been called."""
+    """State of a run after a commit."""
 
     directory: Path
     next_round: int
@@ -36,22 +36,22 @@ class RestorePoint:
     outer: dict[str, Array]
     """Outer momentum by tensor name."""
     inner: dict[int, dict[str, Array]]
-    """Inner states of workers, where they were saved."""
+    """Saved inner states, by worker."""
     state: dict[str, Any]
-    """The scheduler's own."""
+    """State of the scheduler."""
     theta_sha256: str
     layout_sha256: str
     layout: Layout | None
-    """The model's; None in a snapshot that doesn't name every tensor's place."""
+    """Layout of the model; None if the snapshot doesn't contain it."""
     epoch: int
-    """The oldest epoch that wasn't complete."""
+    """The oldest incomplete epoch."""
     used: list[list[int]]
     """Epoch, slice, start and stop of every committed span from that epoch on; see `Ledger.restore`."""
     skipped: tuple[str, ...]
-    """Records and snapshots that were passed over, with reasons; a line each."""
+    """Skipped records and snapshots with reasons, one line each."""
 
     def rewind(self) -> None:
-        """Set the records of later rounds aside, which are trained again, so that the log ends where the run goes on.
+        """Set the records of later rounds aside, so that the log ends at this state. Those rounds are trained again.
 
         Raises:
             TryAgainError: the disk is full or can't be written.
@@ -60,14 +60,14 @@ class RestorePoint:
         CommitLog(self.directory).set_aside(self.next_round)
 
     def outline(self) -> RestorePoint:
-        """The same without any tensor; `inner` still names the workers."""
+        """Copy without tensors; `inner` still has the workers' numbers."""
         return replace(self, theta={}, outer={}, inner={worker: {} for worker in self.inner})
 
     def flats(self, layout: Layout) -> list[Flat]:
         """Weights of fragment 0, 1, …, momentum of fragment 0, 1, …, and the workers' inner states, by number.
 
         Raises:
-            CheckpointError: a tensor of the layout isn't there, or has another shape; the model is another one.
+            CheckpointError: a tensor of the layout is missing or has another shape, so the model is another one.
 
         """
         for entry in layout.entries:
@@ -81,13 +81,13 @@ class RestorePoint:
 
 
 def restart(directory: Path) -> RestorePoint | None:
-    """Read a run directory, and remove what a crash left half written. The caller has the store's lock.
+    """Read a run directory, and remove temporary files of a crash. The caller must hold the store's lock.
 
     Returns:
-        None if the run has no commit; records that are of no use are set aside then.
+        The state to resume from; None if the run has no commit, and unusable records are then set aside.
 
     Raises:
-        CheckpointError: no snapshot can be used, a record before the newest one is damaged or missing, or newer code
+        CheckpointError: no snapshot is usable, a record before the newest one is damaged or missing, or newer code
             wrote a snapshot.
 
     """
@@ -101,7 +101,7 @@ def restart(directory: Path) -> RestorePoint | None:
 
 
 def _sound(log: CommitLog) -> tuple[list[Commit], list[str]]:
-    """Read the chain; the newest record counts as absent if it is damaged, which is said."""
+    """Commits of the chain, and warnings; the newest record counts as absent if it is damaged."""
     present = log.rounds()
     commits, damaged = [log.load(round) for round in present[:-1]], []
     if present:
@@ -114,14 +114,14 @@ def _sound(log: CommitLog) -> tuple[list[Commit], list[str]]:
 
 
 def _is_half_begun(directory: Path, commits: Sequence[Commit]) -> bool:
-    """Whether the disk took the first snapshot only late, and then not all the records that had waited for it."""
+    """Whether the first snapshot was written late, and a crash prevented the records that waited for it."""
     present = rounds(directory)
     labels = [read_header(directory, round) for round in present]
     return min(present, default=0) >= len(commits) and any(label and not label.state.get("records") for label in labels)
 
 
 def _start_anew(directory: Path, damaged: Sequence[str]) -> None:
-    """Make room for the record of round 0."""
+    """Set all records aside, to begin with round 0."""
     for line in damaged:
         log.warning("%s", line)
     if CommitLog(directory).rounds():
@@ -148,13 +148,13 @@ def _newest_usable(directory: Path, commits: Sequence[Commit], skipped: Sequence
 
 
 def _without(commits: Sequence[Commit], used: Commit, present: set[int]) -> list[str]:
-    """A line about later rounds that have no snapshot at all."""
+    """Warning about later rounds without a snapshot, if there are any."""
     found = [str(commit.round) for commit in commits[used.round + 1 :] if commit.round not in present]
     return [f"commit round {', '.join(found)}: no checkpoint"] if found else []
 
 
 def _agreeing(directory: Path, commit: Commit) -> Snapshot:
-    """Read a snapshot whose files are as they were written, and whose weights are those of the commit record."""
+    """Read an undamaged snapshot that has the hashes of the commit record."""
     label = read_header(directory, commit.round)
     if label is not None and label.hashes != (commit.theta_sha256, commit.outer_sha256):
         raise CheckpointError("STORE004", f"checkpoint round {commit.round}: it isn't the one that the commit names")
@@ -187,6 +187,6 @@ def _layout(state: Mapping[str, Any]) -> Layout | None:
 
 
 def _foreign(directory: Path) -> list[str]:
-    """A line for each file that is none of ours."""
+    """Warnings about unknown files, one line each."""
     names = [(folder, path.name) for folder in _OURS for path in sorted((directory / folder).glob("*"))]
     return [f"{folder}/{name}: none of ours, left alone" for folder, name in names if not _OURS[folder].fullmatch(name)]

@@ -1,11 +1,11 @@
 """Snapshots: a round's weights and outer momentum as safetensors files, under ``checkpoints/`` of a run directory.
 
-    round_000012/model.safetensors     weights θ by name; what `from_pretrained` and `safetensors.torch.load_file` read
+    round_000012/model.safetensors     weights θ by name; read by `from_pretrained` and `safetensors.torch.load_file`
                  outer.safetensors     outer momentum, by the same names
-                 worker-3.safetensors  inner state of worker 3, where the run is to be repeated bit for bit
-                 state.json            sha256 of all these files, and what else belongs to the round
+                 worker-3.safetensors  inner state of worker 3, in replay mode only
+                 state.json            sha256 of all these files, layout of the model, state of the scheduler
 
-A file's sha256 is that of its bytes, as `sha256sum` prints it; the commit record has the first two as well.
+A sha256 is that of the file's bytes, as printed by `sha256sum`; the commit record has the first two as well.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hypha_ray.store.disk import make_folder, publish, room_for, sealed, sync_fo
 from hypha_ray.store.tensorfile import Array, file_sha256, read, write
 
 FORMAT = 1
-"""Version of the files; grows when older code can't read them."""
+"""Version of the format; increased when older code can't read it."""
 
 _MODEL, _OUTER, _STATE = "model.safetensors", "outer.safetensors", "state.json"
 _HEADERS_BYTES = 1_000_000
@@ -44,10 +44,10 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotHeader:
-    """Description of a snapshot; its files may not agree with it."""
+    """Description of a snapshot, not compared with its files."""
 
     hashes: tuple[str, str]
-    """Sha256 of the weights' file and of the momentum's."""
+    """Sha256 of the files of weights and of momentum."""
     state: dict[str, Any]
 
 
@@ -59,7 +59,7 @@ def write_snapshot(
     inner: Mapping[int, Mapping[str, Array]],
     state: Mapping[str, Any],
 ) -> tuple[str, str]:
-    """Write a snapshot; it appears whole or not at all, and replaces one of the same round.
+    """Write a snapshot atomically; replaces one of the same round.
 
     Args:
         directory: the run directory.
@@ -67,13 +67,13 @@ def write_snapshot(
         tensors: θ by name.
         outer: outer momentum by name.
         inner: inner state by worker, each by name.
-        state: whatever else belongs to the round, as JSON has it.
+        state: further state of the round, in JSON's types.
 
     Returns:
-        Sha256 of the weights' file and of the momentum's.
+        Sha256 of the files of weights and of momentum.
 
     Raises:
-        TryAgainError: the disk is full or can't be written; older snapshots are as they were.
+        TryAgainError: the disk is full or can't be written; older snapshots are unchanged.
 
     """
     path = snapshot_path(directory, round)
@@ -96,10 +96,10 @@ def write_snapshot(
 
 
 def load_snapshot(directory: Path, round: int) -> Snapshot:
-    """Read a snapshot whose files are as they were written.
+    """Read a snapshot, and check its hashes.
 
     Raises:
-        CheckpointError: it isn't there, is damaged, or was written by newer code; the error names the newest good one.
+        CheckpointError: it is missing, damaged, or written by newer code; the error names the newest good one.
 
     """
     try:
@@ -111,7 +111,7 @@ def load_snapshot(directory: Path, round: int) -> Snapshot:
 
 
 def read_snapshot(directory: Path, round: int) -> Snapshot:
-    """The same; the error says only what is wrong."""
+    """Like `load_snapshot`, but the error doesn't look for another snapshot."""
     path = snapshot_path(directory, round)
     record = _verified(path, round)
     try:
@@ -122,7 +122,7 @@ def read_snapshot(directory: Path, round: int) -> Snapshot:
 
 
 def read_header(directory: Path, round: int) -> SnapshotHeader | None:
-    """Read a snapshot's own record; None: it has no sound one."""
+    """Read a snapshot's header; None if it is missing or damaged."""
     try:
         record = _record(snapshot_path(directory, round), round)
     except CheckpointError:
@@ -131,7 +131,7 @@ def read_header(directory: Path, round: int) -> SnapshotHeader | None:
 
 
 def newest_good(directory: Path) -> int | None:
-    """Return the round of the newest snapshot that can be loaded; None: there is none."""
+    """Round of the newest undamaged snapshot; None if there is none."""
     for round in reversed(rounds(directory)):
         try:
             _verified(snapshot_path(directory, round), round)
@@ -148,7 +148,7 @@ def rounds(directory: Path) -> list[int]:
 
 
 def prune(directory: Path, first: int, spared: int | None = None) -> None:
-    """Remove the snapshots of all rounds before `first`, but for one."""
+    """Remove the snapshots of all rounds before `first`, except `spared`."""
     for round in rounds(directory):
         if round < first and round != spared:
             _clear(snapshot_path(directory, round))
@@ -164,7 +164,7 @@ def _clear(path: Path) -> None:
 
 
 def _write_parts(folder: Path, parts: Mapping[str, Mapping[str, Array]]) -> dict[str, str]:
-    """Write each mapping of tensors to its file, in a new folder; returns their hashes."""
+    """Write each mapping of tensors to a file in a new folder; returns their hashes."""
     _clear(folder)
     make_folder(folder)
     hashes: dict[str, str] = {}
@@ -176,7 +176,7 @@ def _write_parts(folder: Path, parts: Mapping[str, Mapping[str, Array]]) -> dict
 
 
 def _verified(path: Path, round: int) -> dict[str, Any]:
-    """Return a snapshot's record, once its files are known to be those that it names."""
+    """Read a snapshot's record, and compare the files with its hashes."""
     record = _record(path, round)
     for name, expected in record["sha256"].items():
         try:
@@ -191,7 +191,7 @@ def _verified(path: Path, round: int) -> dict[str, Any]:
 
 
 def _record(path: Path, round: int) -> dict[str, Any]:
-    """Return what ``state.json`` says."""
+    """Read and check ``state.json``."""
     if not path.is_dir():
         raise CheckpointError("STORE006", f"there is no checkpoint of round {round}")
     try:

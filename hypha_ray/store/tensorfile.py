@@ -1,7 +1,7 @@
-"""Safetensors files whose bytes depend on their tensors only.
+"""Safetensors files whose bytes depend only on their tensors.
 
-The library copies all tensors to write them, and promises no order. Here equal tensors give equal files on every
-machine, so the sha256 names the tensors, and can be computed without writing the file.
+The safetensors library copies all tensors to write them, and guarantees no order. Here equal tensors give equal files,
+on every machine. So a sha256 identifies tensors, and can be computed without writing the file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DTYPES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
-"""Safetensors' names of numpy's dtypes, widest first."""
+"""Safetensors' names of numpy dtypes, widest first."""
 
 
 def digest(tensors: Mapping[str, Array]) -> str:
@@ -48,9 +48,9 @@ def digest(tensors: Mapping[str, Array]) -> str:
 
 
 def write(path: Path, tensors: Mapping[str, Array]) -> str:
-    """Write tensors to a file, wait until the disk has them, and return the sha256 of its bytes.
+    """Write tensors to a file, fsync it, and return the sha256 of its bytes.
 
-    Wide dtypes come before narrow ones, so that all are aligned; else the order is that of the mapping.
+    Wide dtypes come before narrow ones, for alignment; otherwise the mapping's order is kept.
     """
     total = hashlib.sha256()
     with new_file(path) as file:
@@ -73,7 +73,7 @@ def file_sha256(path: Path) -> str:
 
 
 def named(layout: Layout, flats: Sequence[Flat], kind: str = "") -> dict[str, Array]:
-    """View tensors by name; of a kind such as ``parameters/``, or all that the layout has."""
+    """Views of the tensors by name; all of the layout, or those of a kind such as ``parameters/``."""
     return {
         entry.name: flats[entry.fragment][entry.group][entry.offset : entry.offset + entry.size].reshape(entry.shape)
         for entry in layout.entries
@@ -82,7 +82,7 @@ def named(layout: Layout, flats: Sequence[Flat], kind: str = "") -> dict[str, Ar
 
 
 def flattened(layout: Layout, tensors: Mapping[str, Array], kind: str = "") -> list[Flat]:
-    """Put tensors by name into new arrays, one for each fragment and group: the reverse of `named`."""
+    """Copy tensors into new arrays, one for each fragment and group: the reverse of `named`."""
     flats: list[Flat] = [
         {group: np.empty(size, dtype_of(group)) for group, size in layout.groups(fragment).items()}
         for fragment in range(layout.fragments)
@@ -94,7 +94,7 @@ def flattened(layout: Layout, tensors: Mapping[str, Array], kind: str = "") -> l
 
 
 def named_outer(layout: Layout, flats: Sequence[Flat]) -> dict[str, Array]:
-    """Name outer momentum as the weights are; another state has names of its own, after the fragment's number."""
+    """Name outer momentum like the weights; other states get the fragment's number and their own name."""
     trained = [{group for group in layout.groups(f) if is_trained(group)} for f in range(len(flats))]
     if [flat.keys() for flat in flats] == trained:
         return named(layout, flats, "parameters/")
@@ -102,7 +102,7 @@ def named_outer(layout: Layout, flats: Sequence[Flat]) -> dict[str, Array]:
 
 
 def flattened_outer(layout: Layout, tensors: Mapping[str, Array]) -> list[Flat]:
-    """Put what `named_outer` gave back into its form."""
+    """Reverse of `named_outer`."""
     if tensors.keys() == {entry.name for entry in layout.entries if is_trained(entry.group)}:
         return flattened(layout, tensors, "parameters/")
     flats: list[Flat] = [{} for _ in range(layout.fragments)]
@@ -113,10 +113,10 @@ def flattened_outer(layout: Layout, tensors: Mapping[str, Array]) -> list[Flat]:
 
 
 def chunks(tensors: Mapping[str, Array], notes: Mapping[str, str] | None = None) -> Iterator[memoryview | bytes]:
-    """Give the file's bytes piece by piece: length of the header, header, and the tensors one after the other.
+    """Yield the file's bytes: length of the header and header, then the tensors one by one.
 
     Args:
-        tensors: by name.
+        tensors: tensors by name.
         notes: further metadata.
 
     """

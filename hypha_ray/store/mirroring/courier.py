@@ -1,4 +1,4 @@
-"""Copies on their way to a mirror: on a thread of their own, the newest commit only. One that hangs delays nothing."""
+"""Asynchronous copies to a mirror, on a thread: only of the newest commit. A hanging copy delays nothing."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import time
 from hypha_ray.store.mirroring.mirror import Mirror
 
 WAIT_S = 1.0
-"""Seconds that a commit waits for its copy, for most are made in no time; then it is answered without."""
+"""Longest time in seconds that a commit waits for its copy."""
 DEADLINE_S = 30.0
-"""Seconds that a copy may take beside one for each megabyte, before it is told of."""
+"""Seconds, in addition to one for each megabyte, after which a copy is reported as late."""
 BYTES_PER_S = 1_000_000
 
 
 class Courier:
-    """Takes commits to a mirror.
+    """Copies commits to a mirror.
 
-    While one is on its way, the next ones wait, and only the newest of them is taken: it brings all records before it.
-    What goes wrong is told once, until something has arrived.
+    Of the commits that arrive during a copy, only the newest is copied next, with all records before it. A problem is
+    reported once, until a copy succeeds.
 
     Args:
-        mirror: where to.
-        wait_s: how long `news` waits.
-        deadline_s: how long a copy without any bytes may take.
+        mirror: destination.
+        wait_s: longest wait of `news`, in seconds.
+        deadline_s: time for a copy of no bytes, in seconds.
 
     """
 
@@ -31,15 +31,15 @@ class Courier:
         self._mirror, self._wait_s, self._deadline_s = mirror, wait_s, deadline_s
         self._changed = threading.Condition()
         self._next: tuple[int, int] | None = None
-        """Round of the commit that is to be taken next, and how many snapshots stay there."""
+        """Round of the next commit to copy, and number of snapshots to keep at the mirror."""
         self._busy: tuple[int, float] | None = None
-        """Round of the one that is on its way, and when it is late."""
+        """Round of the commit being copied, and the time after which it is late."""
         self._problem: str | None = None
-        """A problem that isn't told yet."""
+        """A problem that isn't reported yet."""
         self._ill = False
-        """Something is told, and nothing has arrived since."""
+        """Whether a problem was reported, and no copy has succeeded since."""
         self._patient = True
-        """Nothing was on its way for longer than a commit waits."""
+        """Whether the current copy hasn't yet exceeded the wait of a commit."""
         self._thread: threading.Thread | None = None
 
     @property
@@ -49,11 +49,11 @@ class Courier:
             return None if self._busy is None else self._busy[0]
 
     def send(self, round: int, keep: int) -> None:
-        """Have a commit taken there, whose snapshot is to stay until it isn't `busy` any more.
+        """Copy a commit in the background; its snapshot must stay while the round is `busy`.
 
         Args:
-            round: its number.
-            keep: newest snapshots that stay there.
+            round: number of the commit's round.
+            keep: number of snapshots to keep at the mirror.
 
         """
         with self._changed:
@@ -64,13 +64,13 @@ class Courier:
             self._thread.start()
 
     def news(self) -> str | None:
-        """Wait a moment for what is on its way, if that isn't slow; returns a problem that isn't told yet."""
+        """Wait briefly for the current copy, unless it is a slow one; returns a problem that isn't reported yet."""
         with self._changed:
             self._patient = self._patient and self._changed.wait_for(self._idle, self._wait_s)
             return self._told()
 
     def settle(self) -> str | None:
-        """Wait until everything is there, or what is on its way is late; returns a problem that isn't told yet."""
+        """Wait until all copies are made, or the current one is late; returns a problem that isn't reported yet."""
         with self._changed:
             while not self._idle() and not self._late(time.monotonic()):
                 self._changed.wait(self._wait_s)
@@ -106,7 +106,7 @@ class Courier:
 
 
 def deliver(mirror: Mirror) -> str | None:
-    """Copy what there is at the end of a run beside commits; returns what went wrong, also that it doesn't end."""
+    """Copy a run's results; returns a problem, such as a copy that doesn't end, or None."""
     found: list[str | None] = []
     thread = threading.Thread(target=lambda: found.append(mirror.complete()), name="mirror", daemon=True)
     thread.start()

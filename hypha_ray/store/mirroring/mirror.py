@@ -1,10 +1,10 @@
-"""Copies of a run elsewhere: every commit record and the newest snapshots, in any place that fsspec can write to.
+"""Mirrors of a run: all commit records and the newest snapshots, at any destination that fsspec can write to.
 
     <mirror>/<run>/config.toml, dataset.json, commits/round_000012.json, checkpoints/round_000012/…
-                   metrics.jsonl, events.jsonl: with each snapshot, once a minute where they are larger than one
+                   metrics.jsonl, events.jsonl: with each snapshot, or once a minute if they are larger than one
                    summary.json, model/…: at the end
 
-What a record needs is there before the record is, so a copy that was interrupted is a shorter run, but a sound one.
+A record is copied after the files that it needs, so an interrupted copy is a shorter but valid run.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _RECORD = re.compile(r"commits/round_(\d{6,})\.json")
 _SNAPSHOT = re.compile(r"checkpoints/round_(\d{6,})/\w[\w.-]*")
 _OTHERS = ("config.toml", "dataset.json", "origin.json", "quarantine.json")
 _HISTORY = ("metrics.jsonl", "events.jsonl")
-"""Files that grow with every round, and are copied whole."""
+"""Files that grow with every round; each copy is a whole one."""
 _RESULTS = ("summary.json", "model", "plots")
 HISTORY_S = 60.0
-"""Seconds between two copies of what grows, once it is larger than a snapshot."""
+"""Least time in seconds between two copies of growing files that are larger than a snapshot."""
 
 
 class Mirror:
-    """Copies a run to another place.
+    """Copies a run to a mirror.
 
     Args:
-        url: folder or fsspec URL; the run gets a folder of its own there, with its name.
+        url: folder or fsspec URL; the run gets its own folder there, with its name.
         directory: the run directory.
 
     """
@@ -49,43 +49,43 @@ class Mirror:
     def __init__(self, url: str, directory: Path) -> None:
         self._url, self._directory, self._log = url, directory, CommitLog(directory)
         self._place: _Place | None = None
-        """State as it was left; None: it has to be looked up."""
+        """The destination with its known files; None: they have to be listed."""
         self._first = 0
-        """First round whose record isn't there, while there is such a place."""
+        """First round whose record isn't at the destination; valid unless `_place` is None."""
         self._history_at = -HISTORY_S
 
     @property
     def place(self) -> str:
-        """The mirror's address, to be shown."""
+        """The mirror's address without secrets."""
         return _shown(self._url)
 
     def size(self, round: int | None = None) -> int:
-        """Bytes of a round's snapshot, or of the run's results; 0: they can't be read."""
+        """Size of a round's snapshot in bytes, or of the run's results; 0 if they can't be read."""
         with suppress(OSError):
             return _bytes(self._results() if round is None else self._snapshot(round))
         return 0
 
     def push(self, round: int, keep: int) -> str | None:
-        """Copy the newest commit, whose snapshot is there, and whatever records the mirror lacks.
+        """Copy the newest commit with its snapshot, and all records that the mirror lacks.
 
         Args:
-            round: number of the newest commit.
-            keep: newest snapshots that stay there.
+            round: number of the newest commit, which has a snapshot.
+            keep: number of snapshots to keep at the mirror.
 
         Returns:
-            None; or if it failed, what happened and what becomes of it. It may be tried again with any later round.
+            None; or a description of the problem. Any later push includes a failed one.
 
         """
         try:
             self._push(self._looked_at(), round, keep)
-        except Exception as error:  # Each kind of file system has errors of its own.
+        except Exception as error:  # Each kind of file system has its own errors.
             self._place = None
             why = _line(error, self._url)
             return f"the copy of round {round} to {self.place} failed: {why}; the next one includes it"
         return None
 
     def complete(self) -> str | None:
-        """Copy what there is at the end of a run beside commits; returns what `push` does."""
+        """Copy a run's results; returns None or a description of the problem."""
         try:
             place = self._looked_at()
             self._copy_small(place, (*_OTHERS, *_HISTORY))
@@ -99,7 +99,7 @@ class Mirror:
         return sorted(path for name in _RESULTS for path in _files(self._directory / name))
 
     def _snapshot(self, round: int) -> list[Path]:
-        """Files of a snapshot, its own record last: by that it is known to be whole."""
+        """Files of a snapshot; its header comes last, so that it marks a complete copy."""
         files = snapshot_path(self._directory, round).iterdir()
         return sorted(files, key=lambda path: (path.name == _STATE, path.name))
 
@@ -120,25 +120,25 @@ class Mirror:
             place.put(self._directory / name, name)
 
     def _looked_at(self) -> _Place:
-        """The place, of which all files are listed only where it isn't known what is there."""
+        """The destination; its files are listed only if they aren't known."""
         if self._place is None:
             place = _Place(f"{self._url.rstrip('/')}/{self._directory.name}")
             self._first = self._first_missing(place)
-            place.names = {name for name in place.names if not _RECORD.fullmatch(name)}  # Counted from here on.
+            place.names = {name for name in place.names if not _RECORD.fullmatch(name)}  # `_first` stands for these.
             self._place = place
         return self._place
 
     def _first_missing(self, place: _Place) -> int:
-        """Remove the records there that aren't those here, newest first; returns the number of the next one."""
+        """Remove the mirror's records that differ from the run's, newest first; returns the first missing round."""
         for round in reversed(place.rounds(_RECORD)):
             name, here = f"commits/{self._log.path(round).name}", self._log.path(round)
             if here.exists() and place.read(name) == here.read_bytes():
-                return round + 1  # Each names the weights of the one before, so all before are alike, too.
+                return round + 1  # Records form a chain of hashes, so all earlier ones are equal, too.
             place.remove(name)
         return 0
 
     def _copy_snapshot(self, place: _Place, round: int) -> None:
-        """Copy a snapshot."""
+        """Copy a snapshot; removes an old header first."""
         folder = snapshot_path(self._directory, round)
         name = f"checkpoints/{folder.name}"
         if f"{name}/{_STATE}" in place.names:
@@ -147,7 +147,7 @@ class Mirror:
             place.put(path, f"{name}/{path.name}")
 
     def _prune(self, place: _Place, round: int, keep: int) -> None:
-        """Remove snapshots there that are older than the newest `keep`, or of rounds that were taken back."""
+        """Remove the mirror's snapshots except the newest `keep`; those of rewound rounds as well."""
         whole = [one for one in place.rounds(re.compile(rf"checkpoints/round_(\d{{6,}})/{_STATE}")) if one < round]
         kept = {round, *(whole[1 - keep :] if keep > 1 else ())}
         for other in set(place.rounds(_SNAPSHOT)) - kept:
@@ -155,14 +155,14 @@ class Mirror:
 
 
 def fetch(url: str, directory: Path) -> None:
-    """Copy a run from its mirror to a run directory, as `Mirror` left it; files that are there and alike stay.
+    """Copy a run from its mirror to a run directory; equal files that are there already stay.
 
     Args:
         url: the run's folder at the mirror.
-        directory: where to; it is made if need be.
+        directory: destination; it is created if it is missing.
 
     Raises:
-        CheckpointError: there is no run, or the directory has another one.
+        CheckpointError: the mirror has no run, or the directory has another one.
         TryAgainError: the mirror can't be read, or the disk can't be written.
 
     """
@@ -199,7 +199,7 @@ def _fetch(place: _Place, name: str, path: Path) -> None:
 
 
 class _Place:
-    """A folder of any file system; `names` are the files that were there when it was opened, and what came since."""
+    """A folder of any file system; `names` are its files, listed once and updated by each copy."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -209,16 +209,16 @@ class _Place:
         self.names = {str(name).removeprefix(f"{self._root}/") for name in self._fs.find(self._root)}
 
     def rounds(self, pattern: re.Pattern[str]) -> list[int]:
-        """Rounds of the files whose names fit, ascending."""
+        """Rounds of the files whose names match, ascending."""
         return sorted({int(found[1]) for name in self.names if (found := pattern.fullmatch(name))})
 
     def read(self, name: str) -> bytes:
-        """A small file's contents."""
+        """Contents of a small file."""
         contents: bytes = self._fs.cat_file(f"{self._root}/{name}")
         return contents
 
     def put(self, path: Path, name: str) -> None:
-        """Copy a file there."""
+        """Upload a file."""
         target = f"{self._root}/{name}"
         self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
         self._fs.put_file(str(path), target)
@@ -231,7 +231,7 @@ class _Place:
                     break
 
     def get(self, name: str, path: Path) -> None:
-        """Copy a file here."""
+        """Download a file."""
         self._fs.get_file(f"{self._root}/{name}", str(path))
 
     def remove(self, name: str) -> None:
@@ -241,18 +241,18 @@ class _Place:
 
 
 def _files(path: Path) -> list[Path]:
-    """A file, or those of a folder; none, if there is nothing."""
+    """A file, or all files of a folder; empty if neither exists."""
     return [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
 
 
 def _bytes(paths: Iterable[Path]) -> int:
-    """Size of the files that are there."""
+    """Total size of the existing files, in bytes."""
     return sum(path.stat().st_size for path in paths if path.exists())
 
 
 @contextmanager
 def _reachable(what: str, url: str) -> Iterator[None]:
-    """Turn whatever a file system of any kind raises into an error of ours, without the secrets of its URL."""
+    """Turn any file system's errors into `TryAgainError`, without the secrets of its URL."""
     try:
         yield
     except Exception as error:
@@ -267,7 +267,7 @@ def _shown(url: str) -> str:
 
 
 def _line(error: Exception, url: str) -> str:
-    """One line of an error, which may repeat the URL, or a part of it."""
+    """One line of an error, without the URL's secrets, which it may repeat."""
     text = redacted(first_line(error))
     for secret in secrets_of(url):
         text = text.replace(secret, HIDDEN)
