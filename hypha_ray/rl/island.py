@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from hypha_ray.config import Job
+from hypha_ray.failpoints import failpoint
 from hypha_ray.model.environment import device_of, seed_all
 from hypha_ray.model.trained import build_trained
 from hypha_ray.optim.optimizers import build_optimizer
@@ -76,6 +77,7 @@ class Island:
             if result.scored and _is_finite(result):
                 self.optimizer.step(result.norm)
                 taken.append(result)
+        failpoint("rl.train")
         return _joined(batch, rollout, sums, taken)
 
     def backward(self, batch: Samples, summed: bool = False) -> Step:
@@ -95,6 +97,7 @@ class Island:
 
     def merged(self, version: int) -> None:
         """Take the merged weights for the reference, if that is what the round began with."""
+        failpoint("rl.merge")
         if self._rl.reference == "round":
             self._reference = self._frozen_copy()
 

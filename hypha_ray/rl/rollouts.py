@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from hypha_ray.config.tables.rl import RL
+from hypha_ray.failpoints import failpoint
 from hypha_ray.rl.algorithms.advantages import ADVANTAGES
 from hypha_ray.rl.algorithms.kl import ESTIMATORS
 from hypha_ray.rl.algorithms.losses import truncated_weight
@@ -75,7 +76,10 @@ class Rollouts:
         device = self._policy.model.device
         uniform = draw(self._seed, batch.keys, sampling).to(device)
         responses = self._policy.sample(ids.to(device), mask.to(device), uniform, sampling, self._ends)
-        return responses, self._scorer.score(batch.arrays, responses)
+        failpoint("rl.generate")
+        scored = self._scorer.score(batch.arrays, responses)
+        failpoint("rl.reward")
+        return responses, scored
 
     def _proximal(self, responses: Responses) -> tuple[torch.Tensor, torch.Tensor | None, Sums]:
         """Return log-probabilities that ratios are taken to, and the correction for those that were sampled with."""

@@ -1,0 +1,99 @@
+"""Islands of reinforcement learning on a local Ray cluster: whatever dies, every prompt counts once, and they learn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hypha_ray.config import Job
+from hypha_ray.config.load import load
+from hypha_ray.data.catalogue import load as load_dataset
+from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.prepare import prepare
+from hypha_ray.failpoints import hits
+from tests.support.faults import events
+from tests.support.jobs import Outcome, run_job
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+TINY = Path(__file__).parents[2] / "jobs" / "configs" / "grpo-tiny.toml"
+CALLS = ("rl.generate", "rl.reward", "rl.train", "rl.merge")
+"""Every place of an island's step, and the merge."""
+
+
+@pytest.fixture(scope="module")
+def problems(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pairs of digits to sort: about 2900 prompts to train on."""
+    folder = tmp_path_factory.mktemp("data") / "sort2"
+    prepare(Options("problems:sort2", folder, tokenizer="characters", max_documents=3000), lambda what, count: None)
+    return folder
+
+
+def islands(name: str, problems: Path, **keys: Any) -> Job:
+    """The ready job on two islands, with these keys laid over it."""
+    base = {"resources.num_workers": 2, "dataset.path": str(problems), "run.name": name, "telemetry.sinks": '["jsonl"]'}
+    flags = [f"--{key}={value}" for key, value in {**base, **keys}.items()]
+    return load(["@", str(TINY), *flags]).job
+
+
+def listed(specs: list[str]) -> str:
+    return "[" + ", ".join(f'"{spec}"' for spec in specs) + "]"
+
+
+def epochs_used(run: Outcome, problems: Path) -> int:
+    """Number of epochs of which each prompt is in exactly one commit; no prompt of any epoch is in two."""
+    used, infos = run.used(), load_dataset(problems).of("train")
+    assert set(used.values()) == {1}
+    whole = 0
+    while all((whole, info.index, sample) in used for info in infos for sample in range(info.samples)):
+        whole += 1
+    return whole
+
+
+def test_islands_killed_at_every_call_learn_on_and_count_every_prompt_once(problems: Path, tmp_path: Path) -> None:
+    log = tmp_path / "hits.jsonl"
+    specs = [f"{call}=kill@{at}" for call, at in zip(CALLS, (25, 50, 75, 13), strict=True)]
+    specs += ["worker.mid_delta:1=kill@8", "server.after_reduce=kill@9", "scheduler.before_persist=kill@10"]
+    keys = {"testing.failpoints": listed(specs), "testing.failpoint_log": log, "rounds.update_rounds": 28}
+    run = run_job(islands("killed", problems, **keys), tmp_path, problems)
+
+    assert [hits(log, spec.partition("=")[0].partition(":")[0]) for spec in specs] == [1] * len(specs)
+    assert [commit["round"] for commit in run.commits()] == list(range(28))
+    assert epochs_used(run, problems) == 3
+    assert len(events(run, "loss")) >= 4
+    assert run.of_kind("eval")[-1]["pass@1"] >= 0.95
+
+
+REPLAY = {
+    "run.mode": "replay",
+    "resources.min_workers": 2,
+    "rounds.update_rounds": 4,
+    "rounds.samples_between_updates": 126,
+    "rounds.max_batch_size": 21,
+    "rounds.evaluate_every": 0,
+    "rl.algorithm": "dapo",
+    "rl.epochs": 2,
+    "rl.minibatches": 2,
+    "rl.reference": "round",
+    "rl.kl": 0.05,
+}
+
+
+def hashes(run: Outcome) -> list[Any]:
+    return [(commit["theta_sha256"], commit["outer_sha256"], commit["spans"]) for commit in run.commits()]
+
+
+def test_killed_and_resumed_replay_ends_with_the_bits_of_an_uninterrupted_run(problems: Path, tmp_path: Path) -> None:
+    calm = run_job(islands("calm", problems, **REPLAY), tmp_path, problems)
+    log = tmp_path / "hits.jsonl"
+    specs = [f"{call}=kill@{at}" for call, at in zip(CALLS, (2, 9, 13, 3), strict=True)]
+    specs += ["scheduler.after_commit=kill@1", "scheduler.before_reduce=kill@3"]
+    keys = {**REPLAY, "testing.failpoints": listed(specs), "testing.failpoint_log": log}
+    run = run_job(islands("killed-replay", problems, **keys), tmp_path, problems)
+
+    assert [hits(log, spec.partition("=")[0]) for spec in specs] == [1] * len(specs)
+    assert [event["attempt"] for event in events(run, "attempt")] == [1, 2, 3]
+    assert hashes(run) == hashes(calm)
+    assert len({theta for theta, *_ in hashes(run)}) == 4
