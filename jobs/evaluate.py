@@ -29,7 +29,7 @@ from hypha_ray.types.sums import added, means
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hypha_ray.data.manifest import Manifest
+    from hypha_ray.driver.data_source import DataSource
     from hypha_ray.types import SliceInfo
 
 
@@ -39,8 +39,8 @@ class Evaluate:
 
     model: Path
     """folder from save_pretrained, such as a run's model"""
-    dataset: Path
-    """folder of the prepared dataset"""
+    dataset: str
+    """folder of the prepared dataset, or name by which data nodes of the cluster serve it"""
     split: str = "validation"
     """split of the dataset"""
     batch_size: int = 32
@@ -66,26 +66,26 @@ def main() -> None:
     arguments = parse_options(Evaluate, __doc__, sys.argv[1:])
     if arguments.batch_size < 1:
         raise ConfigError("CFG003", "--batch-size is out of range", str(arguments.batch_size), "1 or more")
-    from hypha_ray.data.catalogue import load
+    from hypha_ray.driver.data_source import dataset_of, opened
 
-    manifest, start = load(arguments.dataset), time.monotonic()
-    infos = manifest.of(arguments.split)
-    if not infos:
-        splits = ", ".join(sorted({info.split for info in manifest.slices}))
-        raise DataError("DATA051", f"dataset {manifest.name!r} has no such split", arguments.split, splits)
-    score = score_answers if manifest.modality == "prompts" else score_samples
-    what, result = score(arguments, manifest, infos)
+    with opened(dataset_of(arguments.dataset)) as source:
+        manifest, start = source.manifest, time.monotonic()
+        infos = manifest.of(arguments.split)
+        if not infos:
+            splits = ", ".join(sorted({info.split for info in manifest.slices}))
+            raise DataError("DATA051", f"dataset {manifest.name!r} has no such split", arguments.split, splits)
+        score = score_answers if manifest.modality == "prompts" else score_samples
+        what, result = score(arguments, source, infos)
     print(f"{what}  {manifest.name}/{arguments.split}  {time.monotonic() - start:.1f} s")
     line = " ".join(f"{name} {value if isinstance(value, int) else f'{value:.6g}'}" for name, value in result.items())
     print(json.dumps(result, allow_nan=False) if arguments.json else line)
 
 
-def score_samples(arguments: Evaluate, manifest: Manifest, infos: Sequence[SliceInfo]) -> tuple[str, dict[str, float]]:
+def score_samples(arguments: Evaluate, source: DataSource, infos: Sequence[SliceInfo]) -> tuple[str, dict[str, float]]:
     """Return model and task, and loss with what it amounts to."""
     with uncollected():
         import torch
 
-        from hypha_ray.data.slices import read_slice
         from hypha_ray.model.evaluation import batches_of, evaluate, metrics_of
         from hypha_ray.model.loading.build import describe
         from hypha_ray.model.loss_check import check_loss_of
@@ -93,13 +93,13 @@ def score_samples(arguments: Evaluate, manifest: Manifest, infos: Sequence[Slice
         from hypha_ray.model.saved_model import open_saved
         from hypha_ray.model.tasks.table import require_trainable
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    manifest, device = source.manifest, torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network, task = open_saved(arguments.model, arguments.type)
     require_trainable(task)
     require_positions(network, task, manifest.shapes, manifest.name)
     facts = describe(network, task)
     manifest.require(facts.vocab_size, facts.num_labels)
-    slices = (read_slice(arguments.dataset, info, manifest) for info in infos)
+    slices = (source.read(info) for info in infos)
     batches = batches_of(slices, arguments.batch_size, [info.index for info in infos])
     first = next(batches)
     check_loss_of(task, network, first)
@@ -114,12 +114,11 @@ def score_samples(arguments: Evaluate, manifest: Manifest, infos: Sequence[Slice
     return f"{facts.architecture}  {task.name}", result
 
 
-def score_answers(arguments: Evaluate, manifest: Manifest, infos: Sequence[SliceInfo]) -> tuple[str, dict[str, float]]:
+def score_answers(arguments: Evaluate, source: DataSource, infos: Sequence[SliceInfo]) -> tuple[str, dict[str, float]]:
     """Return the model, and rewards and lengths of its answers; they are those of a run with the same settings."""
     rl = rl_of(arguments)
     with uncollected():
         from hypha_ray.config.schema import Model, Preprocessor
-        from hypha_ray.data.slices import read_slice
         from hypha_ray.model.environment import device_of
         from hypha_ray.model.evaluation import batches_of
         from hypha_ray.model.loading.build import describe
@@ -134,12 +133,13 @@ def score_answers(arguments: Evaluate, manifest: Manifest, infos: Sequence[Slice
     if task.name != "causal-lm":
         fix = "evaluate a language model, or another dataset"
         raise ConfigError("RL001", "this model can't answer prompts", task.name, "causal-lm", fix)
+    manifest = source.manifest
     require_positions(network, task, manifest.shapes, manifest.name, arguments.max_response_tokens)
     manifest.require(describe(network, task).vocab_size)
-    tokenizer = load_preprocessor(Preprocessor(), arguments.dataset, Model(repository=str(arguments.model)))
+    tokenizer = load_preprocessor(Preprocessor(), source.folder, Model(repository=str(arguments.model)))
     policy = Policy(network.to(device_of("auto")), 1.0, None)
     rollouts = Rollouts(rl, arguments.seed, policy, tokenizer_of(tokenizer))
-    slices = (read_slice(arguments.dataset, info, manifest) for info in infos)
+    slices = (source.read(info) for info in infos)
     batches = batches_of(slices, arguments.batch_size, [info.index for info in infos])
     sums = added(map(rollouts.evaluate, batches))
     return type(network).__name__, {**means(sums), "prompts": sum(info.samples for info in infos)}

@@ -25,7 +25,7 @@ def main() -> None:
     """Find the run, and save the weights of its newest snapshot that is as it was written."""
     arguments = parse_options(Export, __doc__, sys.argv[1:])
     from hypha_ray.config.load import load
-    from hypha_ray.data.catalogue import locate
+    from hypha_ray.driver.data_source import kept
     from hypha_ray.driver.find_run import find_run
     from hypha_ray.driver.launch import export_round
     from hypha_ray.driver.run_identity import committed
@@ -38,7 +38,7 @@ def main() -> None:
         what = f"run {directory.path.name} has no checkpoint yet"
         raise CheckpointError("CKPT006", what, fix="let it train until its first commit")
     folder = arguments.to or directory.path / "model"
-    export_round(job, directory, locate(job.dataset), newest, folder)
+    export_round(job, directory, kept(job.dataset, directory).folder, newest, folder)
     print(f"after round {newest + 1} of {job.rounds.update_rounds}, {committed(directory)} are committed")
     print(f"model: {folder}")
 

@@ -64,10 +64,10 @@ class Preprocessor(Table):
 
 
 class Dataset(Table):
-    """The prepared dataset: a folder, or a name that a data shard announces."""
+    """The prepared dataset: a folder, or a name by which data nodes serve it."""
 
     path: str | None = Field(None, description="prepared folder")
-    name: str | None = Field(None, description="name that a data shard announces")
+    name: str | None = Field(None, description="name in $HYPHA_RAY_HOME/datasets, or of data nodes")
     shards: Count = Field(1, description="data shard actors that serve it")
     allow_quarantine: bool = Field(
         False,

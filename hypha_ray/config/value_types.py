@@ -7,11 +7,16 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
+CLUSTER = "hypha_ray"
+"""Ray namespace of actors that belong to no run, such as data nodes."""
+
 
 def run_name(text: str) -> str:
-    """Check the name of a run."""
+    """Check the name of a run, which is also its namespace in Ray."""
     if not re.fullmatch(r"\w[\w.-]{0,99}", text):
         raise ValueError("up to 100 letters, digits, dots, underscores or hyphens, with a letter or digit first")
+    if text == CLUSTER:
+        raise ValueError(f"a name other than {CLUSTER}, which is the namespace of data nodes")
     return text
 
 

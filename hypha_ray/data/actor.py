@@ -1,8 +1,10 @@
-"""The data shard: the Ray actor that serves a prepared dataset's slices."""
+"""Ray actors that serve a prepared dataset's slices: a shard to its own job, a data node to all jobs of a cluster."""
 
 from __future__ import annotations
 
 import os
+import time
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -11,10 +13,34 @@ import ray
 from hypha_ray.config.schema import Testing
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.manifest import Manifest
+from hypha_ray.data.preprocessor_files import preprocessor_files
 from hypha_ray.data.slices import Arrays, read_slice
 from hypha_ray.errors import DataError
 from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.types import SliceInfo
+
+PROTOCOL = 1
+"""Version of a data node's methods and messages; a job refuses a data node of another one."""
+READING_S = 60.0
+"""Seconds after its last read for which a run counts as a reader."""
+NODE_GROUPS = {"pulse": 1, "check": 1}
+"""Concurrency groups of a data node: a long check holds up no read."""
+READS_AT_ONCE = 4
+"""Reads that a data node works on at the same time, for several jobs or workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """Description of a data node, as it gives it itself.
+
+    `manifest` is the JSON of its dataset's manifest; `readers` are the runs that have read slices lately.
+    """
+
+    protocol: int
+    node_id: str
+    address: str
+    manifest: str
+    readers: tuple[str, ...]
 
 
 class DataShard:
@@ -76,3 +102,49 @@ class DataShard:
     @cached_property
     def _slices(self) -> dict[int, SliceInfo]:
         return {info.index: info for info in self._manifest.slices}
+
+
+class DataNode(DataShard):
+    """Serves a dataset to all jobs of a cluster, until its owner withdraws it.
+
+    It is a detached actor on its owner's node. Its name in Ray is all that announces it.
+    """
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(folder)
+        self._read_at: dict[str, float] = {}
+        """Monotonic time of each run's last read."""
+
+    @ray.method(concurrency_group="pulse")
+    def describe(self) -> Announcement:
+        """Announcement of this node and its dataset.
+
+        Raises:
+            DataError: the folder is missing, or contains no dataset or a damaged one.
+
+        """
+        since, here = time.monotonic() - READING_S, ray.get_runtime_context()
+        readers = tuple(sorted(run for run, at in self._read_at.items() if at >= since))
+        manifest = self._manifest.model_dump_json()
+        return Announcement(PROTOCOL, here.get_node_id(), ray.util.get_node_ip_address(), manifest, readers)
+
+    def serve_to(self, run: str, index: int) -> tuple[Arrays, int]:
+        """As `serve`, for a run of that name."""
+        self._read_at[run] = time.monotonic()
+        return self.serve(index)
+
+    @ray.method(concurrency_group="pulse")
+    def preprocessor(self) -> dict[str, bytes]:
+        """Files of the dataset's tokenizer or image processor, by path in its folder."""
+        return preprocessor_files(self._folder)
+
+    @ray.method(concurrency_group="check")
+    def check(self) -> list[str]:
+        """Read every slice, and return the problems found."""
+        problems = []
+        for index in self._slices:
+            try:
+                self.read(index)
+            except DataError as error:
+                problems.append(str(error))
+        return problems

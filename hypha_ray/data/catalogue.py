@@ -43,6 +43,11 @@ def locate(dataset: Dataset, places: Sequence[Path] | None = None) -> Path:
     return find(str(dataset.name), places)
 
 
+def local_names() -> set[str]:
+    """Names of the datasets in the data roots of this machine."""
+    return {name for place in roots() for name in _datasets(place)}
+
+
 def find(name: str, places: Sequence[Path] | None = None) -> Path:
     """The folder of the dataset of that name.
 

@@ -7,6 +7,7 @@ starts, a model with too small a vocabulary or too few classes.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import os
 import re
@@ -99,6 +100,12 @@ class Manifest(BaseModel):
         """Size of one sample, over all tensors."""
         return sum(tensor.sample_bytes for tensor in self.tensors)
 
+    @property
+    def identity(self) -> str:
+        """A fingerprint of a dataset's samples, of where each of them stands, and of nothing else."""
+        slices = [(info.index, info.sha256, info.samples, info.split) for info in self.slices]
+        return hashlib.sha256(repr(sorted(slices)).encode()).hexdigest()
+
     def require(self, vocab_size: int | None = None, classes: int | None = None) -> None:
         """Check that a model's vocabulary and classes cover the data; None means that the model has none.
 
@@ -161,16 +168,31 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
-        manifest = _parse(path.read_bytes(), path)
+        data = path.read_bytes()
     except OSError as error:
         raise _malformed(path, error.strerror or str(error)) from None
-    problem = next(_problems(manifest, folder), None)
+    manifest = parse_manifest(data, path)
+    for info in manifest.slices:
+        if not (folder / info.file).is_file():
+            raise _malformed(path, f"slice {info.index} has the file {info.file}, which doesn't exist")
+    return manifest
+
+
+def parse_manifest(data: bytes, path: Path | str) -> Manifest:
+    """The manifest that a file contains; `path` names it in errors.
+
+    Raises:
+        DataError: it is malformed, or of another version.
+
+    """
+    manifest = _parse(data, path)
+    problem = next(_problems(manifest), None)
     if problem:
         raise _malformed(path, problem)
     return manifest
 
 
-def _parse(data: bytes, path: Path) -> Manifest:
+def _parse(data: bytes, path: Path | str) -> Manifest:
     try:
         raw = pydantic_core.from_json(data)
     except ValueError as error:
@@ -192,7 +214,7 @@ def _parse(data: bytes, path: Path) -> Manifest:
         raise _malformed(path, f"{place}: {first['msg']}") from None
 
 
-def _problems(manifest: Manifest, folder: Path) -> Iterator[str]:
+def _problems(manifest: Manifest) -> Iterator[str]:
     """Problems that pydantic doesn't find, such as a slice's file name that leads out of the folder."""
     if not manifest.slices:
         yield "no slices"
@@ -214,11 +236,9 @@ def _problems(manifest: Manifest, folder: Path) -> Iterator[str]:
             yield f"{where} is in split {info.split!r}, not in {' or '.join(SPLITS)}"
         elif not _SHA256.fullmatch(info.sha256):
             yield f"{where} has no sha256"
-        elif not (folder / info.file).is_file():
-            yield f"{where} has the file {info.file}, which doesn't exist"
 
 
-def _malformed(path: Path, problem: str) -> DataError:
+def _malformed(path: Path | str, problem: str) -> DataError:
     return DataError(
         "DATA003", f"{path} can't be used", problem, fix="copy the dataset again, or prepare it again with --overwrite"
     )

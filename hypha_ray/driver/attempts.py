@@ -38,8 +38,17 @@ class SchedulerLost(Exception):
     """An attempt is over, the run isn't: its scheduler died or fell silent, or an object is lost."""
 
 
-def records(job: Job, run: str, directory: RunDirectory, dataset: Path) -> Iterator[dict[str, Any]]:
+def records(
+    job: Job, run: str, directory: RunDirectory, dataset: Path, served: bool = False
+) -> Iterator[dict[str, Any]]:
     """Run a job on this node's Ray, and hand on what its schedulers stream until the run is over.
+
+    Args:
+        job: the job file.
+        run: name of the run.
+        directory: the run directory.
+        dataset: folder with the tokenizer, and the slices unless they are `served`.
+        served: whether data nodes of the cluster have the slices.
 
     Raises:
         HyphaError: whatever ended the run.
@@ -50,7 +59,7 @@ def records(job: Job, run: str, directory: RunDirectory, dataset: Path) -> Itera
     owner = _here(ActorOwner, OWNER, run, max_restarts=-1).remote()
     specials = specials_of(job, dataset)
     try:
-        yield from _attempts(job, run, directory, (dataset, specials, owner), control)
+        yield from _attempts(job, run, directory, (None if served else str(dataset), specials, owner), control)
     finally:
         ray.kill(owner)
 
@@ -72,7 +81,11 @@ def specials_of(job: Job, dataset: Path) -> SpecialTokens | None:
 
 
 def _attempts(
-    job: Job, run: str, directory: RunDirectory, given: tuple[Path, SpecialTokens | None, Any], control: ControlService
+    job: Job,
+    run: str,
+    directory: RunDirectory,
+    given: tuple[str | None, SpecialTokens | None, Any],
+    control: ControlService,
 ) -> Iterator[dict[str, Any]]:
     """One scheduler after the other, which all have their workers and parameter servers started by the same owner."""
     idle = vain = 0
@@ -100,7 +113,11 @@ def _attempts(
 
 
 def _attempt(
-    job: Job, run: str, directory: RunDirectory, given: tuple[Path, SpecialTokens | None, Any], control: ControlService
+    job: Job,
+    run: str,
+    directory: RunDirectory,
+    given: tuple[str | None, SpecialTokens | None, Any],
+    control: ControlService,
 ) -> Iterator[dict[str, Any]]:
     """Start a scheduler on this node, and hand on what it streams.
 
@@ -110,7 +127,7 @@ def _attempt(
 
     """
     dataset, specials, owner = given
-    arguments = (job, run, str(directory.path), str(dataset), directory.begin_attempt(), owner, specials)
+    arguments = (job, run, str(directory.path), dataset, directory.begin_attempt(), owner, specials)
     scheduler = _here(Scheduler, "scheduler", run).remote(*arguments)
     try:
         yield from _stream(scheduler, job.resources.start_deadline_s, control)

@@ -12,9 +12,9 @@ from typing import Any
 
 from hypha_ray.config import Job
 from hypha_ray.config.load import Loaded, require_complete, require_secrets, resolved_toml
-from hypha_ray.data.catalogue import load, locate
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.driver.attempts import records
+from hypha_ray.driver.data_source import DataSource, is_served, kept, opened
 from hypha_ray.driver.find_run import no_run
 from hypha_ray.driver.folders import check_places
 from hypha_ray.driver.preflight.advice import advice
@@ -45,30 +45,41 @@ def launch(loaded: Loaded, kind: str) -> None:
     require_complete(loaded.job)
     check_places(loaded.job)
     job = named(loaded.job, kind)
-    directory, dataset = RunDirectory(Path(str(job.run.dir), str(job.run.name))), locate(job.dataset)
-    manifest, new = load(dataset), not directory.begun
-    if loaded.resume and new:
-        raise no_run(str(job.run.name), directory.path.parent)
+    directory = RunDirectory(Path(str(job.run.dir), str(job.run.name)))
     with ExitStack() as held:
+        source, new = _opened(job, directory, held), not directory.begun
+        if loaded.resume and new:
+            raise no_run(str(job.run.name), directory.path.parent)
         if not new:
             held.enter_context(directory.lock())
-            settle(job, directory, manifest, loaded.resume)
+            settle(job, directory, source.manifest, loaded.resume)
         check_job(job)
         if new:
-            _tell(check_model(job, dataset, manifest))
-            check_end(job, dataset)
+            _tell(check_model(job, source))
+            check_end(job, source.folder)
         if new or not is_done(job, directory):
             require_secrets(job)
             with connected(str(job.run.name)):
                 if new:
                     workers_to_start(job, cluster_nodes())
                     held.enter_context(directory.lock())
-                    settle(job, directory, manifest, loaded.resume)
-                stream = records(job, str(job.run.name), directory, dataset)
+                    settle(job, directory, source.manifest, loaded.resume)
+                source.keep(directory)
+                stream = records(job, str(job.run.name), directory, source.folder, source.served)
                 console = Console(job.rounds.update_rounds, rounds="console" in job.telemetry.sinks)
                 watch(stream, console, advice(job))
-        finish(job, directory, dataset)
+        finish(job, directory, source.folder)
     print(f"run: {directory.path}")
+
+
+def _opened(job: Job, directory: RunDirectory, held: ExitStack) -> DataSource:
+    """The job's dataset; a run that has all its rounds needs no more than what it kept of a served one."""
+    if not is_served(job.dataset):
+        return held.enter_context(opened(job.dataset))
+    if directory.begun and is_done(job, directory):
+        return kept(job.dataset, directory)
+    held.enter_context(connected(str(job.run.name)))
+    return held.enter_context(opened(job.dataset))
 
 
 def named(job: Job, kind: str) -> Job:
@@ -85,20 +96,21 @@ def dry_run(loaded: Loaded) -> None:
     check_places(job)
     check_job(job)
     has_model, has_data = bool(job.model.repository or job.model.config), bool(job.dataset.path or job.dataset.name)
-    if has_data:
-        dataset = locate(job.dataset)
-        manifest = load(dataset)
-        if has_model:
+    with ExitStack() as held:
+        if has_data and is_served(job.dataset):
+            held.enter_context(connected("dry-run"))
+        source = held.enter_context(opened(job.dataset)) if has_data else None
+        if source is None and has_model:
+            check_fragments(job)
+        elif source is not None and has_model:
             require_complete(job)
-            _hold_against_the_run(loaded, manifest)
-            _tell(check_model(job, dataset, manifest))
-            check_end(job, dataset)
-    elif has_model:
-        check_fragments(job)
-    parts = [part for part, there in (("model", has_model), ("dataset", has_data)) if not there]
-    _tell(f"{where}: the job has no {part}, so what depends on one isn't checked" for part in parts)
-    _tell(advice(job))
-    with connected("dry-run"):
+            _hold_against_the_run(loaded, source.manifest)
+            _tell(check_model(job, source))
+            check_end(job, source.folder)
+        parts = [part for part, there in (("model", has_model), ("dataset", has_data)) if not there]
+        _tell(f"{where}: the job has no {part}, so what depends on one isn't checked" for part in parts)
+        _tell(advice(job))
+        held.enter_context(connected("dry-run"))
         nodes = cluster_nodes()
         workers = workers_to_start(job, nodes)
         for line in machine_lines(job, workers, nodes):

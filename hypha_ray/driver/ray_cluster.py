@@ -26,9 +26,20 @@ GONE_S = 30.0
 
 
 @contextmanager
-def connected(namespace: str) -> Iterator[None]:
-    """A Ray cluster: the one that RAY_ADDRESS names, or one of our own on this machine."""
-    address = os.environ.get("RAY_ADDRESS") or "local"
+def connected(namespace: str, alone: str = "local") -> Iterator[None]:
+    """A Ray cluster: the one that RAY_ADDRESS names, or one of our own on this machine.
+
+    Nothing happens if this process is connected already.
+
+    Args:
+        namespace: of this process.
+        alone: Ray's address without RAY_ADDRESS; "auto": the cluster that this machine is a node of.
+
+    """
+    if ray.is_initialized():
+        yield
+        return
+    address = os.environ.get("RAY_ADDRESS") or alone
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # It warns that the token is on.
     options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     answers = _knock(address)
@@ -117,5 +128,8 @@ def _unreachable(address: str, error: Exception) -> ClusterError:
     if address == "local":
         fix = "try again when this machine has less to do"
         return ClusterError("NET002", "Ray did not start on this machine", got=first_line(error), fix=fix)
+    if address == "auto":
+        fix = "set RAY_ADDRESS to the cluster's address, or make this machine a node of it by `ray start`"
+        return ClusterError("NET002", "this machine is no node of a running Ray cluster", first_line(error), fix=fix)
     fix = "start one, or unset RAY_ADDRESS"
     return ClusterError("NET002", f"no Ray cluster at {address!r}", got=first_line(error), fix=fix)

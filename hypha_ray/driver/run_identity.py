@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 from collections.abc import Sequence
@@ -37,7 +36,7 @@ def settle(job: Job, directory: RunDirectory, manifest: Manifest, resume: bool) 
     """
     if directory.begun:
         compare(job, directory, manifest, resume)
-    directory.write(DATASET, json.dumps({"name": manifest.name, "sha256": identity(manifest)}))
+    directory.write(DATASET, json.dumps({"name": manifest.name, "sha256": manifest.identity}))
     directory.configure(resolved_toml(job))
 
 
@@ -52,15 +51,9 @@ def compare(job: Job, directory: RunDirectory, manifest: Manifest, resume: bool)
     changed = differences(job, load(["@", str(directory.config)]).job)
     if not resume:
         _require_none(changed, job)
-    _require_same_training(changed, directory, None if known is None else known == identity(manifest), manifest.name)
+    _require_same_training(changed, directory, None if known is None else known == manifest.identity, manifest.name)
     _tell([f"{change}; it is taken as it is here" for change in changed])
     _tell([f"run {directory.path.name} {standing(job, directory)}"])
-
-
-def identity(manifest: Manifest) -> str:
-    """A fingerprint of a dataset's samples, of where each of them stands, and of nothing else."""
-    slices = [(info.index, info.sha256, info.samples, info.split) for info in manifest.slices]
-    return hashlib.sha256(repr(sorted(slices)).encode()).hexdigest()
 
 
 def is_done(job: Job, directory: RunDirectory) -> bool:

@@ -26,6 +26,7 @@ from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.scheduler.runtime.global_weights import GlobalWeights
 from hypha_ray.scheduler.runtime.run_actors import RunActors
 from hypha_ray.scheduler.runtime.slice_cache import SliceCache
+from hypha_ray.scheduler.runtime.slice_readers import ReplicaReader, ShardReader, SliceReader
 from hypha_ray.scheduler.runtime.supervised_actor import GONE
 from hypha_ray.scheduler.runtime.telemetry_client import TelemetryClient
 from hypha_ray.scheduler.runtime.worker_dispatcher import WorkerDispatcher
@@ -45,7 +46,7 @@ class Scheduler:
         job: the job file.
         run: name of the run.
         directory: the run directory.
-        dataset: folder of the prepared dataset.
+        dataset: folder of the prepared dataset; None: data nodes serve it.
         attempt: number of this scheduler, over the whole run.
         owner: the actor that starts what outlives this scheduler.
         specials: what workers have to know of the tokenizer, or None.
@@ -53,7 +54,14 @@ class Scheduler:
     """
 
     def __init__(
-        self, job: Job, run: str, directory: str, dataset: str, attempt: int, owner: Any, specials: SpecialTokens | None
+        self,
+        job: Job,
+        run: str,
+        directory: str,
+        dataset: str | None,
+        attempt: int,
+        owner: Any,
+        specials: SpecialTokens | None,
     ) -> None:
         arm(job.testing.failpoints, job.testing.failpoint_log)
         self._job, self._run, self._directory, self._attempt = job, run, Path(directory), attempt
@@ -65,7 +73,12 @@ class Scheduler:
         self._actors = RunActors(job, run, directory, dataset, owner, self._telemetry.replaced, specials)
         self._telemetry.telemetry = self._actors.telemetry
         self._weights = GlobalWeights(job, self._actors)
-        self._slice_cache = SliceCache(job, self._actors)
+        self._reader: SliceReader = (
+            ReplicaReader(job, self._actors, lambda text: self._telemetry.note("problem", text=text))
+            if dataset is None
+            else ShardReader(self._actors.shards)
+        )
+        self._slice_cache = SliceCache(job, self._actors, self._reader)
         self._core: SchedulerCore | None = None
         self._dispatcher = WorkerDispatcher(
             self._actors, self._weights, self._slice_cache, self._telemetry, self._said, self._spawn
@@ -135,7 +148,7 @@ class Scheduler:
         return past
 
     async def _brain(self, past: ResumePoint) -> SchedulerCore:
-        manifest = await self._slice_cache.manifest()
+        manifest = await self._reader.manifest()
         held_samples = self._job.worker.prefetch_mb * 1_000_000 // manifest.sample_bytes
         slices = await self._slice_cache.usable(manifest.slices)
         return SchedulerCore(self._job, self._run, slices, Sizes(max(1, held_samples)), past)
@@ -194,7 +207,8 @@ class Scheduler:
                 self._commits.add(commit)
                 commit.add_done_callback(self._committed)
             case c.LogMetric(fields=fields):
-                self._telemetry.record(fields)
+                read = self._reader.traffic() if fields["kind"] == "round" else {}
+                self._telemetry.record({**fields, "bytes_from": read} if read else fields)
             case c.LogEvent(fields=fields):
                 self._telemetry.event(fields)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-JOBS = ("prepare", "evaluate", "export", "plot", "chaos", "bench", "worker", "diloco", "sync", "grpo")
+JOBS = ("prepare", "data", "evaluate", "export", "plot", "chaos", "bench", "worker", "diloco", "sync", "grpo")
 
 
 def shell(command: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[bytes]:

@@ -80,13 +80,21 @@ class Outcome:
 
 
 def run_job(
-    job: Job, parent: Path, dataset: Path, export: bool = False, seen: Callable[[dict[str, Any]], None] | None = None
+    job: Job,
+    parent: Path,
+    dataset: Path,
+    export: bool = False,
+    seen: Callable[[dict[str, Any]], None] | None = None,
+    served: bool = False,
 ) -> Outcome:
-    """Run a job to its end on the Ray cluster that this process is connected to; `seen` is shown every record."""
+    """Run a job to its end on the Ray cluster that this process is connected to.
+
+    `seen` is shown every record; `served` says that data nodes have the slices.
+    """
     assert job.run.name is not None
     directory = RunDirectory.create(parent, job.run.name, resolved_toml(job))
     outcome = Outcome(directory.path, [])
-    for record in records(job, job.run.name, directory, dataset):
+    for record in records(job, job.run.name, directory, dataset, served):
         outcome.records.append(record)
         if seen is not None:
             seen(record)

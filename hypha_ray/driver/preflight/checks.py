@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hypha_ray.config import Job
-from hypha_ray.data.manifest import Manifest
+from hypha_ray.driver.data_source import DataSource
 from hypha_ray.errors import ConfigError
 from hypha_ray.heavy_imports import uncollected
 from hypha_ray.optim.schedules import check_schedule, inner_steps
@@ -75,7 +75,7 @@ def check_end(job: Job, dataset: Path) -> None:
     load_preprocessor(job.preprocessor, dataset, job.model)
 
 
-def check_model(job: Job, dataset: Path, manifest: Manifest) -> list[str]:
+def check_model(job: Job, source: DataSource) -> list[str]:
     """Refuse a model that can't be built as the job wants it, or that dataset or weights don't fit.
 
     A run that goes on has been checked when it began.
@@ -88,7 +88,7 @@ def check_model(job: Job, dataset: Path, manifest: Manifest) -> list[str]:
 
     """
     if job.rl.algorithm is None:
-        manifest.refuse_prompts()
+        source.manifest.refuse_prompts()
     with uncollected():  # Seconds go by until torch is loaded.
         from hypha_ray.driver.preflight.compatibility import CHECKS, Case
         from hypha_ray.driver.preflight.loss_on_samples import check_loss
@@ -100,7 +100,7 @@ def check_model(job: Job, dataset: Path, manifest: Manifest) -> list[str]:
     if not all(group.bridged for group in job.worker_groups):
         require_trainable(task)
     network = skeleton(job.model)
-    case = Case(job, dataset, manifest, network, task, describe(network, task))
+    case = Case(job, source, network, task, describe(network, task))
     for check in CHECKS:
         check(case)
     notes = compare_weights(job.model)  # Of a hub's repository, which the nodes fetch, they say it.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
@@ -16,7 +15,7 @@ import torch
 
 from hypha_ray.config import Job
 from hypha_ray.data.manifest import Manifest
-from hypha_ray.data.slices import read_slice
+from hypha_ray.driver.data_source import DataSource
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.model.layout import layout_of
 from hypha_ray.model.loading.build import Facts
@@ -37,12 +36,15 @@ class Case:
     """Job, dataset, and model on torch's meta device, whose tensors have shapes and no values."""
 
     job: Job
-    folder: Path
-    """Folder of the dataset."""
-    manifest: Manifest
+    source: DataSource
     network: PreTrainedModel
     task: Task
     facts: Facts
+
+    @property
+    def manifest(self) -> Manifest:
+        """Manifest of the dataset."""
+        return self.source.manifest
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -91,7 +93,7 @@ def _check_low_labels(case: Case, limit: int) -> None:
         if read_bytes > _READ_BYTES:
             return
         try:
-            slice_ = read_slice(case.folder, info, case.manifest)
+            slice_ = case.source.read(info)
         except DataError:
             if case.job.dataset.allow_quarantine:
                 continue

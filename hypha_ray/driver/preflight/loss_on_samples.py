@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hypha_ray.data.slices import read_slice
 from hypha_ray.driver.preflight.compatibility import Case
 from hypha_ray.errors import DataError
 from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
@@ -42,7 +41,7 @@ def check_loss(case: Case) -> list[str]:
     job, masks = case.job, case.task.labels == "masked"
     if all(group.bridged for group in job.worker_groups):
         return []
-    specials = load_special_tokens(job.preprocessor, case.folder, job.model) if masks else None
+    specials = load_special_tokens(job.preprocessor, case.source.folder, job.model) if masks else None
     task = task_of(job.model, case.network, specials)
     require_mean(task, job.sync.traits)
     tensors = {tensor.name for tensor in case.manifest.tensors}
@@ -78,7 +77,7 @@ def _scored(case: Case, task: Task) -> Samples:
 def _samples(case: Case, split: str) -> Iterator[Samples]:
     """Return a split's samples in parts of a few hundred."""
     for info in case.manifest.of(split):
-        arrays = read_slice(case.folder, info, case.manifest)
+        arrays = case.source.read(info)
         for start in range(0, info.samples, _AT_ONCE):
             rows = np.arange(start, min(start + _AT_ONCE, info.samples))
             keys = np.stack([np.zeros_like(rows), np.full_like(rows, info.index), rows], axis=1)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from hypha_ray.data.slices import read_slice
 from hypha_ray.driver.preflight.compatibility import Case
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.model.copy_check import check_on_copy
@@ -37,7 +36,7 @@ def check_rollouts(case: Case) -> list[str]:
     _check_kind(case)
     response = case.job.rl.generation.max_response_tokens
     require_positions(case.network, case.task, case.shapes, case.manifest.name, response)
-    tokenizer = tokenizer_of(load_preprocessor(case.job.preprocessor, case.folder, case.job.model))
+    tokenizer = tokenizer_of(load_preprocessor(case.job.preprocessor, case.source.folder, case.job.model))
     prompts = _prompts(case)
     Scorer(case.job.rl, tokenizer).check(prompts.arrays)
     check = partial(check_generation, rl=case.job.rl, tokenizer=tokenizer, prompts=prompts)
@@ -63,7 +62,7 @@ def _check_kind(case: Case) -> None:
 def _prompts(case: Case) -> Samples:
     """Return a few prompts, the shortest and the longest of a slice among them."""
     info = case.manifest.of("train")[0]
-    arrays = read_slice(case.folder, info, case.manifest)
+    arrays = case.source.read(info)
     order: Any = np.argsort(arrays["attention_mask"].sum(1), kind="stable")
     rows = order[np.unique(np.linspace(0, len(order) - 1, _SAMPLES).round().astype(int))]
     keys = np.stack([np.zeros_like(rows), np.full_like(rows, info.index), rows], axis=1)

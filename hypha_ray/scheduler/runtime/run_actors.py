@@ -45,7 +45,7 @@ class RunActors:
         job: the job file.
         run: name of the run, which is the Ray namespace.
         directory: the run directory, on this node.
-        dataset: folder of the prepared dataset, on this node.
+        dataset: folder of the prepared dataset, on this node; None: no shards, because others serve it.
         owner: actor that starts the actors which outlive this scheduler.
         note: takes name and reason of each replaced actor.
         specials: special tokens or whole tokenizer, as `specials_of` finds them.
@@ -57,7 +57,7 @@ class RunActors:
         job: Job,
         run: str,
         directory: str,
-        dataset: str,
+        dataset: str | None,
         owner: Any,
         note: Callable[[str, str], None],
         specials: SpecialTokens | None = None,
@@ -69,6 +69,8 @@ class RunActors:
         self._left = dict.fromkeys(self._needs) | self._leases.adopt(self._needs)
         """Lease by name of each actor that the previous scheduler may have left; None without a lease."""
         self._workers: dict[int, tuple[Any, Source]] = {}
+        self._nodes: dict[Source, str | None] = {}
+        """Id of the node of each worker for which it was asked."""
         told, config = job.telemetry, redacted_tree(job.model_dump(mode="json", exclude={"model": {"token"}}))
         writer = (directory, told.sinks, run, config, told.aim_repository, job.testing, told.status_bridge)
         keeper = (directory, job.checkpoint, job.rounds.update_rounds, job.testing)
@@ -76,7 +78,7 @@ class RunActors:
         self.store = self._post("store", partial(self._here, Store, "store", *keeper))
         self.shards = [
             self._post(name, partial(self._here, DataShard, name, dataset, job.testing))
-            for name in (f"shard-{number}" for number in range(job.dataset.shards))
+            for name in (f"shard-{number}" for number in range(job.dataset.shards if dataset is not None else 0))
         ]
         self.servers = [
             self._post(name, partial(self._serve, name))
@@ -119,6 +121,16 @@ class RunActors:
     def worker(self, number: int) -> tuple[Any, Source] | None:
         """Handle and incarnation of a worker; None without one."""
         return self._workers.get(number)
+
+    async def node_of(self, number: int) -> str | None:
+        """Id of the node that a worker is on; None without a lease of its own."""
+        if number not in self._workers:
+            return None
+        source = self._workers[number][1]
+        if source not in self._nodes:
+            placed = await asyncio.to_thread(self._leases.placed)
+            self._nodes[source] = placed.get(f"worker-{number}")
+        return self._nodes[source]
 
     def nodes(self) -> list[NodeResources]:
         """Live nodes, with the resources that would be free without this run."""

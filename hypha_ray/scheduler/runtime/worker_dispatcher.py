@@ -84,7 +84,7 @@ class WorkerDispatcher:
         worker, to = found
         match command:
             case c.Feed(slice=index):
-                self._spawn(self._feed(worker, index))
+                self._spawn(self._feed(command.worker, worker, index))
             case c.Assign(plan=plan):
                 if plan.final:
                     self._parting.add(self._listening[command.worker])
@@ -181,10 +181,10 @@ class WorkerDispatcher:
             await asyncio.wait(tasks, timeout=PULSE_S)
             self._inbox(Alive(source, -1))
 
-    async def _feed(self, worker: Any, index: int) -> None:
+    async def _feed(self, number: int, worker: Any, index: int) -> None:
         for again in (True, False):
             try:
-                call = partial(_fed, index, await self._slice_cache.slice(index))
+                call = partial(_fed, index, await self._slice_cache.slice(index, number))
             except QuarantinedError as error:
                 self._telemetry.note("quarantine", slice=index, reason=error.got)
                 raise

@@ -11,7 +11,7 @@ import torch
 from safetensors.numpy import save_file
 
 from hypha_ray.config import Job
-from hypha_ray.data.catalogue import load
+from hypha_ray.driver.data_source import in_folder
 from hypha_ray.driver.preflight.compatibility import CHECKS, Case
 from hypha_ray.errors import HyphaError
 from hypha_ray.model.loading.build import build_model, describe, skeleton
@@ -86,7 +86,7 @@ def case_of(folder: Path, config: dict[str, Any], task: str, **arrays: np.ndarra
     save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, folder / "slice.safetensors")
     job = Job.model_validate({"model": {"config": config, "type": task}})
     network, found = skeleton(job.model), find_task(task)
-    return Case(job, folder, load(folder), network, found, describe(network, found))
+    return Case(job, in_folder(folder), network, found, describe(network, found))
 
 
 def refusal(case: Case) -> HyphaError | None:

@@ -13,6 +13,7 @@ from hypha_ray.config.load import load
 from hypha_ray.data.catalogue import load as load_dataset
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.prepare import prepare
+from hypha_ray.driver.data_source import in_folder
 from hypha_ray.driver.preflight.checks import check_model
 from hypha_ray.errors import HyphaError
 from tests.support.rl import settings
@@ -51,7 +52,7 @@ def check(dataset: Path, *flags: str, **config: object) -> list[str]:
     model = [f"--model.config.{name}={value}" for name, value in table.items() if name not in sizes]
     rl = ["--rl.algorithm=grpo", "--rl.generation.max_response_tokens=4", *flags]
     job = load([f"--dataset.path={dataset}", *model, *rl]).job
-    return check_model(job, dataset, load_dataset(dataset))
+    return check_model(job, in_folder(dataset))
 
 
 def test_a_job_that_fits_is_accepted_without_a_note(problems: Path) -> None:

@@ -1,0 +1,128 @@
+"""A job's dataset as its driver reads it: from a folder of this machine, or from data nodes of the cluster."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from hypha_ray.config.schema import Dataset
+from hypha_ray.config.value_types import CLUSTER
+from hypha_ray.data.catalogue import load, local_names, locate
+from hypha_ray.data.manifest import MANIFEST, Manifest, parse_manifest
+from hypha_ray.data.preprocessor_files import preprocessor_files, write_files
+from hypha_ray.data.slices import Arrays, read_slice
+from hypha_ray.driver.ray_cluster import connected
+from hypha_ray.errors import ClusterError, DataError, first_line
+from hypha_ray.modes import make_tree_private
+from hypha_ray.scheduler.runtime.data_nodes import Replica, replicas_of
+from hypha_ray.store.directory import RunDirectory
+from hypha_ray.types import SliceInfo
+
+COPY = "dataset"
+"""Folder in a run directory with manifest and tokenizer of a dataset that isn't on the driver's machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataSource:
+    """A prepared dataset that can be read.
+
+    `folder` is on this machine and has manifest and tokenizer. `served` says that the slices aren't there too.
+    """
+
+    manifest: Manifest
+    folder: Path
+    read: Callable[[SliceInfo], Arrays]
+    served: bool = False
+
+    def keep(self, directory: RunDirectory) -> None:
+        """Copy manifest and tokenizer of a served dataset to the run directory, which the end of the run needs."""
+        if self.served:
+            write_files(preprocessor_files(self.folder), directory.path / COPY)
+            make_tree_private(directory.path / COPY)
+
+
+def in_folder(folder: Path, manifest: Manifest | None = None) -> DataSource:
+    """A dataset in a folder of this machine; None as `manifest`: it is read.
+
+    Raises:
+        DataError: there is none, or a damaged one.
+
+    """
+    known = load(folder) if manifest is None else manifest
+    return DataSource(known, folder, lambda info: read_slice(folder, info, known))
+
+
+def is_served(dataset: Dataset) -> bool:
+    """Whether data nodes of a cluster have to be asked for the dataset: it has a name that no folder here has."""
+    named = dataset.path is None and dataset.name is not None
+    return named and dataset.name not in local_names() and bool(os.environ.get("RAY_ADDRESS"))
+
+
+def dataset_of(text: str) -> Dataset:
+    """The dataset that a command line means: a folder if there is one, or else a name if data nodes may have it."""
+    is_name = "/" not in text and not Path(text).exists()
+    return Dataset(name=text) if is_name and is_served(Dataset(name=text)) else Dataset(path=text)
+
+
+@contextmanager
+def opened(dataset: Dataset) -> Iterator[DataSource]:
+    """The dataset of a job; if it `is_served`, this process stays connected to the cluster meanwhile.
+
+    Raises:
+        HyphaError: there is no such dataset, it is damaged, or it can't be reached.
+
+    """
+    if not is_served(dataset):
+        yield in_folder(locate(dataset))
+        return
+    with connected(CLUSTER), tempfile.TemporaryDirectory() as folder:
+        replicas = replicas_of(str(dataset.name))
+        write_files(_asked(replicas, lambda actor: actor.preprocessor.remote()), Path(folder))
+        manifest = replicas[0].manifest
+        manifest.save(Path(folder))
+        yield DataSource(manifest, Path(folder), _reader(replicas), served=True)
+
+
+def kept(dataset: Dataset, directory: RunDirectory) -> DataSource:
+    """A run's dataset from what the run kept of it, without slices, or else from its folder.
+
+    Raises:
+        DataError: there is neither.
+
+    """
+    copy = directory.path / COPY
+    if not (copy / MANIFEST).is_file():
+        return in_folder(locate(dataset))
+    return in_folder(copy, parse_manifest((copy / MANIFEST).read_bytes(), copy / MANIFEST))
+
+
+def _reader(replicas: list[Replica]) -> Callable[[SliceInfo], Arrays]:
+    return lambda info: _asked(replicas, lambda actor: actor.read.remote(info.index))
+
+
+def _asked(replicas: list[Replica], call: Callable[[Any], Any]) -> Any:
+    """Answer of the first data node that has one.
+
+    Raises:
+        DataError: all that answer say so.
+        ClusterError: none answers.
+
+    """
+    error: DataError | ClusterError | None = None
+    for replica in replicas:
+        try:
+            return ray.get(call(replica.actor))
+        except DataError as damage:
+            error = damage
+        except RayError as lost:
+            error = error or ClusterError("DATA061", f"the data node {replica.name} is gone", first_line(lost))
+    assert error is not None
+    raise error

@@ -1,0 +1,148 @@
+"""Look-up of the data nodes of a cluster: their names in Ray are the catalogue."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util import list_named_actors
+
+from hypha_ray.config.value_types import CLUSTER
+from hypha_ray.data.actor import PROTOCOL, Announcement
+from hypha_ray.data.catalogue import local_names
+from hypha_ray.data.manifest import Manifest, parse_manifest
+from hypha_ray.errors import ClusterError, DataError, HyphaError, first_line
+
+PREFIX = "data"
+"""First part of the names of data nodes; the others are the dataset's name and the beginning of the node's id."""
+ANSWER_S = 30.0
+"""Longest wait for a data node's description: a process that Ray has just restarted has to load its libraries."""
+
+
+def actor_name(dataset: str, node_id: str) -> str:
+    """Name in Ray of the data node that serves a dataset from a node."""
+    return f"{PREFIX}/{dataset}/{node_id[:8]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A data node that answers; `name` is its name in Ray."""
+
+    name: str
+    actor: Any
+    node_id: str
+    address: str
+    manifest: Manifest
+    readers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LostReplica:
+    """A data node whose name is there, but that doesn't serve its dataset, with the reason."""
+
+    name: str
+    error: HyphaError
+
+
+def names() -> dict[str, list[str]]:
+    """Names in Ray of all data nodes, by dataset."""
+    found: dict[str, list[str]] = {}
+    for row in list_named_actors(all_namespaces=True):
+        prefix, _, rest = row["name"].partition("/")
+        if row["namespace"] == CLUSTER and prefix == PREFIX and "/" in rest:
+            found.setdefault(rest.partition("/")[0], []).append(row["name"])
+    return {dataset: sorted(found[dataset]) for dataset in sorted(found)}
+
+
+def described(name: str) -> Replica:
+    """The data node of a name in Ray.
+
+    Raises:
+        DataError: its dataset is missing or damaged, or it is of another release.
+        ClusterError: it doesn't answer.
+
+    """
+    try:
+        actor = ray.get_actor(name, namespace=CLUSTER)
+        told: Announcement = ray.get(actor.describe.remote(), timeout=ANSWER_S)
+    except DataError as error:
+        raise _cause(error) from None
+    except (ValueError, RayError) as error:
+        fix = "wait until its machine is back, or serve the dataset from another one"
+        raise ClusterError("DATA061", f"the data node {name} doesn't answer", first_line(error), fix=fix) from None
+    if told.protocol != PROTOCOL:
+        what, fix = f"the data node {name} is of another release of hypha_ray", "withdraw it and serve it again"
+        raise DataError("DATA041", what, f"protocol {told.protocol}", f"{PROTOCOL}", fix)
+    manifest = parse_manifest(told.manifest.encode(), f"the manifest of {name}")
+    return Replica(name, actor, told.node_id, told.address, manifest, told.readers)
+
+
+def _cause(error: DataError) -> DataError:
+    """Error as an actor raised it, without the traceback that Ray adds."""
+    cause = getattr(error, "cause", error)
+    return cause if isinstance(cause, DataError) else error
+
+
+def look_up(dataset: str) -> tuple[list[Replica], list[LostReplica]]:
+    """The data nodes of a dataset.
+
+    Raises:
+        DataError: there is no such dataset.
+
+    """
+    known, found, lost = names(), list[Replica](), list[LostReplica]()
+    if dataset not in known:
+        raise unknown(dataset, known)
+    for name in known[dataset]:
+        try:
+            found.append(described(name))
+        except HyphaError as error:
+            lost.append(LostReplica(name, error))
+    return found, lost
+
+
+def replicas_of(dataset: str) -> list[Replica]:
+    """The data nodes of a dataset that answer; they serve the same samples.
+
+    Raises:
+        DataError: there is no such dataset, or its data nodes serve different ones.
+        HyphaError: none of its data nodes serves it.
+
+    """
+    found, lost = look_up(dataset)
+    if not found:
+        raise lost[0].error
+    require_equal(dataset, found)
+    return found
+
+
+def require_equal(dataset: str, replicas: Sequence[Replica]) -> None:
+    """Refuse data nodes of one name that serve different samples.
+
+    Raises:
+        DataError: they do.
+
+    """
+    first = replicas[0]
+    for other in replicas[1:]:
+        if other.manifest.identity != first.manifest.identity:
+            what = f"two datasets are served as {dataset!r}: on {first.address} ({first.name}) and"
+            what = f"{what} on {other.address} ({other.name})"
+            fix = "withdraw one of them, or serve it under another --name"
+            raise DataError("DATA040", what, other.manifest.identity[:12], first.manifest.identity[:12], fix)
+
+
+def unknown(dataset: str, known: Iterable[str]) -> DataError:
+    """Error that no data node serves a dataset of that name."""
+    near = difflib.get_close_matches(dataset, [*known, *local_names()], n=1, cutoff=0.5)
+    if near:
+        fix = f"did you mean {near[0]!r}?"
+    else:
+        fix = "see `python jobs/data.py --list`, or serve it by `python jobs/data.py --serve DIR` on its machine"
+    return DataError(
+        "DATA001", f"neither a data node of this cluster nor a folder here has a dataset {dataset!r}", fix=fix
+    )

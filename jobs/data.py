@@ -1,0 +1,138 @@
+"""Serve a prepared dataset to all jobs of a Ray cluster, from the machine where it lies.
+
+    python jobs/data.py --serve ~/hypha_ray/datasets/stdlib --name stdlib     on the machine that has the folder
+    python jobs/data.py --list                                                anywhere in the cluster
+    python jobs/data.py --check stdlib                                        read and check all slices where they lie
+    python jobs/data.py --withdraw stdlib
+
+A job asks for it by `--dataset.name stdlib`. The dataset is served until it is withdrawn or the cluster ends, also
+while no job runs. It may be served from several machines; jobs then read from the nearest one, and from another one if
+that fails. The cluster is the one of RAY_ADDRESS, by default the one that this machine is a node of.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hypha_ray.config.cli.entry_point import run
+from hypha_ray.config.cli.options import parse_options
+from hypha_ray.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from hypha_ray.scheduler.runtime.data_nodes import Replica
+
+
+@dataclass(frozen=True)
+class Data:
+    """Serve a prepared dataset to all jobs of a Ray cluster, from the machine where it lies."""
+
+    serve: str | None = None
+    """folder of a prepared dataset to serve from this machine"""
+    name: str | None = None
+    """name for --serve, by which jobs ask for the dataset; default: the folder's name"""
+    node: str | None = None
+    """address or beginning of the id of the node for --serve or --withdraw; default: this machine, or all nodes"""
+    list: bool = False
+    """list the data nodes of the cluster"""
+    withdraw: str | None = None
+    """name of a dataset to serve no longer"""
+    check: str | None = None
+    """name of a dataset whose slices are to be read and checked on its data nodes"""
+    json: Path | None = None
+    """file for the list, as JSON"""
+
+
+def main() -> None:
+    """Parse first, import later: `--help` and a mistyped flag answer at once."""
+    options = parse_options(Data, __doc__, sys.argv[1:])
+    actions = [options.serve is not None, options.list, options.withdraw is not None, options.check is not None]
+    if sum(actions) != 1:
+        what, allowed = "one thing has to be done", "--serve, --list, --withdraw or --check"
+        raise ConfigError("CFG012", what, f"{sum(actions)} of them", allowed, "see --help")
+    from hypha_ray.config.value_types import CLUSTER
+    from hypha_ray.driver.data_nodes import serve, withdraw
+    from hypha_ray.driver.ray_cluster import connected
+
+    with connected(CLUSTER, alone="auto"):
+        if options.serve is not None:
+            replica = serve(options.serve, options.name, options.node)
+            print(f"{replica.name} on {replica.address}: {size(replica)}")
+        elif options.withdraw is not None:
+            for name in withdraw(options.withdraw, options.node):
+                print(f"withdrawn: {name}")
+        elif options.check is not None:
+            check(options.check)
+        else:
+            show(options.json)
+
+
+def show(file: Path | None) -> None:
+    """Print a line for each data node, and write them to a file."""
+    from hypha_ray.driver.data_nodes import served
+
+    rows: list[dict[str, Any]] = []
+    for dataset, (replicas, lost) in served().items():
+        for replica in replicas:
+            readers = ", ".join(replica.readers)
+            print(f"{dataset:<20} {replica.address:<16} {size(replica)}" + (f", read by {readers}" if readers else ""))
+            rows.append({"dataset": dataset, "answers": True, **row(replica)})
+        for gone in lost:
+            print(f"{dataset:<20} {gone.error}")
+            rows.append({"dataset": dataset, "answers": False, "name": gone.name, "reason": gone.error.what})
+    if not rows:
+        print("no dataset is served")
+    if file is not None:
+        file.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+def check(dataset: str) -> None:
+    """Read all slices where they lie, and say what is damaged.
+
+    Raises:
+        DataError: there are damaged slices.
+
+    """
+    from hypha_ray.driver.data_nodes import problems
+    from hypha_ray.scheduler.runtime.data_nodes import replicas_of
+
+    replicas, damaged = replicas_of(dataset), 0
+    found = problems(replicas)
+    for replica in replicas:
+        for text in found[replica.name]:
+            print(f"{replica.name} on {replica.address}: {text}")
+        damaged += len(found[replica.name])
+        print(f"{replica.name} on {replica.address}: {len(found[replica.name])} damaged of {size(replica)}")
+    if damaged:
+        raise DataError("DATA043", f"dataset {dataset!r} has damaged slices", f"{damaged}", "0", "copy them again")
+
+
+def row(replica: Replica) -> dict[str, Any]:
+    """Facts about a data node, for programs."""
+    return {
+        "name": replica.name,
+        "node_id": replica.node_id,
+        "address": replica.address,
+        "slices": len(replica.manifest.slices),
+        "bytes": tensor_bytes(replica),
+        "identity": replica.manifest.identity,
+        "readers": list(replica.readers),
+    }
+
+
+def size(replica: Replica) -> str:
+    """Size of a data node's dataset, and its fingerprint."""
+    slices = f"{len(replica.manifest.slices):,} slices"
+    return f"{slices}, {tensor_bytes(replica) / 1e9:,.3f} GB, {replica.manifest.identity[:12]}"
+
+
+def tensor_bytes(replica: Replica) -> int:
+    """Bytes of all tensors of a dataset."""
+    return sum(info.samples for info in replica.manifest.slices) * replica.manifest.sample_bytes
+
+
+if __name__ == "__main__":
+    run(main)

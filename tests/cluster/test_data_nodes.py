@@ -1,0 +1,159 @@
+"""Data nodes on a cluster: jobs read a dataset from other machines, outlive their death, and leave them as they are."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray._private.state import actors
+
+from hypha_ray.config import Job
+from hypha_ray.config.load import parse, resolved_toml
+from hypha_ray.data.catalogue import load
+from hypha_ray.driver.data_nodes import problems, serve, served, withdraw
+from hypha_ray.driver.data_source import kept
+from hypha_ray.driver.launch import launch
+from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.store.directory import RunDirectory
+from tests.support.clusters import cluster_of
+from tests.support.faults import events
+from tests.support.jobs import Outcome, job_of, run_job
+
+ROUNDS = {"update_rounds": 12, "samples_between_updates": 400, "max_batch_size": 8}
+"""Three epochs of the corpus, and a little more."""
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[list[str]]:
+    """Ids of a head, two nodes for a worker each, and two machines without CPUs that have data."""
+    with cluster_of([{"num_cpus": 1}] * 2 + [{"num_cpus": 0, "labels": {"site": "a"}}] * 2) as cluster:
+        yield [node.node_id for node in (cluster.head_node, *cluster.worker_nodes)]
+
+
+@pytest.fixture(autouse=True)
+def withdrawn(nodes: list[str]) -> Iterator[None]:
+    """No data node stays."""
+    yield
+    for name in served():
+        withdraw(name, None)
+
+
+def named_job(name: str, dataset: str, rounds: dict[str, int] = ROUNDS) -> Job:
+    job = job_of(name, Path("none"), rounds=rounds)
+    return job.model_copy(update={"dataset": job.dataset.model_copy(update={"path": None, "name": dataset})})
+
+
+def every_sample_was_used_once(run: Outcome, corpus: Path) -> bool:
+    """Whether each of the first three epochs is complete, and nothing is twice."""
+    used, train = run.used(), load(corpus).of("train")
+    whole = {(epoch, info.index, n) for epoch in range(3) for info in train for n in range(info.samples)}
+    return set(used.values()) == {1} and whole <= set(used)
+
+
+def pid(data_node: str) -> int:
+    return int(ray.get(ray.get_actor(data_node, namespace="hypha_ray").ping.remote()))
+
+
+def test_job_reads_from_a_data_node_that_is_killed_and_that_outlives_it(
+    nodes: list[str], corpus: Path, tmp_path: Path
+) -> None:
+    replica = serve(str(corpus), "demo", nodes[3])
+    killed: list[int] = []
+
+    def kill(record: dict[str, Any]) -> None:
+        if record["kind"] == "round" and record["round"] == 2:
+            killed.append(pid(replica.name))
+            os.kill(killed[0], signal.SIGKILL)
+
+    run = run_job(named_job("far", "demo"), tmp_path, corpus, seen=kill, served=True)
+    assert killed and every_sample_was_used_once(run, corpus)
+    sources = [record["bytes_from"] for record in run.of_kind("round") if "bytes_from" in record]
+    assert {name for counted in sources for name in counted} == {replica.name}
+    assert (
+        sum(sum(counted.values()) for counted in sources) >= load(corpus).samples("train") * load(corpus).sample_bytes
+    )
+    places = {actor["Name"]: actor["Address"]["NodeID"] for actor in actors().values()}
+    assert places[replica.name] == nodes[3] and "shard-0" not in places
+    found, lost = served()["demo"]
+    assert [one.name for one in found] == [replica.name] and not lost
+    assert found[0].readers == () or found[0].readers == ("far",)
+    assert pid(replica.name) != killed[0]
+
+
+def test_damage_on_one_replica_is_read_from_the_other_and_nothing_is_set_aside(
+    nodes: list[str], corpus: Path, tmp_path: Path
+) -> None:
+    damaged = shutil.copytree(corpus, tmp_path / "damaged")
+    near, far = serve(str(damaged), "twice", nodes[2]), serve(str(corpus), "twice", nodes[3])
+    file = damaged / load(corpus).of("train")[3].file
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 1
+    file.write_bytes(content)
+    run = run_job(named_job("both", "twice"), tmp_path, corpus, served=True)
+    assert every_sample_was_used_once(run, corpus) and not events(run, "quarantine")
+    texts = [event["text"] for event in events(run, "problem")]
+    assert any(near.name in text and file.name in text for text in texts)
+    assert not any(far.name in text for text in texts)
+    found = problems([near, far])
+    assert len(found[near.name]) == 1 and file.name in found[near.name][0] and found[far.name] == []
+
+
+def test_job_goes_on_with_another_replica_when_one_is_withdrawn(nodes: list[str], corpus: Path, tmp_path: Path) -> None:
+    replicas = [serve(str(corpus), "pair", node) for node in nodes[3:]]
+
+    def end(record: dict[str, Any]) -> None:
+        if record["kind"] == "round" and record["round"] == 2:
+            assert withdraw("pair", nodes[3]) == [replicas[0].name]
+
+    run = run_job(named_job("pair", "pair"), tmp_path, corpus, seen=end, served=True)
+    assert every_sample_was_used_once(run, corpus)
+    assert [one.name for one in served()["pair"][0]] == [replicas[1].name]
+
+
+def test_dataset_that_is_only_served_trains_and_exports_with_its_tokenizer(
+    nodes: list[str], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
+    monkeypatch.setenv("HYPHA_RAY_HOME", str(tmp_path / "home"))
+    folder = shutil.copytree(corpus, tmp_path / "elsewhere")
+    serve(str(folder), "only", nodes[4])
+    rounds = {"update_rounds": 2, "samples_between_updates": 64, "max_batch_size": 4}
+    file = tmp_path / "job.toml"
+    job = named_job("only", "only", rounds)
+    file.write_text(resolved_toml(job))
+    launch(parse(["@", str(file), "--dry-run"], "", lambda *_: Path()), "diloco")
+    launch(parse(["@", str(file)], "", lambda *_: Path()), "diloco")
+    directory = RunDirectory(tmp_path / "home" / "only")
+    assert (directory.path / "model" / "tokenizer_config.json").is_file()
+    withdraw("only", None)
+    shutil.rmtree(folder)
+    assert kept(job.dataset, directory).manifest.identity == load(corpus).identity
+    shutil.rmtree(directory.path / "model")
+    launch(parse(["@", str(file)], "", lambda *_: Path()), "diloco")
+    assert (directory.path / "model" / "tokenizer_config.json").is_file()
+
+
+def test_serve_refuses_other_samples_under_a_name_and_a_second_time_on_a_node(
+    nodes: list[str], corpus: Path, tmp_path: Path
+) -> None:
+    first = serve(str(corpus), "one", nodes[3])
+    with pytest.raises(ConfigError, match="DATA042"):
+        serve(str(corpus), "one", nodes[3])
+    other = shutil.copytree(corpus, tmp_path / "other")
+    (other / "manifest.json").unlink()
+    (other / load(corpus).slices[0].file).unlink()
+    with pytest.raises(DataError, match="DATA040") as caught:
+        serve(str(other), "one", nodes[4])
+    assert nodes[3][:8] in str(caught.value) and nodes[4][:8] in str(caught.value)
+    assert [one.name for one in served()["one"][0]] == [first.name]
+    with pytest.raises(DataError, match=r"DATA001.*did you mean 'one'"):
+        withdraw("onne", None)
+    with pytest.raises(DataError, match="DATA001"):
+        serve(str(tmp_path / "missing"), "missing", nodes[4])
+    assert "missing" not in served()
