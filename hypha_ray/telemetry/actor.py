@@ -1,6 +1,6 @@
-"""The actor that writes down what happens in a run: the only writer of its metrics and events.
+"""The telemetry actor, the only writer of a run's metrics and events.
 
-It belongs on the node that has the run directory, needs no CPU, and lives as long as the run.
+It runs on the node of the run directory, reserves no CPU, and lives as long as the run.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, SUMMARY, Record, re
 
 
 class Telemetry:
-    """Writes records and events to the run directory and hands them to the job's other sinks.
+    """Writes records and events to the run directory, and passes them to the job's other sinks.
 
-    Nothing that a sink does reaches the caller: see `sinks.Isolated`. Files are opened for appending, so that an actor
-    that takes over from a dead one goes on where it ended.
+    Failures of sinks don't reach the caller, see `sinks.Isolated`. Files are opened for appending, so a new actor
+    continues those of a dead one.
 
     Args:
         directory: the run directory.
@@ -55,7 +55,7 @@ class Telemetry:
         self._sinks.start(config)
 
     def write(self, records: Sequence[Record], events: Sequence[Record] = ()) -> list[str]:
-        """Take records of metrics, and events; returns problems of sinks that were not told yet."""
+        """Write records of metrics and events; returns problems of sinks that aren't reported yet."""
         failpoint("telemetry.write")
         for record in records:
             self._sinks.record(record)
@@ -65,13 +65,13 @@ class Telemetry:
 
     @ray.method(concurrency_group="pulse")
     def ping(self) -> int:
-        """The process id: an answer shows that the actor lives."""
+        """Process id; an answer shows that the actor is alive."""
         return os.getpid()
 
     def finish(self, extra: Record) -> dict[str, Any]:
         """Write summary.json, close the sinks and return the summary.
 
-        `extra` goes into it as it is; its `parameter_bytes` is what the run's traffic is compared with.
+        `extra` is added to it; its `parameter_bytes` is the base of the run's traffic ratio.
         """
         records = read_jsonl(self._directory / METRICS, kinds=("round", "eval"))
         events = read_jsonl(self._directory / EVENTS, kinds=("loss", "quarantine"))

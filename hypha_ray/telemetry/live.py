@@ -1,4 +1,4 @@
-"""The console's view on a terminal: the last rounds as a table, and a line that moves."""
+"""The console's view on a terminal: a table of the last rounds, and a spinner or progress bar."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ BAR_WIDTH = 24
 
 
 class Live:
-    """A view that draws over itself four times a second, from a thread of its own.
+    """A view that a thread redraws four times a second.
 
-    What the thread reads is replaced, never changed in place. Text goes above the table, and what other code prints
-    meanwhile does too.
+    The data that the thread reads are replaced, never changed in place. Text, and output of other code, is printed
+    above the table.
     """
 
     def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
@@ -38,7 +38,7 @@ class Live:
         self._live.start()
 
     def row(self, record: Record) -> None:
-        """Add a round to the table; the oldest one goes."""
+        """Add a round to the table, which drops the oldest one."""
         self._rows = (*self._rows, record)[-ROWS:]
         self._waiting = self._progress = None
         self._live.refresh()
@@ -54,12 +54,12 @@ class Live:
         self._live.refresh()
 
     def progress(self, text: str, part: float) -> None:
-        """Show a bar and the text beside it."""
+        """Show a progress bar with text."""
         self._waiting = None
         self._progress = (self._safe(text), part)
 
     def stop(self) -> None:
-        """Draw a last time, without the moving line, and give the cursor back."""
+        """Draw the table for the last time, and restore the cursor."""
         self._waiting = self._progress = None
         self._live.stop()
 

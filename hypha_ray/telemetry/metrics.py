@@ -1,4 +1,4 @@
-"""Which fields of a record are custom metrics, under which names; the same in Prometheus and OpenTelemetry."""
+"""Custom metrics made of records' fields, with the same names in Prometheus and OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypha_ray.telemetry.sinks.files import Record
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A gauge: `field` of records of `kind`; `unit` is in UCUM, as OpenTelemetry wants it."""
+    """A gauge of `field` in records of `kind`; `unit` is in UCUM, the convention of OpenTelemetry."""
 
     name: str
     kind: str
@@ -45,25 +45,25 @@ NONE_LEFT = {"hypha_worker_batches": 0.0}
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """A value of a metric, for a worker if the metric is per worker; NaN: there is none any more."""
+    """Value of a metric, for a worker if the metric is per worker; NaN if it has no value any more."""
 
     metric: str
     value: float
     worker: str | None = None
 
     def tags(self, run: str) -> dict[str, str]:
-        """Tags by which a value is told from others of its metric."""
+        """Tags that distinguish the values of a metric."""
         return {"run": run} if self.worker is None else {"run": run, "worker": self.worker}
 
 
 class Measures:
-    """Takes the metrics out of records; knows which had a value, to say that they have none now."""
+    """Extracts metrics from records; remembers those that had a value, to report when they have none."""
 
     def __init__(self) -> None:
         self._known: set[tuple[str, str | None]] = set()
 
     def take(self, record: Record) -> list[Measurement]:
-        """Return the finite values that a record has, and NaN for what the one before had and this one hasn't."""
+        """Return a record's finite values, and NaN for metrics that the previous record had and this one hasn't."""
         kind = record.get("kind")
         found = [
             measurement

@@ -1,4 +1,4 @@
-"""Events that a person should read of while a run goes on: a line each, and one line for many that come together."""
+"""Events that the console reports during a run; many of one kind share a line."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import NamedTuple
 from hypha_ray.telemetry.sinks.files import Record
 
 WINDOW_S = 5.0
-"""Seconds between two lines of one kind; what happens meanwhile is told in the second one."""
+"""Seconds between two lines of one kind; the second one covers all events in between."""
 START_S = 30.0
-"""Longest time that joins are held back before the first round: a fleet that starts is one line."""
+"""Longest time in seconds that joins are held back before the first round, to report a starting fleet in one line."""
 LONGEST = 200
-"""Characters of a reason that are shown; events.jsonl has all of it."""
+"""Most characters of a reason; events.jsonl has all of it."""
 PROBLEMS = 5
-"""Problems that are told within a window; of more only the number is."""
+"""Most problems reported within a window; of further ones only the number is."""
 REMEMBERED = 1000
-"""Problems that are not told a second time."""
+"""Number of problems that are remembered, to report each only once."""
 NAMES = 8
-"""Actors, or ranges of worker numbers, that a line names."""
+"""Most actors, or ranges of worker numbers, named in a line."""
 
 
 class Sentence(NamedTuple):
@@ -43,10 +43,10 @@ KINDS = frozenset({*SENTENCES, "waiting", "problem"})
 
 
 class News:
-    """Makes lines of text of a run's events, a few a second at most whatever happens.
+    """Turns a run's events into lines of text, at most a few per second.
 
-    The first event of a kind is told at once. More of the same kind wait for `WINDOW_S`, and are then one line; so are
-    joins before the first round. A problem is told once.
+    The first event of a kind is reported at once. Further ones wait for `WINDOW_S`, and are then reported in one line;
+    so are joins before the first round. A problem is reported once.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class News:
         self._begun = False
 
     def take(self, event: Record) -> None:
-        """Take an event in, as it is in events.jsonl; its time is `monotonic_s`."""
+        """Add an event of events.jsonl; its time is `monotonic_s`."""
         kind = event["kind"]
         if kind == "plan" and not self._begun:
             self._begun = True
@@ -66,16 +66,16 @@ class News:
         elif kind == "problem":
             self._problems.take(_line(event["text"]))
         elif kind in KINDS and not (kind == "loss" and event["worker"] in self._excluded):
-            if kind == "exclude":  # Its loss follows, and is no further news.
+            if kind == "exclude":  # The loss that follows isn't reported again.
                 self._excluded.add(event["worker"])
             if kind == "join" and not self._begun:
                 self._not_before.setdefault(kind, event["monotonic_s"] + START_S)
             self._waiting.setdefault(kind, []).append(event)
 
     def lines(self, now: float, everything: bool = False) -> list[str]:
-        """Tell what is due; with `everything` all that waits.
+        """Return the lines that are due; with `everything`, of all events.
 
-        If anything is due, all that was held back before is told with it: lines are in the order of what happened.
+        If anything is due, all held back events are reported with it, so lines are in the order of the events.
         """
         problems = self._problems.lines(now, everything)
         due = [kind for kind in self._waiting if everything or now >= self._not_before.get(kind, now)]
@@ -87,17 +87,17 @@ class News:
 
 
 class Problems:
-    """Problems as text: each is told once, and of a flood of them only the number."""
+    """Problems as text: each is reported once, and of many at a time only the number."""
 
     def __init__(self) -> None:
         self._known: dict[str, None] = {}
         self._waiting: list[str] = []
         self._told = 0
-        """In the present window."""
+        """Number of problems reported in the current window."""
         self._until = float("-inf")
 
     def take(self, text: str) -> None:
-        """Take a problem in, unless it is known."""
+        """Add a problem, unless it is known."""
         if text not in self._known:
             self._known[text] = None
             self._waiting.append(text)
@@ -105,7 +105,7 @@ class Problems:
                 del self._known[next(iter(self._known))]
 
     def lines(self, now: float, everything: bool) -> list[str]:
-        """Tell what is due."""
+        """Return the problems that are due."""
         if now >= self._until:
             if len(self._waiting) > PROBLEMS:
                 everything = True
@@ -122,7 +122,7 @@ class Problems:
 
 
 def told_of(kind: str, events: Sequence[Record]) -> str:
-    """Tell of events of one kind in one line."""
+    """One line about events of one kind."""
     if kind == "waiting":
         return "waiting for workers: {workers} of the {needed} that are needed are there".format_map(events[-1])
     subjects = sorted({event["role" if kind == "revive" else "worker"] for event in events})
@@ -146,7 +146,7 @@ def _reason(event: Record) -> str:
         case "join":
             reason = event["device"]
         case "leave":
-            reason = ""  # It was told when the worker was about to leave.
+            reason = ""  # Already reported with "leaving".
         case "exclude" if not reason:
             reason = f"{event['strikes']} of its deltas were rejected"
     text = _line(reason)

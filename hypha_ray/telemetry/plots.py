@@ -1,4 +1,4 @@
-"""Plots of a run, drawn from its files: loss, work of each worker, traffic and waiting."""
+"""Plots of a run, drawn from its files: objective, batches, round times, traffic and utilisation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Colours that people with any kind of colour vision tell apart (Okabe and Ito, 2008).
+# Colours that are distinct with any kind of colour vision (Okabe and Ito, 2008).
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY = (
     "#0072B2",
     "#E69F00",
@@ -49,7 +49,7 @@ STYLE: Any = {
     "legend.frameon": False,
 }
 STACKED_WORKERS, STACKED_ROUNDS = len(PALETTE), 60
-"""More workers or rounds than these are a heat map: the bars of a stack could not be told apart."""
+"""Most workers and rounds of a stacked bar chart; larger runs get a heat map."""
 
 
 class Series:
@@ -70,7 +70,7 @@ class Series:
         return [float("nan") if value is None else scale * float(value) for value in values]
 
     def after(self, totals: Sequence[float], number: int) -> float:
-        """Return a running total as it was after a round, 0 before the first: evaluations are of the weights then."""
+        """Return a running total after a round, 0 before the first: the amount of training of evaluated weights."""
         done = [total for other, total in zip(self.numbers, totals, strict=True) if other <= number]
         return done[-1] if done else 0.0
 
@@ -81,7 +81,7 @@ class Series:
         return sorted(names, key=lambda name: (len(name), name))
 
     def batches(self, worker: str) -> list[int]:
-        """Return a worker's batches of every round, 0 where it was not there."""
+        """Return a worker's batches in every round; 0 if it took no part."""
         return [int((record.get("batches") or {}).get(worker, 0)) for record in self.rounds]
 
 
@@ -232,7 +232,7 @@ def _finish(series: Series) -> Figure:
 def _bytes(series: Series) -> Figure:
     figure, (each, total) = _panels("Bytes between workers and servers", rows=2, height=3)
     up, down = series.column("bytes_up"), series.column("bytes_down")
-    # The two are often the same; the wider line then shows on both sides of the other.
+    # The two are often equal; the wider line is then visible on both sides of the other.
     for values, colour, width, label in ((up, SKY, 5, "up: deltas"), (down, BLUE, 1.8, "down: weights")):
         for axes, points in ((each, values), (total, _running(values))):
             axes.plot(series.numbers, points, color=colour, lw=width, marker="o", ms=width, label=label)

@@ -1,4 +1,4 @@
-"""Aim: a local repository that `aim up` shows. Aim lags behind in releases, so it is imported only where it is used."""
+"""Sink into a local Aim repository, shown by `aim up`. Aim has no wheels for new Pythons, so it is imported late."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypha_ray.errors import AuthenticationError, ConfigError
 from hypha_ray.telemetry.sinks.files import Record, plain
 
 OLDEST = (3, 29)
-"""Version of Aim; what pip finds where it has no wheel is much older."""
+"""Oldest supported version; where Aim has no wheel, pip installs a much older one."""
 
 
 def check(repository: str | None) -> None:

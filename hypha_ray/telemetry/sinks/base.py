@@ -1,7 +1,7 @@
-"""Destinations of records: the protocol of a sink, many sinks as one, and the isolation of training from them.
+"""Destinations of records: protocol of a sink, several sinks as one, and isolation of training from their failures.
 
-A sink other than the files may fail, hang or be gone. So each has a thread and a bounded queue of its own: handing it
-a record takes microseconds whatever happens, and what it loses is counted.
+A sink other than the files may fail, hang or vanish. So each has its own thread and bounded queue: passing a record
+takes microseconds in any case, and lost records are counted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PATIENCE_S = 5.0
 
 
 class Sink(Protocol):
-    """Somewhere that records and events go."""
+    """Destination of records and events."""
 
     def start(self, config: Record) -> None:
         """Open it; `config` is the job's, without secrets."""
@@ -42,7 +42,7 @@ class Sink(Protocol):
         """Take the figures of the whole run."""
 
     def close(self) -> None:
-        """Send what waits and let go of everything."""
+        """Send what is queued, and release all resources."""
 
 
 class Tally:
@@ -84,7 +84,7 @@ class Tally:
 
 
 class Files:
-    """The sink that is always there, and at once: metrics.jsonl, events.jsonl and summary.json of the run directory."""
+    """The sink of every run, without a queue: metrics.jsonl, events.jsonl and summary.json of the run directory."""
 
     def __init__(self, directory: Path) -> None:
         self.tally = Tally("files")
@@ -148,13 +148,13 @@ class Isolated:
         self._put(lambda: self._sink.summary(figures))
 
     def close(self) -> None:
-        """Ask the thread to end once the queue is empty; `join` waits for it."""
+        """Make the thread end when the queue is empty; `join` waits for it."""
         self._closing.set()
         with contextlib.suppress(queue.Full):
-            self._queue.put_nowait(None)  # wakes the thread where it waits for a call
+            self._queue.put_nowait(None)  # Wakes a thread that waits for a call.
 
     def join(self, patience_s: float) -> None:
-        """Wait for the thread, then leave it behind and count what it still had to do."""
+        """Wait for the thread; after that time abandon it, and count its queued calls as lost."""
         self._thread.join(max(0.0, patience_s))
         if self._thread.is_alive():
             self.tally.fail("not done in time at the end of the run")
@@ -189,7 +189,7 @@ class Isolated:
 
 
 class Composite:
-    """Several sinks as one: the files first, then those that may be lost."""
+    """Several sinks as one: the files first, then the isolated ones."""
 
     def __init__(self, files: Files, others: Sequence[Isolated] = (), patience_s: float = PATIENCE_S) -> None:
         self._sinks: list[Files | Isolated] = [files, *others]
@@ -225,7 +225,7 @@ class Composite:
             sink.join(deadline - time.monotonic())
 
     def problems(self) -> list[str]:
-        """Return what the user should be told of sinks since the last call."""
+        """Return problems of sinks since the last call."""
         return [text for sink in self._sinks if (text := sink.tally.problem()) is not None]
 
     def losses(self) -> dict[str, dict[str, int]]:

@@ -1,4 +1,4 @@
-"""The driver's view of a run: a live table on a terminal, one aligned line a round anywhere else."""
+"""The driver's console: a live table on a terminal, otherwise one aligned line per round."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class View(Protocol):
         """Show a line of text."""
 
     def status(self, text: str) -> None:
-        """Show what is being waited for."""
+        """Show the current phase."""
 
     def progress(self, text: str, part: float) -> None:
-        """Show how far the current round is; `part` of all rounds, 0 to 1, is done."""
+        """Show progress; `part` is the completed fraction of all rounds, 0 to 1."""
 
     def stop(self) -> None:
-        """Leave the terminal as it was found."""
+        """Restore the terminal."""
 
 
 class Lines:
-    """A view for logs and pipes: it prints lines, and nothing between them."""
+    """A view for logs and pipes, which prints only whole lines."""
 
     def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
         self._stream = stream
@@ -54,7 +54,7 @@ class Lines:
         print(text.encode(encoding, "replace").decode(encoding), file=self._stream, flush=True)
 
     def status(self, text: str) -> None:
-        """Print what is being waited for, with the time since the start."""
+        """Print the current phase, with the time since the start."""
         self.text(f"[{self._clock() - self._start_s:6.1f}s] {text}")
 
     def progress(self, text: str, part: float) -> None:
@@ -67,9 +67,9 @@ class Lines:
 class Console:
     """Shows a run while it goes on.
 
-    Rounds are counted from one here, as a count of all: ``3/100``. A round's validation figure is that of the weights
-    it ended with; the record of the evaluation comes before that of the round. A stream that can't be written to any
-    more is let be: there is no reader, and training continues.
+    Rounds are shown as a count of all, from one: ``3/100``. A round's validation figure is that of the weights after
+    it; the record of the evaluation comes before that of the round. If the stream's reader is gone, nothing more is
+    printed, and training continues.
 
     Args:
         total_rounds: rounds planned.
@@ -106,7 +106,7 @@ class Console:
         self.close()
 
     def status(self, text: str) -> None:
-        """Show a phase in which nothing is trained: a cluster starts, leases are asked for, a model is built."""
+        """Show a phase without training: a cluster starts, leases are requested, a model is built."""
         self._show(lambda view: view.status(text))
 
     def round(self, record: Record) -> None:
@@ -149,7 +149,7 @@ class Console:
         self._show(lambda view: view.text(f"-- {text}"))
 
     def close(self, summary: Record | None = None) -> None:
-        """Stop drawing, then print the run's figures if there are any; closing twice does no harm."""
+        """Stop drawing, then print the run's figures if there are any. Idempotent."""
         self._show(lambda view: view.stop())
         if summary is not None:
             self._show(lambda view: view.text(table.closing(summary)))

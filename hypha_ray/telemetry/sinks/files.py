@@ -1,6 +1,6 @@
-"""The files of a run: JSON lines that are written as things happen, and the summary at the end.
+"""The files of a run: JSON lines that are written at once, and the summary at the end.
 
-They are the truth about a run; every other sink may lose records, these don't.
+Other sinks may lose records; these files don't.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
 SUMMARY = "summary.json"
 _REPEATED = frozenset({"step", "round", "eval"})
-"""Kinds of records that a round which is trained again makes again."""
+"""Kinds of records that are written again when a round is trained again."""
 WARM_UP_ROUNDS = 2
-"""Rounds in which the planner has yet to learn how fast workers are; left out of the mean idle fraction."""
+"""First rounds, in which the planner doesn't know the workers' speeds; left out of the mean idle fraction."""
 
 
 def plain(value: object) -> Any:
-    """Return what JSON can hold: numbers that aren't finite become None, what is unknown becomes its text.
+    """Convert to JSON's types: numbers that aren't finite become None, other objects their text.
 
-    No text has secrets of URLs.
+    Secrets of URLs are removed from texts.
     """
     match value:
         case None | bool():
@@ -54,12 +54,12 @@ def plain(value: object) -> Any:
 
 
 def stamped(event: Record) -> Record:
-    """Return an event with the time of day: what makes events has a monotonic clock at most."""
+    """Return an event with the time of day; sources of events have only a monotonic clock."""
     return {"wall_time": datetime.now(UTC).isoformat(timespec="milliseconds"), **event}
 
 
 class JsonLines:
-    """Appends records to a file, one object a line; each line is with the operating system when `write` returns."""
+    """Appends records to a file, one object per line; unbuffered, so a killed process loses none."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -92,10 +92,10 @@ def _ends_inside_a_line(path: Path) -> bool:
 
 
 def read_jsonl(path: Path, kinds: Iterable[str] | None = None) -> list[dict[str, Any]]:
-    """Read the records of a JSON lines file, those of some kinds only if told so.
+    """Read the records of a JSON lines file, or only those of some kinds.
 
-    A file that doesn't exist has none. Lines that aren't a JSON object are passed over: a writer may have been killed
-    in the middle of one, or be in the middle of one now.
+    A missing file has none. Lines that aren't a JSON object are skipped: they may be incomplete, because the writer was
+    killed or is still writing.
     """
     if not path.exists():
         return []
@@ -114,9 +114,9 @@ def _parsed(line: str) -> dict[str, Any] | None:
 
 
 def rewind(path: Path, next_round: int) -> None:
-    """Drop the records of rounds that will be trained again: those of `next_round` and of all later ones.
+    """Drop the records of `next_round` and of all later rounds, which will be trained again.
 
-    A reader sees the old file or the new one, never a part. No process may have it open for writing.
+    The file is replaced atomically. No process may have it open for writing.
 
     Raises:
         OSError: the disk is full or can't be written; the file is as it was.

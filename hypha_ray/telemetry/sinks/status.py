@@ -1,6 +1,6 @@
-"""The status bridge: metrics go to a connector by HTTP, one number a request, as the training guide describes it.
+"""The status bridge of the training guide: metrics are posted to a connector by HTTP, one number per request.
 
-A connector gets requests like this one, and answers them with 200:
+A connector receives requests like this one, and answers with 200:
 
 POST /status HTTP/1.1
 {"worker_id": "worker-3", "round": 12, "metric_name": "loss", "value": 2.75}
@@ -21,7 +21,7 @@ from hypha_ray.telemetry.sinks.files import Record, plain
 TIMEOUT_S = 5.0
 """Longest wait for a connector's answer."""
 ALL = "all"
-"""The `worker_id` of figures that are of all workers together."""
+"""`worker_id` of figures of all workers together."""
 PATH = "/status"
 _NO_METRICS = frozenset({"round", "rounds", "worker", "incarnation"})
 _OF_A_REPORT = ("loss",)
@@ -50,8 +50,8 @@ class StatusBridge:
         """Send the numbers of a record.
 
         Raises:
-            ConnectionError: the connector isn't there.
-            Refused: it is there and doesn't want them.
+            ConnectionError: the connector can't be reached.
+            Refused: it answered with another status than 2xx.
 
         """
         for worker, name, value in measurements(record):
@@ -75,21 +75,21 @@ class StatusBridge:
             self._connection.close()
             if not kept or isinstance(error, TimeoutError):
                 raise ConnectionError(f"no connector at {self._address}: {error or type(error).__name__}") from None
-            self._post(body)  # The connector may have closed a connection that nothing was sent on for a while.
+            self._post(body)  # The connector may have closed an idle connection.
 
     def _ask(self, body: dict[str, Any]) -> None:
         content = json.dumps(body, allow_nan=False).encode()
         self._connection.request("POST", PATH, content, {"Content-Type": "application/json"})
         answer = self._connection.getresponse()
         answer.read(65536)
-        if not answer.isclosed():  # More than is read: the next answer would be lost in it.
+        if not answer.isclosed():  # The rest of a long answer would be taken for the next one.
             self._connection.close()
         if not 200 <= answer.status < 300:
             raise Refused(f"the connector at {self._address} answers {answer.status} {answer.reason}")
 
 
 class Refused(Exception):
-    """The connector is there and doesn't want what it gets."""
+    """Error: the connector answered with another status than 2xx."""
 
 
 def measurements(record: Record) -> Iterator[tuple[str, str, float]]:
@@ -112,7 +112,7 @@ def _is_number(value: object) -> bool:
 
 
 def _reachable(host: str) -> str:
-    """The host to connect to: an address that stands for all of a machine's own is no one's."""
+    """Host to connect to; an unspecified address such as 0.0.0.0 means this machine."""
     with contextlib.suppress(ValueError):
         address = ipaddress.ip_address(host)
         if address.is_unspecified:

@@ -1,4 +1,4 @@
-"""Rounds as rows of text: the columns that the console prints, and numbers short enough for them."""
+"""Rounds as rows of text: columns of the console, and short forms of numbers."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ UNITS = (Unit(1, ""), Unit(1e3, "k"), Unit(1e6, "M"), Unit(1e9, "G"), Unit(1e12,
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column: its title, its width in characters, and what it shows of a round.
+    """A column: title, width in characters, and the text of its cell for a round.
 
-    A narrow terminal shows the columns of the lowest ranks.
+    A narrow terminal shows the columns with the lowest ranks.
     """
 
     title: str
@@ -60,7 +60,7 @@ def duration(seconds: float | None) -> str:
 
 
 def batches(counts: dict[Any, int] | None, width: int) -> str:
-    """Write each worker's batches in worker order, 12/12/9, or the least and the most of them where that's too long."""
+    """Write each worker's batches in worker order, 12/12/9, or the least and the most of them if that is too long."""
     if not counts:
         return ABSENT
     ordered = [counts[worker] for worker in sorted(counts, key=lambda worker: (len(str(worker)), str(worker)))]
@@ -102,11 +102,11 @@ COLUMNS = (
 
 
 OF_TOKENS = {"tokens", "tok/s"}
-"""Titles of columns that are shown only where there are tokens."""
+"""Titles of columns that are shown only if there are tokens."""
 
 
 def telling(records: Iterable[Record]) -> tuple[Column, ...]:
-    """Return the columns that say something of these rounds: those of tokens and of other objectives may not."""
+    """Return the columns that apply to these rounds; those of tokens and of other objectives may not."""
     records = list(records)
     objective = next((one for one in OBJECTIVES if any(one.trained in record for record in records)), LOSS)
     hidden = {title for one in OBJECTIVES if one is not objective for title in (one.trained, one.validated)}
@@ -123,7 +123,7 @@ def validated(evaluation: Record) -> dict[str, float]:
 
 
 def fitting(width: int, gap: int = 2, among: Iterable[Column] = COLUMNS) -> list[Column]:
-    """Return the columns for which a terminal has room, the least wanted ones left out."""
+    """Return the columns that fit into a terminal, without those of the highest ranks."""
     columns = list(among)
     while len(columns) > 1 and sum(column.width + gap for column in columns) - gap > width:
         columns.remove(max(columns, key=lambda column: column.rank))
@@ -141,7 +141,7 @@ def line(record: Record, columns: Iterable[Column] = COLUMNS) -> str:
 
 
 def happening(event: Record) -> str:
-    """Write an event as text: its kind, then its other fields; its times are left to events.jsonl."""
+    """Write an event as text: its kind, then its other fields except times."""
     fields = [f"{name}={value}" for name, value in event.items() if name not in {"kind", "monotonic_s", "wall_time"}]
     return " ".join([str(event.get("kind", "event")), *fields])
 
@@ -163,7 +163,7 @@ def closing(figures: Record) -> str:
 
 
 def _work(figures: Record) -> list[str]:
-    """Samples and tokens; the speed stands beside tokens, or beside samples if there are no tokens."""
+    """Samples and tokens; the speed is that of tokens, or of samples if there are no tokens."""
     samples = f"{si(figures.get('samples'))} samples"
     if figures.get("tokens"):
         return [samples, f"{si(figures['tokens'])} tokens ({si(figures.get('tokens_per_s'))}/s)"]
