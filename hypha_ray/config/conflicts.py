@@ -52,6 +52,7 @@ def conflicts(job: Job) -> Iterator[Conflict]:
         fix = "drop model.config to fine-tune, or model.repository for random weights; labels and tokens may stay"
         yield Conflict("model.repository", ".".join(["model.config", *others[:1]]), fix)
     yield from _of_labels(job)
+    yield from _of_adapters(job)
     if job.rl.algorithm is not None:
         yield from _of_rl(job, strategy)
 
@@ -69,6 +70,18 @@ def _of_rl(job: Job, strategy: str) -> Iterator[Conflict]:
     if rl.reward.weights and len(rl.reward.weights) != len(rl.reward.functions):
         fix = f"give {len(rl.reward.functions)} weights, one for each function"
         yield Conflict("rl.reward.weights", "rl.reward.functions", fix)
+
+
+def _of_adapters(job: Job) -> Iterator[Conflict]:
+    """Conflicts of adapters, whose frozen base model has to be the same for all workers."""
+    if job.model.lora.rank is None:
+        return
+    if job.model.repository is None and job.model.config is not None:
+        fix = "name a pretrained model in model.repository, or drop the adapter"
+        yield Conflict("model.lora.rank", "model.config", fix)
+    if (outside := _trainers_outside(job)) is not None:
+        fix = "an external trainer's base model can't be proved: train all weights, or have Ray start the workers"
+        yield Conflict("model.lora.rank", outside, fix)
 
 
 def _of_labels(job: Job) -> Iterator[Conflict]:

@@ -34,6 +34,8 @@ def _idle(job: Job) -> Iterator[tuple[str, str]]:
         yield "telemetry.sinks", "telemetry.aim_repository"
     if job.model.repository is None:
         yield "model.repository", "model.revision"
+    if job.model.lora.rank is None:
+        yield "model.lora.rank", " ".join(f"model.lora.{name}" for name in type(job.model.lora).model_fields)
     if job.preprocessor.repository is None:
         yield "preprocessor.repository", "preprocessor.revision"
     if job.model.repository is None and job.preprocessor.repository is None:

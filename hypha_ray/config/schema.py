@@ -38,6 +38,22 @@ class Run(Table):
     )
 
 
+class Lora(Table):
+    """Low-rank adapter by PEFT: the model is frozen, and the adapter alone is trained and exchanged."""
+
+    rank: Count | None = Field(None, description="rank of the adapter's matrices; default: no adapter")
+    alpha: Positive | None = Field(None, description="the adapter is scaled by alpha / rank; default: twice the rank")
+    dropout: Fraction = Field(0.0, description="dropout of the adapter's input")
+    targets: list[str] = Field(
+        ["all-linear"], fail_fast=True, description="names of modules with an adapter; all-linear: all but the head"
+    )
+    modules_to_save: list[str] = Field(
+        [], fail_fast=True, description="modules trained whole; a classifier's head always is"
+    )
+    dora: bool = Field(False, description="train magnitudes apart from directions (DoRA)")
+    rslora: bool = Field(False, description="scale by alpha / √rank instead (rsLoRA)")
+
+
 class Model(Table):
     """The model to train: a repository, or a configuration to start from random weights."""
 
@@ -54,6 +70,7 @@ class Model(Table):
     input_names: list[str] | None = Field(
         None, fail_fast=True, description="slice tensors passed to the model; default: by type"
     )
+    lora: Lora = Lora()
 
 
 class Preprocessor(Table):

@@ -8,6 +8,7 @@ Pass the plain module: the wrapper from `torch.compile` names its tensors differ
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -23,12 +24,15 @@ from hypha_ray.types.layout import dtype_of, is_trained
 
 __all__ = ["Array", "empty", "gather", "layout_of", "load", "pack", "scatter", "view", "views"]
 
+_REPLACED = ".original_module."
+"""Part of the name of a weight that a trained copy stands in for, so that it has no effect."""
+
 
 def layout_of(model: torch.nn.Module, fragments: int = 1, partition: str = "contiguous") -> Layout:
     """Lay out a model's trained parameters and its persistent buffers.
 
     Fragments consist of whole parameters, see `model.partition`; buffers are in fragment 0. Frozen parameters and
-    non-persistent buffers are left out.
+    non-persistent buffers are left out. Below an adapter, frozen parameters are fingerprinted.
 
     Raises:
         ConfigError: there are fewer parameters or layers than fragments, or a tensor has a dtype that numpy lacks.
@@ -47,7 +51,7 @@ def layout_of(model: torch.nn.Module, fragments: int = 1, partition: str = "cont
         used[fragment, group] = offset + size
         dtype = str(tensor.dtype).removeprefix("torch.")
         entries.append(Entry(name, dtype, tuple(tensor.shape), fragment, group, offset, size))
-    return Layout(tuple(entries), tied, fragments)
+    return Layout(tuple(entries), tied, fragments, _frozen_sha256(model))
 
 
 def gather(
@@ -128,6 +132,21 @@ def _untie(model: torch.nn.Module) -> tuple[dict[str, torch.Tensor], tuple[tuple
         else:
             tied.append((name, first))
     return tensors, tuple(tied)
+
+
+def _frozen_sha256(model: torch.nn.Module) -> str | None:
+    """Return the fingerprint of the weights below an adapter; None without an adapter, and on the meta device."""
+    if not hasattr(model, "peft_config"):
+        return None
+    sha256 = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad or _REPLACED in name:
+            continue
+        if parameter.is_meta:
+            return None
+        sha256.update(repr((name, str(parameter.dtype), tuple(parameter.shape))).encode())
+        sha256.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return sha256.hexdigest()
 
 
 def _sent(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

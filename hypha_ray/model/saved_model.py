@@ -18,11 +18,13 @@ from hypha_ray.config.schema import Job, Model, Preprocessor
 from hypha_ray.errors import CheckpointError
 from hypha_ray.model.flat import Array
 from hypha_ray.model.layout import layout_of, load
+from hypha_ray.model.loading.adapters import TASK, base_of
 from hypha_ray.model.loading.build import build_model, infer_task, task_of
 from hypha_ray.model.loading.configuration import read_config
 from hypha_ray.model.loading.hub import fetch
 from hypha_ray.model.loading.preprocess import load_special_tokens
 from hypha_ray.model.loading.weights import meta_tensors
+from hypha_ray.model.lora import attach_adapter, has_adapter, merge_adapter, needs_whole, save_adapter
 from hypha_ray.model.tasks.table import TASKS, find_task
 from hypha_ray.model.tasks.task import Task
 from hypha_ray.model.trained import build_trained
@@ -31,8 +33,8 @@ from hypha_ray.modes import make_tree_private
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_TASK = "task.json"
-"""File with the task of the model: its architecture may have several tasks, and the job may choose tensors."""
+ADAPTER = "adapter"
+"""Subfolder with the adapter alone."""
 _DTYPES = frozenset({"float64", "float32", "bfloat16", "float16"})
 
 
@@ -44,7 +46,8 @@ def export(
 ) -> None:
     """Write weights, configuration, and tokenizer or image processor, for transformers to load.
 
-    The folder appears whole or not at all, and replaces an older one.
+    The folder appears whole or not at all, and replaces an older one. An adapter is merged into its base model, and
+    saved by itself in the subfolder ``adapter`` for PEFT to load.
 
     Args:
         job: job file; a repository is read again for frozen parameters, and new ones depend on the seed of the run.
@@ -58,13 +61,17 @@ def export(
 
     """
     network = build_trained(job)
-    if (wanted := job.checkpoint.export_dtype or original_dtype(job.model)) is not None:
+    wanted, adapted = job.checkpoint.export_dtype or original_dtype(job.model), has_adapter(job.model)
+    if wanted is not None and not adapted:
         network = network.to(getattr(torch, wanted))
     load(network, layout_of(network), tensors)
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as scratch:
             new = Path(scratch) / "new"
+            if adapted:
+                _save_adapter(network, job.model, preprocessor, new / ADAPTER)
+                network = merge_adapter(network).to(getattr(torch, wanted or "float32"))
             disable_progress_bar()  # It would show one for a single file.
             network.save_pretrained(new)
             _note_task(new, job.model)
@@ -89,13 +96,18 @@ def open_saved(folder: Path, task_name: str | None = None) -> tuple[PreTrainedMo
     """
     fetch(str(folder.absolute()), None, None)
     model = Model(repository=str(folder), **_task(folder, task_name))
-    network = build_model(model, seed=0, whole=True).eval()
+    adapted = has_adapter(model)
+    network = build_model(model, seed=0, whole=not adapted or needs_whole(model))
+    if adapted:
+        merge_adapter(attach_adapter(network, model, seed=0))
+    network = network.eval()
     masks = find_task(model.type).labels == "masked"
     return network, task_of(model, network, load_special_tokens(Preprocessor(), None, model) if masks else None)
 
 
 def original_dtype(model: Model) -> str | None:
     """Return the dtype of a repository's weights by its configuration, otherwise by its files; None if unknown."""
+    model, _ = base_of(model)
     if not model.repository:
         return None
     token = model.token.get_secret_value() if model.token else None
@@ -118,20 +130,31 @@ def _replace(directory: Path, new: Path, old: Path) -> None:
     new.rename(directory)
 
 
-def _note_task(folder: Path, model: Model) -> None:
+def _save_adapter(network: PreTrainedModel, model: Model, preprocessor: Any | None, folder: Path) -> None:
+    """Write an adapter with its task, and with the names of classes, which the base model doesn't know."""
+    folder.mkdir(parents=True)
+    save_adapter(network, model, folder)
+    _note_task(folder, model, {"labels": {"id2label": network.config.id2label}} if model.config else {})
+    if preprocessor is not None:
+        preprocessor.save_pretrained(folder)
+
+
+def _note_task(folder: Path, model: Model, further: Mapping[str, Any] | None = None) -> None:
     """Write a model's task into its folder, and the tensors it was fed if the job names them."""
     names = model.input_names
     content = {"type": find_task(model.type).name, **({} if names is None else {"input_names": list(names)})}
-    (folder / _TASK).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    content |= further or {}
+    (folder / TASK).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def _task(folder: Path, task_name: str | None) -> dict[str, Any]:
     """Return the keys of `[model]` that give a saved model's task."""
     noted = None
     with suppress(OSError, ValueError):
-        noted = json.loads((folder / _TASK).read_text(encoding="utf-8"))
+        noted = json.loads((folder / TASK).read_text(encoding="utf-8"))
     if not isinstance(noted, dict) or noted.get("type") not in TASKS:
-        return {"type": task_name or infer_task(folder).name}
+        base, _ = base_of(Model(repository=str(folder)))
+        return {"type": task_name or infer_task(fetch(str(base.repository), base.revision, None)).name}
     if task_name is not None and find_task(task_name).name != noted["type"]:
         return {"type": task_name}
     return {name: noted[name] for name in ("type", "input_names") if name in noted}

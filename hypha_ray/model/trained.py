@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from hypha_ray.config import Job
 from hypha_ray.model.loading.build import build_model, skeleton
+from hypha_ray.model.lora import adapted, needs_whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -18,7 +19,7 @@ def build_trained(job: Job) -> PreTrainedModel:
         HyphaError: any error of `build_model`.
 
     """
-    return build_model(job.model, job.run.seed)
+    return adapted(build_model(job.model, job.run.seed, whole=needs_whole(job.model)), job.model, job.run.seed)
 
 
 def sketch_trained(job: Job) -> PreTrainedModel:
@@ -28,4 +29,4 @@ def sketch_trained(job: Job) -> PreTrainedModel:
         HyphaError: any error of `skeleton`.
 
     """
-    return skeleton(job.model)
+    return adapted(skeleton(job.model), job.model, job.run.seed)

@@ -213,6 +213,7 @@ class _Parts:
         theta, momentum = flats[: layout.fragments], flats[layout.fragments : 2 * layout.fragments]
         state = {"layout_sha256": layout.sha256(), "fragments": layout.fragments, "tied": layout.tied}
         state["entries"] = [astuple(entry) for entry in layout.entries]
+        state["frozen_sha256"] = layout.frozen_sha256
         return cls(
             named(layout, theta),
             named_outer(layout, momentum),

@@ -182,7 +182,8 @@ def _restart(directory: Path, commits: Sequence[Commit], snapshot: Snapshot, ski
 
 def _layout(state: Mapping[str, Any]) -> Layout | None:
     entries = (Entry(name, dtype, tuple(shape), *place) for name, dtype, shape, *place in state.get("entries", ()))
-    layout = Layout(tuple(entries), tuple((alias, name) for alias, name in state["tied"]), state["fragments"])
+    tied = tuple((alias, name) for alias, name in state["tied"])
+    layout = Layout(tuple(entries), tied, state["fragments"], state.get("frozen_sha256"))
     return layout if layout.sha256() == state["layout_sha256"] else None
 
 

@@ -39,6 +39,8 @@ class Layout:
     entries: tuple[Entry, ...]
     tied: tuple[tuple[str, str], ...] = ()
     fragments: int = 1
+    frozen_sha256: str | None = None
+    """Fingerprint of the weights below an adapter, which don't travel; None without an adapter."""
 
     def groups(self, fragment: int) -> dict[str, int]:
         """Sizes of a fragment's groups, in elements."""
@@ -54,7 +56,9 @@ class Layout:
 
     def sha256(self) -> str:
         """Fingerprint by which two processes know that they mean the same model."""
-        return hashlib.sha256(repr((self.entries, self.tied, self.fragments)).encode()).hexdigest()
+        known = (self.entries, self.tied, self.fragments)
+        frozen = () if self.frozen_sha256 is None else (self.frozen_sha256,)
+        return hashlib.sha256(repr((*known, *frozen)).encode()).hexdigest()
 
 
 def is_trained(group: str) -> bool:

@@ -8,6 +8,7 @@ The cheap ones come first. What needs a model looks at its skeleton, which has s
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hypha_ray.config import Job
 from hypha_ray.driver.data_source import DataSource
@@ -16,6 +17,9 @@ from hypha_ray.heavy_imports import uncollected
 from hypha_ray.optim.schedules import check_schedule, inner_steps
 from hypha_ray.telemetry.sinks.aim import check as check_aim
 from hypha_ray.worker.bridged.endpoint import check as check_door
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def check_job(job: Job) -> None:
@@ -93,18 +97,33 @@ def check_model(job: Job, source: DataSource) -> list[str]:
         from hypha_ray.driver.preflight.compatibility import CHECKS, Case
         from hypha_ray.driver.preflight.loss_on_samples import check_loss
         from hypha_ray.driver.preflight.rollouts import check_rollouts
-        from hypha_ray.model.loading.build import compare_weights, describe, skeleton
+        from hypha_ray.model.loading.build import compare_weights, describe
+        from hypha_ray.model.lora import has_adapter, needs_whole
         from hypha_ray.model.tasks.table import find_task, require_trainable
+        from hypha_ray.model.trained import sketch_trained
 
     task = find_task(job.model.type, job.model.input_names)
     if not all(group.bridged for group in job.worker_groups):
         require_trainable(task)
-    network = skeleton(job.model)
+    network = sketch_trained(job)
     case = Case(job, source, network, task, describe(network, task))
     for check in CHECKS:
         check(case)
-    notes = compare_weights(job.model)  # Of a hub's repository, which the nodes fetch, they say it.
+    # Of a hub's repository, which the nodes fetch, they say it.
+    notes = compare_weights(job.model, whole=needs_whole(job.model))
+    if has_adapter(job.model):
+        notes.extend(_check_adapter(job, network))
     return [*notes, *(check_loss(case) if job.rl.algorithm is None else check_rollouts(case))]
+
+
+def _check_adapter(job: Job, network: PreTrainedModel) -> list[str]:
+    """Refuse trainers whose base model can't be proved; returns a note with the number of trained parameters."""
+    if any(group.bridged for group in job.worker_groups):
+        what = f"{job.model.repository} is an adapter, and the base model of an external trainer can't be proved"
+        raise ConfigError("CFG011", what, fix="give a whole model, or have Ray start the workers")
+    trained = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
+    whole = sum(parameter.numel() for parameter in network.parameters())
+    return [f"the adapter trains {trained:,} of {whole:,} parameters"]
 
 
 def check_fragments(job: Job) -> None:

@@ -16,6 +16,7 @@ import torch
 from hypha_ray.config.schema import Model
 from hypha_ray.errors import CheckpointError, ConfigError
 from hypha_ray.heavy_imports import uncollected
+from hypha_ray.model.loading.adapters import base_of
 from hypha_ray.model.loading.configuration import auto_class, configuration_of, errors_as, read_config, sets_labels
 from hypha_ray.model.loading.hub import remote_code_allowed
 from hypha_ray.model.loading.weights import LoadingReport, is_whole, meta_tensors, quiet, require_fit, simulate_loading
@@ -68,10 +69,10 @@ def build_model(model: Model, seed: int, *, whole: bool = False) -> PreTrainedMo
         CapacityError: there is too little memory.
 
     """
-    task = find_task(model.type)
+    task, (model, _) = find_task(model.type), base_of(model)
     folder, config = configuration_of(model, task, weights=True)
     _load_class(task, config)
-    with _seeded(seed):
+    with seeded(seed):
         if folder is None:
             with errors_as(ConfigError, "MODEL004", "no model can be built from model.config"):
                 return auto_class(task).from_config(config, trust_remote_code=False).train()
@@ -108,6 +109,7 @@ def compare_weights(model: Model, *, whole: bool = False) -> list[str]:
 
     """
     task = find_task(model.type)
+    model, _ = base_of(model)
     if not model.repository:
         return []
     local = Path(model.repository).expanduser().is_dir()
@@ -206,7 +208,7 @@ def _load_class(task: Task, config: PretrainedConfig) -> None:
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
+def seeded(seed: int) -> Iterator[None]:
     """Seed the CPU's generator, and restore it afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)

@@ -21,6 +21,7 @@ import transformers
 from hypha_ray.config.keys import LABELS, TOKENS
 from hypha_ray.config.schema import Model
 from hypha_ray.errors import AuthenticationError, CapacityError, CheckpointError, ConfigError, HyphaError
+from hypha_ray.model.loading.adapters import base_of
 from hypha_ray.model.loading.hub import REMOTE_CODE_VARIABLE, fetch, remote_code_allowed
 from hypha_ray.model.loading.weights import refuse_adapter
 from hypha_ray.model.tasks.table import TASKS, UNTRAINABLE
@@ -62,7 +63,9 @@ def configuration_of(model: Model, task: Task, *, weights: bool) -> tuple[Path |
         config = _new_configuration(given)
         _check_class(task, config, "[model.config]", trusted=False)
         return None, config
-    repository, trusted = model.repository, remote_code_allowed(model.trust_remote_code)
+    model, _ = base_of(model)
+    repository, trusted = str(model.repository), remote_code_allowed(model.trust_remote_code)
+    given = model.config or {}
     token = model.token.get_secret_value() if model.token else None
     folder = fetch(repository, model.revision, token, weights=weights, code=trusted)
     refuse_adapter(folder, repository)

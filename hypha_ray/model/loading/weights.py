@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,7 +177,7 @@ def require_fit(
     wrong = {name for name, _, _ in loaded.mismatched}
     gone = {name for name in loaded.missing if not _BUFFER.search(name)} | wrong
     may_be_new = (gone - wrong if others or not saved else set()) | (gone if relabelled else set())
-    head = set() if whole else {name for name in may_be_new if _is_head(network, name, gone)}
+    head = set() if whole else {name for name in may_be_new if is_of_head(network, name, gone)}
     if not (others or relabelled):
         head -= _damaged_head(network, head, gone)
     dropped = {name for name in loaded.unknown if not _is_buffer(name, shapes)}
@@ -210,7 +210,7 @@ def _damaged_head(network: PreTrainedModel, head: set[str], gone: set[str]) -> s
     return {name for name in head if _module(name) in there}
 
 
-def _is_head(network: PreTrainedModel, name: str, gone: set[str]) -> bool:
+def is_of_head(network: PreTrainedModel, name: str, gone: Set[str] = frozenset()) -> bool:
     """Return whether a tensor belongs to the head, not to the base model."""
     if _POOLER.search(name):
         return True
@@ -219,7 +219,7 @@ def _is_head(network: PreTrainedModel, name: str, gone: set[str]) -> bool:
         return not name.startswith(f"{prefix}.")
     part = name.partition(".")[0]
     others = (other for other in network.state_dict() if other.partition(".")[0] == part)
-    return not _is_headless(network) and gone.issuperset(others)
+    return not _is_headless(network) and set(others) <= gone
 
 
 def _is_needed(network: PreTrainedModel, name: str, others: bool) -> bool:

@@ -158,13 +158,10 @@ def test_damaged_index_is_refused(tmp_path: Path, content: str) -> None:
     assert all("model.safetensors.index.json" in text for text in refusals(tmp_path))
 
 
-@pytest.mark.parametrize("with_config", [False, True])
-def test_folder_with_an_adapter_only_says_what_to_do(tmp_path: Path, with_config: bool) -> None:
+def test_folder_of_a_model_with_weights_of_an_adapter_only_says_what_to_do(tmp_path: Path) -> None:
     saved(tmp_path, LLAMA)
     (tmp_path / "model.safetensors").rename(tmp_path / "adapter_model.safetensors")
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "some/model"}')
-    if not with_config:
-        (tmp_path / "config.json").unlink()
     assert all("an adapter without its model" in text and "merge it" in text for text in refusals(tmp_path))
 
 
