@@ -69,14 +69,14 @@ def build_model(model: Model, seed: int, *, whole: bool = False) -> PreTrainedMo
         CapacityError: there is too little memory.
 
     """
-    task, (model, _) = find_task(model.type), base_of(model)
+    task = find_task(model.type)
     folder, config = configuration_of(model, task, weights=True)
     _load_class(task, config)
     with seeded(seed):
         if folder is None:
             with errors_as(ConfigError, "MODEL004", "no model can be built from model.config"):
                 return auto_class(task).from_config(config, trust_remote_code=False).train()
-        return _pretrained(model, task, folder, config, whole).train()
+        return _pretrained(base_of(model)[0], task, folder, config, whole).train()
 
 
 def _pretrained(model: Model, task: Task, folder: Path, config: PretrainedConfig, whole: bool) -> PreTrainedModel:

@@ -37,6 +37,8 @@ _SPECIAL = {
     "sync.trim": st.floats(0.01, 0.49),
     "telemetry.sinks": st.lists(st.sampled_from(["console", "jsonl", "aim"])),
     "model.input_names": st.lists(_TEXT),
+    "model.lora.targets": st.lists(_TEXT),
+    "model.lora.modules_to_save": st.lists(_TEXT),
     "rl.group_size": st.integers(2, 99),
     "rl.dual_clip": st.none() | st.floats(1.01, 9),
     "rl.reward.functions": st.lists(_TEXT, min_size=1, max_size=3, unique=True),
@@ -52,6 +54,7 @@ _DEPENDENT = {
     "strategy",
     "warmup_steps",
     "total_steps",
+    "rank",
 }
 _DEPENDENT |= {"repository", "token", "mode", "warmup_rounds", "in_flight", "k_aware", "kl", "minibatches", "weights"}
 
