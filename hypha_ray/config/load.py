@@ -8,7 +8,7 @@ named after ``--resume`` comes before all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -22,12 +22,13 @@ from hypha_ray.config.no_effect import idle
 from hypha_ray.config.schema import Job
 from hypha_ray.config.sources.aliases import GUIDE_NAMES, IGNORED, inside
 from hypha_ray.config.sources.assignments import Setting, from_arguments, from_document, in_force, nested
-from hypha_ray.config.sources.document import read
+from hypha_ray.config.sources.document import Document, check, read
 from hypha_ray.errors import ConfigError
 from hypha_ray.redaction import is_redacted, redacted, redacted_tree
 
 __all__ = [
     "Loaded",
+    "from_tables",
     "load",
     "parse",
     "require_complete",
@@ -82,6 +83,18 @@ def load(arguments: Sequence[str], find_run: FindRun | None = None, defaults: Se
     if command.resume and job.run.name is None:
         raise ConfigError("CFG015", "--resume names no run", fix="give it a name or directory, or set run.name")
     return Loaded(job, command.dry_run, bool(command.resume), command.files, (*_notes(settings), *_idle(settings, job)))
+
+
+def from_tables(tables: Mapping[str, Any]) -> Job:
+    """Make a job from the tables of a job file.
+
+    Raises:
+        ConfigError: with the key to correct.
+
+    """
+    check(table := dict(tables), "the job")
+    settings = from_document(Document("the job", "", table, private=True))
+    return build(in_force(setting for setting in settings if setting.path not in IGNORED))
 
 
 def parse(arguments: Sequence[str], doc: str | None, find_run: FindRun, defaults: Sequence[str] = ()) -> Loaded:

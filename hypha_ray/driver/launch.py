@@ -28,20 +28,29 @@ from hypha_ray.market.requirements import workers_to_start
 from hypha_ray.store.directory import RunDirectory, runs
 from hypha_ray.telemetry.sinks.console import Console
 
-__all__ = ["finish", "launch", "records"]
+__all__ = ["finish", "launch", "records", "run_job"]
 
 log = logging.getLogger(__name__)
 
 
 def launch(loaded: Loaded, kind: str) -> None:
-    """Run a job, or with ``--dry-run`` only say what it would do; `kind` names runs that have no name.
-
-    A run that has begun goes on from its last commit; one that has all its rounds is only exported.
-    """
+    """Run the job of a command line, or with ``--dry-run`` only say what it would do."""
     _tell(loaded.notes)
     if loaded.dry_run:
         dry_run(loaded)
-        return
+    else:
+        run_job(loaded, kind)
+
+
+def run_job(loaded: Loaded, kind: str) -> Path:
+    """Run a job; `kind` names runs that have no name.
+
+    A run that has begun goes on from its last commit; one that has all its rounds is only exported.
+
+    Returns:
+        The run directory.
+
+    """
     require_complete(loaded.job)
     check_places(loaded.job)
     job = named(loaded.job, kind)
@@ -70,6 +79,7 @@ def launch(loaded: Loaded, kind: str) -> None:
                 watch(stream, console, advice(job))
         finish(job, directory, source.folder)
     print(f"run: {directory.path}")
+    return directory.path
 
 
 def _opened(job: Job, directory: RunDirectory, held: ExitStack) -> DataSource:

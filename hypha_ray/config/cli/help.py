@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from hypha_ray.config.keys import EACH, Key, KeyPath, keys, tables
+from hypha_ray.config.sources.packaged import as_installed
 
 _ARGUMENTS = """\
 arguments:
@@ -22,7 +23,7 @@ _BEGIN, _END = "<!-- keys: made by hypha_ray.config.cli.help -->", "<!-- end of 
 
 def help_text(doc: str) -> str:
     """Text of ``--help``: a job script's docstring, its arguments, and one line for each key."""
-    parts = [doc.strip(), "", _ARGUMENTS.rstrip()]
+    parts = [as_installed(doc).strip(), "", _ARGUMENTS.rstrip()]
     for path, table in tables().items():
         lines = [_line(key) for key in keys().values() if key.path[:-1] == path]
         if lines:

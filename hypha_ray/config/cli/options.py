@@ -22,6 +22,7 @@ from pydantic.fields import FieldInfo
 
 from hypha_ray.config.keys import Key, key_of, shown
 from hypha_ray.config.sources.assignments import from_text, value_behind
+from hypha_ray.config.sources.packaged import as_installed
 from hypha_ray.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def _meanings(kind: type) -> dict[str, str]:
 
 
 def _help(doc: str, known: Mapping[str, Key]) -> str:
-    lines = [doc.strip(), "", "options:"]
+    lines = [as_installed(doc).strip(), "", "options:"]
     for key in known.values():
         lines.append(f"  {f'{_flag(key.name)} {_default(key)}':<34} {key.meaning} ({key.kind})")
     return "\n".join([*lines, f"  {'-h, --help':<34} this text"])

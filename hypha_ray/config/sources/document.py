@@ -8,10 +8,10 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from hypha_ray.config.keys import KeyPath, dotted
+from hypha_ray.config.sources.packaged import find_file
 from hypha_ray.errors import ConfigError
 
 MAX_BYTES = 2**20
@@ -85,7 +85,7 @@ def parse(text: str, where: str) -> dict[str, Any]:
 
 
 def _raw(file: str) -> tuple[bytes, int]:
-    path = Path(file)
+    path = find_file(file)
     try:
         mode = path.stat().st_mode
         if stat.S_ISREG(mode):
