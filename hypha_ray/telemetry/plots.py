@@ -95,14 +95,14 @@ def draw(run_directory: Path) -> list[Path]:
         The PNG files.
 
     Raises:
-        DataError: DATA040, there is no complete round in the folder's metrics.
+        DataError: DATA044, there is no complete round in the folder's metrics.
 
     """
     series = Series(read_jsonl(run_directory / METRICS, ("round", "eval")), read_json(run_directory / SUMMARY))
     if not series.rounds:
         path = run_directory / METRICS
         raise DataError(
-            "DATA040",
+            "DATA044",
             f"{path} has no rounds to plot" if path.exists() else f"{path} does not exist",
             fix="give the folder of a run that has finished at least one round",
         )

@@ -39,7 +39,7 @@ def shell(command: str, cwd: Path, **environment: str) -> subprocess.CompletedPr
         ("prepare.py --source digits --out=d --seed x", 2, "error[CFG002]: --seed has the wrong type — got 'x'"),
         ("worker.py --connect h:1 --patience-s nan", 2, "error[CFG003]: --patience-s is out of range — got nan"),
         ("prepare.py digits", 2, "error[CFG015]: unexpected argument 'digits'"),
-        (r"plot.py --run $'no\xff'", 3, "error[DATA040]: "),
+        (r"plot.py --run $'no\xff'", 3, "error[DATA044]: "),
         (r"prepare.py --source $'no\xff.txt' --out d", 3, "error[DATA030]: there is no file or folder no?.txt"),
     ],
 )

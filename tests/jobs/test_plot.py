@@ -27,7 +27,7 @@ def test_plot_of_an_empty_folder_is_one_line_and_exit_three(tmp_path: Path) -> N
     done = plot("--run", str(tmp_path))
     assert (done.returncode, done.stdout) == (3, "")
     (line,) = done.stderr.splitlines()
-    assert line.startswith(f"error[DATA040]: {tmp_path}/metrics.jsonl does not exist")
+    assert line.startswith(f"error[DATA044]: {tmp_path}/metrics.jsonl does not exist")
 
 
 def test_plot_help_imports_nothing_heavy() -> None:
