@@ -30,6 +30,9 @@ from hypha_ray.data.provenance import Origin, counted
 if TYPE_CHECKING:
     from hypha_ray.data.manifest import Manifest
 
+MOST_CLASSES = 20
+"""Most classes that are listed with their numbers of labels."""
+
 
 def main() -> None:
     """Parse, prepare with a progress line, and say what was made."""
@@ -53,6 +56,8 @@ def main() -> None:
         show_tokens(options.out.expanduser(), manifest, options.report)
     if manifest.modality == "prompts":
         show_prompts(options.out.expanduser(), manifest)
+    if manifest.classes is not None:
+        show_classes(options.out.expanduser(), manifest)
     print(f"{'size':<10} {size / 1e6:>9,.1f} MB in {time.monotonic() - begin:.1f} s")
     if manifest.origin is not None:
         show_origin(manifest.origin, options.kind)
@@ -79,7 +84,7 @@ def show_tokens(folder: Path, manifest: Manifest, whole: bool) -> None:
 
 def show_prompts(folder: Path, manifest: Manifest) -> None:
     """Say how many different prompts there are and how long they are, and show the first one."""
-    from hypha_ray.data.preparation.prompts import preview
+    from hypha_ray.data.preparation.kinds.prompts import preview
 
     found = preview(folder, manifest)
     different = ", ".join(f"{number:,} in {split}" for split, number in found.different.items())
@@ -87,6 +92,15 @@ def show_prompts(folder: Path, manifest: Manifest) -> None:
     print(f"{'tokens':<10} {found.shortest:,} to {found.longest:,} a prompt, {found.mean:,.1f} on average")
     print(f"{'prompt':<10} {json.dumps(found.prompt, ensure_ascii=False)}")
     print(f"{'record':<10} {json.dumps(found.record, ensure_ascii=False)}")
+
+
+def show_classes(folder: Path, manifest: Manifest) -> None:
+    """Say how often each class occurs, in the order of their numbers."""
+    from hypha_ray.data.preparation.report import class_counts
+
+    found = class_counts(folder, manifest)
+    listed = ", ".join(f"{name} {count:,}" for name, count in list(found.items())[:MOST_CLASSES])
+    print(f"{'classes':<10} {len(found):>9,}: {listed}{', …' if len(found) > MOST_CLASSES else ''}")
 
 
 def show_origin(origin: Origin, what: str) -> None:

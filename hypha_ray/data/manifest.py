@@ -68,6 +68,14 @@ class PreprocessorInfo:
     vocab_size: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ClassInfo:
+    """The classes of a dataset: their names, by number, and whether a sample may have several at once."""
+
+    names: tuple[str, ...]
+    several: bool = False
+
+
 class Manifest(BaseModel):
     """A prepared dataset. Indices of slices are unique over all splits."""
 
@@ -79,6 +87,8 @@ class Manifest(BaseModel):
     slices: tuple[SliceInfo, ...]
     tensors: tuple[TensorInfo, ...]
     preprocessor: PreprocessorInfo | None = None
+    classes: ClassInfo | None = None
+    """Classes of the labels; None if labels aren't classes, or have no names."""
     origin: Origin | None = None
     """Account of the sources of the slices; None if they weren't made from texts or prompts."""
 

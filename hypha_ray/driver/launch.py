@@ -14,6 +14,7 @@ from hypha_ray.config import Job
 from hypha_ray.config.load import Loaded, require_complete, require_secrets, resolved_toml
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.driver.attempts import records
+from hypha_ray.driver.classes import with_classes
 from hypha_ray.driver.data_source import DataSource, is_served, kept, opened
 from hypha_ray.driver.find_run import no_run
 from hypha_ray.driver.folders import check_places
@@ -57,6 +58,7 @@ def run_job(loaded: Loaded, kind: str) -> Path:
     directory = RunDirectory(Path(str(job.run.dir), str(job.run.name)))
     with ExitStack() as held:
         source, new = _opened(job, directory, held), not directory.begun
+        job = with_classes(job, source.manifest)
         if loaded.resume and new:
             raise no_run(str(job.run.name), directory.path.parent)
         if not new:
@@ -114,7 +116,8 @@ def dry_run(loaded: Loaded) -> None:
             check_fragments(job)
         elif source is not None and has_model:
             require_complete(job)
-            _hold_against_the_run(loaded, source.manifest)
+            job = with_classes(job, source.manifest)
+            _hold_against_the_run(job, loaded.resume, source.manifest)
             _tell(check_model(job, source))
             check_end(job, source.folder)
         parts = [part for part, there in (("model", has_model), ("dataset", has_data)) if not there]
@@ -127,15 +130,15 @@ def dry_run(loaded: Loaded) -> None:
             print(line)
 
 
-def _hold_against_the_run(loaded: Loaded, manifest: Manifest) -> None:
+def _hold_against_the_run(job: Job, resume: bool, manifest: Manifest) -> None:
     """Refuse a name that another job's run has; a run that is to be resumed has to be there."""
-    if loaded.job.run.name is None:
+    if job.run.name is None:
         return
-    job = named(loaded.job, "")
+    job = named(job, "")
     directory = RunDirectory(Path(str(job.run.dir), str(job.run.name)))
     if directory.begun:
-        compare(job, directory, manifest, loaded.resume)
-    elif loaded.resume:
+        compare(job, directory, manifest, resume)
+    elif resume:
         raise no_run(str(job.run.name), directory.path.parent)
 
 

@@ -128,6 +128,23 @@ def require_end(tokenizer: Any, name: str) -> int:
     return int(end)
 
 
+def require_fast(tokenizer: Any, name: str) -> None:
+    """Refuse a tokenizer that doesn't tell the characters and words that a token comes from.
+
+    Raises:
+        ConfigError: it is written in Python.
+
+    """
+    if not tokenizer.is_fast:
+        fix = "choose one with a tokenizer.json, or byte for ByT5's"
+        raise ConfigError("PREP010", f"tokenizer {name!r} doesn't tell the characters of a token", fix=fix)
+
+
+def padding_of(tokenizer: Any, name: str) -> int:
+    """The token for padding: the tokenizer's own, otherwise its end token."""
+    return require_end(tokenizer, name) if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
+
+
 def save_tokenizer(tokenizer: Any, folder: Path, name: str, revision: str | None = None) -> PreprocessorInfo:
     """Save a tokenizer in a dataset's folder.
 

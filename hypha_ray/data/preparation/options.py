@@ -13,7 +13,7 @@ from hypha_ray.errors import ConfigError
 PROBLEMS, GYM = "problems:", "reasoning-gym:"
 GENERATED: Final = (PROBLEMS, GYM)
 """Beginnings of sources whose prompts are generated."""
-Kind: TypeAlias = Literal["documents", "images", "prompts", "chats"]
+Kind: TypeAlias = Literal["documents", "images", "prompts", "chats", "texts"]
 """Samples of a dataset, in the plural."""
 
 
@@ -45,7 +45,7 @@ class Options:
     max_samples: int | None = None
     """most training samples to write"""
     text_column: str = "text"
-    """column with the text, in tables and Hugging Face datasets; default in CSV files: the only column with text"""
+    """column with the text, or with a list of words; default in CSV files: the only column with text"""
     chat: bool = False
     """train on chats, with a loss on the assistant's tokens; with --prompt-column alone: put prompts into the chat
     template, up to where the model answers"""
@@ -55,6 +55,8 @@ class Options:
     """column that has completions of prompts, which alone have a loss; without --chat no template is applied"""
     chat_template: Path | None = None
     """file of a Jinja template for chats; default: the tokenizer's"""
+    label_column: str | None = None
+    """column that has a label, or a list of labels, of each text; of a list of words one label each"""
     prompt_column: str | None = None
     """column that has prompts; without --completion-column the dataset is one of prompts for reinforcement learning"""
     answer_column: str | None = None
@@ -83,6 +85,8 @@ class Options:
         """Kind of the samples."""
         if self.source.startswith(GENERATED):
             return "prompts"
+        if self.label_column is not None:
+            return "texts"
         if self.completion_column is not None or self.messages_column is not None:
             return "chats"
         if self.prompt_column is not None:
@@ -113,15 +117,17 @@ class Options:
         self._check_columns()
 
     def _check_columns(self) -> None:
-        """Refuse options of prompts and chats that would have no effect."""
+        """Refuse options of prompts, chats and labels that would have no effect."""
         of_answers = ("answer_column", "answer_pattern", "task", "keep_columns")
-        columns = ("messages_column", "prompt_column", "completion_column")
+        columns = ("messages_column", "prompt_column", "completion_column", "label_column")
         if self.source.startswith(GENERATED):
             self._refuse((*columns, *of_answers), f"has no effect on generated prompts, --source {self.source}")
         elif self.source in ("stdlib", "digits"):
             self._refuse((*columns, "chat"), f"has no effect on --source {self.source}, which has no columns")
         if self.messages_column is not None:
             self._refuse(("prompt_column", "completion_column"), "and --messages-column exclude each other")
+        if self.label_column is not None:
+            self._refuse((*columns[:-1], "chat"), "and --label-column exclude each other")
         if self.kind == "chats":
             self._refuse(of_answers, "has no effect on chats")
         if self.prompt_column is None:

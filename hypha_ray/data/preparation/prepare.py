@@ -17,11 +17,12 @@ from typing import Final
 import numpy as np
 
 from hypha_ray.data.manifest import Manifest, Modality, PreprocessorInfo
-from hypha_ray.data.preparation.chats import write_chats
 from hypha_ray.data.preparation.encoders import Encoder, Tokens, load_encoder
+from hypha_ray.data.preparation.kinds.chats import write_chats
+from hypha_ray.data.preparation.kinds.labelled_texts import write_texts
+from hypha_ray.data.preparation.kinds.prompts import write_prompts
 from hypha_ray.data.preparation.options import Kind, Options
 from hypha_ray.data.preparation.packing import Held, batches, digest, hold_out, pack, shuffle
-from hypha_ray.data.preparation.prompts import write_prompts
 from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
 from hypha_ray.data.preparation.sources.documents import digits, documents
 from hypha_ray.data.preparation.staging import staged
@@ -39,10 +40,15 @@ BATCH_CHARACTERS = 1 << 20
 _MODALITIES: Final[dict[Kind, Modality]] = {
     "documents": "language",
     "chats": "language",
+    "texts": "language",
     "images": "vision",
     "prompts": "prompts",
 }
-_USED: Final[dict[Kind, str]] = {"prompts": "prompt and answer are", "chats": "those of the chats are"}
+_USED: Final[dict[Kind, str]] = {
+    "prompts": "prompt and answer are",
+    "chats": "those of the chats are",
+    "texts": "text and label are",
+}
 """Columns that are used, for the account."""
 
 
@@ -67,6 +73,7 @@ def prepare(options: Options, report: Report) -> Manifest:
             slices=tuple(writer.slices),
             tensors=writer.tensors,
             preprocessor=preprocessor,
+            classes=writer.classes,
             origin=None if options.kind == "images" else account.origin(),
         )
         manifest.save(folder)
@@ -81,6 +88,8 @@ def _write(options: Options, writer: SliceWriter, report: Report, account: Accou
             return write_prompts(options, writer, report, account)
         case "chats":
             return write_chats(options, writer, report, account)
+        case "texts":
+            return write_texts(options, writer, report, account)
         case "documents":
             return _write_text(options, writer, report, account)
 

@@ -28,7 +28,7 @@ Part: TypeAlias = tuple[str, bool]
 class Lengths:
     """Lengths of the training samples in tokens, without padding.
 
-    `scored` is the number of their tokens with a label; None if the dataset has no labels of its own.
+    `scored` is the number of their tokens with a label; None if tokens have no labels of their own.
     """
 
     lengths: npt.NDArray[np.int64]
@@ -71,11 +71,12 @@ def lengths_of(folder: Path, manifest: Manifest) -> Lengths:
 
     """
     lengths, scored = [], 0
+    labelled = manifest.shapes.get(_LABELS) == manifest.shapes["input_ids"]
     for info in manifest.of("train"):
         arrays = read_slice(folder, info, manifest)
         lengths.append(arrays["attention_mask"].sum(axis=1, dtype=np.int64))
-        scored += int(_scored(arrays).sum())
-    return Lengths(np.concatenate(lengths), scored if _LABELS in manifest.shapes else None)
+        scored += int(_scored(arrays, manifest).sum())
+    return Lengths(np.concatenate(lengths), scored if labelled else None)
 
 
 def sample_of(folder: Path, manifest: Manifest) -> list[Part]:
@@ -87,7 +88,7 @@ def sample_of(folder: Path, manifest: Manifest) -> list[Part]:
     """
     arrays = read_slice(folder, manifest.slices[0], manifest)
     ids = arrays["input_ids"][0][arrays["attention_mask"][0] == 1]
-    tokenizer, scored = load_tokenizer(str(folder / FOLDER)), _scored(arrays)[0]
+    tokenizer, scored = load_tokenizer(str(folder / FOLDER)), _scored(arrays, manifest)[0]
     runs = groupby(zip(ids.tolist(), scored.tolist(), strict=False), key=lambda token: token[1])
     return [(tokenizer.decode([one for one, _ in run]), is_scored) for is_scored, run in runs]
 
@@ -102,10 +103,31 @@ def marked(parts: list[Part], coloured: bool) -> Any:
     return Text("".join(f"{opening}{text}{closing}" if scored else text for text, scored in parts))
 
 
-def _scored(arrays: Arrays) -> npt.NDArray[np.bool_]:
-    """Tokens with a label. Nothing predicts the first one of a sample."""
-    if _LABELS not in arrays:
+def class_counts(folder: Path, manifest: Manifest) -> dict[str, int]:
+    """Number of labels of each class, over both splits; empty if labels have no names.
+
+    Raises:
+        DataError: a slice is missing or damaged.
+
+    """
+    if manifest.classes is None:
+        return {}
+    names = manifest.classes.names
+    counts = np.zeros(len(names), np.int64)
+    for info in manifest.slices:
+        labels = read_slice(folder, info, manifest)[_LABELS].astype(np.int64)
+        if manifest.classes.several:
+            counts += labels.sum(axis=0)
+        else:
+            counts += np.bincount(labels[labels != IGNORE_INDEX], minlength=len(names))
+    return dict(zip(names, counts.tolist(), strict=True))
+
+
+def _scored(arrays: Arrays, manifest: Manifest) -> npt.NDArray[np.bool_]:
+    """Tokens with a label. In a sample without classes, nothing predicts the first one."""
+    if _LABELS not in arrays or arrays[_LABELS].shape != arrays["input_ids"].shape:
         return np.zeros(arrays["input_ids"].shape, np.bool_)
     found: npt.NDArray[np.bool_] = arrays[_LABELS] != IGNORE_INDEX
-    found[:, 0] = False
+    if manifest.classes is None:
+        found[:, 0] = False
     return found

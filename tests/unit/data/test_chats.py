@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from hypha_ray.data.catalogue import load
 from hypha_ray.data.manifest import Manifest
-from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.plain_tokenizers import byte_tokenizer
-from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.data.preparation.report import lengths_of, marked, sample_of
-from hypha_ray.data.slices import Arrays, read_slice
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.model.losses import compute_losses
 from hypha_ray.model.tasks.resolve import resolve_task
 from hypha_ray.model.tasks.table import find_task
+from tests.support.prepared import arrays_of, omissions, prepared, table
 
 CHATML = (
     "{% for m in messages %}<extra_id_0>{{ m.role }}\n{{ m.content }}<extra_id_1>\n{% endfor %}"
@@ -46,22 +42,11 @@ FORGETFUL = (
 
 
 def run(source: Path | str, out: Path, **options: Any) -> Manifest:
-    return prepare(Options(str(source), out, **{"chat": True, **options}), lambda what, number: None)
-
-
-def table(path: Path, *rows: Mapping[str, Any]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
+    return prepared(source, out, **{"chat": True, **options})
 
 
 def said(*contents: str, roles: tuple[str, ...] = ("user", "assistant")) -> list[dict[str, str]]:
     return [{"role": roles[place % len(roles)], "content": content} for place, content in enumerate(contents)]
-
-
-def arrays_of(out: Path, name: str = "train") -> Arrays:
-    manifest = load(out)
-    parts = [read_slice(out, info, manifest) for info in manifest.of(name)]
-    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 
 def parts_of(out: Path, name: str = "train") -> list[tuple[str, list[str]]]:
@@ -74,11 +59,6 @@ def parts_of(out: Path, name: str = "train") -> list[tuple[str, list[str]]]:
         runs = [tokenizer.decode(ids[a:b].tolist()) for a, b in edges.reshape(-1, 2)]
         found.append((tokenizer.decode(ids[mask == 1].tolist()), runs))
     return sorted(found)
-
-
-def omissions(manifest: Manifest) -> dict[str, int]:
-    assert manifest.origin is not None
-    return {f"{one.what} {one.reason}": one.count for one in manifest.origin.omissions}
 
 
 @pytest.fixture(params=[CHATML, MARKED], ids=["prefixes", "marks"])

@@ -21,10 +21,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.manifest import MANIFEST, Manifest
+from hypha_ray.data.preparation.kinds.prompts import preview
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.plain_tokenizers import byte_tokenizer
 from hypha_ray.data.preparation.prepare import prepare
-from hypha_ray.data.preparation.prompts import preview
 from hypha_ray.data.preparation.sources.problems import ALPHABET, problems
 from hypha_ray.data.preparation.splitting import split
 from hypha_ray.data.provenance import Account

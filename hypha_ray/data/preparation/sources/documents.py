@@ -16,6 +16,7 @@ from typing import TypeVar
 import numpy as np
 
 from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.sources.class_names import named_classes
 from hypha_ray.data.preparation.sources.files import (
     UNREADABLE,
     is_binary,
@@ -207,16 +208,18 @@ def _hub(name: str, options: Options, reader: Reader[T], account: Account, saved
 
         datasets.disable_progress_bars()
         if saved:
-            rows = loaded = datasets.load_from_disk(name)
+            loaded = datasets.load_from_disk(name)
             if isinstance(loaded, datasets.DatasetDict):
-                rows = loaded[options.split]
-                for split in sorted(loaded.keys() - {options.split}):
+                others = sorted(loaded.keys() - {options.split})
+                loaded = loaded[options.split]
+                for split in others:
                     account.leave_out("splits", "not requested, see --split", name=split)
         else:
-            rows = datasets.load_dataset(
+            loaded = datasets.load_dataset(
                 name, options.subset, split=options.split, revision=options.revision, streaming=True
             )
         where = f"dataset {readable(name)!r}"
+        rows = named_classes(loaded, loaded.features, reader.columns)
         yield from reader.of_rows(((f"{where}, row {number}", row) for number, row in enumerate(rows, 1)), account)
 
 

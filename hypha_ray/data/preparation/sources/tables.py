@@ -6,9 +6,9 @@ import csv
 import itertools
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol, TypeAlias, TypeVar
 
@@ -33,10 +33,14 @@ Row: TypeAlias = tuple[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column to read from tables, and the flag that names it."""
+    """A column to read from tables, and the flag that names it.
+
+    `classes` receives the names that a Hugging Face dataset has for numbers in the column; None: numbers stay.
+    """
 
     name: str
     flag: str
+    classes: list[str] | None = field(default=None, compare=False)
 
 
 class Reader(Protocol[T_co]):
@@ -151,7 +155,8 @@ def csv_rows(file: IO[str], path: Path, columns: Sequence[Column], account: Acco
     rows = _fitting(lines, names, account)
     sample = list(itertools.islice(rows, _SAMPLE_ROWS))
     for column in columns:
-        chosen = _chosen_column(names, sample, column, path)
+        others = {other.name for other in columns} - {column.name}
+        chosen = _chosen_column(names, sample, column, others, path)
         if chosen != column.name:
             account.note(
                 f"the text of {readable(path.name)} is its column {readable(chosen)!r}, the only one with text"
@@ -242,10 +247,13 @@ def _fitting(
             account.leave_out("rows", "more or fewer fields than columns", name=where.rpartition("/")[2])
 
 
-def _chosen_column(names: list[str], sample: list[tuple[str, list[str]]], column: Column, path: Path) -> str:
+def _chosen_column(
+    names: list[str], sample: list[tuple[str, list[str]]], column: Column, others: Collection[str], path: Path
+) -> str:
     if column.name in names:
         return column.name
-    textual = [name for place, name in enumerate(names) if any(_is_text(fields[place]) for _, fields in sample)]
+    free = [(place, name) for place, name in enumerate(names) if name not in others]
+    textual = [name for place, name in free if any(_is_text(fields[place]) for _, fields in sample)]
     if column != Column(DEFAULT_COLUMN, TEXT_FLAG) or len(textual) != 1:
         raise no_column(str(path), column, names)
     return textual[0]

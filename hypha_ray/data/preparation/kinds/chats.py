@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 
 from hypha_ray.data.manifest import PreprocessorInfo
-from hypha_ray.data.preparation.chat_templates import ChatTemplate, ScoredText, ScoredTokens, tokenized
-from hypha_ray.data.preparation.encoders import require_end, save_tokenizer, tokenizer_of
+from hypha_ray.data.preparation.encoders import padding_of, require_end, require_fast, save_tokenizer, tokenizer_of
+from hypha_ray.data.preparation.kinds.chat_templates import ChatTemplate, ScoredText, ScoredTokens, tokenized
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
 from hypha_ray.data.preparation.sources.chats import Chat, chats
 from hypha_ray.data.preparation.splitting import Rows, split, write_split
 from hypha_ray.data.provenance import Account, counted
 from hypha_ray.data.slices import Arrays
-from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.errors import DataError
 from hypha_ray.model.tasks.task import IGNORE_INDEX
 
 _AT_ONCE = 1024
@@ -40,15 +40,12 @@ def write_chats(options: Options, writer: SliceWriter, report: Report, account: 
     """
     found = list(_answered(chats(options, account), account))
     tokenizer = tokenizer_of(options, _texts(found))
-    if not tokenizer.is_fast:
-        fix = "choose one with a tokenizer.json, or byte for ByT5's"
-        raise ConfigError("PREP010", f"tokenizer {options.tokenizer!r} doesn't tell the characters of a token", fix=fix)
+    require_fast(tokenizer, options.tokenizer)
     samples = list(_fitting(_encoded(tokenizer, found, options, report), options.seq_len, account))
     if not samples:
         what, fix = f"there are no chats with an answer in {options.source}", "name other columns, or raise --seq-len"
         raise DataError("DATA033", what, account.left_out or "an empty source", fix=fix)
-    end, padding = require_end(tokenizer, options.tokenizer), tokenizer.pad_token_id
-    padding = end if padding is None else padding
+    padding = padding_of(tokenizer, options.tokenizer)
     longest = max(len(sample.ids) for sample in samples)
     keys = [sample.ids.tobytes() + sample.scored.tobytes() for sample in samples]
     splits = split(keys, options, account, "chats")

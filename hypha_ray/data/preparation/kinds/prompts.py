@@ -21,7 +21,7 @@ from hypha_ray.data.preparation.encoders import (
     FOLDER,
     Tokens,
     load_tokenizer,
-    require_end,
+    padding_of,
     save_tokenizer,
     tokenizer_of,
 )
@@ -60,8 +60,7 @@ def write_prompts(options: Options, writer: SliceWriter, report: Report, account
         what = f"there are no prompts of up to {options.seq_len} tokens in {options.source}"
         raise DataError("DATA033", what, account.left_out, "prompts", "raise --seq-len")
     splits = split([row.tobytes() for row in ids], options, account, "prompts")
-    end, padding = require_end(tokenizer, options.tokenizer), tokenizer.pad_token_id
-    arrays = _arrays(ids, records, end if padding is None else padding)
+    arrays = _arrays(ids, records, padding_of(tokenizer, options.tokenizer))
     size = options.samples_per_slice
     write_split(splits, lambda rows: {key: array[rows] for key, array in arrays.items()}, size, writer)
     return save_tokenizer(tokenizer, writer.folder, options.tokenizer, options.tokenizer_revision)

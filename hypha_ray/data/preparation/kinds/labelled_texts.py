@@ -1,0 +1,171 @@
+"""From labelled texts to a prepared dataset for classification.
+
+    a label of each text        ``labels`` int32 [N]
+    several labels of a text    ``labels`` uint8 [N, C], 1 for each class that the text has
+    a label of each word        ``labels`` int32 [N, L], at the first token of each word, and -100 elsewhere
+
+Beside them are ``input_ids`` and ``attention_mask``, int32 [N, L], padded on the right to the longest text. Special
+tokens are those that the tokenizer adds. Texts are held in memory as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from hypha_ray.data.manifest import ClassInfo, PreprocessorInfo
+from hypha_ray.data.preparation.encoders import Tokens, padding_of, require_fast, save_tokenizer, tokenizer_of
+from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
+from hypha_ray.data.preparation.sources.labelled import Label, LabelledText, labelled_texts
+from hypha_ray.data.preparation.splitting import Rows, split, write_split
+from hypha_ray.data.provenance import Account, counted
+from hypha_ray.data.slices import Arrays
+from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.model.tasks.task import IGNORE_INDEX
+
+Labels: TypeAlias = npt.NDArray[np.generic]
+"""Labels of one text."""
+Sample: TypeAlias = tuple[Tokens, Labels]
+LabelKind: TypeAlias = Literal["one", "several", "words"]
+
+_AT_ONCE = 1024
+"""Texts that are tokenised at once."""
+_KINDS: Final[dict[LabelKind, str]] = {
+    "one": "one label",
+    "several": "a list of labels",
+    "words": "a label for each word",
+}
+_JOIN = "give each word a label, or join the words to a text"
+
+
+def write_texts(options: Options, writer: SliceWriter, report: Report, account: Account) -> PreprocessorInfo:
+    """Write the slices of both splits with the names of their classes, and the tokenizer beside them.
+
+    Raises:
+        DataError: there are no labelled texts, or some have labels of another kind than the others.
+        HyphaError: source or tokenizer can't be had.
+
+    """
+    names: list[str] = []
+    found = list(labelled_texts(options, names, account))
+    if not found:
+        what, fix = f"there are no labelled texts in {options.source}", "name another --source, or other columns"
+        raise DataError("DATA033", what, account.left_out or "an empty source", fix=fix)
+    kind = _common_kind(found)
+    tokenizer = tokenizer_of(options, _characters(found))
+    require_fast(tokenizer, options.tokenizer)
+    writer.classes = ClassInfo(class_names((one.label for one in found), names), several=kind == "several")
+    samples = list(_encoded(tokenizer, found, writer.classes, options, report, account))
+    splits = split([ids.tobytes() for ids, _ in samples], options, account, "texts")
+    padding, longest = padding_of(tokenizer, options.tokenizer), max(len(ids) for ids, _ in samples)
+    write_split(splits, lambda rows: _arrays(samples, rows, longest, padding), options.samples_per_slice, writer)
+    return save_tokenizer(tokenizer, writer.folder, options.tokenizer, options.tokenizer_revision)
+
+
+def class_names(labels: Iterable[Label], known: Sequence[str]) -> tuple[str, ...]:
+    """Names of all classes, by number: those known, otherwise whole numbers by size and texts by alphabet."""
+    if known:
+        return tuple(known)
+    names = {name for label in labels for name in ([label] if isinstance(label, str) else label)}
+    whole = all(name.lstrip("-").isdecimal() for name in names)
+    return tuple(sorted(names, key=(lambda name: (int(name), name)) if whole else None))
+
+
+def _common_kind(found: Sequence[LabelledText]) -> LabelKind:
+    """The kind of all labels.
+
+    Raises:
+        DataError: a text has labels of another kind than the first, or words and labels don't match.
+
+    """
+    first = _kind(found[0])
+    for one in found:
+        if (kind := _kind(one)) != first:
+            what = f"{one.where}: the labels are of another kind than those of {found[0].where}"
+            raise DataError("DATA037", what, _KINDS[kind], _KINDS[first], "give all rows labels of one kind")
+        if kind == "words" and len(one.text) != len(one.label):
+            what = f"{one.where}: there isn't one label for each word"
+            raise DataError("DATA037", what, f"{len(one.label)} labels", f"{len(one.text)}", "mend or remove the row")
+    return first
+
+
+def _kind(one: LabelledText) -> LabelKind:
+    if isinstance(one.text, list):
+        if not isinstance(one.label, list):
+            raise DataError("DATA037", f"{one.where}: a list of words has a single label", fix=_JOIN)
+        return "words"
+    return "several" if isinstance(one.label, list) else "one"
+
+
+def _characters(found: Iterable[LabelledText]) -> Iterator[str]:
+    for one in found:
+        yield from [one.text] if isinstance(one.text, str) else one.text
+
+
+def _encoded(
+    tokenizer: Any,
+    found: Sequence[LabelledText],
+    classes: ClassInfo,
+    options: Options,
+    report: Report,
+    account: Account,
+) -> Iterator[Sample]:
+    """Tokens and label of each text. Text is taken literally, and the tokenizer adds its special tokens."""
+    numbers = {name: number for number, name in enumerate(classes.names)}
+    cut = 0
+    for start in range(0, len(found), _AT_ONCE):
+        part = found[start : start + _AT_ONCE]
+        for one, encoding in zip(part, _encodings(tokenizer, part, options), strict=True):
+            beyond = sum(len(rest.ids) - sum(rest.special_tokens_mask) for rest in encoding.overflowing)
+            account.leave_out("tokens", f"behind the first {options.seq_len} of a text, see --seq-len", beyond)
+            cut += beyond > 0
+            yield np.array(encoding.ids, np.int32), _labels(one, encoding.word_ids, numbers, classes.several)
+        report("texts", len(part))
+    if cut:
+        account.note(f"{counted(cut, 'texts')} cut off at --seq-len {options.seq_len}")
+
+
+def _encodings(tokenizer: Any, part: Sequence[LabelledText], options: Options) -> Any:
+    try:
+        return tokenizer(
+            [one.text for one in part],
+            is_split_into_words=isinstance(part[0].text, list),
+            split_special_tokens=True,
+            truncation=True,
+            max_length=options.seq_len,
+            verbose=False,
+        ).encodings
+    except Exception as error:  # Some tokenizers take no lists of words, or cut nothing off.
+        got = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        what = f"tokenizer {options.tokenizer!r} doesn't take texts or words of {options.source}"
+        raise ConfigError("PREP011", what, got, fix="choose another --tokenizer") from None
+
+
+def _labels(one: LabelledText, words: Sequence[int | None], numbers: dict[str, int], several: bool) -> Labels:
+    """Labels of a text, or of the first token of each word."""
+    if isinstance(one.label, str):
+        return np.array(numbers[one.label], np.int32)
+    if several:
+        return np.array([name in one.label for name in numbers], np.uint8)
+    found = np.full(len(words), IGNORE_INDEX, np.int32)
+    before = None
+    for place, word in enumerate(words):
+        if word is not None and word != before:
+            found[place] = numbers[one.label[word]]
+        before = word
+    return found
+
+
+def _arrays(samples: Sequence[Sample], rows: Rows, length: int, padding: int) -> Arrays:
+    """Tensors of some samples, padded on the right."""
+    tokens = np.full((len(rows), length), padding, np.int32)
+    mask, labels = np.zeros_like(tokens), []
+    for place, (ids, label) in enumerate(samples[row] for row in rows):
+        tokens[place, : len(ids)], mask[place, : len(ids)] = ids, 1
+        ends = (0, length - len(ids)) if label.dtype == np.int32 and label.ndim else (0, 0)
+        labels.append(np.pad(label, ends, constant_values=IGNORE_INDEX) if ends[1] else label)
+    return {"input_ids": tokens, "attention_mask": mask, "labels": np.stack(labels)}

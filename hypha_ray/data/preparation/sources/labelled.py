@@ -1,0 +1,124 @@
+"""Sources of labelled texts: tables with a text, or a list of words, and its label or labels in each row."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+
+from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.sources.documents import read
+from hypha_ray.data.preparation.sources.tables import TEXT_FLAG, Column, Row, no_column
+from hypha_ray.data.provenance import Account, readable
+from hypha_ray.errors import DataError
+
+Label: TypeAlias = str | list[str]
+"""Name of a class, or names of several."""
+
+_TABLES = "CSV, TSV, JSON, JSON lines, Parquet, or a Hugging Face dataset"
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledText:
+    """A text, or a list of words, and its label or labels; `where` is the place of its row."""
+
+    where: str
+    text: str | list[str]
+    label: Label
+
+
+def labelled_texts(options: Options, classes: list[str], account: Account) -> Iterator[LabelledText]:
+    """The labelled texts of a source, up to the number asked for; `classes` receives names that the source has.
+
+    Raises:
+        DataError: there is no such source, it is damaged, or a row lacks a column.
+        HyphaError: the hub can't be reached, or doesn't let us have it.
+
+    """
+    found = read(options, LabelledTextReader(options, classes), account)
+    for text in itertools.islice(found, options.max_documents):
+        account.documents += 1
+        yield text
+
+
+class LabelledTextReader:
+    """Reads rows of a table with a text and its label."""
+
+    def __init__(self, options: Options, classes: list[str]) -> None:
+        self._text = Column(options.text_column, TEXT_FLAG)
+        self._label = Column(str(options.label_column), "--label-column", classes)
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The columns of text and label."""
+        return self._text, self._label
+
+    def of_rows(self, rows: Iterable[Row], account: Account) -> Iterator[LabelledText]:
+        """The texts of rows; those without text or label are put into the account.
+
+        Raises:
+            DataError: a row lacks a column, or has something in it that is of no use.
+
+        """
+        for where, row in rows:
+            account.drop(sorted(row.keys() - {self._text.name, self._label.name}))
+            if missing := [column for column in self.columns if column.name not in row]:
+                raise no_column(where, missing[0], row)
+            text, label = _parsed(row[self._text.name]), _parsed(row[self._label.name])
+            if text is None or text == [] or (isinstance(text, str) and not text.strip()):
+                account.leave_out("rows", "without text")
+            elif label is None or label == "":
+                account.leave_out("rows", "without a label")
+            else:
+                yield LabelledText(where, self._words(where, text), label_of(where, self._label, label))
+
+    def of_text(self, path: Path, file: IO[str], alone: bool) -> Iterator[LabelledText]:
+        """Refuse a plain text: it has no columns."""
+        del file, alone
+        raise DataError("DATA032", f"{path} has no column {self._label.name!r}", "a plain text", _TABLES)
+
+    def _words(self, where: str, value: Any) -> str | list[str]:
+        if isinstance(value, str):
+            return _clean(value)
+        if isinstance(value, list) and all(isinstance(word, str) for word in value):
+            return [_clean(word) for word in value]
+        raise _useless(where, self._text, value, "text, or a list of words")
+
+
+def label_of(where: str, column: Column, value: Any) -> Label:
+    """The name of a class, or names of several; a whole number is the name of its class.
+
+    Raises:
+        DataError: the value is anything else.
+
+    """
+    many = isinstance(value, list)
+    values = value if many else [value]
+    if not all(isinstance(one, str | int) for one in values):
+        wrong = next(one for one in values if not isinstance(one, str | int))
+        raise _useless(where, column, wrong, "text or a whole number, or a list of them")
+    names = [readable(str(one).strip()) for one in values]
+    return names if many else names[0]
+
+
+def _parsed(value: Any) -> Any:
+    """A value of a table; CSV files have lists as JSON."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        with suppress(ValueError, RecursionError):
+            found = json.loads(value)
+            return found if isinstance(found, list) else value
+    return value
+
+
+def _clean(text: str) -> str:
+    """Text without halves of surrogate pairs, which JSON can spell and which aren't text."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+def _useless(where: str, column: Column, value: Any, allowed: str) -> DataError:
+    what, got = f"{where}: column {column.name!r} is of no use", type(value).__name__
+    return DataError("DATA031", what, got, allowed, f"name another with {column.flag}")

@@ -1,0 +1,70 @@
+"""Fine-tuning by the commands of the README: prepare, train, evaluate, and what the trained model knows of its data."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hypha_ray.config.schema import Model
+from hypha_ray.model.loading.build import build_model
+from tests.support.job_scripts import Done, Jobs
+
+SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+BERT = {"model_type": "bert", "vocab_size": 384, "max_position_embeddings": 64, **SMALL}
+
+
+def train(run_job: Jobs, model: Path, kind: str, data: Path, *further: str) -> Path:
+    """A run of two workers; its folder."""
+    job = data.parent / "job.toml"
+    job.write_text(f"""
+[model]
+repository = "{model}"
+type = "{kind}"
+[dataset]
+path = "{data}"
+[rounds]
+update_rounds = 4
+samples_between_updates = 320
+max_batch_size = 8
+[inner_optimizer]
+learning_rate = 3e-3
+[outer_optimizer]
+momentum = 0.5
+[resources]
+num_workers = 2
+""")
+    done = succeeded(run_job("@", job, *further))
+    return Path(done.stdout.splitlines()[-1].removeprefix("run: "))
+
+
+def succeeded(done: Done) -> Done:
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def score(run_job: Jobs, run: Path, data: Path) -> dict[str, Any]:
+    done = succeeded(run_job("--model", run / "model", "--dataset", data, "--json", script="evaluate"))
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_csv_with_labels_trains_a_pretrained_encoder_to_tell_its_classes(run_job: Jobs, tmp_path: Path) -> None:
+    draw = random.Random(0)
+    letters = {"early": "abcdefghijklm", "late": "nopqrstuvwxyz"}
+    rows = [("".join(draw.choices(letters[name], k=8)), name) for name in letters for _ in range(400)]
+    with (tmp_path / "reviews.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("review", "label"), *rows])
+    build_model(Model(config=BERT, type="masked-lm"), seed=0).save_pretrained(tmp_path / "encoder")
+    data = tmp_path / "reviews"
+    source = ("--source", tmp_path / "reviews.csv", "--label-column", "label", "--out", data)
+    done = succeeded(run_job(*source, script="prepare"))
+    assert "classes            2: early " in done.stdout
+    run = train(run_job, tmp_path / "encoder", "sequence-classification", data)
+    assert score(run_job, run, data)["accuracy"] >= 0.95
+    config = json.loads((run / "model" / "config.json").read_text())
+    assert config["id2label"] == {"0": "early", "1": "late"}

@@ -1,0 +1,39 @@
+"""Preparation of small datasets, and views of what was prepared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hypha_ray.data.catalogue import load
+from hypha_ray.data.manifest import Manifest
+from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.prepare import prepare
+from hypha_ray.data.slices import Arrays, read_slice
+
+
+def prepared(source: Path | str, out: Path, **options: Any) -> Manifest:
+    return prepare(Options(str(source), out, **options), lambda what, number: None)
+
+
+def table(path: Path, *rows: Mapping[str, Any]) -> Path:
+    """A file of JSON lines."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def arrays_of(out: Path, split: str = "train") -> Arrays:
+    """All samples of a split."""
+    manifest = load(out)
+    parts = [read_slice(out, info, manifest) for info in manifest.of(split)]
+    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+
+
+def omissions(manifest: Manifest) -> dict[str, int]:
+    """Number of each kind of thing that was left out."""
+    assert manifest.origin is not None
+    return {f"{one.what} {one.reason}": one.count for one in manifest.origin.omissions}
