@@ -8,8 +8,6 @@ import random
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from hypha_ray.config.schema import Model
 from hypha_ray.model.loading.build import build_model
 from tests.support.job_scripts import Done, Jobs
