@@ -1,4 +1,8 @@
-"""Save what a run has learned so far, as at its end: python jobs/export.py --run NAME."""
+"""Save what a run has learned so far, as at its end, or after any round that has a snapshot.
+
+python jobs/export.py --run NAME
+python jobs/export.py --run NAME --round 11 --to models/round-11
+"""
 
 from __future__ import annotations
 
@@ -12,24 +16,26 @@ from hypha_ray.config.cli.options import parse_options
 
 @dataclass(frozen=True)
 class Export:
-    """Save the newest weights of a run that has stopped, as a folder that from_pretrained loads."""
+    """Save weights of a run that has stopped as a folder that from_pretrained loads."""
 
     run: str
     """its name, its directory, or the URL of its mirror, from which it is copied here first"""
+    round: int | None = None
+    """round that has a snapshot, counted from 0 as in checkpoints; default: the newest"""
     to: Path | None = None
     """folder to write; default: model in the run directory"""
 
 
 def main() -> None:
-    """Find the run, and save the weights of its newest snapshot that is as it was written."""
+    """Find the run, and save the weights of a snapshot that is as it was written."""
     arguments = parse_options(Export, __doc__, sys.argv[1:])
     from hypha_ray.driver.run import Run
 
     found = Run(arguments.run)
-    newest = found.newest_snapshot
-    folder = found.export(arguments.to, newest)
+    number = found.newest_snapshot if arguments.round is None else arguments.round
+    folder = found.export(arguments.to, number)
     rounds = found.job.rounds.update_rounds
-    print(f"after round {newest + 1} of {rounds}, {found.committed_rounds} are committed")
+    print(f"after round {number + 1} of {rounds}, {found.committed_rounds} are committed")
     print(f"model: {folder}")
 
 

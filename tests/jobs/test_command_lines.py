@@ -10,7 +10,20 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-JOBS = ("prepare", "data", "evaluate", "export", "plot", "chaos", "bench", "worker", "diloco", "sync", "grpo")
+JOBS = (
+    "prepare",
+    "data",
+    "evaluate",
+    "generate",
+    "export",
+    "plot",
+    "chaos",
+    "bench",
+    "worker",
+    "diloco",
+    "sync",
+    "grpo",
+)
 
 
 def shell(command: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[bytes]:
@@ -28,6 +41,8 @@ def shell(command: str, cwd: Path, **environment: str) -> subprocess.CompletedPr
         ("plot.py --rnu r", 2, "error[CFG001]: unknown flag --rnu. Fix: did you mean --run?"),
         ("export.py --rnu r", 2, "error[CFG001]: unknown flag --rnu. Fix: did you mean --run?"),
         ("export.py --run nosuch", 5, "error[CKPT001]: there is no run 'nosuch'"),
+        ("generate.py --model nosuch", 5, "error[CKPT001]: there is no run 'nosuch'"),
+        ("generate.py --model m --top-p 2", 2, "error[CFG003]: --top-p is out of range — got 2.0, allowed above 0"),
         ("chaos.py --role worker", 2, "error[CFG001]: unknown flag --role. Fix: did you mean --roles?"),
         ("bench.py --onyl planner", 2, "error[CFG001]: unknown flag --onyl. Fix: did you mean --only?"),
         ("worker.py --conect h:1", 2, "error[CFG001]: unknown flag --conect. Fix: did you mean --connect?"),

@@ -86,6 +86,17 @@ def test_export_passes_over_a_damaged_checkpoint_and_finds_a_run_at_its_mirror(s
     assert all(np.allclose(newer[name], array + 1) for name, array in older.items())
 
 
+def test_export_of_an_earlier_round_saves_its_weights_and_one_without_a_snapshot_is_refused(
+    stopped: Path, tmp_path: Path
+) -> None:
+    done = export(tmp_path / "home", "--run", "mine", "--round", "1", "--to", tmp_path / "second")
+    assert done.stdout.splitlines()[0] == "after round 2 of 5, 3 are committed"
+    snapshot = load_file(stopped / "checkpoints" / "round_000001" / "model.safetensors")
+    assert all(np.array_equal(array, snapshot[name]) for name, array in saved(tmp_path / "second").items())
+    gone = export(tmp_path / "home", "--run", "mine", "--round", "0")
+    assert gone.returncode == 5 and gone.stderr.startswith("error[STORE006]: there is no checkpoint of round 0")
+
+
 def test_export_of_a_run_without_a_commit_says_so(tmp_path: Path, corpus: Path) -> None:
     job = Job.model_validate({"run": {"name": "early"}, "model": {"config": MODEL}, "dataset": {"path": str(corpus)}})
     RunDirectory.create(tmp_path, "early", resolved_toml(job))

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.conftest import ROOT, left_behind
+from tests.support.job_scripts import left_behind
 
+ROOT = Path(__file__).parents[2]
 SMALL = ["--rounds.update_rounds", "2", "--rounds.samples_between_updates", "64", "--inner_optimizer.warmup_steps", "2"]
 
 
@@ -111,6 +112,8 @@ def test_prepare_train_and_evaluate_far_from_the_checkout(installed: Installed) 
     )
     assert scored.returncode == 0, scored.stderr
     found = json.loads(scored.stdout.splitlines()[-1])["val_loss"]
+    written = installed.hypha_ray("generate", "--model", "one", "--prompt", "import ", "--max-new-tokens", "8")
+    assert written.returncode == 0 and written.stdout, written.stderr
     again = installed.run(installed.python, "-c", AGAIN)
     assert again.returncode == 0, again.stderr
     told = json.loads(again.stdout.splitlines()[-1])

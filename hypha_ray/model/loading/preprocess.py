@@ -9,6 +9,7 @@ from transformers import AutoProcessor
 
 from hypha_ray.config.schema import Model, Preprocessor
 from hypha_ray.errors import CheckpointError
+from hypha_ray.model.loading.adapters import base_of
 from hypha_ray.model.loading.hub import fetch, remote_code_allowed
 from hypha_ray.model.tasks.masking import SpecialTokens
 
@@ -19,6 +20,7 @@ def load_preprocessor(preprocessor: Preprocessor, dataset: Path | None, model: M
     """Load a job's tokenizer or image processor.
 
     It is that of `preprocessor.repository`, otherwise that of the dataset, otherwise that of the model's repository.
+    For an adapter without one, it is that of the base model.
 
     Args:
         preprocessor: table of the job file.
@@ -39,8 +41,9 @@ def load_preprocessor(preprocessor: Preprocessor, dataset: Path | None, model: M
         return _load(fetch(preprocessor.repository, preprocessor.revision, token, code=trusted), trusted)
     if dataset is not None and (beside := next(filter(_has_one, _folders(dataset)), None)):
         return _load(beside, trusted=False)
-    if model.repository and _has_one(folder := fetch(model.repository, model.revision, token, code=trusted)):
-        return _load(folder, trusted)
+    for table in (model, base_of(model)[0]) if model.repository else ():
+        if _has_one(folder := fetch(str(table.repository), table.revision, token, code=trusted)):
+            return _load(folder, trusted)
     return None
 
 

@@ -1,0 +1,110 @@
+"""A language model that writes answers to prompts, or turns of a conversation, as a stream."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TextStreamer
+
+from hypha_ray.config.schema import Model, Preprocessor
+from hypha_ray.errors import ConfigError
+from hypha_ray.model.environment import device_of
+from hypha_ray.model.loading.preprocess import load_preprocessor
+from hypha_ray.model.loading.tokenizer import tokenizer_of
+from hypha_ray.model.positions import max_positions
+from hypha_ray.model.saved_model import open_saved
+
+
+class Writer:
+    """Writes by a saved model.
+
+    Args:
+        folder: folder of the model, with its tokenizer.
+        raw: no chat template is used.
+        system: system message of a conversation; None: none.
+        seed: seed of torch's generators, which sampling draws from.
+
+    Raises:
+        HyphaError: the model or its tokenizer can't be loaded, or it generates no text.
+
+    """
+
+    def __init__(self, folder: Path, *, raw: bool = False, system: str | None = None, seed: int = 0) -> None:
+        network, task = open_saved(folder)
+        if task.name not in ("causal-lm", "seq2seq-lm"):
+            raise ConfigError("GEN002", "this model generates no text", task.name, "causal-lm, seq2seq-lm")
+        self._tokenizer = tokenizer_of(load_preprocessor(Preprocessor(), None, Model(repository=str(folder))))
+        self._network: Any = network.to(device_of("auto"))
+        self._system, self._turns = system, list[dict[str, str]]()
+        self.chats = not raw and getattr(self._tokenizer, "chat_template", None) is not None
+        self.forget()
+        torch.manual_seed(seed)
+
+    def forget(self) -> None:
+        """Begin a new conversation."""
+        self._turns = [] if self._system is None else [{"role": "system", "content": self._system}]
+
+    def write(self, prompt: str, *, max_new_tokens: int, temperature: float, top_p: float) -> str:
+        """Print an answer as it is generated, and return it; of a conversation it is the next turn.
+
+        Args:
+            prompt: text to answer, or to go on from.
+            max_new_tokens: number of tokens after which the answer is cut off.
+            temperature: divisor of logits; 0: the most probable token each time.
+            top_p: probability mass of the tokens to choose from.
+
+        Raises:
+            ConfigError: GEN003, the model has too few positions for the prompt.
+
+        """
+        ids = self._encoded(prompt)
+        room = self._room(ids.shape[1])
+        sampling = {"temperature": temperature, "top_p": top_p, "top_k": 0} if temperature else {}
+        output = self._network.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            streamer=TextStreamer(self._tokenizer, skip_prompt=True, skip_special_tokens=True),
+            max_new_tokens=min(max_new_tokens, room),
+            do_sample=temperature > 0,
+            eos_token_id=self._ends(),
+            pad_token_id=self._tokenizer.pad_token_id or 0,
+            **sampling,
+        )
+        written = output[0] if self._network.config.is_encoder_decoder else output[0, ids.shape[1] :]
+        answer = str(self._tokenizer.decode(written, skip_special_tokens=True))
+        if self.chats:
+            self._turns += [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
+        return answer
+
+    def _encoded(self, prompt: str) -> torch.Tensor:
+        """Return token ids [1, tokens]; of the end that some tokenizers add, a language model wouldn't go on."""
+        if self.chats:
+            turns = [*self._turns, {"role": "user", "content": prompt}]
+            text = self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+            ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        else:
+            ids = self._tokenizer(prompt)["input_ids"]
+            if not self._network.config.is_encoder_decoder and ids[-1:] == [self._tokenizer.eos_token_id]:
+                ids = ids[:-1]
+        if not ids:
+            raise ConfigError("GEN003", "the prompt is empty", repr(prompt), fix="give at least one character")
+        return torch.tensor([ids], device=self._network.device)
+
+    def _room(self, tokens: int) -> int:
+        """Return the number of positions that are left for an answer."""
+        limit = max_positions(self._network, decoder=False)
+        if limit is None or self._network.config.is_encoder_decoder:
+            return 1 << 30
+        if tokens >= limit:
+            raise ConfigError(
+                "GEN003", "the conversation is too long for the model", f"{tokens} tokens", f"{limit - 1}"
+            )
+        return limit - tokens
+
+    def _ends(self) -> list[int] | None:
+        """Return the tokens that end an answer: those of the model, and the tokenizer's, by which it was trained."""
+        own = self._network.generation_config.eos_token_id
+        ends = {*(own if isinstance(own, list) else [own]), self._tokenizer.eos_token_id} - {None}
+        return sorted(ends) or None

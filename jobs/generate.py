@@ -1,0 +1,122 @@
+"""Let a saved model write: an answer to a prompt, to each line of standard input, or in a conversation.
+
+    python jobs/generate.py --model RUN/model --prompt 'def main('
+    python jobs/generate.py --model RUN --round 11 --temperature 0 < prompts.txt
+    python jobs/generate.py --model RUN/model                  # a conversation, in a terminal
+
+A tokenizer with a chat template makes a prompt the user's turn; without one, or with --raw, the model goes on from the
+prompt. The text appears as it is generated.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hypha_ray.config.cli.entry_point import run
+from hypha_ray.config.cli.options import parse_options
+from hypha_ray.errors import ConfigError
+from hypha_ray.heavy_imports import uncollected
+
+if TYPE_CHECKING:
+    from hypha_ray.model.writer import Writer
+
+
+@dataclass(frozen=True)
+class Generate:
+    """Let a saved model write: an answer to a prompt, to each line of standard input, or in a conversation."""
+
+    model: str
+    """folder from save_pretrained or PEFT, or a run by its name or directory"""
+    prompt: str | None = None
+    """text to answer; default: each line of standard input"""
+    system: str | None = None
+    """system message of a chat"""
+    round: int | None = None
+    """round of a run, counted from 0, that has a snapshot; default: the saved model, otherwise the newest snapshot"""
+    max_new_tokens: int = 256
+    """tokens after which an answer is cut off"""
+    temperature: float = 0.7
+    """divisor of logits; 0: the most probable token each time"""
+    top_p: float = 1.0
+    """probability mass of the tokens to choose from"""
+    seed: int = 0
+    """seed of the choices"""
+    raw: bool = False
+    """go on from the text itself, without a chat template"""
+
+
+def main() -> None:
+    """Parse first, import later: `--help` and a mistyped flag answer at once."""
+    arguments = parse_options(Generate, __doc__, sys.argv[1:])
+    _check(arguments)
+    with uncollected():
+        from hypha_ray.model.writer import Writer
+
+    with saved_model(arguments) as folder:
+        writer = Writer(folder, raw=arguments.raw, system=arguments.system, seed=arguments.seed)
+    if arguments.system is not None and not writer.chats:
+        fix = "leave --system out, or name a model that was trained on chats"
+        raise ConfigError("GEN001", "only a chat has a system message", "--system", "a tokenizer with a template", fix)
+    for prompt in prompts(arguments, writer):
+        settings = {"temperature": arguments.temperature, "top_p": arguments.top_p}
+        writer.write(prompt, max_new_tokens=arguments.max_new_tokens, **settings)
+
+
+def _check(arguments: Generate) -> None:
+    """Refuse values that are out of range."""
+    limits: tuple[tuple[str, Any, bool, str], ...] = (
+        ("max-new-tokens", arguments.max_new_tokens, arguments.max_new_tokens >= 1, "1 or more"),
+        ("temperature", arguments.temperature, 0 <= arguments.temperature < float("inf"), "0 or more"),
+        ("top-p", arguments.top_p, 0 < arguments.top_p <= 1, "above 0, up to 1"),
+        ("round", arguments.round, arguments.round is None or arguments.round >= 0, "0 or more"),
+    )
+    for name, value, good, allowed in limits:
+        if not good:
+            raise ConfigError("CFG003", f"--{name} is out of range", str(value), allowed, "mend it, or leave it out")
+
+
+@contextmanager
+def saved_model(arguments: Generate) -> Iterator[Path]:
+    """Yield the folder of the model; that of a run's snapshot is there for a while."""
+    folder = Path(arguments.model).expanduser()
+    if any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
+        if arguments.round is not None:
+            fix = "leave --round out, or give the run"
+            raise ConfigError("CFG011", "--round and the folder of a model exclude each other", fix=fix)
+        yield folder
+        return
+    from hypha_ray.driver.run import Run
+
+    found = Run(arguments.model)
+    if arguments.round is None and found.model.is_dir():
+        yield found.model
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        yield found.export(Path(scratch, "model"), arguments.round)
+
+
+def prompts(arguments: Generate, writer: Writer) -> Iterator[str]:
+    """Return the prompts; those of a terminal belong to one conversation, those of a file to one each."""
+    if arguments.prompt is not None:
+        yield arguments.prompt
+        return
+    talks = sys.stdin.isatty()
+    while True:
+        if talks:
+            print("> ", end="", file=sys.stderr, flush=True)
+        if not (line := sys.stdin.readline()):
+            return
+        if not talks:
+            writer.forget()
+        if line.strip():
+            yield line.rstrip("\n")
+
+
+if __name__ == "__main__":
+    run(main)

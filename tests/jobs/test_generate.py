@@ -1,0 +1,116 @@
+"""`jobs/generate.py`: what it prints is what transformers generates by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, ByT5Tokenizer
+
+from hypha_ray.config.schema import Model
+from hypha_ray.model.loading.build import build_model
+from hypha_ray.model.writer import Writer
+from tests.support.job_scripts import Done, Jobs
+
+MODEL = {
+    "model_type": "gpt2",
+    "n_layer": 1,
+    "n_head": 2,
+    "n_embd": 16,
+    "n_positions": 64,
+    "vocab_size": 384,
+    "bos_token_id": 1,
+    "eos_token_id": 1,
+}
+TURNS = "{% for turn in messages %}{{ turn.role[0] }}:{{ turn.content }};{% endfor %}"
+TEMPLATE = TURNS + "{% if add_generation_prompt %}a:{% endif %}"
+
+
+@pytest.fixture
+def generate(run_job: Jobs) -> Callable[..., Done]:
+    return partial(run_job, script="generate")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A model that has learned a sentence by heart; with a tokenizer, and with one for chats."""
+    network, tokenizer = build_model(Model(config=MODEL), seed=0), ByT5Tokenizer()
+    ids = torch.tensor([tokenizer("one two three four five six seven").input_ids])
+    optimizer = torch.optim.AdamW(network.parameters(), 1e-2)
+    for _ in range(60):
+        optimizer.zero_grad()
+        network(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+    found = {}
+    for name, template in (("plain", None), ("chat", TEMPLATE)):
+        found[name] = tmp_path_factory.mktemp(name)
+        tokenizer.chat_template = template
+        network.save_pretrained(found[name])
+        tokenizer.save_pretrained(found[name])
+    return found
+
+
+def expected(folder: Path, text: str, tokens: int) -> str:
+    """Answer by transformers alone, with the most probable token each time."""
+    network: Any = AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer = ByT5Tokenizer()
+    ids = torch.tensor([tokenizer(text, add_special_tokens=False).input_ids])
+    output = network.generate(ids, max_new_tokens=tokens, do_sample=False, pad_token_id=0)
+    return str(tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True))
+
+
+def test_prompt_is_gone_on_from_up_to_the_end_that_was_learned(generate: Any, folders: dict[str, Path]) -> None:
+    done = generate("--model", folders["plain"], "--prompt", "one two", "--temperature", "0", "--max-new-tokens", "50")
+    assert (done.returncode, done.stdout, done.stderr) == (0, " three four five six seven\n", "")
+
+
+def test_chat_is_put_in_its_template_unless_it_is_to_be_raw(generate: Any, folders: dict[str, Path]) -> None:
+    said = ["--model", folders["chat"], "--prompt", "one", "--temperature", "0", "--max-new-tokens", "9"]
+    assert generate(*said).stdout == expected(folders["chat"], "u:one;a:", 9) + "\n"
+    told = generate(*said, "--system", "be brief")
+    assert told.stdout == expected(folders["chat"], "s:be brief;u:one;a:", 9) + "\n"
+    assert generate(*said, "--raw").stdout == expected(folders["chat"], "one", 9) + "\n"
+
+
+def test_conversation_goes_on_with_what_was_said(folders: dict[str, Path]) -> None:
+    writer = Writer(folders["chat"])
+    settings = {"max_new_tokens": 5, "temperature": 0.0, "top_p": 1.0}
+    first = writer.write("one", **settings)
+    assert writer.write("two", **settings) == expected(folders["chat"], f"u:one;a:{first};u:two;a:", 5)
+    writer.forget()
+    assert writer.write("two", **settings) == expected(folders["chat"], "u:two;a:", 5)
+
+
+def test_choices_depend_on_the_seed(folders: dict[str, Path]) -> None:
+    settings = {"max_new_tokens": 20, "temperature": 2.0, "top_p": 0.9}
+    one, same, other = (Writer(folders["plain"], seed=seed).write("six", **settings) for seed in (3, 3, 4))
+    assert one == same != other
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--prompt", "x", "--system", "s"], "error[GEN001]: only a chat has a system message"),
+        (["--prompt", ""], "error[GEN003]: the prompt is empty"),
+        (["--prompt", "x" * 64], "error[GEN003]: the conversation is too long for the model — got 64 tokens"),
+        (["--prompt", "x", "--round", "1"], "error[CFG011]: --round and the folder of a model exclude each other"),
+    ],
+)
+def test_what_no_text_can_come_of_is_refused(
+    generate: Any, folders: dict[str, Path], arguments: list[str], error: str
+) -> None:
+    done = generate("--model", folders["plain"], *arguments)
+    assert (done.returncode, done.stdout) == (2, "") and done.stderr.startswith(error)
+
+
+def test_model_that_writes_nothing_is_refused(generate: Any, tmp_path: Path) -> None:
+    config = {"model_type": "bert", "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 8}
+    build_model(Model(config=config | {"intermediate_size": 8}, type="masked-lm"), seed=0).save_pretrained(
+        tmp_path / "m"
+    )
+    done = generate("--model", tmp_path / "m", "--prompt", "x")
+    assert done.returncode == 2 and done.stderr.startswith("error[GEN002]: this model generates no text")
