@@ -24,7 +24,7 @@ from hypha_ray.config.cli.options import parse_options
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.errors import CheckpointError, ConfigError, DataError
 from hypha_ray.heavy_imports import uncollected
-from hypha_ray.types.sums import added, means
+from hypha_ray.types.sums import means
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -127,7 +127,11 @@ def score_answers(arguments: Evaluate, source: DataSource, infos: Sequence[Slice
         from hypha_ray.model.positions import require_positions
         from hypha_ray.model.saved_model import open_saved
         from hypha_ray.rl.policy import Policy
-        from hypha_ray.rl.rollouts import Rollouts
+        from hypha_ray.rl.roles.policies import Generator
+        from hypha_ray.rl.roles.reward import Reward
+        from hypha_ray.rl.scoring import Scorer
+        from hypha_ray.rl.tokens import end_tokens
+        from hypha_ray.rl.workers.in_process import master_of, validate
 
     network, task = open_saved(arguments.model, arguments.type)
     if task.name != "causal-lm":
@@ -136,12 +140,12 @@ def score_answers(arguments: Evaluate, source: DataSource, infos: Sequence[Slice
     manifest = source.manifest
     require_positions(network, task, manifest.shapes, manifest.name, arguments.max_response_tokens)
     manifest.require(describe(network, task).vocab_size)
-    tokenizer = load_preprocessor(Preprocessor(), source.folder, Model(repository=str(arguments.model)))
-    policy = Policy(network.to(device_of("auto")), 1.0, None)
-    rollouts = Rollouts(rl, arguments.seed, policy, tokenizer_of(tokenizer))
+    preprocessor = load_preprocessor(Preprocessor(), source.folder, Model(repository=str(arguments.model)))
+    policy, tokenizer = Policy(network.to(device_of("auto")), 1.0, None), tokenizer_of(preprocessor)
+    generator = Generator(rl, arguments.seed, policy, end_tokens(network, tokenizer))
     slices = (source.read(info) for info in infos)
     batches = batches_of(slices, arguments.batch_size, [info.index for info in infos])
-    sums = added(map(rollouts.evaluate, batches))
+    sums = validate(master_of({"actor": generator, "reward": Reward(Scorer(rl, tokenizer))}), batches)
     return type(network).__name__, {**means(sums), "prompts": sum(info.samples for info in infos)}
 
 

@@ -67,6 +67,11 @@ def _of_rl(job: Job, strategy: str) -> Iterator[Conflict]:
             yield Conflict(f"rl.{name}", strategy, "leave it at 1: a round is one step of the server")
     if rl.kl and rl.reference == "none":
         yield Conflict("rl.kl", 'rl.reference = "none"', "set rl.reference to initial or round, or leave rl.kl at 0")
+    if not rl.has_critic and rl.group_size == 1:
+        fix = "take groups of two responses or more, which are each other's baseline; or rl.algorithm ppo"
+        yield Conflict("rl.group_size", f"rl.advantage = {rl.recipe.advantage!r}", fix)
+    if rl.has_critic and job.sync.traits.sends_gradients and rl.recipe.aggregation != "token":
+        yield Conflict("rl.aggregation", strategy, "take token, of which the critic's losses are a mean, too")
     if rl.reward.weights and len(rl.reward.weights) != len(rl.reward.functions):
         fix = f"give {len(rl.reward.functions)} weights, one for each function"
         yield Conflict("rl.reward.weights", "rl.reward.functions", fix)

@@ -53,7 +53,13 @@ def _of_rl(job: Job) -> Iterator[tuple[str, str]]:
     if rl.reference == "none":
         yield "rl.reference", "rl.kl_estimator"
     if not rl.kl:
-        yield "rl.kl", "rl.kl_place"
+        yield "rl.kl", "rl.kl_place rl.kl_target"
+    if rl.recipe.kl_place == "loss":
+        yield "rl.kl_place", "rl.kl_target"
+    if not rl.has_critic:
+        yield "rl.algorithm", " ".join(".".join(path) for path in keys() if path[:2] == ("rl", "critic"))
+    if rl.kl_target is None:
+        yield "rl.kl_target", "rl.kl_horizon"
     if not rl.evaluation.temperature:
         yield "rl.evaluation.temperature", "rl.evaluation.top_p rl.evaluation.top_k"
 

@@ -26,6 +26,7 @@ from hypha_ray.driver.run_identity import committed, compare, is_done, settle
 from hypha_ray.heavy_imports import uncollected
 from hypha_ray.market.allocator import cluster_nodes
 from hypha_ray.market.requirements import workers_to_start
+from hypha_ray.rl.graphs import step_graph
 from hypha_ray.store.directory import RunDirectory, runs
 from hypha_ray.telemetry.sinks.console import Console
 
@@ -120,6 +121,8 @@ def dry_run(loaded: Loaded) -> None:
             _hold_against_the_run(job, loaded.resume, source.manifest)
             _tell(check_model(job, source))
             check_end(job, source.folder)
+        if job.rl.algorithm is not None:
+            print(step_graph(job.rl).text())
         parts = [part for part, there in (("model", has_model), ("dataset", has_data)) if not there]
         _tell(f"{where}: the job has no {part}, so what depends on one isn't checked" for part in parts)
         _tell(advice(job))

@@ -27,7 +27,7 @@ from hypha_ray.model.loading.weights import meta_tensors
 from hypha_ray.model.lora import attach_adapter, has_adapter, merge_adapter, needs_whole, save_adapter
 from hypha_ray.model.tasks.table import TASKS, find_task
 from hypha_ray.model.tasks.task import Task
-from hypha_ray.model.trained import build_trained
+from hypha_ray.model.trained import build_trained, exported
 from hypha_ray.modes import make_tree_private
 
 if TYPE_CHECKING:
@@ -60,11 +60,12 @@ def export(
         HyphaError: the model can't be built.
 
     """
-    network = build_trained(job)
+    trained = build_trained(job)
     wanted, adapted = job.checkpoint.export_dtype or original_dtype(job.model), has_adapter(job.model)
     if wanted is not None and not adapted:
-        network = network.to(getattr(torch, wanted))
-    load(network, layout_of(network), tensors)
+        trained = trained.to(getattr(torch, wanted))
+    load(trained, layout_of(trained), tensors)
+    network = exported(trained)
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as scratch:

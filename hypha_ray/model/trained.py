@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from hypha_ray.config import Job
+from hypha_ray.model.critic import ActorCritic
 from hypha_ray.model.loading.build import build_model, skeleton
 from hypha_ray.model.lora import adapted, needs_whole
 
@@ -12,21 +14,34 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def build_trained(job: Job) -> PreTrainedModel:
+def build_trained(job: Job) -> Any:
     """Build all modules that are trained and exchanged, on the CPU and with initial weights.
+
+    Returns:
+        The model of transformers, or `ActorCritic` if the job has a critic.
 
     Raises:
         HyphaError: any error of `build_model`.
 
     """
-    return adapted(build_model(job.model, job.run.seed, whole=needs_whole(job.model)), job.model, job.run.seed)
+    seed, whole = job.run.seed, needs_whole(job.model)
+    return _with_critic(job, lambda: adapted(build_model(job.model, seed, whole=whole), job.model, seed))
 
 
-def sketch_trained(job: Job) -> PreTrainedModel:
+def sketch_trained(job: Job) -> Any:
     """Build the same modules on torch's meta device, without weights.
 
     Raises:
         HyphaError: any error of `skeleton`.
 
     """
-    return adapted(skeleton(job.model), job.model, job.run.seed)
+    return _with_critic(job, lambda: adapted(skeleton(job.model), job.model, job.run.seed))
+
+
+def exported(trained: Any) -> PreTrainedModel:
+    """Return the part of the trained modules that users want in the end."""
+    return trained.actor if isinstance(trained, ActorCritic) else trained
+
+
+def _with_critic(job: Job, build: Callable[[], PreTrainedModel]) -> Any:
+    return ActorCritic(build(), build()) if job.rl.has_critic else build()

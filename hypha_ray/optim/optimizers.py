@@ -38,7 +38,7 @@ class Inner:
     ) -> None:
         self.optimizers, self._clip_norm = optimizers, config.clip_norm
         self._schedules = [build_schedule(optimizer, config, total_steps) for optimizer in optimizers]
-        self._parameters: Parameters = [
+        self.parameters: Parameters = [
             parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]
         ]
 
@@ -65,7 +65,7 @@ class Inner:
 
     def norm(self) -> torch.Tensor:
         """L2 norm of the gradients, a scalar on the parameters' device; not waited for."""
-        return torch.nn.utils.get_total_norm([one.grad for one in self._parameters if one.grad is not None])
+        return torch.nn.utils.get_total_norm([one.grad for one in self.parameters if one.grad is not None])
 
     def step(self, norm: torch.Tensor | None = None) -> None:
         """Clip gradients by their norm, change the parameters, and go on in the schedule.
@@ -76,7 +76,7 @@ class Inner:
         """
         if self._clip_norm is not None:
             norm = self.norm() if norm is None else norm
-            torch.nn.utils.clip_grads_with_norm_(self._parameters, self._clip_norm, norm)
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, self._clip_norm, norm)
         for optimizer, schedule in zip(self.optimizers, self._schedules, strict=True):
             optimizer.step()
             schedule.step()

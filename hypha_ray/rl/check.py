@@ -9,6 +9,7 @@ import torch
 
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.errors import ConfigError
+from hypha_ray.model.critic import Critic
 from hypha_ray.rl.engines.native import Responses, generate
 from hypha_ray.rl.engines.sampling import draw, training_sampling
 from hypha_ray.rl.policy import Policy
@@ -25,11 +26,14 @@ def check_generation(model: Any, rl: RL, tokenizer: Any, prompts: Samples) -> No
     """Compare log-probabilities at generation with those of each response by itself, without padding and cache.
 
     Raises:
-        ConfigError: RL005, they differ: the model can't be trained on what it generates.
+        ConfigError: RL005, they differ: the model can't be trained on what it generates. RL014, the algorithm needs a
+            critic, and none can be made of the model.
 
     """
     sampling = replace(training_sampling(rl), samples=1)
     sampling = replace(sampling, max_tokens=min(_TOKENS, sampling.max_tokens))
+    if rl.has_critic:
+        _check_critic(model, prompts)
     ids, mask = (torch.from_numpy(prompts.arrays[name]) for name in ("input_ids", "attention_mask"))
     policy = Policy(model, rl.generation.temperature, None)
     found = generate(model, ids, mask, draw(0, prompts.keys, sampling), sampling, end_tokens(model, tokenizer))
@@ -43,6 +47,13 @@ def check_generation(model: Any, rl: RL, tokenizer: Any, prompts: Samples) -> No
             raise ConfigError(
                 "RL005", what, f"log-probabilities {gap:.2g} apart", f"up to {_CLOSE:g}", "choose another model"
             )
+
+
+@torch.no_grad()
+def _check_critic(model: Any, prompts: Samples) -> None:
+    """Value the states of some prompts."""
+    ids, mask = (torch.from_numpy(prompts.arrays[name]).long() for name in ("input_ids", "attention_mask"))
+    Critic(model)(input_ids=ids, attention_mask=mask, use_cache=False)
 
 
 def _alone(found: Responses, row: int) -> Responses:

@@ -1,36 +1,49 @@
-"""A trainer whose batch is prompts: it generates responses, rewards them, and trains on what they are worth.
+"""A trainer whose batch is prompts: a step is one traverse of the graph of model function calls.
 
-prompts ──► generate ──► reward ──► advantages ──► optimizer steps
-                ▲                                        │
-                └────────────── the same weights ────────┘
+prompts ──► actor_gen ──► rew_inf, ref_inf, critic_inf ──► advantage_inf ──► actor_train, critic_train
+                ▲                                                                     │
+                └────────────────────────── the same weights ─────────────────────────┘
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 
 from hypha_ray.config import Job
 from hypha_ray.failpoints import failpoint
+from hypha_ray.model.critic import ActorCritic
 from hypha_ray.model.environment import device_of, seed_all
-from hypha_ray.model.trained import build_trained
-from hypha_ray.optim.optimizers import build_optimizer
+from hypha_ray.model.trained import build_trained, exported
+from hypha_ray.optim.joint import Joint
+from hypha_ray.optim.optimizers import Inner
 from hypha_ray.optim.schedules import inner_steps
 from hypha_ray.optim.step import Step
-from hypha_ray.rl.objective import Objective
+from hypha_ray.rl.dataflow.master import Extras
+from hypha_ray.rl.dataflow.requests import Reallocate
+from hypha_ray.rl.graphs import step_graph
+from hypha_ray.rl.packing import sample_of
 from hypha_ray.rl.policy import Policy
-from hypha_ray.rl.rollout import Rollout
-from hypha_ray.rl.rollouts import Rollouts
-from hypha_ray.types import Flat, Samples, Sums, added
+from hypha_ray.rl.roles.actor import Actor
+from hypha_ray.rl.roles.advantage import Advantage
+from hypha_ray.rl.roles.critic import Values
+from hypha_ray.rl.roles.policies import Reference
+from hypha_ray.rl.roles.reward import Reward
+from hypha_ray.rl.roles.role import Role, TrainedRole
+from hypha_ray.rl.scoring import Scorer
+from hypha_ray.rl.tokens import end_tokens
+from hypha_ray.rl.workers.in_process import master_of, sums_of, validate
+from hypha_ray.types import Flat, Samples, Sums
 
 
 class Island:
-    """Trainer of a policy on prompts.
+    """Trainer of a policy, and of a critic if the algorithm has one, on prompts.
 
-    The policy stays in evaluation mode, because dropout would make ratios of equal weights differ from 1.
+    Models stay in evaluation mode, because dropout would make ratios of equal weights differ from 1.
 
     Args:
         job: the job file.
@@ -42,20 +55,20 @@ class Island:
     """
 
     def __init__(self, job: Job, tokenizer: Any) -> None:
-        self._rl, self._accumulation = job.rl, job.rounds.accumulation
+        self._rl = job.rl
         self.device = device_of(job.worker.device)
         self.model = build_trained(job).to(self.device).eval()
-        self.optimizer = build_optimizer(self.model, job.inner_optimizer, inner_steps(job), job.resources.num_workers)
-        autocast = torch.bfloat16 if job.worker.autocast == "bf16" else None
-        self._policy = Policy(self.model, job.rl.generation.temperature, autocast)
-        self._reference = self._frozen_copy() if job.rl.reference != "none" else None
-        self._rollouts = Rollouts(job.rl, job.run.seed, self._policy, tokenizer)
-        self._objective = Objective(job.rl)
-
-    @property
-    def parameters(self) -> int:
-        """Number of the model's parameters."""
-        return sum(parameter.numel() for parameter in self.model.parameters())
+        self._advantage = Advantage(job.rl)
+        roles = {**_models(job, self.model, tokenizer), "advantage": self._advantage}
+        self._graph, self._master = step_graph(job.rl), master_of(roles, steps=inner_steps(job))
+        trained = {name: role for name, role in roles.items() if isinstance(role, TrainedRole)}
+        for name in trained:
+            self._master.ask("initialize", name, **self._master.ask("spec", name).facts)
+        optimizers = [role.optimizer for role in trained.values()]
+        self.optimizer: Inner = Joint(optimizers) if len(optimizers) > 1 else optimizers[0]
+        self.parameters: int = sum(self._master.ask("model_config", name).facts["parameters"] for name in trained)
+        self._merged = False
+        """Global weights were merged that the reference hasn't got yet."""
 
     def check_loss(self, batch: Samples) -> None:
         """Do nothing: only trainers outside of Ray check a model themselves."""
@@ -65,89 +78,58 @@ class Island:
         seed_all(*entropy)
 
     def step(self, batch: Samples) -> Step:
-        """Generate responses, and take the optimizer steps of all epochs and minibatches on them.
-
-        Minibatches without a finite gradient, or with nothing to score, leave weights and optimizer as they were.
-        """
-        rollout, sums = self._rollouts.roll_out(batch, self._reference)
-        taken = []
-        for part in self._minibatches(rollout):
-            self.optimizer.zero_grad()
-            result = self._gradient(part, summed=False)
-            if result.scored and _is_finite(result):
-                self.optimizer.step(result.norm)
-                taken.append(result)
-        failpoint("rl.train")
-        return _joined(batch, rollout, sums, taken)
+        """Generate responses, and take the optimizer steps of all epochs and minibatches on them."""
+        return self._train(batch)
 
     def backward(self, batch: Samples, summed: bool = False) -> Step:
         """Generate responses, and add their gradient to the gradients that are there, if it is finite."""
-        rollout, sums = self._rollouts.roll_out(batch, self._reference)
-        before = [None if one.grad is None else one.grad.clone() for one in self.model.parameters()]
-        result = self._gradient(rollout, summed)
-        if _is_finite(result):
-            return _joined(batch, rollout, sums, [result] if result.scored else [])
-        for parameter, gradient in zip(self.model.parameters(), before, strict=True):
-            parameter.grad = gradient
-        return _joined(batch, rollout, sums, [])
+        return self._train(batch, gradient="sum" if summed else "mean")
 
     def evaluate(self, batches: Iterable[Samples]) -> Sums:
         """Return reward, pass@1 and length of responses, which are sampled with the same random numbers each time."""
-        return added(map(self._rollouts.evaluate, batches))
+        return validate(self._master, batches)
 
     def merged(self, version: int) -> None:
-        """Take the merged weights for the reference, if that is what the round began with."""
+        """Let the reference have the merged weights, if it is the policy that the round began with."""
         failpoint("rl.merge")
-        if self._rl.reference == "round":
-            self._reference = self._frozen_copy()
+        self._merged = self._rl.reference == "round"
 
     def state(self) -> Flat:
-        """Return nothing: a reference is made of weights that a successor has, too."""
-        return {}
+        """Return the coefficient of the divergence in the reward, if that adapts itself."""
+        return {} if self._rl.kl_target is None else {"kl": np.array([self._advantage.kl])}
 
     def restore(self, state: Flat) -> None:
-        """Do nothing, as `state` returns nothing."""
+        """Go on with the coefficient that `state` gave."""
+        if "kl" in state:
+            self._advantage.kl = float(state["kl"][0])
 
     def close(self) -> None:
         """Do nothing: only memory is held."""
 
-    def _frozen_copy(self) -> Policy:
-        return self._policy.of(copy.deepcopy(self.model).requires_grad_(False))
-
-    def _minibatches(self, rollout: Rollout) -> Iterator[Rollout]:
-        """Cut the responses into minibatches along groups, in a new order in each epoch."""
-        group, count = self._rl.group_size, self._rl.minibatches
-        for _ in range(self._rl.epochs):
-            if count == 1:
-                yield rollout
-                continue
-            order = torch.randperm(len(rollout) // group)[:, None] * group + torch.arange(group)
-            yield from rollout.rows(order.flatten().to(self.device)).parts(count, group)
-
-    def _gradient(self, rollout: Rollout, summed: bool) -> Step:
-        """Add the gradient of the mean, or of the sum, over all tokens; micro-batches change nothing."""
-        weights, weight = self._objective.weights(rollout.mask)
-        loss, found, place = torch.zeros((), device=self.device), [], 0
-        for part in rollout.parts(self._accumulation, self._rl.group_size) if weight else ():
-            scores = self._policy.score(part.responses, entropy_gradient=self._rl.entropy > 0)
-            summand, sums = self._objective.loss(part, weights[place : place + len(part)], scores)
-            (summand if summed else summand / weight).backward()
-            loss += summand.detach() / weight
-            found.append(sums)
-            place += len(part)
-        return Step(loss, weight, self.optimizer.norm(), sums=added(found))
+    def _train(self, batch: Samples, **arguments: Any) -> Step:
+        """Take a batch through the graph; without one step taken it is bad, unless it had nothing to score."""
+        training = [call.name for call in self._graph.calls if call.op == "train_step"]
+        extras = {name: Extras(arguments) for name in training}
+        if self._merged:
+            extras["ref_inf"], self._merged = Extras(before=(Reallocate("actor", "reference"),)), False
+        replies = self._master.traverse(self._graph, sample_of(batch), extras)
+        actor, *others = [replies[name][0].facts for name in training]
+        damaged = any(facts["damaged"] for facts in (actor, *others))
+        loss, norm = (torch.tensor(actor[name]) for name in ("loss", "norm"))
+        bad = batch.keys if damaged else batch.keys[:0]
+        return Step(loss, actor["scored"], norm, actor["tokens"], sums_of(replies), bad)
 
 
-def _is_finite(result: Step) -> bool:
-    return bool(torch.stack([result.loss, result.norm]).isfinite().all())
-
-
-def _joined(batch: Samples, rollout: Rollout, sums: Sums, taken: list[Step]) -> Step:
-    """One result of all steps taken on a batch; without any the batch is bad, unless it had nothing to score."""
-    tokens, scored = int(rollout.responses.attention_mask.sum()), sum(one.scored for one in taken)
-    if not taken:
-        zero = rollout.old.new_zeros(())
-        bad = batch.keys if rollout.mask.any() else batch.keys[:0]
-        return Step(zero, 0, zero, tokens, sums, bad)
-    loss = torch.stack([one.loss * (one.scored / scored) for one in taken]).sum()
-    return Step(loss, scored, taken[-1].norm, tokens, added([sums, *(one.sums for one in taken)]))
+def _models(job: Job, model: torch.nn.Module, tokenizer: Any) -> dict[str, Role]:
+    """Return the roles that the job's algorithm has, around the modules that are trained."""
+    autocast = torch.bfloat16 if job.worker.autocast == "bf16" else None
+    policy = Policy(exported(model), job.rl.generation.temperature, autocast)
+    roles: dict[str, Role] = {
+        "actor": Actor(job, policy, end_tokens(policy.model, tokenizer)),
+        "reward": Reward(Scorer(job.rl, tokenizer)),
+    }
+    if isinstance(model, ActorCritic):
+        roles["critic"] = Values(job, model.critic, autocast)
+    if job.rl.reference != "none":
+        roles["reference"] = Reference(policy.of(copy.deepcopy(policy.model).requires_grad_(False)))
+    return roles

@@ -46,9 +46,9 @@ class Objective:
             loss = loss - rl.entropy * scores.entropy
         figures = {"entropy": scores.entropy, "clip_share": taken}
         if rollout.reference is not None:
-            divergence = ESTIMATORS[rl.kl_estimator](scores.logprobs, rollout.reference)
+            divergence = ESTIMATORS[recipe.kl_estimator](scores.logprobs, rollout.reference)
             figures["kl"] = divergence
-            if rl.kl_place == "loss":
+            if recipe.kl_place == "loss":
                 loss = loss + rl.kl * divergence
         tokens = float(mask.sum())
         sums = {name: (float((figure.detach() * mask).sum()), tokens) for name, figure in figures.items()}

@@ -73,4 +73,9 @@ class Policy:
         return self.score(responses).logprobs
 
     def _precision(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self.model.device.type, self._autocast, enabled=self._autocast is not None)
+        return mixed_precision(self.model.device, self._autocast)
+
+
+def mixed_precision(device: torch.device, autocast: torch.dtype | None) -> AbstractContextManager[Any]:
+    """Return a context in which models compute in mixed precision; None: in full precision."""
+    return torch.autocast(device.type, autocast, enabled=autocast is not None)

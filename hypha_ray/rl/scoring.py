@@ -34,13 +34,6 @@ class Scored:
         first: npt.NDArray[np.bool_] = next(iter(self.parts.values())) >= 1
         return first
 
-    def present(self) -> npt.NDArray[np.float64]:
-        """Return the weighted sums, an absent one as the mean of its group, so that its advantage is 0."""
-        there = np.isfinite(self.total)
-        means = np.where(there, self.total, 0).sum(1, keepdims=True) / there.sum(1, keepdims=True).clip(1)
-        found: npt.NDArray[np.float64] = np.where(there, self.total, means)
-        return found
-
     def sums(self) -> Sums:
         """Return means over the responses whose reward is there, and the share of those without one."""
         found = {"reward": _sum(self.total)}

@@ -7,8 +7,7 @@ import torch
 from hypha_ray.config import Job
 from hypha_ray.model.layout import gather, scatter, view
 from hypha_ray.model.trained import build_trained
-from hypha_ray.optim.optimizers import build_optimizer
-from hypha_ray.optim.schedules import inner_steps
+from hypha_ray.optim.joint import trained_optimizer
 from hypha_ray.optim.state import export_state, load_state
 from hypha_ray.types import Flat, Layout
 from hypha_ray.types.layout import is_trained
@@ -35,7 +34,7 @@ class ModelOptimizerStep:
         for parameter in self._model.parameters():
             if parameter.is_floating_point() and parameter.element_size() < 4:
                 parameter.data = parameter.data.float()
-        self._optimizer = build_optimizer(self._model, job.inner_optimizer, inner_steps(job))
+        self._optimizer = trained_optimizer(job, self._model)
         parameters = dict(self._model.named_parameters())
         self._trained = [(entry, parameters[entry.name]) for entry in layout.entries if is_trained(entry.group)]
 

@@ -23,6 +23,7 @@ JOBS = (
     "diloco",
     "sync",
     "grpo",
+    "ppo",
 )
 
 

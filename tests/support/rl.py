@@ -9,6 +9,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from hypha_ray.config import Job
+from hypha_ray.config.load import load
 from hypha_ray.types import Samples
 from hypha_ray.types.prompts import pack_records
 
@@ -47,3 +49,25 @@ def prompts(texts: list[str], answers: list[str], epoch: int = 0) -> Samples:
     records = pack_records([{"task": "test", "answer": answer} for answer in answers])
     keys = np.array([[epoch, 0, row] for row in range(len(texts))], np.int64)
     return Samples({"input_ids": ids, "attention_mask": mask, "reward_data": records}, keys)
+
+
+BATCH = prompts(["12=", "345=", "7=", "98="], ["21", "543", "7", "89"])
+"""Prompts that a model with random weights now and then answers in part."""
+
+
+def job(*flags: str, **rl: Any) -> Job:
+    """A job with a tiny policy: of GRPO, unless told otherwise."""
+    model = [f"--model.config.{name}={value}" for name, value in settings(model_type="llama").items()]
+    table = {"algorithm": "grpo", "group_size": 4, "generation.max_response_tokens": 5, **rl}
+    more = [f"--rl.{name}={value}" for name, value in table.items()]
+    flat = [*model, *more, '--rl.reward.functions=["positions"]', "--inner_optimizer.weight_decay=0", *flags]
+    return load(["--dataset.path", "unused", "--inner_optimizer.learning_rate=1e-2", *flat]).job
+
+
+def place_rewards(responses: list[str], answers: list[str]) -> torch.Tensor:
+    """The share of right places, the end being one of them; "." is the end token, "_" and "?" are none of a text."""
+    found = []
+    for response, answer in zip(responses, answers, strict=True):
+        places = zip(response.translate({ord("_"): None, ord("?"): None}), f"{answer}.", strict=False)
+        found.append(sum(one == other for one, other in places) / (len(answer) + 1))
+    return torch.tensor(found, dtype=torch.float32)

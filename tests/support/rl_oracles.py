@@ -20,6 +20,8 @@ FILE = Path(__file__).parents[1] / "unit" / "rl" / "oracles.json"
 PROMPTS, GROUP, TOKENS, LONGEST = 3, 4, 5, 7
 CLIPS = {"plain": (0.2, 0.2, None), "asymmetric": (0.1, 0.28, None), "dual": (0.2, 0.2, 1.5)}
 BETA = 0.05
+DISCOUNT, DECAY, VALUE_CLIP = 0.9, 0.8, 0.2
+TARGET, HORIZON, DIVERGENCES = 0.1, 100, (0.0, 0.09, 0.11, 3.0)
 
 
 def inputs() -> dict[str, torch.Tensor]:
@@ -146,6 +148,28 @@ def divergences(given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: kl_penalty_forward(given["new"], given["reference"], name) for name in ("k1", "k2", "k3")}
 
 
+def critics(given: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Advantages and returns of generalized advantage estimation, value loss, and coefficients that adapt, by verl."""
+    from verl.trainer.ppo import core_algos as verl
+
+    mask = given["mask"]
+    values, rewards = (given[name] * mask for name in ("reference", "new"))
+    advantages, returns = verl.compute_gae_advantage_return(rewards, values, mask, DISCOUNT, DECAY)
+    loss, share = verl.compute_value_loss(given["new"], returns, given["old"], mask, VALUE_CLIP)
+    coefficients = []
+    for divergence in DIVERGENCES:
+        controller = verl.AdaptiveKLController(BETA, TARGET, HORIZON)
+        controller.update(divergence, PROMPTS * GROUP)
+        coefficients.append(controller.value)
+    return {
+        "advantages": (advantages * mask).tolist(),
+        "returns": (returns * mask).tolist(),
+        "value_loss": float(loss),
+        "value_clip_share": float(share),
+        "coefficients": coefficients,
+    }
+
+
 def main() -> None:
     """Write the file."""
     given = inputs()
@@ -155,6 +179,7 @@ def main() -> None:
         "advantages": {name: tensor.tolist() for name, tensor in made.items()},
         "verl": verl_losses(given, made["group_std"]),
         "trl": trl_losses(given, made["group_std"]),
+        "critics": critics(given),
         "divergences": {name: tensor.tolist() for name, tensor in divergences(given).items()},
     }
     lines = [f"{json.dumps(name)}: {json.dumps(part)}" for name, part in record.items()]

@@ -8,10 +8,11 @@ from pydantic import AfterValidator, Field
 
 from hypha_ray.config.value_types import Count, NotNegative, Positive, Table
 
-Advantage: TypeAlias = Literal["group_std", "group_mean", "leave_one_out", "batch_std"]
+Advantage: TypeAlias = Literal["group_std", "group_mean", "leave_one_out", "batch_std", "gae"]
 Ratio: TypeAlias = Literal["token", "sequence"]
 Aggregation: TypeAlias = Literal["token", "sequence", "constant"]
 Estimator: TypeAlias = Literal["k1", "k2", "k3"]
+Place: TypeAlias = Literal["loss", "reward"]
 Share: TypeAlias = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -31,9 +32,12 @@ class Recipe(NamedTuple):
     clip_low: float
     clip_high: float
     drop_equal_groups: bool = False
+    kl_estimator: Estimator = "k3"
+    kl_place: Place = "loss"
 
 
 RECIPES: Final[dict[str, Recipe]] = {
+    "ppo": Recipe("gae", "token", "token", 0.2, 0.2, kl_estimator="k1", kl_place="reward"),
     "grpo": Recipe("group_std", "token", "sequence", 0.2, 0.2),
     "dr_grpo": Recipe("group_mean", "token", "constant", 0.2, 0.2),
     "rloo": Recipe("leave_one_out", "token", "constant", 0.2, 0.2),
@@ -62,6 +66,17 @@ class Reward(Table):
     )
 
 
+class Critic(Table):
+    """Critic, for advantages by `gae`: a copy of the model that values the state before each token."""
+
+    learning_rate: Positive | None = Field(None, description="peak learning rate; default: inner_optimizer's")
+    value_clip: Positive = Field(0.2, description="largest change of a value that is learned in one step")
+    discount: Share = Field(1.0, description="weight of a reward that comes one token later")
+    gae_lambda: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.95, description="weight of longer estimates of an advantage; 1: rewards alone, 0: the next value alone"
+    )
+
+
 class Evaluation(Table):
     """Generation of the responses that a validation prompt is judged by."""
 
@@ -74,10 +89,10 @@ class Evaluation(Table):
 class RL(Table):
     """Reinforcement learning: batches are prompts, and responses are trained on by their rewards."""
 
-    algorithm: Literal["grpo", "dr_grpo", "rloo", "reinforce++", "dapo", "gspo"] | None = Field(
+    algorithm: Literal["ppo", "grpo", "dr_grpo", "rloo", "reinforce++", "dapo", "gspo"] | None = Field(
         None, description="chooses advantage, ratio, aggregation and clipping; default: none, training on the dataset"
     )
-    group_size: Annotated[int, Field(ge=2)] = Field(8, description="responses to a prompt in a step")
+    group_size: Count = Field(8, description="responses to a prompt in a step")
     advantage: Advantage | None = Field(None, description="baseline and scale of rewards; default: by algorithm")
     ratio: Ratio | None = Field(None, description="importance ratio of a token or a response; default: by algorithm")
     aggregation: Aggregation | None = Field(
@@ -97,15 +112,28 @@ class RL(Table):
         "none", description="weights that the policy is held to: the run's first, or the global ones of each round"
     )
     kl: NotNegative = Field(0.0, description="coefficient of the divergence from the reference")
-    kl_estimator: Estimator = Field("k3", description="estimator of that divergence")
-    kl_place: Literal["loss", "reward"] = Field("loss", description="what the divergence is added to, or taken off")
+    kl_estimator: Estimator | None = Field(None, description="estimator of that divergence; default: by algorithm")
+    kl_place: Place | None = Field(
+        None, description="what the divergence is added to, or taken off; default: by algorithm"
+    )
+    kl_target: Positive | None = Field(
+        None,
+        description="mean divergence of a token that rl.kl adapts to in the reward; default: it is fixed",
+    )
+    kl_horizon: Count = Field(10_000, description="responses in which the coefficient changes by up to a fifth")
     entropy: NotNegative = Field(0.0, description="coefficient of the entropy bonus")
     behaviour_cap: Positive | None = Field(
         None, description="cap of truncated importance weights; default: generation's log-probabilities are trusted"
     )
     generation: Generation = Generation()
     reward: Reward = Reward()
+    critic: Critic = Critic()
     evaluation: Evaluation = Evaluation()
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether a critic is trained beside the policy."""
+        return self.algorithm is not None and self.recipe.advantage == "gae"
 
     @property
     def recipe(self) -> Recipe:

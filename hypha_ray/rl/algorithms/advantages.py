@@ -6,10 +6,19 @@ from collections.abc import Callable
 
 import torch
 
-from hypha_ray.config.tables.rl import Advantage
-
 _LEAST_STD = 1e-6
 _LEAST_VARIANCE = 1e-8
+
+
+def present(rewards: torch.Tensor) -> torch.Tensor:
+    """Replace an absent reward by the mean of its group, so that its advantage is 0; 0 for a group without any.
+
+    Args:
+        rewards: [prompts, group]; NaN: absent.
+
+    """
+    means = rewards.nanmean(1, keepdim=True).expand_as(rewards)
+    return torch.where(rewards.isnan(), means, rewards).nan_to_num()
 
 
 def group_std(rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -48,10 +57,10 @@ def batch_std(rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     return (centered - mean) * torch.rsqrt(variance + _LEAST_VARIANCE)
 
 
-ADVANTAGES: dict[Advantage, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+ADVANTAGES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "group_std": group_std,
     "group_mean": group_mean,
     "leave_one_out": leave_one_out,
     "batch_std": batch_std,
 }
-"""Functions of `rl.advantage`."""
+"""Functions of `rl.advantage` that need no critic."""

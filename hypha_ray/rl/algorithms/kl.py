@@ -33,5 +33,20 @@ def k3(policy: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     return log.exp() - log - 1
 
 
+def adapted(coefficient: float, divergence: float, target: float, samples: int, horizon: int) -> float:
+    """Move the coefficient of a divergence so that the divergence comes to its target (arXiv 1909.08593, section 2.2).
+
+    Args:
+        coefficient: coefficient that the batch was rewarded with.
+        divergence: mean divergence of a token in the batch.
+        target: divergence to come to.
+        samples: number of responses in the batch.
+        horizon: number of responses in which an error of a fifth or more changes the coefficient by a fifth.
+
+    """
+    error = min(max(divergence / target - 1, -0.2), 0.2)
+    return coefficient * (1 + error * samples / horizon)
+
+
 ESTIMATORS: dict[Estimator, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
 """Functions of `rl.kl_estimator`."""

@@ -8,41 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from hypha_ray.config import Job
-from hypha_ray.config.load import load
 from hypha_ray.rl.engines.native import generate
 from hypha_ray.rl.engines.sampling import draw, training_sampling
 from hypha_ray.rl.island import Island
 from hypha_ray.types import Samples
-from tests.support.rl import END, prompts, settings, tokenizer
+from tests.support.rl import BATCH, END, job, place_rewards, prompts, tokenizer
 
-BATCH = prompts(["12=", "345=", "7=", "98="], ["21", "543", "7", "89"])
-"""Prompts that a model with random weights now and then answers in part."""
 EQUAL = prompts(["12=", "345="], ["x" * 30] * 2)
 """Prompts whose responses have no right place at all."""
-
-
-def job(*flags: str, **rl: Any) -> Job:
-    """A job of GRPO with a tiny policy."""
-    model = [f"--model.config.{name}={value}" for name, value in settings(model_type="llama").items()]
-    table = {"algorithm": "grpo", "group_size": 4, "generation.max_response_tokens": 5, **rl}
-    more = [f"--rl.{name}={value}" for name, value in table.items()]
-    flat = [*model, *more, '--rl.reward.functions=["positions"]', "--inner_optimizer.weight_decay=0", *flags]
-    return load(["--dataset.path", "unused", "--inner_optimizer.learning_rate=1e-2", *flat]).job
 
 
 def weights(island: Island) -> dict[str, torch.Tensor]:
     """A copy of an island's weights."""
     return {name: tensor.detach().clone() for name, tensor in island.model.named_parameters()}
-
-
-def _rewards(responses: list[str], answers: list[str]) -> torch.Tensor:
-    """The share of right places, the end being one of them; "." is the end token, "_" and "?" are none of a text."""
-    found = []
-    for response, answer in zip(responses, answers, strict=True):
-        places = zip(response.translate({ord("_"): None, ord("?"): None}), f"{answer}.", strict=False)
-        found.append(sum(one == other for one, other in places) / (len(answer) + 1))
-    return torch.tensor(found, dtype=torch.float32)
 
 
 def test_a_step_of_grpo_is_that_of_plain_torch() -> None:
@@ -58,7 +36,7 @@ def test_a_step_of_grpo_is_that_of_plain_torch() -> None:
         texts.append("".join(alphabet[one] for one in tokens[-count:].tolist()))
         logprobs = plain(input_ids=tokens[None]).logits[0, -count - 1 : -1].log_softmax(-1)
         losses.append(-logprobs.gather(1, tokens[-count:, None]).mean())
-    rewards = _rewards(texts, [one for one in ("21", "543", "7", "89") for _ in range(4)]).view(4, 4)
+    rewards = place_rewards(texts, [one for one in ("21", "543", "7", "89") for _ in range(4)]).view(4, 4)
     advantages = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-6)
     optimizer = torch.optim.AdamW(plain.parameters(), 1e-2, betas=job().inner_optimizer.betas, weight_decay=0)
     (torch.stack(losses) * advantages.flatten()).mean().backward()

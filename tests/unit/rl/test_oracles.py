@@ -11,12 +11,24 @@ import torch
 
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.rl.algorithms.advantages import ADVANTAGES
-from hypha_ray.rl.algorithms.kl import ESTIMATORS
+from hypha_ray.rl.algorithms.gae import generalized_advantages, whitened
+from hypha_ray.rl.algorithms.kl import ESTIMATORS, adapted
+from hypha_ray.rl.algorithms.values import clipped_value_loss
 from hypha_ray.rl.engines.native import Responses
 from hypha_ray.rl.objective import Objective
 from hypha_ray.rl.policy import Scores
 from hypha_ray.rl.rollout import Rollout
-from tests.support.rl_oracles import BETA, CLIPS, LONGEST
+from tests.support.rl_oracles import (
+    BETA,
+    CLIPS,
+    DECAY,
+    DISCOUNT,
+    DIVERGENCES,
+    HORIZON,
+    LONGEST,
+    TARGET,
+    VALUE_CLIP,
+)
 
 ORACLES = json.loads((Path(__file__).parent / "oracles.json").read_text(encoding="utf-8"))
 GIVEN = {name: torch.tensor(value, dtype=torch.float64) for name, value in ORACLES["inputs"].items()}
@@ -29,7 +41,7 @@ def loss(**settings: Any) -> float:
     advantages = torch.tensor(ORACLES["advantages"]["group_std"], dtype=torch.float64)[:, None]
     reference = GIVEN["reference"] if rl.reference != "none" else None
     responses = Responses(MASK.long(), MASK.long(), MASK, GIVEN["old"], MASK[:, 0] > 0)
-    rollout = Rollout(responses, advantages, MASK, GIVEN["old"], reference, None)
+    rollout = Rollout(responses, MASK, advantages, GIVEN["old"], reference, None)
     objective = Objective(rl)
     weights, total = objective.weights(MASK)
     summed, _ = objective.loss(rollout, weights, Scores(GIVEN["new"], torch.zeros_like(MASK)))
@@ -68,6 +80,30 @@ def test_gspo_loss_equals_that_of_verl() -> None:
 def test_loss_with_a_reference_equals_that_of_trl(kind: str, algorithm: str, own: dict[str, Any]) -> None:
     found = loss(algorithm=algorithm, reference="initial", kl=BETA, **own)
     assert found == pytest.approx(ORACLES["trl"][kind], abs=1e-6)
+
+
+def test_generalized_advantages_and_returns_equal_those_of_verl() -> None:
+    rewards, values = GIVEN["new"] * MASK, GIVEN["reference"] * MASK
+    advantages, returns = generalized_advantages(rewards, values, MASK, DISCOUNT, DECAY)
+
+    expected = {name: torch.tensor(ORACLES["critics"][name], dtype=torch.float64) for name in ("advantages", "returns")}
+    assert torch.allclose(whitened(advantages, MASK), expected["advantages"], atol=1e-6)
+    assert torch.allclose(returns, expected["returns"], atol=1e-6)
+
+
+def test_value_loss_equals_that_of_verl() -> None:
+    returns = torch.tensor(ORACLES["critics"]["returns"], dtype=torch.float64)
+    loss, taken = clipped_value_loss(GIVEN["new"], GIVEN["old"], returns, VALUE_CLIP)
+
+    assert float((loss * MASK).sum() / MASK.sum()) == pytest.approx(ORACLES["critics"]["value_loss"], abs=1e-6)
+    assert float((taken * MASK).sum() / MASK.sum()) == pytest.approx(ORACLES["critics"]["value_clip_share"], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("divergence", "expected"), list(zip(DIVERGENCES, ORACLES["critics"]["coefficients"], strict=True))
+)
+def test_adapted_coefficient_equals_that_of_verl(divergence: float, expected: float) -> None:
+    assert adapted(BETA, divergence, TARGET, len(MASK), HORIZON) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("name", sorted(ESTIMATORS))

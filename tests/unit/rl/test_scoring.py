@@ -81,11 +81,10 @@ def test_functions_are_weighted_and_recorded_apart() -> None:
     assert scored.sums() == {"reward": (7, 4), "reward/exact": (2, 4), "reward/own_rewards:length": (10, 4)}
 
 
-def test_what_is_no_finite_number_is_absent_and_gets_the_mean_of_its_group() -> None:
+def test_what_is_no_finite_number_is_absent() -> None:
     scored = score("own_rewards:wild")
 
     np.testing.assert_array_equal(scored.total, [[math.nan, math.nan], [math.nan, 2]])
-    assert scored.present().tolist() == [[0, 0], [2, 2]]
     assert scored.sums() == {"reward": (2, 1), "absent_rewards": (3, 4)}
 
 

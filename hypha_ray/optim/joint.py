@@ -1,0 +1,62 @@
+"""Optimizers of a job whose trained modules have settings of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from hypha_ray.config import Job
+from hypha_ray.config.schema import InnerOptimizer
+from hypha_ray.model.critic import ActorCritic
+from hypha_ray.optim.optimizers import Inner, build_optimizer
+from hypha_ray.optim.schedules import inner_steps
+
+
+class Joint(Inner):
+    """Inner optimizers of several modules as one; each clips the gradients of its own module.
+
+    Args:
+        parts: optimizer of each module.
+
+    """
+
+    def __init__(self, parts: Sequence[Inner]) -> None:
+        self._parts = parts
+        self.optimizers = [optimizer for part in parts for optimizer in part.optimizers]
+        self.parameters = [parameter for part in parts for parameter in part.parameters]
+
+    def seek(self, position: float) -> None:
+        """Go to a place in all schedules."""
+        for part in self._parts:
+            part.seek(position)
+
+    def scale(self, factor: float) -> None:
+        """Make the next step with all peak rates times this."""
+        for part in self._parts:
+            part.scale(factor)
+
+    def step(self, norm: Tensor | None = None) -> None:
+        """Take a step of each part; the norm of all gradients isn't used."""
+        for part in self._parts:
+            part.step()
+
+
+def critic_settings(job: Job) -> InnerOptimizer:
+    """Return the settings of a critic's optimizer."""
+    rate = job.rl.critic.learning_rate
+    return job.inner_optimizer if rate is None else job.inner_optimizer.model_copy(update={"learning_rate": rate})
+
+
+def trained_optimizer(job: Job, model: nn.Module) -> Inner:
+    """Build the inner optimizer of all that `build_trained` gives.
+
+    Raises:
+        ConfigError: any error of `build_optimizer`.
+
+    """
+    steps = inner_steps(job)
+    if not isinstance(model, ActorCritic):
+        return build_optimizer(model, job.inner_optimizer, steps)
+    settings = {model.actor: job.inner_optimizer, model.critic: critic_settings(job)}
+    return Joint([build_optimizer(module, config, steps) for module, config in settings.items()])

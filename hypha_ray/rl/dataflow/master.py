@@ -1,0 +1,150 @@
+"""Master of an island: it takes batches through the graph of a step by requests, and sees no arrays but prompts.
+
+fetch ─► [calls of a level] ─flush─► [calls of the next level] ─flush─► … ─► clear_data_cache
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Generic
+
+from hypha_ray.rl.dataflow.buffer import Buffer
+from hypha_ray.rl.dataflow.graph import Call, Graph
+from hypha_ray.rl.dataflow.mesh import Mesh
+from hypha_ray.rl.dataflow.plan import Shard, balanced, moves, windows
+from hypha_ray.rl.dataflow.post import Pending, Post, R
+from hypha_ray.rl.dataflow.requests import Hook, Name, Reply, Request, Transfer
+from hypha_ray.rl.dataflow.sample import Sample
+
+
+@dataclass(frozen=True)
+class Extras:
+    """Parts of a call's requests that don't follow from the graph."""
+
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Values that the operation needs beside its samples."""
+    before: tuple[Hook, ...] = ()
+    """Hooks before the operation, after its transfer."""
+    after: tuple[Hook, ...] = ()
+    """Hooks after the operation."""
+
+
+class Master(Generic[R]):
+    """Sends requests and follows their replies.
+
+    Args:
+        meshes: model workers of each role.
+        post: way to them.
+
+    """
+
+    def __init__(self, meshes: Mapping[str, Mesh], post: Post[R]) -> None:
+        self._meshes, self._post, self._numbers = dict(meshes), post, count()
+
+    def ask(self, name: Name, role: str, **arguments: Any) -> Reply:
+        """Send a request without samples to the workers of a role; return the reply of the first one."""
+        number = next(self._numbers)
+        workers = self._meshes[role].workers
+        requests = [Request(number, name, worker, role, arguments=arguments) for worker in workers]
+        pending = self._post.request(*requests)
+        self._post.flush()
+        self._wait_for(pending)
+        return next(reply for reply in pending.replies if reply.worker == workers[0])
+
+    def traverse(self, graph: Graph, batch: Sample, extras: Mapping[str, Extras]) -> dict[str, tuple[Reply, ...]]:
+        """Take a batch through a graph.
+
+        Args:
+            graph: calls of the step.
+            batch: prompts with the keys of the dataset.
+            extras: additions to calls, by their names.
+
+        Returns:
+            Replies of the workers, by the names of the calls.
+
+        Raises:
+            TryAgainError: a worker died, or didn't answer in time.
+
+        """
+        buffer, done = Buffer(graph), dict[str, tuple[Reply, ...]]()
+        self._fetch(graph, batch, buffer)
+        had: set[tuple[int, Shard]] = set()
+        running: dict[int, Call] = {}
+        while len(done) < len(graph.calls):
+            for call in graph.calls:
+                if len(ids := buffer.ready(call)) == len(batch.ids):
+                    pending = self._call(call, ids, buffer, had, extras.get(call.name, Extras()))
+                    running[pending.requests[0].number] = call
+                    buffer.begin(call, ids)
+            self._post.flush()
+            pending = self._post.wait()
+            call = running.pop(pending.requests[0].number)
+            self._take_in(buffer, call, pending)
+            done[call.name] = tuple(pending.replies)
+            if over := buffer.end(call, batch.ids):
+                self._clear(over)
+        return done
+
+    def _fetch(self, graph: Graph, batch: Sample, buffer: Buffer) -> None:
+        """Give each copy of the first call's model its window of the batch."""
+        mesh, number = self._meshes[graph.levels[0][0].role], next(self._numbers)
+        ranges = windows(len(batch.ids), mesh.data)
+        parts = [batch.take([batch.ids[i] for i in part]) for part in ranges if len(part)]
+        heads = zip(mesh.heads, parts, strict=False)  # Fewer prompts than copies leave some without.
+        requests = [Request(number, "fetch", head, arguments={"sample": part}) for head, part in heads]
+        pending = self._post.request(*requests)
+        self._wait_for(pending)
+        for reply in sorted(pending.replies, key=lambda reply: mesh.heads.index(reply.worker)):
+            assert reply.meta is not None
+            buffer.put(reply.meta, Shard(reply.worker, number))
+
+    def _call(
+        self, call: Call, ids: Sequence[str], buffer: Buffer, had: set[tuple[int, Shard]], extras: Extras
+    ) -> Pending:
+        """Hold the requests of a call until the next flush."""
+        mesh, number = self._meshes[call.role], next(self._numbers)
+        parts = enumerate(_parts(call, ids, buffer, mesh))
+        wanted = {worker: part for rank, part in parts if part for worker in mesh.copy(rank)}
+        plan = moves(buffer.where(ids), wanted, call.takes, had)
+        had.update((worker, shard) for worker, shards in plan.shards.items() for shard in shards)
+        requests = [
+            Request(
+                number,
+                call.op,
+                worker,
+                call.role,
+                part,
+                call.takes,
+                (Transfer(plan.shards[worker]), *extras.before),
+                extras.after,
+                extras.arguments,
+            )
+            for worker, part in wanted.items()
+        ]
+        return self._post.request(*requests)
+
+    def _take_in(self, buffer: Buffer, call: Call, pending: Pending) -> None:
+        """Tell the buffer what the heads of the copies have made."""
+        for reply in pending.replies:
+            if reply.meta is not None and reply.worker in self._meshes[call.role].heads:
+                buffer.amend(reply.meta, Shard(reply.worker, reply.request))
+
+    def _clear(self, ids: tuple[str, ...]) -> None:
+        number = next(self._numbers)
+        workers = sorted({worker for mesh in self._meshes.values() for worker in mesh.workers})
+        requests = [Request(number, "clear_data_cache", worker, ids=ids) for worker in workers]
+        self._wait_for(self._post.request(*requests))
+
+    def _wait_for(self, pending: Pending) -> None:
+        while not pending.done:
+            self._post.wait()
+
+
+def _parts(call: Call, ids: Sequence[str], buffer: Buffer, mesh: Mesh) -> list[tuple[str, ...]]:
+    """Divide ids among the copies of a model: by number before responses are there, by tokens afterwards."""
+    if call.op == "generate":
+        return [tuple(ids[i] for i in window) for window in windows(len(ids), mesh.data)]
+    tokens = [sum(each) for each in zip(*(buffer.tokens(ids, key) for key in call.takes), strict=True)]
+    return [tuple(ids[i] for i in part) for part in balanced(tokens, mesh.data)]

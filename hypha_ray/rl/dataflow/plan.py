@@ -1,0 +1,97 @@
+"""Division of a batch among copies of a model, and the shards that have to move for it."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple, TypeAlias
+
+
+class Shard(NamedTuple):
+    """Name of the samples that one request made at one worker."""
+
+    worker: int
+    """Number of the model worker that holds them."""
+    request: int
+    """Number of the request that made them."""
+
+
+Where: TypeAlias = Mapping[str, Mapping[str, Shard]]
+"""Shard of each key of each id: `where[id][key]`."""
+
+
+@dataclass(frozen=True)
+class Moves:
+    """Shards that workers have to get before a call, and the collectives that they stand for."""
+
+    shards: Mapping[int, tuple[Shard, ...]]
+    """Shards of other workers that each worker lacks, each once."""
+    gathers: int
+    """Number of workers that get shards of more than one other worker."""
+    scatters: int
+    """Number of shards of which workers get different ids."""
+    broadcasts: int
+    """Number of shards of which several workers get the same ids."""
+
+
+def windows(samples: int, parts: int) -> tuple[range, ...]:
+    """Divide samples into ranges one after the other, whose sizes differ by one at most."""
+    bounds = [samples * part // parts for part in range(parts + 1)]
+    return tuple(range(first, last) for first, last in pairwise(bounds))
+
+
+def balanced(tokens: Sequence[int], parts: int) -> tuple[tuple[int, ...], ...]:
+    """Divide samples so that parts have about as many tokens, and each at least one sample if there are enough.
+
+    The longest sample goes to the part with the fewest tokens (Graham 1969, longest processing time first); ties go to
+    the part with the fewest samples.
+
+    Args:
+        tokens: tokens of each sample.
+        parts: number of parts.
+
+    Returns:
+        Indices of the samples of each part, in ascending order.
+
+    """
+    members: list[list[int]] = [[] for _ in range(parts)]
+    heap = [(0, 0, part) for part in range(parts)]
+    for index in sorted(range(len(tokens)), key=lambda index: (-tokens[index], index)):
+        total, count, part = heapq.heappop(heap)
+        members[part].append(index)
+        heapq.heappush(heap, (total + tokens[index], count + 1, part))
+    return tuple(tuple(sorted(part)) for part in members)
+
+
+def moves(
+    where: Where, wanted: Mapping[int, Iterable[str]], keys: Sequence[str], had: Collection[tuple[int, Shard]] = ()
+) -> Moves:
+    """Plan the transfers before a call.
+
+    Args:
+        where: place of every key of every id.
+        wanted: ids that each worker needs.
+        keys: keys that the call takes.
+        had: pairs of a worker and a shard that it got before another call.
+
+    """
+    parts: dict[Shard, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for worker, ids in wanted.items():
+        for name in ids:
+            for key in keys:
+                parts[where[name][key]][worker].add(name)
+    away = {
+        shard: {w: ids for w, ids in takers.items() if w != shard.worker and (w, shard) not in had}
+        for shard, takers in parts.items()
+    }
+    shards = {worker: tuple(sorted(shard for shard, takers in away.items() if worker in takers)) for worker in wanted}
+    differ = {shard: len({frozenset(ids) for ids in takers.values()}) for shard, takers in away.items()}
+    return Moves(
+        shards,
+        gathers=sum(len({shard.worker for shard in got}) > 1 for got in shards.values()),
+        scatters=sum(count > 1 for count in differ.values()),
+        broadcasts=sum(count == 1 and len(away[shard]) > 1 for shard, count in differ.items()),
+    )

@@ -1,0 +1,110 @@
+"""Requests of a master to model workers, the hooks on them, and replies.
+
+Requests are plain values. One request is one call of a model worker: the hooks before it, the operation, and the hooks
+after it, with nothing in between. So hooks that need several workers at once can't be
+interleaved with another call's.
+
+    at once           fetch, spec, model_config, clear_data_cache     no hooks
+    after a flush     initialize                                      no hooks
+                      generate, inference, train_step                 hooks before and after
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeAlias
+
+from hypha_ray.rl.dataflow.plan import Shard
+from hypha_ray.rl.dataflow.sample import Meta
+from hypha_ray.types import Sums
+
+Name: TypeAlias = Literal[
+    "fetch", "spec", "model_config", "clear_data_cache", "initialize", "generate", "inference", "train_step"
+]
+AT_ONCE: Final = frozenset({"fetch", "spec", "model_config", "clear_data_cache"})
+"""Requests that a worker answers while others wait: they are short and need no other worker."""
+COMPUTE: Final = frozenset({"generate", "inference", "train_step"})
+"""Requests that may have hooks."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Hook before a call: take in the shards that come with the request."""
+
+    shards: tuple[Shard, ...]
+    """Shards of other workers, in the order of the request's arguments."""
+
+
+@dataclass(frozen=True)
+class Reallocate:
+    """Hook before or after a call: give a role's weights to another one."""
+
+    source: str
+    """Role whose weights are given."""
+    target: str
+    """Role that becomes `eta` times the source plus `1 - eta` times its own weights."""
+    eta: float = 1.0
+    """Part of the source, above 0 and at most 1."""
+
+
+Hook: TypeAlias = Transfer | Reallocate
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request to one model worker.
+
+    Raises:
+        ValueError: a hook isn't allowed in its place.
+
+    """
+
+    number: int
+    """Number of the request, the same for all workers that it goes to; later ones have higher numbers."""
+    name: Name
+    """Name of the operation."""
+    worker: int
+    """Number of the model worker."""
+    role: str | None = None
+    """Role that the request is for; None: the whole worker."""
+    ids: tuple[str, ...] = ()
+    """Ids that the operation is for, in their order."""
+    takes: tuple[str, ...] = ()
+    """Keys that the operation takes."""
+    before: tuple[Hook, ...] = ()
+    """Hooks before the operation; a transfer comes first."""
+    after: tuple[Hook, ...] = ()
+    """Hooks after the operation."""
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Values that the operation needs beside its samples."""
+
+    def __post_init__(self) -> None:
+        if (self.before or self.after) and self.name not in COMPUTE:
+            raise ValueError(f"{self.name} takes no hooks")
+        for place, hook in enumerate(self.before):
+            if isinstance(hook, Transfer) and place:
+                raise ValueError(f"Transfer can't stand at place {place} before {self.name}")
+        if any(isinstance(hook, Transfer) for hook in self.after):
+            raise ValueError(f"Transfer can't stand after {self.name}")
+
+    @property
+    def at_once(self) -> bool:
+        """Whether the request is sent without waiting for a flush."""
+        return self.name in AT_ONCE
+
+
+@dataclass(frozen=True)
+class Reply:
+    """Answer of one worker; it has no arrays."""
+
+    worker: int
+    """Number of the worker."""
+    request: int
+    """Number of the request."""
+    meta: Meta | None = None
+    """Description of the samples that were made; None if none were."""
+    sums: Sums = field(default_factory=dict)
+    """Figures of the operation."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Single values, such as the norm of a gradient or those of `spec` and `model_config`."""

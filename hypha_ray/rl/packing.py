@@ -1,0 +1,109 @@
+"""Conversion between packed samples and the padded tensors that models take.
+
+key                       sequences of an id     elements
+prompts                   1                      token ids of the prompt
+keys                      1                      epoch, slice and index of the prompt
+reward_data               1                      bytes of its record
+responses                 group                  token ids of the response, the end token included
+logprobs                  group                  log-probability of each of them when it was sampled
+ended                     group                  one flag: the model ended the response itself
+rewards                   group                  one number: NaN if absent
+kept                      group                  one flag: the response is trained on
+values, advantages and other log-probabilities: as logprobs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from hypha_ray.rl.dataflow.sample import Lengths, Meta, Packed, Sample
+from hypha_ray.rl.engines.native import Responses
+from hypha_ray.types import Samples
+
+
+def sample_of(batch: Samples) -> Sample:
+    """Pack a batch of prompts of the dataset; ids are made of the prompts' keys."""
+    mask = batch.arrays["attention_mask"].astype(bool)
+    ids = tuple("-".join(map(str, key)) for key in batch.keys.tolist())
+    ones: Lengths = ((1,),) * len(ids)
+    lengths: Lengths = tuple((count,) for count in mask.sum(1).tolist())
+    data = {
+        "prompts": batch.arrays["input_ids"][mask],
+        "keys": batch.keys,
+        "reward_data": batch.arrays["reward_data"],
+    }
+    return Sample(Meta(ids, {"prompts": lengths, "keys": ones, "reward_data": ones}), data)
+
+
+def prompts_of(sample: Sample) -> tuple[Packed, Packed]:
+    """Return the prompts padded on the left, int64 [prompts, longest], and the mask of their tokens."""
+    lengths = np.array(sample.meta.flat("prompts"))
+    width = int(lengths.max())
+    mask = np.arange(width) >= width - lengths[:, None]
+    ids = np.zeros(mask.shape, np.int64)
+    ids[mask] = sample.data["prompts"]
+    return ids, mask.astype(np.int64)
+
+
+def packed_responses(ids: Sequence[str], responses: Responses, group: int) -> Sample:
+    """Pack responses to prompts, `group` to each."""
+    mask = responses.mask.bool()
+    lengths, ones = _grouped(mask.sum(1).tolist(), group), ((1,) * group,) * len(ids)
+    columns = {
+        "responses": responses.ids[:, responses.prompt_width :][mask],
+        "logprobs": responses.logprobs[mask],
+        "ended": responses.ended,
+    }
+    shapes = {"responses": lengths, "logprobs": lengths, "ended": ones}
+    return Sample(Meta(tuple(ids), shapes), {key: values.cpu().numpy() for key, values in columns.items()})
+
+
+def packed_tokens(sample: Sample, columns: Mapping[str, torch.Tensor]) -> Sample:
+    """Pack values of the tokens of each response, [responses, tokens], by their keys."""
+    lengths = sample.meta.lengths["responses"]
+    mask = torch.from_numpy(token_mask(sample))
+    data = {key: values.detach().cpu()[mask].numpy() for key, values in columns.items()}
+    return Sample(Meta(sample.ids, dict.fromkeys(columns, lengths)), data)
+
+
+def packed_numbers(sample: Sample, columns: Mapping[str, Packed]) -> Sample:
+    """Pack one value for each response, in the order of the responses, by their keys."""
+    ones = tuple((1,) * len(group) for group in sample.meta.lengths["ended"])
+    return Sample(Meta(sample.ids, dict.fromkeys(columns, ones)), {key: one.ravel() for key, one in columns.items()})
+
+
+def tokens_of(sample: Sample, key: str, device: torch.device) -> torch.Tensor:
+    """Return values of the tokens of each response, padded with zeros on the right, [responses, tokens]."""
+    mask = token_mask(sample)
+    padded = np.zeros(mask.shape, sample.data[key].dtype)
+    padded[mask] = sample.data[key]
+    return torch.from_numpy(padded).to(device)
+
+
+def responses_of(sample: Sample, device: torch.device) -> Responses:
+    """Return responses as tensors again, with their prompts before them."""
+    counts = [len(group) for group in sample.meta.lengths["responses"]]
+    prompts, prompt_mask = (torch.from_numpy(np.repeat(one, counts, 0)).to(device) for one in prompts_of(sample))
+    mask = torch.from_numpy(token_mask(sample)).to(device)
+    return Responses(
+        torch.cat([prompts, tokens_of(sample, "responses", device)], 1),
+        torch.cat([prompt_mask, mask.long()], 1),
+        mask.float(),
+        tokens_of(sample, "logprobs", device),
+        torch.from_numpy(sample.data["ended"]).to(device),
+    )
+
+
+def token_mask(sample: Sample) -> npt.NDArray[np.bool_]:
+    """Return the mask of the tokens of each response, [responses, tokens]."""
+    lengths = np.array(sample.meta.flat("responses"))
+    mask: npt.NDArray[np.bool_] = np.arange(lengths.max()) < lengths[:, None]
+    return mask
+
+
+def _grouped(lengths: list[int], group: int) -> Lengths:
+    return tuple(tuple(lengths[start : start + group]) for start in range(0, len(lengths), group))

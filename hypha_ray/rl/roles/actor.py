@@ -1,0 +1,83 @@
+"""The trained policy as a role: it generates, scores its own tokens again, and is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+
+from hypha_ray.config import Job
+from hypha_ray.failpoints import failpoint
+from hypha_ray.optim.optimizers import build_optimizer
+from hypha_ray.rl.algorithms.losses import truncated_weight
+from hypha_ray.rl.dataflow.sample import Sample
+from hypha_ray.rl.objective import Objective
+from hypha_ray.rl.packing import packed_tokens, responses_of, tokens_of
+from hypha_ray.rl.policy import Policy
+from hypha_ray.rl.roles.policies import Generator
+from hypha_ray.rl.roles.role import Outcome, TrainedRole, facts_of
+from hypha_ray.rl.roles.updates import train
+from hypha_ray.rl.rollout import Rollout
+from hypha_ray.types import Sums
+
+
+class Actor(Generator, TrainedRole):
+    """Policy in training.
+
+    Args:
+        job: the job file.
+        policy: the policy.
+        ends: ids of tokens that end a response.
+
+    """
+
+    def __init__(self, job: Job, policy: Policy, ends: Collection[int]) -> None:
+        super().__init__(job.rl, job.run.seed, policy, ends)
+        self._job, self._objective = job, Objective(job.rl)
+
+    def config(self) -> Mapping[str, Any]:
+        """Return facts of the model."""
+        return facts_of(self.policy.model)
+
+    def initialize(self, steps: int) -> None:
+        """Build the optimizer."""
+        job = self._job
+        self.optimizer = build_optimizer(self.policy.model, job.inner_optimizer, steps, job.resources.num_workers)
+
+    def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
+        """Compute the trainer's own log-probabilities, and their mean distance to those of generation."""
+        responses = responses_of(sample, self.device)
+        own = self.policy.logprobs(responses)
+        gap = float(((own - responses.logprobs).abs() * responses.mask).sum())
+        made = packed_tokens(sample, {"proximal_logprobs": own})
+        return Outcome(made, {"logprob_gap": (gap, float(responses.mask.sum()))})
+
+    def train_step(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
+        """Train on a batch, as `train`."""
+        rollout = self._rollout(sample)
+        outcome = train(self._job, rollout, self.optimizer, self._objective.weights, self._loss, arguments)
+        failpoint("rl.train")
+        return outcome
+
+    def _rollout(self, sample: Sample) -> Rollout:
+        responses = responses_of(sample, self.device)
+        kept = torch.from_numpy(sample.data["kept"]).to(self.device)
+        columns = {
+            key: tokens_of(sample, key, self.device)
+            for key in ("advantages", "reference_logprobs", "proximal_logprobs")
+            if key in sample.data
+        }
+        old, cap = columns.get("proximal_logprobs"), self._job.rl.behaviour_cap
+        return Rollout(
+            responses,
+            responses.mask * kept[:, None],
+            columns["advantages"],
+            responses.logprobs if old is None else old,
+            columns.get("reference_logprobs"),
+            None if old is None or cap is None else truncated_weight(old, responses.logprobs, cap),
+        )
+
+    def _loss(self, part: Rollout, weights: torch.Tensor) -> tuple[torch.Tensor, Sums]:
+        scores = self.policy.score(part.responses, entropy_gradient=self._job.rl.entropy > 0)
+        return self._objective.loss(part, weights, scores)

@@ -1,0 +1,74 @@
+"""Role that turns rewards into advantages: actor and critic are both trained on what it computes once.
+
+It sees the whole batch, because algorithms normalise over it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from hypha_ray.config.tables.rl import RL
+from hypha_ray.rl.algorithms.advantages import ADVANTAGES, present
+from hypha_ray.rl.algorithms.gae import generalized_advantages, whitened
+from hypha_ray.rl.algorithms.kl import ESTIMATORS, adapted
+from hypha_ray.rl.dataflow.sample import Sample
+from hypha_ray.rl.packing import packed_numbers, packed_tokens, token_mask, tokens_of
+from hypha_ray.rl.roles.role import Outcome, Role
+
+_CPU = torch.device("cpu")
+
+
+class Advantage(Role):
+    """Advantages of a job's algorithm.
+
+    Args:
+        rl: table of the job file.
+
+    """
+
+    def __init__(self, rl: RL) -> None:
+        self._rl, self._recipe = rl, rl.recipe
+        self.kl = rl.kl
+        """Coefficient of the divergence from the reference in the reward; `rl.kl_target` adapts it."""
+
+    def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
+        """Compute advantages of all tokens, returns if there is a critic, and which responses are trained on."""
+        rewards = present(torch.from_numpy(sample.data["rewards"]).view(len(sample.ids), -1))
+        equal = rewards.amax(1) == rewards.amin(1)
+        sums = {"equal_groups": (float(equal.sum()), float(len(equal)))}
+        mask = torch.from_numpy(token_mask(sample)).float()
+        divergence = self._divergence(sample, mask)
+        columns = self._columns(sample, rewards.to(mask), mask, divergence)
+        if divergence is not None and self._rl.kl_target is not None:
+            sums["kl_coefficient"] = self.kl, 1.0
+            mean = float(divergence.sum() / mask.sum())
+            self.kl = adapted(self.kl, mean, self._rl.kl_target, len(mask), self._rl.kl_horizon)
+        kept = ~(equal & self._recipe.drop_equal_groups).repeat_interleave(rewards.shape[1])
+        made = packed_tokens(sample, columns).update(packed_numbers(sample, {"kept": kept.numpy()}))
+        return Outcome(made, sums)
+
+    def _divergence(self, sample: Sample, mask: torch.Tensor) -> torch.Tensor | None:
+        """Return each token's divergence from the reference, if that is taken off the reward."""
+        if self._recipe.kl_place != "reward" or self._rl.reference == "none":
+            return None
+        old = tokens_of(sample, "logprobs" if self._rl.behaviour_cap is None else "proximal_logprobs", _CPU)
+        reference = tokens_of(sample, "reference_logprobs", _CPU)
+        return ESTIMATORS[self._recipe.kl_estimator](old, reference) * mask
+
+    def _columns(
+        self, sample: Sample, rewards: torch.Tensor, mask: torch.Tensor, divergence: torch.Tensor | None
+    ) -> dict[str, torch.Tensor]:
+        penalty = torch.zeros_like(mask) if divergence is None else self.kl * divergence
+        lengths = mask.sum(1)
+        if self._recipe.advantage != "gae":
+            groups = rewards.shape
+            found = ADVANTAGES[self._recipe.advantage](rewards - penalty.sum(1).view(groups), lengths.view(groups))
+            return {"advantages": found.reshape(-1, 1).expand_as(mask)}
+        by_token = -penalty
+        by_token[torch.arange(len(mask)), lengths.long() - 1] += rewards.flatten()
+        critic, values = self._rl.critic, tokens_of(sample, "values", _CPU)
+        advantages, returns = generalized_advantages(by_token, values, mask, critic.discount, critic.gae_lambda)
+        return {"advantages": whitened(advantages, mask), "returns": returns}

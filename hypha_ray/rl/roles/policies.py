@@ -1,0 +1,73 @@
+"""Roles of policies that aren't trained: one that generates, and one that the trained policy is held to."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+
+from hypha_ray.config.tables.rl import RL
+from hypha_ray.failpoints import failpoint
+from hypha_ray.rl.dataflow.sample import Sample
+from hypha_ray.rl.engines.sampling import draw, evaluation_sampling, training_sampling
+from hypha_ray.rl.packing import packed_responses, packed_tokens, prompts_of, responses_of
+from hypha_ray.rl.policy import Policy
+from hypha_ray.rl.roles.role import Outcome, Role
+
+
+class PolicyRole(Role):
+    """Role of a policy.
+
+    Args:
+        policy: the policy; its model stays in evaluation mode.
+
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy, self.device = policy, policy.model.device
+
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """Return the model's weights."""
+        return {name: tensor.detach() for name, tensor in self.policy.model.state_dict().items()}
+
+    @torch.no_grad()
+    def take_weights(self, weights: Mapping[str, torch.Tensor], eta: float) -> None:
+        """Move the model's weights towards others; with an `eta` of 1 they are equal to them."""
+        for name, tensor in self.policy.model.state_dict().items():
+            source = weights[name].to(tensor.device)
+            tensor.copy_(torch.lerp(tensor, source, eta) if tensor.is_floating_point() else source)
+
+
+class Generator(PolicyRole):
+    """Policy that answers prompts.
+
+    Args:
+        rl: table of the job file.
+        seed: seed of the run.
+        policy: the policy.
+        ends: ids of tokens that end a response.
+
+    """
+
+    def __init__(self, rl: RL, seed: int, policy: Policy, ends: Collection[int]) -> None:
+        super().__init__(policy)
+        self._rl, self._seed, self._ends = rl, seed, ends
+
+    def generate(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
+        """Make a group of responses to each prompt; with `evaluation` as many as evaluation wants."""
+        sampling = (evaluation_sampling if arguments.get("evaluation") else training_sampling)(self._rl)
+        ids, mask = (torch.from_numpy(one).to(self.device) for one in prompts_of(sample))
+        uniform = draw(self._seed, sample.data["keys"], sampling).to(self.device)
+        responses = self.policy.sample(ids, mask, uniform, sampling, self._ends)
+        failpoint("rl.generate")
+        return Outcome(packed_responses(sample.ids, responses, sampling.samples))
+
+
+class Reference(PolicyRole):
+    """Policy that the trained one is held to."""
+
+    def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
+        """Compute log-probabilities of responses."""
+        logprobs = self.policy.logprobs(responses_of(sample, self.device))
+        return Outcome(packed_tokens(sample, {"reference_logprobs": logprobs}))

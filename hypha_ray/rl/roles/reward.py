@@ -1,0 +1,57 @@
+"""Role of the reward functions: no model, one number for each response."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from hypha_ray.failpoints import failpoint
+from hypha_ray.rl.dataflow.sample import Sample
+from hypha_ray.rl.engines.native import Responses
+from hypha_ray.rl.packing import packed_numbers, prompts_of, responses_of
+from hypha_ray.rl.roles.role import Outcome, Role
+from hypha_ray.rl.scoring import Scored, Scorer
+from hypha_ray.types import Sums
+
+
+class Reward(Role):
+    """Reward functions of a job.
+
+    Args:
+        scorer: the functions.
+
+    """
+
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer = scorer
+
+    def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
+        """Compute the reward of each response, NaN if absent; with `evaluation` also the shares of right ones."""
+        ids, mask = prompts_of(sample)
+        prompts = {"input_ids": ids, "attention_mask": mask, "reward_data": sample.data["reward_data"]}
+        responses = responses_of(sample, torch.device("cpu"))
+        scored = self._scorer.score(prompts, responses)
+        failpoint("rl.reward")
+        sums = scored.sums() | _lengths(responses)
+        if arguments.get("evaluation"):
+            sums |= _passed(scored)
+        return Outcome(packed_numbers(sample, {"rewards": scored.total}), sums)
+
+
+def _passed(scored: Scored) -> Sums:
+    passed = scored.passed
+    prompts, samples = passed.shape
+    found = {"pass@1": (float(passed.mean(1).sum()), float(prompts))}
+    if samples > 1:
+        found[f"pass@{samples}"] = float(passed.any(1).sum()), float(prompts)
+    return found
+
+
+def _lengths(responses: Responses) -> Sums:
+    count = float(len(responses.ended))
+    return {
+        "response_tokens": (float(responses.mask.sum()), count),
+        "truncated": (count - float(responses.ended.sum()), count),
+    }

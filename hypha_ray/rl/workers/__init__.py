@@ -1,0 +1,1 @@
+"""Model workers, and the ways to reach them."""

@@ -1,0 +1,83 @@
+"""A model worker: roles that it plays, samples that it holds, and requests that it answers.
+
+The same class is called within the island's process and within a Ray actor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from hypha_ray.rl.dataflow.requests import Hook, Reallocate, Reply, Request, Transfer
+from hypha_ray.rl.dataflow.sample import Sample
+from hypha_ray.rl.roles.role import Outcome, Role
+from hypha_ray.rl.workers.storage import Storage
+
+Answer: TypeAlias = tuple[Sample | None, Reply]
+"""Samples that were made, which stay with workers; and the reply, which goes to the master."""
+
+
+class ModelWorker:
+    """Answers requests one after the other.
+
+    Args:
+        number: number of the worker in its island.
+        roles: roles that it plays.
+        spec: facts of the training that the dataset is for.
+
+    """
+
+    def __init__(self, number: int, roles: Mapping[str, Role], spec: Mapping[str, Any]) -> None:
+        self._number, self._roles, self._spec = number, dict(roles), dict(spec)
+        self._storage = Storage()
+
+    def handle(self, request: Request, *shards: Sample) -> Answer:
+        """Go through the hooks before a request, its operation, and the hooks after it.
+
+        Args:
+            request: the request.
+            shards: samples of other workers, as the request's transfer names them.
+
+        """
+        for hook in request.before:
+            self._run(hook, shards)
+        outcome = self._operation(request)
+        for hook in request.after:
+            self._run(hook, shards)
+        if outcome.sample is not None:
+            self._storage.keep(outcome.sample)
+        meta = None if outcome.sample is None else outcome.sample.meta
+        return outcome.sample, Reply(self._number, request.number, meta, outcome.sums, outcome.facts)
+
+    def _operation(self, request: Request) -> Outcome:
+        match request.name:
+            case "fetch":
+                return Outcome(request.arguments["sample"])
+            case "spec":
+                return Outcome(facts=self._spec)
+            case "clear_data_cache":
+                self._storage.clear(request.ids)
+                return Outcome()
+        assert request.role is not None
+        role = self._roles[request.role]
+        match request.name:
+            case "model_config":
+                return Outcome(facts=role.config())
+            case "initialize":
+                role.initialize(**request.arguments)
+                return Outcome()
+            case "generate":
+                operation = role.generate
+            case "inference":
+                operation = role.inference
+            case "train_step":
+                operation = role.train_step
+        return operation(self._storage.sample(request.ids, request.takes), request.arguments)
+
+    def _run(self, hook: Hook, shards: Sequence[Sample]) -> None:
+        match hook:
+            case Transfer():
+                for shard in shards:
+                    self._storage.keep(shard)
+            case Reallocate(source, target, eta):
+                self._roles[target].take_weights(self._roles[source].weights(), eta)

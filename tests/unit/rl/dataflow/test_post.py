@@ -1,0 +1,98 @@
+"""Order of requests on their way."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import combinations
+
+import pytest
+
+from hypha_ray.rl.dataflow.post import Post
+from hypha_ray.rl.dataflow.requests import (
+    Hook,
+    Name,
+    Reallocate,
+    Reply,
+    Request,
+    Transfer,
+)
+
+
+class Log:
+    """Workers that write down what they are sent, and answer in any order."""
+
+    def __init__(self, seed: int) -> None:
+        self.sent: dict[int, list[int]] = defaultdict(list)
+        self._random = random.Random(seed)
+
+    def send(self, request: Request) -> tuple[int, int]:
+        self.sent[request.worker].append(request.number)
+        return request.worker, request.number
+
+    def receive(self, replies: Sequence[tuple[int, int]], deadline_s: float) -> tuple[tuple[int, int], Reply]:
+        chosen = self._random.choice(replies)
+        return chosen, Reply(*chosen)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_any_two_workers_see_their_common_requests_in_one_order(seed: int) -> None:
+    rng, log = random.Random(seed), Log(seed)
+    post, open_requests = Post(log, 60), 0
+    for number in range(200):
+        name: Name = rng.choice(["generate", "inference", "train_step"])
+        post.request(*(Request(number, name, worker) for worker in rng.sample(range(5), rng.randint(1, 5))))
+        open_requests += 1
+        if rng.random() < 0.4:
+            post.flush()
+            for _ in range(rng.randint(0, open_requests)):
+                assert post.wait().done
+                open_requests -= 1
+
+    for one, other in combinations(log.sent.values(), 2):
+        common = set(one) & set(other)
+        assert [n for n in one if n in common] == [n for n in other if n in common]
+
+
+def test_blocking_requests_wait_for_the_flush_small_groups_first() -> None:
+    log = Log(0)
+    post = Post(log, 60)
+    post.request(Request(1, "train_step", 0), Request(1, "train_step", 1))
+    post.request(Request(2, "inference", 1))
+    post.request(Request(3, "spec", 0))
+
+    assert log.sent == {0: [3]}
+    post.flush()
+
+    assert log.sent == {0: [3, 1], 1: [2, 1]}
+
+
+ALLOWED = {
+    "before": {"generate": "TR", "inference": "TR", "train_step": "TR"},
+    "after": {"generate": "R", "inference": "R", "train_step": "R"},
+}
+HOOKS: dict[str, Hook] = {
+    "T": Transfer(()),
+    "R": Reallocate("actor", "rollout"),
+}
+NAMES: list[Name] = [
+    "fetch", "spec", "model_config", "clear_data_cache", "initialize", "generate", "inference", "train_step"
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("place", ["before", "after"])
+@pytest.mark.parametrize("hook", HOOKS)
+def test_hooks_stand_only_where_they_have_a_meaning(name: Name, place: str, hook: str) -> None:
+    hooks = {place: (HOOKS[hook],)}
+    if hook in ALLOWED[place].get(name, ""):
+        Request(1, name, 0, **hooks)  # type: ignore[arg-type]
+        return
+    with pytest.raises(ValueError, match=rf"{name}"):
+        Request(1, name, 0, **hooks)  # type: ignore[arg-type]
+
+
+def test_a_transfer_comes_first() -> None:
+    with pytest.raises(ValueError, match="Transfer can't stand at place 1"):
+        Request(1, "inference", 0, before=(HOOKS["R"], HOOKS["T"]))
