@@ -31,7 +31,7 @@ _BITS = {"int": (8, 16, 32, 64), "uint": (8, 16, 32, 64), "float": (16, 32, 64)}
 DTYPES = frozenset(f"{kind}{bits}" for kind, sizes in _BITS.items() for bits in sizes) | {"bool"}
 """Element types of a slice's tensors, by their numpy names."""
 
-Modality: TypeAlias = Literal["language", "vision", "prompts", "other"]
+Modality: TypeAlias = Literal["language", "vision", "audio", "prompts", "other"]
 
 _PROMPTS = {"input_ids": ("int32", 1), "attention_mask": ("int32", 1), "reward_data": ("uint8", 1)}
 """Dtype and number of dimensions of a prompt's tensors, by name."""

@@ -15,6 +15,20 @@ from tests.support.job_scripts import Done, Jobs
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
 BERT = {"model_type": "bert", "vocab_size": 384, "max_position_embeddings": 64, **SMALL}
 
+VIT = {"model_type": "vit", "image_size": 8, "patch_size": 4, **SMALL}
+WAV2VEC2 = {
+    "model_type": "wav2vec2",
+    "conv_dim": [16, 16],
+    "conv_kernel": [10, 4],
+    "conv_stride": [5, 4],
+    "num_feat_extract_layers": 2,
+    "num_conv_pos_embeddings": 8,
+    "num_conv_pos_embedding_groups": 2,
+    "mask_time_prob": 0.0,
+    "layerdrop": 0.0,
+    **SMALL,
+}
+
 
 def train(run_job: Jobs, model: Path, kind: str, data: Path, *further: str) -> Path:
     """A run of two workers; its folder."""
@@ -66,3 +80,38 @@ def test_csv_with_labels_trains_a_pretrained_encoder_to_tell_its_classes(run_job
     assert score(run_job, run, data)["accuracy"] >= 0.95
     config = json.loads((run / "model" / "config.json").read_text())
     assert config["id2label"] == {"0": "early", "1": "late"}
+
+
+def test_image_folder_trains_a_pretrained_model_to_tell_its_folders(run_job: Jobs, tmp_path: Path) -> None:
+    draws, model = np.random.default_rng(0), tmp_path / "vit"
+    for name, level in {"dark": 60, "light": 180}.items():
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(400):
+            pixels = draws.integers(level - 60, level + 60, (12, 12, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{number}.png")
+    build_model(Model(config=VIT, type="image-classification"), seed=0).save_pretrained(model)
+    ViTImageProcessorPil(size={"height": 8, "width": 8}).save_pretrained(model)
+    data = tmp_path / "data"
+    succeeded(run_job("--source", tmp_path / "photos", "--preprocessor", model, "--out", data, script="prepare"))
+    run = train(run_job, model, "image-classification", data)
+    assert score(run_job, run, data)["accuracy"] >= 0.95
+    config = json.loads((run / "model" / "config.json").read_text())
+    assert config["id2label"] == {"0": "dark", "1": "light"}
+    assert (run / "model" / "preprocessor_config.json").is_file()
+
+
+def test_audio_folder_trains_a_pretrained_model_to_tell_its_folders(run_job: Jobs, tmp_path: Path) -> None:
+    draws, model, seconds = np.random.default_rng(0), tmp_path / "wav2vec2", np.arange(400) / 800
+    for name, pitch in {"low": 20, "high": 160}.items():
+        (tmp_path / "sounds" / name).mkdir(parents=True)
+        for number in range(400):
+            tone = np.sin(2 * np.pi * (pitch * seconds + draws.random())) + draws.normal(0, 0.1, 400)
+            wavfile.write(tmp_path / "sounds" / name / f"{number}.wav", 800, tone.astype(np.float32))
+    build_model(Model(config=WAV2VEC2, type="audio-classification"), seed=0).save_pretrained(model)
+    Wav2Vec2FeatureExtractor(sampling_rate=800).save_pretrained(model)
+    data = tmp_path / "data"
+    succeeded(run_job("--source", tmp_path / "sounds", "--preprocessor", model, "--out", data, script="prepare"))
+    run = train(run_job, model, "audio-classification", data)
+    assert score(run_job, run, data)["accuracy"] >= 0.95
+    config = json.loads((run / "model" / "config.json").read_text())
+    assert config["id2label"] == {"0": "high", "1": "low"}

@@ -23,6 +23,9 @@ Tokens: TypeAlias = npt.NDArray[np.int32]
 FOLDER = "tokenizer"
 """Name of the tokenizer's folder beside the slices; the tokenizer is exported with the trained model."""
 
+PREPROCESSOR = "preprocessor"
+"""Name of the folder of an image processor or feature extractor; it is exported as well."""
+
 
 class Encoder(Protocol):
     """Encodes documents as one sequence of token ids, with an end token after each document."""
@@ -145,15 +148,20 @@ def padding_of(tokenizer: Any, name: str) -> int:
     return require_end(tokenizer, name) if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
 
 
-def save_tokenizer(tokenizer: Any, folder: Path, name: str, revision: str | None = None) -> PreprocessorInfo:
-    """Save a tokenizer in a dataset's folder.
+def save_preprocessor(preprocessor: Any, folder: Path) -> None:
+    """Save a tokenizer, an image processor or a feature extractor as a new folder.
 
     The folder is made elsewhere first: the library that writes it accepts only names in UTF-8.
     """
     with tempfile.TemporaryDirectory() as scratch:
         new = Path(scratch) / "new"  # Unlike the scratch folder, it has the usual permissions.
-        tokenizer.save_pretrained(new)
-        shutil.copytree(new, folder / FOLDER)
+        preprocessor.save_pretrained(new)
+        shutil.copytree(new, folder)
+
+
+def save_tokenizer(tokenizer: Any, folder: Path, name: str, revision: str | None = None) -> PreprocessorInfo:
+    """Save a tokenizer in a dataset's folder."""
+    save_preprocessor(tokenizer, folder / FOLDER)
     return PreprocessorInfo(name, revision, FOLDER, len(tokenizer))
 
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
+from hypha_ray.data.preparation.sources.media_folders import medium_of
 from hypha_ray.errors import ConfigError
 
 PROBLEMS, GYM = "problems:", "reasoning-gym:"
 GENERATED: Final = (PROBLEMS, GYM)
 """Beginnings of sources whose prompts are generated."""
-Kind: TypeAlias = Literal["documents", "images", "prompts", "chats", "texts"]
+Kind: TypeAlias = Literal["documents", "images", "prompts", "chats", "texts", "recordings"]
 """Samples of a dataset, in the plural."""
 
 
@@ -30,12 +31,18 @@ class Options:
     """byte or characters (no download), or a Hugging Face name or local folder"""
     tokenizer_revision: str | None = None
     """branch, tag or commit of the tokenizer"""
+    preprocessor: str | None = None
+    """Hugging Face name or local folder of an image processor or feature extractor, for images or recordings"""
+    preprocessor_revision: str | None = None
+    """branch, tag or commit of the preprocessor"""
     seq_len: int = 256
     """tokens in a sample; longer prompts are left out, and longer chats are cut off"""
     samples_per_slice: int = 1024
-    """samples in a slice, the unit of data sent to workers"""
+    """samples in a slice, the unit of data sent to workers; fewer images or recordings if they exceed 64 MB"""
+    max_seconds: float = 10.0
+    """length at which recordings are cut off, in seconds"""
     validation_fraction: float = 0.05
-    """fraction of the documents, images or different prompts to hold out"""
+    """fraction of the documents, or of the different samples, to hold out"""
     validation_samples: int = 256
     """most samples to hold out"""
     seed: int = 0
@@ -55,8 +62,12 @@ class Options:
     """column that has completions of prompts, which alone have a loss; without --chat no template is applied"""
     chat_template: Path | None = None
     """file of a Jinja template for chats; default: the tokenizer's"""
+    image_column: str | None = None
+    """column that has images: paths, or contents of files"""
+    audio_column: str | None = None
+    """column that has recordings: paths, or contents of WAV files"""
     label_column: str | None = None
-    """column that has a label, or a list of labels, of each text; of a list of words one label each"""
+    """column that has a label, or a list of labels, of each text or file; of a list of words one label each"""
     prompt_column: str | None = None
     """column that has prompts; without --completion-column the dataset is one of prompts for reinforcement learning"""
     answer_column: str | None = None
@@ -83,15 +94,22 @@ class Options:
     @property
     def kind(self) -> Kind:
         """Kind of the samples."""
-        if self.source.startswith(GENERATED):
-            return "prompts"
-        if self.label_column is not None:
-            return "texts"
-        if self.completion_column is not None or self.messages_column is not None:
-            return "chats"
-        if self.prompt_column is not None:
-            return "prompts"
-        return "chats" if self.chat else "images" if self.source == "digits" else "documents"
+        marks: tuple[tuple[Kind, bool], ...] = (
+            ("prompts", self.source.startswith(GENERATED)),
+            ("images", self.image_column is not None or self.source == "digits"),
+            ("recordings", self.audio_column is not None),
+            ("texts", self.label_column is not None),
+            ("chats", self.completion_column is not None or self.messages_column is not None),
+            ("prompts", self.prompt_column is not None),
+            ("chats", self.chat),
+        )
+        marked = next((kind for kind, there in marks if there), None)
+        return marked or medium_of(self.source, mixed=self.preprocessor is not None) or "documents"
+
+    @property
+    def media_column(self) -> str | None:
+        """Column of images or recordings."""
+        return self.audio_column if self.image_column is None else self.image_column
 
     @property
     def is_templated(self) -> bool:
@@ -120,19 +138,22 @@ class Options:
         """Refuse options of prompts, chats and labels that would have no effect."""
         of_answers = ("answer_column", "answer_pattern", "task", "keep_columns")
         columns = ("messages_column", "prompt_column", "completion_column", "label_column")
+        media = ("image_column", "audio_column", "preprocessor")
         if self.source.startswith(GENERATED):
-            self._refuse((*columns, *of_answers), f"has no effect on generated prompts, --source {self.source}")
+            self._refuse((*columns, *media, *of_answers), f"has no effect on generated prompts, --source {self.source}")
         elif self.source in ("stdlib", "digits"):
-            self._refuse((*columns, "chat"), f"has no effect on --source {self.source}, which has no columns")
+            self._refuse((*columns, *media, "chat"), f"has no effect on --source {self.source}, which has no columns")
         if self.messages_column is not None:
             self._refuse(("prompt_column", "completion_column"), "and --messages-column exclude each other")
-        if self.label_column is not None:
-            self._refuse((*columns[:-1], "chat"), "and --label-column exclude each other")
+        for name in ("label_column", "image_column", "audio_column"):
+            if getattr(self, name) is not None:
+                self._refuse((*columns[:-1], "chat"), f"and --{name.replace('_', '-')} exclude each other")
+        self._check_media()
         if self.kind == "chats":
             self._refuse(of_answers, "has no effect on chats")
         if self.prompt_column is None:
             self._refuse(("completion_column", *of_answers), "has no effect without --prompt-column")
-        if self.report and self.kind in ("images", "prompts"):
+        if self.report and self.kind in ("images", "recordings", "prompts"):
             raise ConfigError("PREP007", f"--report has no effect on {self.kind}", fix="leave it out")
         if not self.is_templated:
             self._refuse(("system", "chat_template"), "has no effect without --chat")
@@ -144,6 +165,21 @@ class Options:
             re.compile(self.answer_pattern or "")
         except re.error as error:
             raise _out_of_range("answer_pattern", f"{self.answer_pattern}: {error}", "a regular expression") from None
+
+    def _check_media(self) -> None:
+        """Refuse images and recordings without a preprocessor, and a preprocessor without them."""
+        if not self.max_seconds > 0 or not math.isfinite(self.max_seconds):
+            raise _out_of_range("max_seconds", self.max_seconds, "more than 0")
+        if self.image_column is not None:
+            self._refuse(("audio_column",), "and --image-column exclude each other")
+        if self.kind not in ("images", "recordings"):
+            self._refuse(("preprocessor", "preprocessor_revision"), f"has no effect on {self.kind}")
+        elif self.source != "digits" and self.preprocessor is None:
+            what, fix = (
+                f"{self.kind} need --preprocessor",
+                "name the model to train, such as google/vit-base-patch16-224",
+            )
+            raise ConfigError("PREP012", what, fix=fix)
 
     def _refuse(self, names: tuple[str, ...], why: str) -> None:
         for name in names:

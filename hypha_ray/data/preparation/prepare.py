@@ -20,6 +20,7 @@ from hypha_ray.data.manifest import Manifest, Modality, PreprocessorInfo
 from hypha_ray.data.preparation.encoders import Encoder, Tokens, load_encoder
 from hypha_ray.data.preparation.kinds.chats import write_chats
 from hypha_ray.data.preparation.kinds.labelled_texts import write_texts
+from hypha_ray.data.preparation.kinds.media import write_media
 from hypha_ray.data.preparation.kinds.prompts import write_prompts
 from hypha_ray.data.preparation.options import Kind, Options
 from hypha_ray.data.preparation.packing import Held, batches, digest, hold_out, pack, shuffle
@@ -42,12 +43,15 @@ _MODALITIES: Final[dict[Kind, Modality]] = {
     "chats": "language",
     "texts": "language",
     "images": "vision",
+    "recordings": "audio",
     "prompts": "prompts",
 }
 _USED: Final[dict[Kind, str]] = {
     "prompts": "prompt and answer are",
     "chats": "those of the chats are",
     "texts": "text and label are",
+    "images": "image and label are",
+    "recordings": "recording and label are",
 }
 """Columns that are used, for the account."""
 
@@ -74,7 +78,7 @@ def prepare(options: Options, report: Report) -> Manifest:
             tensors=writer.tensors,
             preprocessor=preprocessor,
             classes=writer.classes,
-            origin=None if options.kind == "images" else account.origin(),
+            origin=None if options.source == "digits" else account.origin(),
         )
         manifest.save(folder)
     return manifest
@@ -82,8 +86,9 @@ def prepare(options: Options, report: Report) -> Manifest:
 
 def _write(options: Options, writer: SliceWriter, report: Report, account: Account) -> PreprocessorInfo | None:
     match options.kind:
-        case "images":
-            return _write_digits(options, writer)
+        case "images" | "recordings":
+            is_digits = options.source == "digits"
+            return _write_digits(options, writer) if is_digits else write_media(options, writer, report, account)
         case "prompts":
             return write_prompts(options, writer, report, account)
         case "chats":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hypha_ray.data.catalogue import UNFINISHED
 from hypha_ray.data.manifest import MANIFEST
-from hypha_ray.data.preparation.encoders import FOLDER
+from hypha_ray.data.preparation.encoders import FOLDER, PREPROCESSOR
 from hypha_ray.errors import ConfigError, DataError
 
 
@@ -71,5 +71,5 @@ def _clear(out: Path) -> None:
 
 def _belongings(out: Path) -> list[Path]:
     """Files of a dataset, the manifest first."""
-    found = [out / MANIFEST, out / FOLDER, *sorted(out.glob("*.safetensors"))]
+    found = [out / MANIFEST, out / FOLDER, out / PREPROCESSOR, *sorted(out.glob("*.safetensors"))]
     return [path for path in found if path.exists()]

@@ -18,9 +18,10 @@ import numpy.typing as npt
 
 from hypha_ray.data.manifest import ClassInfo, PreprocessorInfo
 from hypha_ray.data.preparation.encoders import Tokens, padding_of, require_fast, save_tokenizer, tokenizer_of
+from hypha_ray.data.preparation.kinds.labels import class_names, numbered
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
-from hypha_ray.data.preparation.sources.labelled import Label, LabelledText, labelled_texts
+from hypha_ray.data.preparation.sources.labelled import LabelledText, labelled_texts
 from hypha_ray.data.preparation.splitting import Rows, split, write_split
 from hypha_ray.data.provenance import Account, counted
 from hypha_ray.data.slices import Arrays
@@ -64,15 +65,6 @@ def write_texts(options: Options, writer: SliceWriter, report: Report, account: 
     padding, longest = padding_of(tokenizer, options.tokenizer), max(len(ids) for ids, _ in samples)
     write_split(splits, lambda rows: _arrays(samples, rows, longest, padding), options.samples_per_slice, writer)
     return save_tokenizer(tokenizer, writer.folder, options.tokenizer, options.tokenizer_revision)
-
-
-def class_names(labels: Iterable[Label], known: Sequence[str]) -> tuple[str, ...]:
-    """Names of all classes, by number: those known, otherwise whole numbers by size and texts by alphabet."""
-    if known:
-        return tuple(known)
-    names = {name for label in labels for name in ([label] if isinstance(label, str) else label)}
-    whole = all(name.lstrip("-").isdecimal() for name in names)
-    return tuple(sorted(names, key=(lambda name: (int(name), name)) if whole else None))
 
 
 def _common_kind(found: Sequence[LabelledText]) -> LabelKind:
@@ -147,10 +139,8 @@ def _encodings(tokenizer: Any, part: Sequence[LabelledText], options: Options) -
 
 def _labels(one: LabelledText, words: Sequence[int | None], numbers: dict[str, int], several: bool) -> Labels:
     """Labels of a text, or of the first token of each word."""
-    if isinstance(one.label, str):
-        return np.array(numbers[one.label], np.int32)
-    if several:
-        return np.array([name in one.label for name in numbers], np.uint8)
+    if several or isinstance(one.label, str):
+        return numbered(one.label, numbers)
     found = np.full(len(words), IGNORE_INDEX, np.int32)
     before = None
     for place, word in enumerate(words):

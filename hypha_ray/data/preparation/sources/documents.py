@@ -11,7 +11,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -219,8 +219,18 @@ def _hub(name: str, options: Options, reader: Reader[T], account: Account, saved
                 name, options.subset, split=options.split, revision=options.revision, streaming=True
             )
         where = f"dataset {readable(name)!r}"
-        rows = named_classes(loaded, loaded.features, reader.columns)
+        rows = named_classes(_encoded(loaded), loaded.features, reader.columns)
         yield from reader.of_rows(((f"{where}, row {number}", row) for number, row in enumerate(rows, 1)), account)
+
+
+def _encoded(loaded: Any) -> Any:
+    """A dataset whose images and recordings stay as in their files, since a preprocessor decodes those it needs."""
+    import datasets
+
+    for name, feature in (loaded.features or {}).items():
+        if isinstance(feature, datasets.Image | datasets.Audio):
+            loaded = loaded.cast_column(name, type(feature)(decode=False))
+    return loaded
 
 
 @contextmanager

@@ -1,0 +1,65 @@
+"""Recordings as tensors: WAV files at the preprocessor's rate, cut off or padded to one length."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from hypha_ray.data.provenance import Account
+from hypha_ray.data.slices import Arrays
+
+Wave: TypeAlias = npt.NDArray[np.float32]
+"""Samples of a recording from -1 to 1, [T]."""
+
+
+class Recordings:
+    """Makes tensors of recordings by a feature extractor; `max_seconds` is the length at which they are cut off."""
+
+    def __init__(self, extractor: Any, max_seconds: float) -> None:
+        self._extractor, self._rate = extractor, int(extractor.sampling_rate)
+        self._most, self._seconds = round(max_seconds * self._rate), max_seconds
+        self._longest = 1
+
+    def decode(self, content: bytes) -> Wave:
+        """The samples of a WAV file, the mean of its channels, at the extractor's rate.
+
+        Raises:
+            ValueError: it isn't a WAV file, or is damaged.
+
+        """
+        from scipy.io import wavfile
+        from scipy.signal import resample_poly
+
+        rate, wave = wavfile.read(io.BytesIO(content))
+        if not len(wave):
+            raise ValueError("an empty recording")
+        if wave.dtype.kind in "iu":  # Bytes are unsigned, and everything else is signed.
+            half = 1 << (8 * wave.dtype.itemsize - 1)
+            wave = wave.astype(np.float64) / half - (wave.dtype.kind == "u")
+        mono = wave.mean(axis=1) if wave.ndim > 1 else wave
+        return np.asarray(mono if rate == self._rate else resample_poly(mono, self._rate, rate), np.float32)
+
+    def examine(self, wave: Wave, account: Account) -> None:
+        """Take the length of a recording into account, once."""
+        self._longest = max(self._longest, min(len(wave), self._most))
+        if len(wave) > self._most:
+            reason = f"behind the first {self._seconds:g} seconds, see --max-seconds"
+            account.leave_out("parts of recordings", reason)
+
+    def tensors(self, waves: Sequence[Wave]) -> Arrays:
+        """Tensors of recordings, all of one length."""
+        made = self._extractor(
+            [wave[: self._most] for wave in waves],
+            sampling_rate=self._rate,
+            padding="max_length",
+            max_length=self._longest,
+            truncation=True,
+            return_tensors="np",
+        )
+        audio = made["input_values"] if "input_values" in made else made["input_features"]
+        mask = {"attention_mask": np.asarray(made["attention_mask"], np.int32)} if "attention_mask" in made else {}
+        return {"audio": np.asarray(audio, np.float32), **mask}
