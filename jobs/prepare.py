@@ -5,8 +5,8 @@
     python jobs/prepare.py --source 'texts/**/*.txt' --tokenizer gpt2 --seq-len 1024 --out texts-gpt2
     python jobs/prepare.py --source Salesforce/wikitext --subset wikitext-103-raw-v1 --tokenizer gpt2 --out wikitext
     python jobs/prepare.py --source chats.jsonl --chat --tokenizer Qwen/Qwen2.5-0.5B-Instruct --out data/chats --report
-    python jobs/prepare.py --source reviews.csv --label-column sentiment --tokenizer bert-base-uncased --out data/reviews
-    python jobs/prepare.py --source flowers --preprocessor google/vit-base-patch16-224 --out data/flowers
+    python jobs/prepare.py --source reviews.csv --label-column sentiment --tokenizer bert-base-cased --out reviews
+    python jobs/prepare.py --source flowers --preprocessor google/vit-base-patch16-224 --out flowers
     python jobs/prepare.py --source problems:sort2 --tokenizer characters --out data/sort2
     python jobs/prepare.py --source gsm8k.jsonl --prompt-column question --answer-column answer --task gsm8k \
         --tokenizer Qwen/Qwen2.5-0.5B-Instruct --chat --out data/gsm8k

@@ -8,6 +8,12 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from PIL import Image
+from scipy.io import wavfile
+from transformers import Wav2Vec2FeatureExtractor
+from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
 from hypha_ray.config.schema import Model
 from hypha_ray.model.loading.build import build_model
 from tests.support.job_scripts import Done, Jobs
