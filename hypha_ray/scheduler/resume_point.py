@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypha_ray.scheduler.rounds.round import total_tokens
+from hypha_ray.scheduler.rounds.metrics import total_tokens
 from hypha_ray.types import Delta, Layout
 
 

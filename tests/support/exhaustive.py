@@ -31,8 +31,9 @@ def _core_key(core: Any) -> Any:
     ledger, hashes = strategy._plans.ledger, core._weight_hashes
     slots = [_slot_key(slot) for slot in roster.slots.values()]
     books = (ledger.state(), sorted((number, spans) for number, spans in ledger._held.items() if spans))
-    rounds = [_round_key(one) for one in (strategy.current, *strategy._pending.awaiting_merge)]
-    evaluation = strategy._pending.evaluation
+    rounds = [type(strategy.state).__name__, _round_key(strategy.current)]
+    rounds += [(_round_key(one.round), sorted(one.merging)) for one in strategy._pending.awaiting_merge]
+    evaluation = strategy._pending._evaluation
     evaluation = evaluation and (sorted(evaluation.pending.items()), sorted(evaluation.lost))
     trust = (
         core._layout_sha256,
@@ -64,7 +65,7 @@ def _round_key(one: Any) -> Any:
     if one is None:
         return None
     deltas = sorted((number, delta.source.incarnation) for number, delta in one.deltas.items())
-    return one.number, one.closed, sorted(one.awaiting), deltas, sorted(one.replay_plans), sorted(one.merging)
+    return one.number, sorted(one.awaiting), deltas, sorted(one.replay_plans)
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,14 @@ PATHS = (
         f"hypha_ray.scheduler.{part}"
         for part in (
             "fleet.worker_state",
+            "rounds.metrics",
             "rounds.round",
             "fleet.slot",
             "fleet.roster",
             "fleet.strikes",
             "failures",
             "fleet.weight_hashes",
+            "rounds.evaluation",
             "rounds.pending",
             "planning.worker_plans",
             "planning.validation",
@@ -54,8 +56,8 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "a worker that makes no progress is kept": ("roster", "> self._job.worker.stall_s:", "> 1e9:"),
     "who merges or evaluates may do so for ever": (
         "barrier",
-        "return late | self._pending.busy(self.current.weights_version)",
-        "return late",
+        "                return self._pending.busy(current.weights_version)",
+        "                return set()",
     ),
     "the scheduler's own absence counts": ("core", "self._roster.defer(late_s)", "pass"),
     "leases aren't deferred": ("leases", "expiry_s=lease.expiry_s + seconds", "expiry_s=lease.expiry_s"),
@@ -89,8 +91,8 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     # ── rounds
     "a delta is taken twice": (
         "barrier",
-        "or worker in current.deltas or worker not in current.awaiting",
-        "or worker not in current.awaiting",
+        "or worker in state.round.deltas or worker not in state.round.awaiting",
+        "or worker not in state.round.awaiting",
     ),
     "deltas of another round are taken": (
         "barrier",
@@ -128,10 +130,10 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "            self.ledger.release(worker, ahead.get(worker, ()))\n",
         "            pass\n",
     ),
-    "a grace time never ends": ("barrier", "self.grace_until = now + self._job.sync.grace_s", "pass"),
+    "a grace time never ends": ("barrier", "state.grace_until = now + self._job.sync.grace_s", "pass"),
     "deltas are weighed alike": (
-        "barrier",
-        "weights = tuple(weight(self._job.sync, delta) for",
+        "round",
+        "weights = tuple(weight(sync, delta) for",
         "weights = tuple(1 for",
     ),
     "weights are sent as differences to whoever": (
@@ -152,8 +154,8 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         'state["workers"] = {}\n        self._out.put(c.Persist(',
     ),
     "the result is waited for from the lost": ("pending", "one.merging.discard(worker)", "pass"),
-    "a lost share is forgotten": ("pending", "self.evaluation.lose(worker)", "pass"),
-    "a lost share isn't handed out": ("round", "self.pending[worker] = self.lost.pop()", "return ()"),
+    "a lost share is forgotten": ("pending", "self._evaluation.lose(worker)", "pass"),
+    "a lost share isn't handed out": ("evaluation", "self.pending[worker] = self.lost.pop()", "return ()"),
     "nobody limits the wait for an evaluation": (
         "core",
         "(strategy.unevaluated if strategy.final else",
@@ -173,18 +175,18 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "two rounds are reduced at a time": ("barrier", "if len(self._in_flight) == 1:", "if True:"),
     "the next round in flight isn't reduced": (
         "barrier",
-        "        if self._in_flight:\n            self._send_to_server(self._in_flight[0])\n",
+        "        if self._in_flight:\n            self._out.put(self._in_flight[0].reduction(self._job.sync))\n",
         "",
     ),
     "rounds begin without the weights that are due": (
         "barrier",
-        "current.closed and self._planner.due(current.number + 1) <= self.latest_version",
-        "current.closed",
+        "if self._planner.due(number) <= self.latest_version:",
+        "if True:",
     ),
     "what is in flight is given out again": (
         "barrier",
-        "kept = self.current, {worker: self._delivered_by(worker) for worker in self._roster.slots}",
-        "kept = self.current, dict.fromkeys(self._roster.slots, ())",
+        "kept = self._taking, {worker: self._delivered_by(worker) for worker in self._roster.slots}",
+        "kept = self._taking, dict.fromkeys(self._roster.slots, ())",
     ),
     "a plan's samples are given out again": (
         "barrier",
@@ -249,8 +251,8 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     # ── without a barrier
     "turns are given while weights are made": (
         "asynchronous",
-        "or self.final or self._queue.reducing:",
-        "or self.final:",
+        "Training) or self._queue.reducing:",
+        "Training):",
     ),
     "deltas of another turn are taken": ("asynchronous", "event.round == member.plan.round", "True"),
     "a delta waits for ever": (
@@ -260,7 +262,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "the grace time is over for nobody": (
         "asynchronous",
-        "            self._reduce()\n\n    # ── workers",
+        "            self._reduce(self.state)\n\n    # ── workers",
         "            pass\n\n    #",
     ),
     "a lost worker's turn isn't over": ("asynchronous", "        self._training.pop(member)\n", ""),
@@ -292,7 +294,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "what a lost worker should evaluate is waited for": (
         "asynchronous",
-        "            self._pending.evaluation = None  # No joining worker will have its weights.",
+        "            self._pending.cancel_evaluation()  # No joining worker will have its weights.",
         "            pass",
     ),
     "norms of merged deltas are forgotten": (
@@ -305,8 +307,8 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "a verdict on other deltas is taken": ("arrival_queue", "verdict.round == self.step", "True"),
     "a joiner is to evaluate weights that it doesn't get": (
         "asynchronous",
-        "self._pending.evaluation is not None and self._queue.committed:",
-        "self._pending.evaluation is not None:",
+        "self._pending.hand_out(member.source.worker, self.commit_before(self._queue.step))",
+        "self._pending.hand_out(member.source.worker, self.current and self.current.number - 1)",
     ),
     "steps begin anew": ("arrival_queue", 'int(past.state.get("step", 0))', "0"),
     "merged deltas aren't counted": ("arrival_queue", "self.merged += len(taken)", "self.merged += bool(taken)"),

@@ -328,7 +328,7 @@ class Books:
     def _check_round(self, strategy: Any, leased: set[int]) -> None:
         current, in_flight = strategy.current, strategy._in_flight
         assert all(one.deltas and one.number >= len(self.log) for one in in_flight), "nothing is in flight"
-        if current is None or current.closed:
+        if not strategy.open:
             return
         owners = {*leased, *current.replay_plans}.union(current.deltas, *(one.deltas for one in in_flight))
         held = strategy._plans.ledger._held

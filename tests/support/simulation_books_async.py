@@ -149,7 +149,7 @@ class AsyncBooks(Books):
         )
         training = set(strategy._training.rounds)
         assert not training & on_their_way, "a number trains while its delta is on its way"
-        if strategy.next is None and not current.final and not queue.reducing:
+        if strategy.open and not strategy.final and not queue.reducing:
             free = {slot.number for slot in self.roster.slots.values() if slot.working and not slot.excluded}
             assert free <= training | on_their_way, "a worker has nothing to do"
             assert not queue.arrived or strategy.grace_until is not None, "a delta is kept waiting"

@@ -237,6 +237,11 @@ class Roster:
         """A worker has done its final plan: its silence means nothing, and it needs no successor."""
         self.slots[number].done = True
 
+    def rest_idle(self) -> None:
+        """Trust the batch times of workers without a batch in the round less."""
+        for member in self.members:
+            member.rest_if_idle()
+
     def state(self) -> dict[str, dict[str, float]]:
         """State of each slot for a later scheduler, as plain JSON."""
         found = {}

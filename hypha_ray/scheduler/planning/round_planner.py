@@ -49,7 +49,7 @@ class RoundPlanner:
         return max(self._first, version_due(self._job, number))
 
     def plan_round(
-        self, number: int, members: Sequence[WorkerState], newest: int, now: float
+        self, number: int, members: Sequence[WorkerState], newest: int, started_at: float
     ) -> tuple[Round, list[Command]]:
         """Plan a round, with weights up to a number there; the one after the last only evaluates.
 
@@ -65,7 +65,7 @@ class RoundPlanner:
         paces = paces_at_start(members, bool(shares), equal)
         allocation = plan_batches(paces, 0 if final else self._job.samples(number))
         known = number > 0 and not final and not equal
-        opened = Round(number, now, allocation.finish_s if known else None, final, shares, weights)
+        opened = Round(number, started_at, allocation.finish_s if known else None, shares, weights)
         commands: list[Command] = []
         for member in members:
             worker = member.source.worker
@@ -80,6 +80,7 @@ class RoundPlanner:
             commands += self.plans.start(member, plan, newest)
             if spans:
                 opened.awaiting.add(worker)
+        opened.overlapped = any(one.overlap_spans for one in members) or self.due(number + 1) <= number
         return opened, commands
 
     def plan_joiner(self, current: Round, member: WorkerState, share: tuple[Span, ...], newest: int) -> list[Command]:
@@ -89,7 +90,8 @@ class RoundPlanner:
         """
         worker = member.source.worker
         orphan = current.replay_plans.pop(worker, None)
-        blank = Plan(current.number, 0, (), member.batch_size, final=current.final)
+        final = current.number == self._job.rounds.update_rounds
+        blank = Plan(current.number, 0, (), member.batch_size, final=final)
         plan = replace(blank if orphan is None else orphan, version=0, evaluate=share)
         feeds = self.plans.feed(member, [span.slice for span in (*share, *plan.spans)])
         return [*feeds, *self.plans.start(member, plan, newest)]
@@ -100,7 +102,7 @@ class RoundPlanner:
         Nothing is done unless the plans that are out miss the target, or new ones would end the round notably earlier.
         """
         members = [member for member in members if member.source.worker not in current.deltas]
-        if self._fixed or not members or current.final:
+        if self._fixed or not members:
             return 0.0, []
         every_s = self._job.report_interval_s
         origin, fleet = standings(members, current.started_at, current.evaluating, every_s, now)
@@ -136,7 +138,7 @@ class RoundPlanner:
         return self.plans.assign(member, batches * member.batch_size)
 
     def _equal_in(self, number: int) -> bool:
-        """Do all workers get equally much in a round?"""
+        """Whether all workers get equally much in a round."""
         return self._equal or number < self._job.rounds.warmup_rounds
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hypha_ray.scheduler.fleet.worker_state import WorkerState
-from hypha_ray.scheduler.rounds.round import Round, train_speeds
+from hypha_ray.scheduler.rounds.metrics import Outcome, RoundFigures, train_speeds
 from hypha_ray.types import Contribution, Delta, Rejection, Span, Verdict
 
 
@@ -63,55 +63,51 @@ class ReceivedDelta:
 
 
 @dataclass(slots=True)
-class AsyncRound(Round):
+class AsyncRound:
     """A round without a barrier: it ends with so many accepted deltas, of any workers.
 
-    Of what a round has beside that, `worked_s` and `waited_s` are sums over the turns that began in it.
+    Its figures are sums over the turns that began in it.
     """
 
-    size: int = 1
+    number: int
+    started_at: float
+    size: int
+    """Accepted deltas with which it ends."""
+    figures: RoundFigures = field(default_factory=RoundFigures)
     accepted: list[tuple[Contribution, ReceivedDelta, int]] = field(default_factory=list)
     """Accepted deltas in order, with their staleness."""
     rejected: list[Rejection] = field(default_factory=list)
-    fleet: int = 0
-    """Workers that are at work when it ends."""
-    ended_at: float = 0.0
     bytes_up: int = 0
     weight: int = 0
     """Sum of the accepted deltas' weights."""
-    accepted_samples: int = 0
+    samples: int = 0
+    """Samples behind the accepted deltas."""
     merges: int = 0
+    """Turns that began after a delta of the same worker."""
 
     @property
     def whole(self) -> bool:
         """Whether there are deltas enough."""
         return len(self.accepted) >= self.size
 
-    @property
-    def samples(self) -> int:
-        """Samples behind the deltas that are accepted."""
-        return self.accepted_samples
-
     def accept(self, contribution: Contribution, arrival: ReceivedDelta, staleness: int, weight: int) -> None:
         """Take a delta in, which has a weight in the mean."""
         self.accepted.append((contribution, arrival, staleness))
-        self.accepted_samples += arrival.delta.samples
+        self.samples += arrival.delta.samples
         self.weight += weight
 
     def began(self, worker: int, waited_s: float | None, worked_s: float, sent_bytes: int) -> None:
-        """Note that a worker has weights to begin with, for which it has waited since its last delta, if it had one."""
-        self.bytes_down += sent_bytes
-        self.worked_s[worker] = self.worked_s.get(worker, 0.0) + worked_s
+        """Count weights that a worker has merged; it has waited for them since its last delta, if it had one."""
+        figures = self.figures
+        figures.bytes_down += sent_bytes
+        figures.worked_s[worker] = figures.worked_s.get(worker, 0.0) + worked_s
         if waited_s is not None:
-            self.waited_s[worker] = self.waited_s.get(worker, 0.0) + waited_s
+            figures.waited_s[worker] = figures.waited_s.get(worker, 0.0) + waited_s
             self.merges += 1
 
-    def end(self, update_norm: float, fleet: int, now: float) -> Verdict:
-        """The round is over; returns what became of all of its deltas."""
-        self.closed, self.fleet, self.ended_at = True, fleet, now
-        accepted = tuple(one for one, _, _ in self.accepted)
-        self.verdict = Verdict(self.number, accepted, tuple(self.rejected), update_norm)
-        return self.verdict
+    def verdict(self, update_norm: float) -> Verdict:
+        """Verdict on all of the round's deltas."""
+        return Verdict(self.number, tuple(one for one, _, _ in self.accepted), tuple(self.rejected), update_norm)
 
     @property
     def spans(self) -> tuple[tuple[int, tuple[Span, ...]], ...]:
@@ -121,26 +117,47 @@ class AsyncRound(Round):
             found[one.worker] = found.get(one.worker, ()) + arrival.delta.spans
         return tuple(sorted(found.items()))
 
+
+@dataclass(frozen=True, slots=True)
+class CommittedAsyncRound:
+    """A round whose record waits for the evaluation of the weights before it."""
+
+    round: AsyncRound
+    outcome: Outcome
+    workers: int
+    """Workers that were at work when it ended."""
+    ended_at: float
+
+    @property
+    def number(self) -> int:
+        """Number of the round."""
+        return self.round.number
+
+    @property
+    def merging(self) -> set[int]:
+        """Workers whose merge is waited for: none, because each begins its turn with the newest weights."""
+        return set()
+
     def record(self, rounds: int, elapsed_s: float, epoch: int) -> dict[str, Any]:
-        """The metrics of the round, one of so many, and the run's totals with it; see docs/telemetry.md."""
-        assert self.verdict is not None
-        deltas = [arrival.delta for _, arrival, _ in self.accepted]
-        staleness = [stale for _, _, stale in self.accepted]
+        """Metrics of the round, one of so many, and the run's totals with it; see docs/telemetry.md."""
+        done = self.round
+        deltas = [arrival.delta for _, arrival, _ in done.accepted]
+        staleness = [stale for _, _, stale in done.accepted]
         batches: Counter[int] = Counter()
         for delta in deltas:
             batches[delta.source.worker] += delta.batches
-        time_s = self.ended_at - self.started_at
+        time_s = self.ended_at - done.started_at
         return {
-            **self._figures(deltas, self.verdict, time_s, rounds, elapsed_s),
+            **done.figures.record(self.outcome, deltas, time_s, rounds, elapsed_s),
             "finish_s": time_s,
             "predicted_s": None,
             "plan_error": None,
             **train_speeds(deltas),
-            "workers": self.fleet,
+            "workers": self.workers,
             "batches": dict(sorted(batches.items())),
-            "bytes_up": self.bytes_up,
-            "sync_s": sum(self.waited_s.values()) / max(1, self.merges),
-            "rejected": len(self.rejected),
+            "bytes_up": done.bytes_up,
+            "sync_s": sum(done.figures.waited_s.values()) / max(1, done.merges),
+            "rejected": len(done.rejected),
             "arrivals": len(deltas),
             "staleness_mean": sum(staleness) / len(staleness),
             "staleness_max": max(staleness),

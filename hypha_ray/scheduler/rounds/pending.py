@@ -1,8 +1,10 @@
-"""Rounds that are over, and evaluations, until all is known for their records."""
+"""Rounds that are committed, and the evaluation of weights, until all is known for their records."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
+from typing import Any, Generic, Protocol, TypeVar
 
 from hypha_ray.config import Job
 from hypha_ray.model.tasks.table import find_task
@@ -10,10 +12,29 @@ from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.ledger.ledger import Ledger
 from hypha_ray.scheduler.messages import Outbox
 from hypha_ray.scheduler.resume_point import RunTotals
-from hypha_ray.scheduler.rounds.round import Evaluation, Round
+from hypha_ray.scheduler.rounds.evaluation import Evaluation
+from hypha_ray.types import Evaluated, Span
 
 
-class PendingRounds:
+class Committed(Protocol):
+    """A committed round of some strategy."""
+
+    @property
+    def number(self) -> int:
+        """Number of the round."""
+
+    @property
+    def merging(self) -> set[int]:
+        """Workers that still have to merge its result."""
+
+    def record(self, rounds: int, elapsed_s: float, epoch: int) -> dict[str, Any]:
+        """Metrics of the round, one of so many, and the run's totals with it."""
+
+
+C = TypeVar("C", bound=Committed)
+
+
+class PendingRounds(Generic[C]):
     """Committed rounds whose results some workers have yet to merge, and the evaluation that goes on.
 
     Args:
@@ -27,26 +48,64 @@ class PendingRounds:
     def __init__(self, job: Job, tally: RunTotals, ledger: Ledger, out: Outbox) -> None:
         self._rounds, self._totals, self._ledger, self._out = job.rounds.update_rounds, tally, ledger, out
         self._perplexity = find_task(job.model.type).perplexity
-        self.awaiting_merge: deque[Round] = deque()
+        self.awaiting_merge: deque[C] = deque()
         """Oldest first."""
-        self.evaluation: Evaluation | None = None
+        self._evaluation: Evaluation | None = None
+
+    # ── the evaluation ────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def evaluating(self) -> bool:
+        """Whether an evaluation goes on."""
+        return self._evaluation is not None
+
+    @property
+    def share_is_lost(self) -> bool:
+        """Whether a part of the evaluation waits for a worker that has yet to come."""
+        return self._evaluation is not None and bool(self._evaluation.lost)
+
+    def start_evaluation(self, weights_round: int, shares: Mapping[int, tuple[Span, ...]]) -> None:
+        """Expect the evaluation of the weights after a round, if there are shares of it."""
+        if shares:
+            self._evaluation = Evaluation(weights_round, dict(shares))
+
+    def cancel_evaluation(self) -> None:
+        """Wait no longer for the evaluation; a part of it makes no record."""
+        self._evaluation = None
+
+    def share(self, worker: int, weights_round: int | None) -> tuple[Span, ...]:
+        """A worker's share of the evaluation, if that is of the weights after this round."""
+        one = self._evaluation
+        return () if one is None or one.weights_round != weights_round else one.pending.get(worker, ())
+
+    def hand_out(self, worker: int, weights_round: int | None) -> tuple[Span, ...]:
+        """Give a worker a lost share of the evaluation, if that is of the weights after this round."""
+        one = self._evaluation
+        return () if one is None or one.weights_round != weights_round else one.hand_out(worker)
+
+    def evaluated(self, part: Evaluated) -> None:
+        """Add a worker's share."""
+        if self._evaluation is not None:
+            self._evaluation.take(part)
+
+    # ── the fleet ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def empty(self) -> bool:
         """Whether nothing is open."""
-        return not self.awaiting_merge and self.evaluation is None
+        return not self.awaiting_merge and self._evaluation is None
 
     def busy(self, due: int) -> set[int]:
-        """Workers that have to evaluate, or to merge results up to the weights of that number."""
-        found = set(() if self.evaluation is None else self.evaluation.pending)
+        """Workers that have to evaluate, or to merge results up to the weights of that version."""
+        found = set(() if self._evaluation is None else self._evaluation.pending)
         return found.union(*(one.merging for one in self.awaiting_merge if one.number < due))
 
     def forget(self, worker: int) -> None:
         """Wait no longer for a lost worker; another one will evaluate its share."""
         for one in self.awaiting_merge:
             one.merging.discard(worker)
-        if self.evaluation is not None:
-            self.evaluation.lose(worker)
+        if self._evaluation is not None:
+            self._evaluation.lose(worker)
 
     def stop_waiting(self, due: int, now: float) -> None:
         """Write the records of weights before that number, without waiting for further merges or evaluations.
@@ -56,25 +115,25 @@ class PendingRounds:
         for one in self.awaiting_merge:
             if one.number < due:
                 one.merging.clear()
-        if self.evaluation is not None and self.evaluation.weights_round < due:
-            self.evaluation = None
+        if self._evaluation is not None and self._evaluation.weights_round < due:
+            self._evaluation = None
         self.settle(now)
 
     def settle(self, now: float) -> None:
         """Write what is complete, a round after the evaluation of its weights."""
         self.settle_evaluation(now)
         while self.awaiting_merge and not self.awaiting_merge[0].merging:
-            if self.evaluation is not None and self.evaluation.weights_round == self.awaiting_merge[0].number:
+            if self._evaluation is not None and self._evaluation.weights_round == self.awaiting_merge[0].number:
                 break
             self.emit(now)
 
     def settle_evaluation(self, now: float) -> None:
         """Write the record of the evaluation, if it is complete."""
-        if self.evaluation is not None and self.evaluation.complete:
-            record = self.evaluation.record(self._perplexity)
+        if self._evaluation is not None and self._evaluation.complete:
+            record = self._evaluation.record(self._perplexity)
             if record is not None:
                 self._out.put(c.LogMetric({**record, "elapsed_s": self._totals.elapsed_s(now)}))
-            self.evaluation = None
+            self._evaluation = None
 
     def emit(self, now: float) -> None:
         """Write the record of the oldest round, if there is one."""

@@ -8,7 +8,7 @@ from hypha_ray.config import Job
 from hypha_ray.scheduler.messages import Reduce
 from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.scheduler.rounds.async_round import AsyncRound, ReceivedDelta
-from hypha_ray.scheduler.rounds.round import counted, weight
+from hypha_ray.scheduler.rounds.metrics import counted, weight
 from hypha_ray.types import Contribution, Rejection, RoundProgress, Verdict
 
 PATIENCE = 10

@@ -20,17 +20,22 @@ from hypha_ray.scheduler.fleet.worker_state import WorkerState, known_batch_s
 from hypha_ray.scheduler.messages import Outbox
 from hypha_ray.scheduler.planning.async_planner import AsyncPlanner
 from hypha_ray.scheduler.resume_point import ResumePoint
-from hypha_ray.scheduler.rounds.async_round import AsyncRound, LocalRound, LocalRounds, ReceivedDelta
-from hypha_ray.scheduler.rounds.round import Evaluation, step_record, weight
+from hypha_ray.scheduler.rounds.async_round import (
+    AsyncRound,
+    CommittedAsyncRound,
+    LocalRound,
+    LocalRounds,
+    ReceivedDelta,
+)
+from hypha_ray.scheduler.rounds.metrics import Outcome, step_record, weight
 from hypha_ray.scheduler.strategies.arrival_queue import ArrivalQueue
 from hypha_ray.scheduler.strategies.base import RoundStrategy
+from hypha_ray.scheduler.strategies.states import Due, Training
 from hypha_ray.types import Delta, Evaluated, Event, Merged, Rejection, Report, Source, Span, Verdict
 
 
-class AsyncRounds(RoundStrategy):
+class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
     """Rounds of as many deltas as are merged one by one; for the arguments, see `RoundStrategy`."""
-
-    current: AsyncRound | None
 
     def __init__(self, job: Job, past: ResumePoint, roster: Roster, planner: AsyncPlanner, out: Outbox) -> None:
         super().__init__(job, past, roster, planner.plans, out)
@@ -42,11 +47,6 @@ class AsyncRounds(RoundStrategy):
         self._handed_over_at: dict[int, float] = {}
 
     # ── what the core asks ────────────────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def open(self) -> bool:
-        """Whether workers may join."""
-        return self.current is not None and self.next is None
 
     @property
     def busy(self) -> set[int]:
@@ -63,19 +63,17 @@ class AsyncRounds(RoundStrategy):
 
     def begin(self, now: float) -> None:
         """Begin a period; in the one after the last, nothing but evaluation is done."""
-        assert self.next is not None
-        number, self.next = self.next, None
+        assert isinstance(self.state, Due)
+        number = self.state.number
         self._totals.begin(now)
-        final = number == self._job.rounds.update_rounds
-        self.current = AsyncRound(number, now, None, final, size=self._planner.size)
-        if final:
+        self._enter(AsyncRound(number, now, self._planner.size), number)
+        if self.final:
             self._call_off()
         self._unplanned.update(member.source.worker for member in self._roster.assignable)
         members = self._idle()
-        if self._pending.evaluation is None:
-            shares = self._planner.eval_shares(number, members)
-            self._pending.evaluation = Evaluation(number - 1, dict(shares)) if shares else None
-        if final:
+        if not self._pending.evaluating:
+            self._pending.start_evaluation(number - 1, self._planner.eval_shares(number, members))
+        if self.final:
             for member in members:
                 self._out.put(*self._planner.plan_last(self._queue.step, member, self._share(member)))
         self._advance(now)
@@ -84,8 +82,7 @@ class AsyncRounds(RoundStrategy):
     def join(self, member: WorkerState, now: float) -> None:
         """Let a worker in: it takes a lost share of the evaluation over where it gets the weights for that."""
         self._unplanned.add(member.source.worker)
-        if self._pending.evaluation is not None and self._queue.committed:
-            self._pending.evaluation.hand_out(member.source.worker)
+        self._pending.hand_out(member.source.worker, self.commit_before(self._queue.step))
         if self.final:
             self._out.put(*self._planner.plan_last(self._queue.step, member, self._share(member)))
         self._advance(now)
@@ -110,9 +107,10 @@ class AsyncRounds(RoundStrategy):
 
     def close(self) -> None:
         """The grace time is over."""
-        self.grace_until = None
-        if self.open and self._queue.arrived and not self._queue.reducing:
-            self._reduce()
+        assert isinstance(self.state, Training)
+        self.state.grace_until = None
+        if self._queue.arrived and not self._queue.reducing:
+            self._reduce(self.state)
 
     # ── workers' words ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -132,7 +130,7 @@ class AsyncRounds(RoundStrategy):
     def _reported(self, member: WorkerState, current: AsyncRound, report: Report, now: float) -> None:
         self._training.report(member, report.samples)
         member.report(report, now)
-        current.learning_rate = report.learning_rate
+        current.figures.learning_rate = report.learning_rate
         samples = self._trained() - self._totals.samples + current.samples
         record = step_record(report, samples, self._job.rounds.samples_between_updates)
         self._out.put(c.LogMetric({**record, "round": current.number}))
@@ -166,7 +164,7 @@ class AsyncRounds(RoundStrategy):
 
     def _advance(self, now: float) -> None:
         """Give idle workers a turn, and have merged what has arrived: one reduction at a time, of all that is there."""
-        if not self.open or self.final or self._queue.reducing:
+        if not isinstance(self.state, Training) or self._queue.reducing:
             return
         for rejection in self._queue.drop_stale():
             self._unplanned.add(rejection.worker)
@@ -175,10 +173,10 @@ class AsyncRounds(RoundStrategy):
             self._give_turn(member, now)
         if not self._queue.arrived:
             return
-        if self.grace_until is None:
-            self.grace_until = now + self._planner.grace_s(self._roster.assignable)
-        if not self._training.rounds or now >= self.grace_until:
-            self._reduce()
+        if self.state.grace_until is None:
+            self.state.grace_until = now + self._planner.grace_s(self._roster.assignable)
+        if not self._training.rounds or now >= self.state.grace_until:
+            self._reduce(self.state)
 
     def _give_turn(self, member: WorkerState, now: float) -> None:
         assert self.current is not None
@@ -191,10 +189,9 @@ class AsyncRounds(RoundStrategy):
         self._out.event("plan", now, round=self.current.number, batches=batches, predicted_s=None, step=step)
         self._out.put(*commands)
 
-    def _reduce(self) -> None:
-        assert self.current is not None
-        self.grace_until = None
-        self._out.put(self._queue.reduce(self.current, self._training.oldest_step))
+    def _reduce(self, state: Training[AsyncRound]) -> None:
+        state.grace_until = None
+        self._out.put(self._queue.reduce(state.round, self._training.oldest_step))
 
     def reduced(self, verdict: Verdict, now: float) -> list[Source]:
         """Take deltas in, and commit a period that is whole; returns the workers that are excluded."""
@@ -235,12 +232,12 @@ class AsyncRounds(RoundStrategy):
         self._settle(now)
         self._pending.emit(now)
         members = self._roster.members
-        verdict = current.end(update_norm, len(members), now)
-        current.batch_s = known_batch_s(members)
+        verdict = current.verdict(update_norm)
         self._queue.commit(current.number)
-        self._persist(current, verdict, current.spans, now, **self._queue.state())
-        self._pending.awaiting_merge.append(current)
-        self.next = current.number + 1
+        totals = self._persist(current.number, verdict, current.spans, now, **self._queue.state())
+        outcome = Outcome(verdict, known_batch_s(members), totals)
+        self._pending.awaiting_merge.append(CommittedAsyncRound(current, outcome, len(members), now))
+        self.state = Due(current.number + 1, current)
 
     def _call_off(self) -> None:
         """The last commit is made: what is still trained, or has arrived since, is of no use."""
@@ -248,22 +245,21 @@ class AsyncRounds(RoundStrategy):
             self._plans.ledger.release(worker)
         self._training = LocalRounds()
         self._queue.clear()
-        self._pending.evaluation = None
+        self._pending.cancel_evaluation()
 
     def _settle(self, now: float) -> None:
         """Write the records that are complete; end the run after the last evaluation."""
-        evaluation = self._pending.evaluation
-        if evaluation is not None and evaluation.lost and not self.final and not self._queue.committed:
-            self._pending.evaluation = None  # No joining worker will have its weights.
+        if self.unevaluated and not self.final and not self._queue.committed:
+            self._pending.cancel_evaluation()  # No joining worker will have its weights.
         self._pending.settle_evaluation(now)
-        if self._pending.evaluation is None and self.next is None:
+        if not self._pending.evaluating and self.next is None:
             self._pending.emit(now)
             if self.final:
                 self._out.finish(None)
 
     def stop_waiting(self, now: float) -> None:
         """Wait no longer for an evaluation."""
-        self._pending.evaluation = None
+        self._pending.cancel_evaluation()
         self._pending.emit(now)
 
     # ── figures ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -288,12 +284,7 @@ class AsyncRounds(RoundStrategy):
 
     def _share(self, member: WorkerState) -> tuple[Span, ...]:
         """Evaluation share of a worker, if it is to get the weights for that now."""
-        if (
-            self._pending.evaluation is None
-            or self.commit_before(self._queue.step) != self._pending.evaluation.weights_round
-        ):
-            return ()
-        return self._pending.evaluation.pending.get(member.source.worker, ())
+        return self._pending.share(member.source.worker, self.commit_before(self._queue.step))
 
     def _trained(self) -> int:
         """Samples of the run that were trained on: merged, on their way, and reported."""

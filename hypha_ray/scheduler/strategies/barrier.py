@@ -12,6 +12,7 @@ With one exchange in flight, the weights due in a round are those of the round b
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 from hypha_ray.config import Job
 from hypha_ray.scheduler import messages as c
@@ -23,13 +24,15 @@ from hypha_ray.scheduler.messages import Outbox
 from hypha_ray.scheduler.planning.correction_pace import CorrectionPace
 from hypha_ray.scheduler.planning.round_planner import RoundPlanner
 from hypha_ray.scheduler.resume_point import ResumePoint
-from hypha_ray.scheduler.rounds.round import Evaluation, Round, step_record, weight
+from hypha_ray.scheduler.rounds.metrics import Outcome, step_record
+from hypha_ray.scheduler.rounds.round import CommittedRound, Round
 from hypha_ray.scheduler.rounds.traffic import received_bytes
 from hypha_ray.scheduler.strategies.base import RoundStrategy
+from hypha_ray.scheduler.strategies.states import Due, Evaluating, Reducing, Training
 from hypha_ray.types import Delta, Evaluated, Event, Merged, Report, Source, Span, Verdict
 
 
-class BarrierRounds(RoundStrategy):
+class BarrierRounds(RoundStrategy[Round, CommittedRound]):
     """Rounds that end when all deltas are in, or by quorum and grace time; for the arguments, see `RoundStrategy`."""
 
     def __init__(self, job: Job, past: ResumePoint, roster: Roster, planner: RoundPlanner, out: Outbox) -> None:
@@ -49,15 +52,24 @@ class BarrierRounds(RoundStrategy):
     @property
     def busy(self) -> set[int]:
         """Workers that have something to do: to merge what is due, to evaluate, or to train and hand over."""
-        if self.current is None or self.next is not None:
-            return set()
-        late = set() if self.current.closed else self.current.awaiting - set(self.current.deltas)
-        return late | self._pending.busy(self.current.weights_version)
+        match self.state:
+            case Due():
+                return set()
+            case Training(round=current):
+                return current.awaiting - current.deltas.keys() | self._pending.busy(current.weights_version)
+            case Reducing(round=current) | Evaluating(round=current):
+                return self._pending.busy(current.weights_version)
+
+    @property
+    def _taking(self) -> Round | None:
+        """Round that takes deltas; None: there is none."""
+        return self.state.round if isinstance(self.state, Training | Evaluating) else None
 
     def accepts(self, member: WorkerState, event: Event) -> bool:
         """Whether a worker speaks of the present round, or of weights that it may not have had before."""
         if self._overlapped and isinstance(event, Merged):
-            return (-1 if member.merged_version is None else member.merged_version) < event.round <= self.latest_version
+            newer = member.merged_version is None or member.merged_version < event.round
+            return newer and event.round <= self.latest_version
         return self.current is not None and event.round == self.current.number
 
     def commit_before(self, round: int) -> int | None:
@@ -66,36 +78,30 @@ class BarrierRounds(RoundStrategy):
 
     def begin(self, now: float) -> None:
         """Plan the next round, and tell every worker."""
-        assert self.next is not None
-        number, self.next = self.next, None
+        assert isinstance(self.state, Due)
+        number, before = self.state.number, self.state.before
         self._totals.begin(now)
-        members, before = self._roster.assignable, self.current
+        members = self._roster.assignable
         for member in members:
             self._inherit(member)
-        self.current, commands = self._planner.plan_round(number, members, self.latest_version, now)
+        started_at = before.ready_at if before is not None and before.overlapped else now
+        current, commands = self._planner.plan_round(number, members, self.latest_version, started_at)
         self._reported_samples = sum(one.progress.samples for one in self._roster.members)
-        if before is not None and before.overlapped:
-            self.current.started_at = before.ready_at
-        self.current.overlapped = (
-            any(member.overlap_spans for member in members) or self._planner.due(number + 1) <= number
-        )
-        if self.current.evaluating:
-            self._pending.evaluation = Evaluation(self.current.weights_version - 1, dict(self.current.eval_shares))
+        self._enter(current, number)
+        self._pending.start_evaluation(current.weights_version - 1, current.eval_shares)
         batches = {member.source.worker: member.plan.batches for member in members if member.plan is not None}
-        self._out.event("plan", now, round=number, batches=batches, predicted_s=self.current.predicted_s)
+        self._out.event("plan", now, round=number, batches=batches, predicted_s=current.predicted_s)
         self._out.put(*commands)
 
     # ── workers come and go ───────────────────────────────────────────────────────────────────────────────────────
 
     def join(self, member: WorkerState, now: float) -> None:
         """Let a worker into the round that goes on, with fewer batches or in its predecessor's place."""
-        if self.current is None or self.current.closed:
+        if not isinstance(self.state, Training | Evaluating):
             return
         self._inherit(member)
-        share: tuple[Span, ...] = ()
-        if (evaluation := self._pending.evaluation) is not None and evaluation.weights_round == self.latest_version - 1:
-            share = evaluation.hand_out(member.source.worker)
-        self._out.put(*self._planner.plan_joiner(self.current, member, share, self.latest_version))
+        share = self._pending.hand_out(member.source.worker, self.latest_version - 1)
+        self._out.put(*self._planner.plan_joiner(self.state.round, member, share, self.latest_version))
         self.correct_plans(now)
 
     def _inherit(self, member: WorkerState) -> None:
@@ -104,11 +110,11 @@ class BarrierRounds(RoundStrategy):
 
     def forget(self, member: WorkerState, now: float) -> None:
         """Wait no longer for a lost worker. What it has handed over stays; others, or its successor, do the rest."""
-        worker, current = member.source.worker, self.current
+        worker, current = member.source.worker, self._taking
         self._reported_samples -= member.progress.samples
         self._pending.forget(worker)
         delivered = self._delivered_by(worker)
-        missing = current if current is not None and not current.closed and worker not in current.deltas else None
+        missing = current if current is not None and worker not in current.deltas else None
         if missing is not None and self._replay and member.plan is not None:
             missing.replay_plans[worker] = member.plan
         elif missing is not None or self._overlapped or not delivered:  # Otherwise the commit takes the rest back.
@@ -121,9 +127,9 @@ class BarrierRounds(RoundStrategy):
 
     def discard_delta(self, source: Source) -> None:
         """Leave out what a worker has handed over that isn't being reduced: it began with wrong weights."""
-        current = self.current
-        if current is not None and not current.closed and current.discard_delta(source):
-            self.grace_until = None if len(current.deltas) < (self._job.sync.quorum or 1) else self.grace_until
+        state = self.state
+        if isinstance(state, Training) and state.round.discard_delta(source):
+            state.grace_until = None if len(state.round.deltas) < (self._job.sync.quorum or 1) else state.grace_until
         for one in list(self._in_flight)[1:]:
             if one.discard_delta(source) and not one.deltas:
                 self._out.finish(disowned(one.number))
@@ -135,11 +141,11 @@ class BarrierRounds(RoundStrategy):
             case Report():
                 self._reported_samples += event.samples
                 member.report(event, now)
-                self.current.learning_rate = event.learning_rate
+                self.current.figures.learning_rate = event.learning_rate
                 self._out.put(c.LogMetric(step_record(event, self._reported_samples, self._job.samples(event.round))))
                 self.correct_plans(now)
             case Delta():
-                self._delivered(member, self.current, event, now)
+                self._delivered(member, event, now)
             case Merged():
                 self._merged(member, event, now)
             case Evaluated():
@@ -147,12 +153,11 @@ class BarrierRounds(RoundStrategy):
 
     def correct_plans(self, now: float, urgent: bool = False) -> None:
         """Adapt the plans of workers that haven't handed over to the progress of the others, now or in a while."""
-        current = self.current
-        if current is None or current.closed or not self._correction_pace.allows(now, urgent):
+        if not isinstance(self.state, Training) or not self._correction_pace.allows(now, urgent):
             return
-        saved_s, commands = self._planner.replan(current, self._roster.assignable, now)
+        saved_s, commands = self._planner.replan(self.state.round, self._roster.assignable, now)
         if commands:
-            self._out.event("correction", now, round=current.number, saved_s=saved_s)
+            self._out.event("correction", now, round=self.state.round.number, saved_s=saved_s)
         self._out.put(*commands)
 
     def make_up_corrections(self, now: float) -> None:
@@ -160,50 +165,49 @@ class BarrierRounds(RoundStrategy):
         if self._correction_pace.overdue:
             self.correct_plans(now)
 
-    def _delivered(self, member: WorkerState, current: Round, delta: Delta, now: float) -> None:
-        worker = member.source.worker
-        if current.closed or worker in current.deltas or worker not in current.awaiting:
+    def _delivered(self, member: WorkerState, delta: Delta, now: float) -> None:
+        worker, state = member.source.worker, self.state
+        if not isinstance(state, Training) or worker in state.round.deltas or worker not in state.round.awaiting:
             self._out.event("stale", now, worker=worker, incarnation=member.source.incarnation, round=delta.round)
             return
+        current = state.round
         current.deltas[worker], current.delivered_at[worker] = delta, now
         member.delivered(delta, now - current.started_at, current.evaluating)
         if len(current.deltas) == self._job.sync.quorum and not self._replay:
-            self.grace_until = now + self._job.sync.grace_s
+            state.grace_until = now + self._job.sync.grace_s
         self.correct_plans(now)
         self._close_if_complete(now)
 
     def _close_if_complete(self, now: float) -> None:
         """Close the round once all deltas are there, unless a correction that was put off asks for more."""
-        if self.current is not None and self.current.complete and self._correction_pace.overdue:
+        current = self._taking
+        if current is not None and current.complete and self._correction_pace.overdue:
             self._correction_pace.hurry()
             self.correct_plans(now)
-        if self.current is not None and self.current.complete:
+        if current is not None and current.complete:
             self.close()
 
     def close(self) -> None:
         """Have reduced what is there, in its turn, and send ahead what the next round will probably need."""
-        assert self.current is not None
-        self.current.closed, self.grace_until = True, None
+        assert isinstance(self.state, Training)
+        current = self.state.round
+        self.state = Reducing(current)
         if self._overlapped:
-            self._rest_idle()
-        self._in_flight.append(self.current)
+            self._roster.rest_idle()
+        self._in_flight.append(current)
         if len(self._in_flight) == 1:
-            self._send_to_server(self.current)
-        self._out.put(*self._plans.feed_ahead(self._job.samples(self.current.number + 1), self._roster.assignable))
+            self._out.put(current.reduction(self._job.sync))
+        self._out.put(*self._plans.feed_ahead(self._job.samples(current.number + 1), self._roster.assignable))
         self._advance()
 
     def _advance(self) -> None:
         """Let the next round begin, if the weights are there that are due in it."""
-        current = self.current
-        if current is not None and current.closed and self._planner.due(current.number + 1) <= self.latest_version:
-            self.next = current.number + 1
+        if isinstance(self.state, Reducing):
+            number = self.state.round.number + 1
+            if self._planner.due(number) <= self.latest_version:
+                self.state = Due(number, self.state.round)
 
     # ── from the deltas to the weights ────────────────────────────────────────────────────────────────────────────
-
-    def _send_to_server(self, done: Round) -> None:
-        deltas = [delta for _, delta in sorted(done.deltas.items())]
-        weights = tuple(weight(self._job.sync, delta) for delta in deltas)
-        self._out.put(c.Reduce(done.number, tuple(delta.source for delta in deltas), weights))
 
     def reduced(self, verdict: Verdict, now: float) -> list[Source]:
         """Commit the oldest round in flight; returns the workers that are excluded for what they delivered."""
@@ -217,15 +221,11 @@ class BarrierRounds(RoundStrategy):
         if self._overlapped:
             self._send_result()
         else:
-            self._rest_idle()
+            self._roster.rest_idle()
         if self._in_flight:
-            self._send_to_server(self._in_flight[0])
+            self._out.put(self._in_flight[0].reduction(self._job.sync))
         self._advance()
         return excluded
-
-    def _rest_idle(self) -> None:
-        for member in self._roster.members:
-            member.rest_if_idle()
 
     def _send_result(self) -> None:
         """Send the newest weights to all that train on; otherwise they come with the next round's plan."""
@@ -235,41 +235,42 @@ class BarrierRounds(RoundStrategy):
 
     def _decide(self, done: Round, verdict: Verdict, now: float) -> list[Source]:
         """Commit a round, if it can be; returns the workers that are excluded for their deltas."""
-        verdict = done.judged(verdict, now)
+        verdict = done.judged(verdict)
         for rejection in verdict.rejected:
             self._out.event("reject", now, round=done.number, worker=rejection.worker, reason=rejection.reason)
         if (error := failure(done.number, verdict, self._replay)) is not None:
             self._out.finish(error)
             return []
         excluded = strike(self._roster, self._out, verdict, now)
-        self._commit(done, verdict, now)
+        totals = self._commit(done, verdict, now)
         members, accepted = self._roster.members, {one.worker for one in verdict.accepted}
-        self._inner_states -= self._roster.refused(done.refused)
+        self._inner_states -= self._roster.refused(done.refused(verdict))
         for member in members if self._job.sync.overlaps else ():
             if member.source.worker in done.awaiting - accepted:
                 member.merged_version = None  # Its own weights contain samples that are given out again.
-        done.merging = {member.source.worker for member in self._roster.assignable}
-        done.batch_s, self.latest_version = known_batch_s(members), done.number + 1
-        self._pending.awaiting_merge.append(done)
+        outcome = Outcome(verdict, known_batch_s(members), totals)
+        merging = {member.source.worker for member in self._roster.assignable}
+        self._pending.awaiting_merge.append(CommittedRound(done, outcome, merging, now))
+        self.latest_version = done.number + 1
         return excluded
 
     def _spans_of_later_rounds(self) -> dict[int, tuple[Span, ...]]:
         """Samples of rounds after the committed one: handed over, in plans, or begun with."""
-        current, kept = self.current, {worker: self._delivered_by(worker) for worker in self._roster.slots}
+        current, kept = self._taking, {worker: self._delivered_by(worker) for worker in self._roster.slots}
         for member in self._roster.members:
             worker = member.source.worker
-            if current is not None and not current.closed and worker in current.awaiting - current.deltas.keys():
+            if current is not None and worker in current.awaiting - current.deltas.keys():
                 kept[worker] += member.assigned
             kept[worker] += member.overlap_spans
         return {worker: spans for worker, spans in kept.items() if spans}
 
     def _delivered_by(self, worker: int) -> tuple[Span, ...]:
         """Samples behind a worker's deltas that are in and not committed."""
-        taken = [*self._in_flight, *([self.current] if self.current is not None and not self.current.closed else [])]
+        taken = [*self._in_flight, *filter(None, [self._taking])]
         return tuple(span for one in taken if worker in one.deltas for span in one.deltas[worker].spans)
 
-    def _commit(self, current: Round, verdict: Verdict, now: float) -> None:
-        """Count the samples of accepted deltas as used, and have it all written down."""
+    def _commit(self, current: Round, verdict: Verdict, now: float) -> dict[str, Any]:
+        """Count the samples of accepted deltas as used, and have it all written down; returns the run's totals."""
         deltas = {one.worker: current.deltas[one.worker] for one in verdict.accepted}
         used = {worker: delta.spans for worker, delta in sorted(deltas.items())}
         self._plans.commit(used, self._spans_of_later_rounds())
@@ -277,7 +278,7 @@ class BarrierRounds(RoundStrategy):
             self._roster.contributed(worker)
             self._totals.count(delta)
         self._inner_states |= {worker for worker, delta in deltas.items() if delta.inner_state}
-        self._persist(current, verdict, tuple(used.items()), now)
+        return self._persist(current.number, verdict, tuple(used.items()), now)
 
     def _merged(self, member: WorkerState, event: Merged, now: float) -> None:
         for one in self._pending.awaiting_merge:

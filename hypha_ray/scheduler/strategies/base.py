@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Generic
+
 from hypha_ray.config import Job
 from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.fleet.roster import Roster
@@ -9,13 +11,13 @@ from hypha_ray.scheduler.fleet.worker_state import WorkerState
 from hypha_ray.scheduler.messages import Outbox
 from hypha_ray.scheduler.planning.worker_plans import WorkerPlans
 from hypha_ray.scheduler.resume_point import ResumePoint, RunTotals
-from hypha_ray.scheduler.rounds.pending import PendingRounds
-from hypha_ray.scheduler.rounds.round import Round
+from hypha_ray.scheduler.rounds.pending import C, PendingRounds
+from hypha_ray.scheduler.strategies.states import Due, Evaluating, R, State, Training
 from hypha_ray.types import Evaluated, Verdict
 
 
-class RoundStrategy:
-    """Round that goes on, and the books of those before it.
+class RoundStrategy(Generic[R, C]):
+    """Round that goes on, of type `R`, and the books of committed ones, of type `C`.
 
     Args:
         job: the job file.
@@ -28,27 +30,33 @@ class RoundStrategy:
 
     def __init__(self, job: Job, past: ResumePoint, roster: Roster, plans: WorkerPlans, out: Outbox) -> None:
         self._job, self._roster, self._plans, self._out = job, roster, plans, out
-        self.next: int | None = past.next_round
-        """Round that is to begin; None while one goes on."""
+        self.state: State[R] = Due(past.next_round, None)
         self.latest_version = past.next_round
         """Version of the newest weights, those after the last commit; round n begins version n."""
-        self.current: Round | None = None
         self._totals = RunTotals(past.state.get("totals", {}))
-        self._pending = PendingRounds(job, self._totals, plans.ledger, out)
+        self._pending: PendingRounds[C] = PendingRounds(job, self._totals, plans.ledger, out)
         self.sent_bytes: tuple[int, tuple[int, ...]] = 0, ()
         """Bytes of all of θ, and of each fragment."""
-        self.grace_until: float | None = None
-        """Time at which the round ends without the deltas that aren't in; None: not yet, or no more."""
+
+    @property
+    def current(self) -> R | None:
+        """Round that began last; None before the first."""
+        return self.state.before if isinstance(self.state, Due) else self.state.round
+
+    @property
+    def next(self) -> int | None:
+        """Round that is to begin; None while one goes on."""
+        return self.state.number if isinstance(self.state, Due) else None
 
     @property
     def open(self) -> bool:
-        """Whether a round takes deltas."""
-        return self.current is not None and not self.current.closed
+        """Whether workers may join the present round."""
+        return isinstance(self.state, Training | Evaluating)
 
     @property
     def final(self) -> bool:
         """Whether the round goes on that only evaluates."""
-        return self.current is not None and self.current.final
+        return isinstance(self.state, Evaluating)
 
     @property
     def trained(self) -> bool:
@@ -58,11 +66,21 @@ class RoundStrategy:
     @property
     def unevaluated(self) -> bool:
         """Whether a part of the evaluation waits for a worker that has yet to come."""
-        return self._pending.evaluation is not None and bool(self._pending.evaluation.lost)
+        return self._pending.share_is_lost
+
+    @property
+    def grace_until(self) -> float | None:
+        """Time at which the round goes on without the deltas that aren't in; None: it waits for all."""
+        return self.state.grace_until if isinstance(self.state, Training) else None
 
     def defer(self, seconds: float) -> None:
         """The scheduler itself was stopped for a while: the grace time is so much longer."""
-        self.grace_until = None if self.grace_until is None else self.grace_until + seconds
+        if isinstance(self.state, Training) and self.state.grace_until is not None:
+            self.state.grace_until += seconds
+
+    def _enter(self, current: R, number: int) -> None:
+        """Let a round begin; the one after the last only evaluates."""
+        self.state = Evaluating(current) if number == self._job.rounds.update_rounds else Training(current)
 
     def correct_plans(self, now: float, urgent: bool = False) -> None:
         """Adapt plans to what has become of other workers; without a barrier nothing depends on them."""
@@ -78,8 +96,7 @@ class RoundStrategy:
 
     def _evaluated(self, member: WorkerState, event: Evaluated, now: float) -> None:
         member.progress.heard_at = now
-        if self._pending.evaluation is not None:
-            self._pending.evaluation.take(event)
+        self._pending.evaluated(event)
         self._done_if_final(member)
         self._settle(now)
 
@@ -87,9 +104,10 @@ class RoundStrategy:
         if member.plan is not None and member.plan.final and member.merged_version == member.plan.round:
             self._roster.done(member.source.worker)
 
-    def _persist(self, current: Round, verdict: Verdict, used: c.Used, now: float, **more: int) -> None:
-        """Have a round's weights written down, and all that a later scheduler needs beside them."""
-        current.totals, ledger = self._totals.totals(now), self._plans.ledger
-        state = {"totals": current.totals, "workers": self._roster.state(), **more}
+    def _persist(self, number: int, verdict: Verdict, used: c.Used, now: float, **more: int) -> dict[str, Any]:
+        """Have a round's weights written down, and all that a later scheduler needs beside them; returns the totals."""
+        totals, ledger = self._totals.totals(now), self._plans.ledger
+        state = {"totals": totals, "workers": self._roster.state(), **more}
         figures = (ledger.cursors(), ledger.epoch, ledger.ahead(), state)
-        self._out.put(c.Persist(current.number, verdict, used, *figures))
+        self._out.put(c.Persist(number, verdict, used, *figures))
+        return totals

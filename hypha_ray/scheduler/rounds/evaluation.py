@@ -1,0 +1,57 @@
+"""An evaluation of the weights: its shares among the workers, and its record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypha_ray.figures import figures_of
+from hypha_ray.types import Evaluated, Span, added
+
+
+@dataclass(slots=True)
+class Evaluation:
+    """Validation of the weights of a commit, shared out to the workers."""
+
+    weights_round: int
+    """Round whose commit has the weights."""
+    pending: dict[int, tuple[Span, ...]]
+    """Shares that are being evaluated, by worker."""
+    lost: list[tuple[Span, ...]] = field(default_factory=list)
+    """Shares of lost workers, for the next workers that come."""
+    parts: dict[tuple[Span, ...], Evaluated] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every share is evaluated."""
+        return not self.pending and not self.lost
+
+    def take(self, part: Evaluated) -> None:
+        """Add a worker's share; one that is no longer awaited is ignored."""
+        share = self.pending.pop(part.source.worker, None)
+        if share is not None:
+            self.parts[share] = part
+
+    def lose(self, worker: int) -> None:
+        """Put a lost worker's share back."""
+        share = self.pending.pop(worker, None)
+        if share is not None:
+            self.lost.append(share)
+
+    def hand_out(self, worker: int) -> tuple[Span, ...]:
+        """Give a lost share to a worker that has none; nothing, if none is lost."""
+        if not self.lost or worker in self.pending:
+            return ()
+        self.pending[worker] = self.lost.pop()
+        return self.pending[worker]
+
+    def record(self, perplexity: bool) -> dict[str, Any] | None:
+        """Figures that all parts have, and the perplexity if wanted; None as long as a part is missing."""
+        parts = [part for _, part in sorted(self.parts.items()) if any(weight for _, weight in part.sums.values())]
+        if not parts or not self.complete:
+            return None
+        common = set.intersection(*(set(part.sums) for part in parts))
+        sums = {name: one for name, one in added(part.sums for part in parts).items() if name in common}
+        found, count = figures_of(sums, perplexity), int(max((weight for _, weight in sums.values()), default=0))
+        seconds = max(part.seconds for part in parts)
+        return {"kind": "eval", "round": self.weights_round, **found, "count": count, "seconds": seconds}

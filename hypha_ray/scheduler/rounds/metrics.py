@@ -1,0 +1,140 @@
+"""Records of rounds and steps, made of deltas and reports."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hypha_ray.config.schema import Sync
+from hypha_ray.types import Contribution, Delta, Report, Verdict, added, means
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A round's commit: its verdict, and what is known of the run at that time."""
+
+    verdict: Verdict
+    batch_s: dict[int, float]
+    """Seconds per batch of each worker for which they are known."""
+    totals: dict[str, Any]
+    """Totals of the run, with this round."""
+
+
+@dataclass(slots=True)
+class RoundFigures:
+    """Figures that workers' events add to a round, of any strategy. Times in seconds, by worker."""
+
+    learning_rate: float | None = None
+    """Learning rate reported last; None: none was reported."""
+    bytes_down: int = 0
+    """Bytes of weights that workers have received."""
+    waited_s: dict[int, float] = field(default_factory=dict)
+    """Time between a worker's delta and new weights."""
+    worked_s: dict[int, float] = field(default_factory=dict)
+    """Time between the weights before and new ones."""
+
+    def record(
+        self, outcome: Outcome, deltas: Collection[Delta], time_s: float, rounds: int, elapsed_s: float
+    ) -> dict[str, Any]:
+        """Fields that the records of all strategies have; of accepted deltas, in a run of so many rounds."""
+        train_s, number = sum(delta.train_s for delta in deltas), outcome.verdict.round
+        return {
+            "kind": "round",
+            "round": number,
+            "rounds": rounds,
+            "time_s": time_s,
+            "loss": _mean_loss(deltas),
+            **means(added(delta.sums for delta in deltas)),
+            **_throughput(deltas, time_s),
+            "batch_s": dict(sorted(outcome.batch_s.items())),
+            "codec_error": _mean(deltas, lambda delta: delta.quality[0]),
+            "codec_cosine": _mean(deltas, lambda delta: delta.quality[1]),
+            "bytes_down": self.bytes_down,
+            "idle_fraction": sum(self.waited_s.values()) / max(sum(self.worked_s.values()), 1e-9),
+            "data_wait_fraction": sum(delta.data_wait_s for delta in deltas) / train_s if train_s else 0.0,
+            "learning_rate": self.learning_rate,
+            "update_norm": outcome.verdict.update_norm,
+            **outcome.totals,
+            "elapsed_s": elapsed_s,
+            "eta_s": elapsed_s / (number + 1) * (rounds - number - 1),
+        }
+
+
+def weight(sync: Sync, delta: Delta) -> int:
+    """Weight of a worker's result in the mean: its samples; of a mean gradient the positions that it is a mean over."""
+    if sync.weighting == "uniform":
+        return 1
+    return delta.scored if sync.traits.sends_gradients else delta.samples
+
+
+def counted(contribution: Contribution, delta: Delta) -> Contribution:
+    """The same contribution with the samples behind it, which aren't always its weight."""
+    return replace(contribution, samples=delta.samples)
+
+
+def total_tokens(counts: Iterable[int | None]) -> int | None:
+    """Sum of token counts; None if one of them is unknown, as that of data without tokens."""
+    known = list(counts)
+    found = [count for count in known if count is not None]
+    return sum(found) if found and len(found) == len(known) else None
+
+
+def train_speeds(deltas: Iterable[Delta]) -> dict[str, float]:
+    """Samples and, if there are, tokens a second of all workers together while they train.
+
+    A worker with several deltas counts with its mean speed over them.
+    """
+    by_worker: dict[int, list[Delta]] = {}
+    for delta in deltas:
+        by_worker.setdefault(delta.source.worker, []).append(delta)
+    samples, tokens = 0.0, [0.0]
+    for own in by_worker.values():
+        if seconds := sum(delta.train_s for delta in own):
+            samples += sum(delta.samples for delta in own) / seconds
+            count = total_tokens(delta.tokens for delta in own)
+            tokens.append(math.nan if count is None else count / seconds)
+    speeds = {"train_samples_per_s": samples, "train_tokens_per_s": sum(tokens)}
+    return {name: speed for name, speed in speeds.items() if not math.isnan(speed)}
+
+
+def _throughput(deltas: Collection[Delta], time_s: float) -> dict[str, Any]:
+    """Counts of a round, and each a second; rates of tokens only where there are tokens."""
+    counts = {
+        "samples": sum(delta.samples for delta in deltas),
+        "tokens": total_tokens(delta.tokens for delta in deltas),
+        "scored": sum(delta.scored for delta in deltas),
+    }
+    seconds = max(time_s, 1e-9)
+    return counts | {f"{name}_per_s": count / seconds for name, count in counts.items() if count is not None}
+
+
+def _mean_loss(deltas: Collection[Delta]) -> float | None:
+    """Mean loss over all scored positions; None if there are none."""
+    scored = sum(delta.scored for delta in deltas)
+    return sum(delta.loss * delta.scored for delta in deltas if delta.loss is not None) / scored if scored else None
+
+
+def _mean(deltas: Collection[Delta], of: Callable[[Delta], float]) -> float:
+    return sum(map(of, deltas)) / max(1, len(deltas))
+
+
+def step_record(report: Report, round_samples: int, round_target: int) -> dict[str, Any]:
+    """Progress of one worker; of the fleet, `round_samples` of the round's `round_target` samples are reported."""
+    return {
+        "kind": "step",
+        "worker": report.source.worker,
+        "incarnation": report.source.incarnation,
+        "round": report.round,
+        "loss": report.loss_sum / report.scored if report.scored else None,
+        **means(report.sums),
+        "learning_rate": report.learning_rate,
+        "gradient_norm": report.gradient_norm,
+        "samples": report.samples,
+        "tokens": report.tokens,
+        "scored": report.scored,
+        "batch_s": report.seconds / report.timed_batches if report.timed_batches else None,
+        "round_samples": round_samples,
+        "round_target": round_target,
+    }

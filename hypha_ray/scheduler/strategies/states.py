@@ -1,0 +1,49 @@
+"""States of a run's rounds, each with what is known in it.
+
+    Due ──begin──► Training ──deltas in──► Reducing ──weights for the next round──► Due … ──begin──► Evaluating
+
+Without a barrier deltas are reduced while others train: `Training` is followed by `Due`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeAlias, TypeVar
+
+R = TypeVar("R")
+"""Rounds of the strategy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Due(Generic[R]):
+    """The next round is to begin, as soon as its workers are there."""
+
+    number: int
+    before: R | None
+    """Round before it; None: it is the first of this attempt."""
+
+
+@dataclass(slots=True)
+class Training(Generic[R]):
+    """A round takes deltas."""
+
+    round: R
+    grace_until: float | None = None
+    """Time at which it goes on without the deltas that aren't in; None: it waits for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reducing(Generic[R]):
+    """The round's deltas are in, and the weights that the next one needs aren't there yet."""
+
+    round: R
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluating(Generic[R]):
+    """All rounds are committed; the newest weights are evaluated."""
+
+    round: R
+
+
+State: TypeAlias = Due[R] | Training[R] | Reducing[R] | Evaluating[R]
