@@ -6,6 +6,7 @@ The parts take turns, so that what is on the wire at one time is less (Streaming
 from __future__ import annotations
 
 from hypha_ray.config.schema import Job
+from hypha_ray.types import WeightsVersion
 
 
 def fragments_of_round(job: Job, round: int) -> tuple[int, ...]:
@@ -16,15 +17,15 @@ def fragments_of_round(job: Job, round: int) -> tuple[int, ...]:
     return (every[round % len(every)],)
 
 
-def version_due(job: Job, round: int) -> int:
-    """Number of the weights that a worker has to have in a round before it hands over; round n begins number n.
+def version_due(job: Job, round: int) -> WeightsVersion:
+    """Version of the weights that a worker must have merged in a round before it hands over.
 
     With several exchanges under way they are older than the round. Warm-up and last round begin with the newest.
     """
     warmup, behind = job.rounds.warmup_rounds, job.sync.in_flight - 1
     if round <= warmup or round >= job.rounds.update_rounds - 1:
-        return round
-    return max(warmup, round - behind)
+        return WeightsVersion(round)
+    return WeightsVersion(max(warmup, round - behind))
 
 
 def outer_steps_before(job: Job, round: int, fragment: int) -> int:

@@ -119,7 +119,7 @@ class Trainer:
             BridgeError: the driver is gone.
 
         """
-        line, after = self._line, -1
+        line, after = self._line, None
         while (message := line.next_parameters(after)) is not None:
             after = message.round
             yield Round(line, self._directory, message, self.job["report_every_s"])

@@ -86,18 +86,18 @@ class Line:
                 raise self._error
             return found
 
-    def next_parameters(self, after: int) -> pb.Parameters | None:
-        """Wait for the parameters of a round later than `after`; None at the end."""
+    def next_parameters(self, after: int | None) -> pb.Parameters | None:
+        """Wait for the parameters of a round later than `after`, or of any round; None at the end."""
         self.wait(lambda: self.over(after))
         return None if self.ending else self.parameters
 
-    def over(self, round_number: int) -> bool:
+    def over(self, round_number: int | None) -> bool:
         """Whether the driver no longer waits for a round's result."""
         return self.ending or self.newer(round_number)
 
-    def newer(self, round_number: int) -> bool:
-        """Whether the parameters of a later round have arrived."""
-        return self.parameters is not None and self.parameters.round > round_number
+    def newer(self, round_number: int | None) -> bool:
+        """Whether the parameters of a later round, or for None of any round, have arrived."""
+        return self.parameters is not None and (round_number is None or self.parameters.round > round_number)
 
     def file(self, path: str, content: pb.Content) -> Path:
         """Path of a complete file of the driver's.

@@ -31,7 +31,7 @@ from hypha_ray.scheduler.runtime.supervised_actor import GONE
 from hypha_ray.scheduler.runtime.telemetry_client import TelemetryClient
 from hypha_ray.scheduler.runtime.worker_dispatcher import WorkerDispatcher
 from hypha_ray.telemetry.sinks.files import METRICS, read_jsonl, rewind
-from hypha_ray.types import Event, Failed, Saved, Source
+from hypha_ray.types import Event, Saved
 
 NEWS_S = 1.0
 """Seconds between two checks for news while the last commits are made."""
@@ -268,7 +268,7 @@ class Scheduler:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception):
-            self._inbox.put_nowait(Failed(Source(self._run, -1, 0), -1, _meant(getattr(error, "cause", None) or error)))
+            self._inbox.put_nowait(c.SchedulerFailed(_meant(getattr(error, "cause", None) or error)))
 
 
 def _meant(error: Exception) -> Exception:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Sequence
 
+from hypha_ray import types as t
 from hypha_ray.config import Job
 from hypha_ray.errors import CapacityError
 from hypha_ray.scheduler import messages as c
@@ -25,7 +26,6 @@ from hypha_ray.scheduler.planning.worker_plans import Sizes
 from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.scheduler.store_pace import StorePace
 from hypha_ray.scheduler.strategies import strategy_of
-from hypha_ray.types import Alive, Damaged, Event, Failed, Leaving, Left, Merged, Ready, SliceInfo, Source
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class SchedulerCore:
 
     """
 
-    def __init__(self, job: Job, run: str, slices: Sequence[SliceInfo], sizes: Sizes, past: ResumePoint) -> None:
+    def __init__(self, job: Job, run: str, slices: Sequence[t.SliceInfo], sizes: Sizes, past: ResumePoint) -> None:
         self._job, self._past, self._resources = job, past, job.resources
         self._needed = job.num_workers if job.run.mode == "replay" else self._resources.min_workers
         self._out = Outbox()
@@ -54,9 +54,9 @@ class SchedulerCore:
         self._strategy = strategy_of(job, slices, sizes, past, self._roster, self._out)
         self._weight_hashes = WeightHashes()
         self._layout_sha256: str | None = None
-        self._first: set[Source] = set()
+        self._first: set[t.Source] = set()
         """Workers that the first round waits for."""
-        self._unchecked: set[Source] = set()
+        self._unchecked: set[t.Source] = set()
         """Workers that came while no round was open, and whose model hasn't been looked at yet."""
         self._timers: dict[str, float] = {}
         self._store_pace = StorePace(past.next_round, self._out)
@@ -84,9 +84,9 @@ class SchedulerCore:
         grace = self._strategy.grace_until
         return min(*self._timers.values(), self._timers["check"] if grace is None else grace)
 
-    def arrived(self, event: Event, now: float) -> None:
-        """Renew a worker's lease when its event comes: the event may wait for its turn, but its worker isn't silent."""
-        self._roster.heard(event.source, now, progress=not isinstance(event, Alive))
+    def arrived(self, event: t.Event, now: float) -> None:
+        """Renew a worker's lease when its event comes: an event that waits for its turn is no silence."""
+        self._roster.heard(event.source, now, progress=not isinstance(event, t.Alive))
 
     def handle(self, event: c.Input, now: float) -> list[c.Command]:
         """Take in one event; returns what has to be done about it, in order."""
@@ -125,14 +125,14 @@ class SchedulerCore:
                     self._give_up(hopeless(event.reason, alike), now)
             case c.Draining(workers=workers, reason=reason):
                 self._out.put(*(c.Drain(worker, reason) for worker in workers if self._roster.slots[worker].working))
-            case Event():
+            case t.Event():
                 self._heard(event, now)
-            case c.Tick():
-                pass
+            case c.SchedulerFailed(error=error):
+                self._out.finish(error)
 
     def _lose_speaker(self, event: c.Input, error: Exception, now: float) -> bool:
         """Lose the worker whose word can't be taken in, and what is known of it; False if it was no worker's word."""
-        if not isinstance(event, Event) or isinstance(event, Failed):
+        if not isinstance(event, t.Event) or isinstance(event, t.Failed):
             return False
         log.error("the word of worker %d can't be taken in: %s", event.source.worker, event, exc_info=error)
         lost = self._lost(event.source, f"its {type(event).__name__} can't be taken in: {error}", now)
@@ -192,34 +192,34 @@ class SchedulerCore:
             self._out.event("hire", now, worker=source.worker, incarnation=source.incarnation)
             self._out.put(c.Hire(source))
 
-    def _heard(self, event: Event, now: float) -> None:
+    def _heard(self, event: t.Event, now: float) -> None:
         """Take in a worker's word, unless it has lost its lease or speaks of another round than the present one."""
         source = event.source
-        trusted = self._roster.heard(source, now, progress=not isinstance(event, Alive))
-        if trusted and isinstance(event, Merged) and event.theta_sha256 is not None:
-            trusted = self._has_right_weights(source, event.round, event.theta_sha256, now)
+        trusted = self._roster.heard(source, now, progress=not isinstance(event, t.Alive))
+        if trusted and isinstance(event, t.Merged) and event.theta_sha256 is not None:
+            trusted = self._has_right_weights(source, event.version, event.theta_sha256, now)
         member = self._roster.member(source)
         match event:
-            case Alive():
+            case t.Alive():
                 pass
-            case Ready() if trusted:
+            case t.Ready() if trusted:
                 self._ready(event, now)
-            case Leaving(reason=reason) if trusted:
+            case t.Leaving(reason=reason) if trusted:
                 if self._roster.leave(source):
                     self._out.event("leaving", now, worker=source.worker, incarnation=source.incarnation, reason=reason)
                     self._strategy.correct_plans(now)
-            case Left() if trusted:
+            case t.Left() if trusted:
                 self._lost(source, "left", now, blame=False)
-            case Damaged() if trusted:
+            case t.Damaged() if trusted:
                 self._out.damaged(event, now)
-            case Failed(error=error) if trusted or source.worker not in self._roster.slots:
+            case t.Failed(error=error) if trusted:
                 self._out.finish(error)
-            case _ if trusted and member is not None and self._strategy.accepts(member, event):
+            case t.RoundEvent() | t.Merged() if trusted and member and self._strategy.accepts(member, event):
                 self._strategy.handle(member, event, now)
             case _:
-                self._out.event("stale", now, worker=source.worker, incarnation=source.incarnation, round=event.round)
+                self._out.stale(event, now)
 
-    def _ready(self, event: Ready, now: float) -> None:
+    def _ready(self, event: t.Ready, now: float) -> None:
         source = event.source
         member = self._roster.ready(source, now)
         if member is None:
@@ -232,7 +232,7 @@ class SchedulerCore:
         elif self._builds_the_model([member], now):
             self._strategy.join(member, now)
 
-    def _lost(self, source: Source, reason: str, now: float, blame: bool = True) -> bool:
+    def _lost(self, source: t.Source, reason: str, now: float, blame: bool = True) -> bool:
         """Empty a worker's slot, let others do its share, and look for a successor; False if it was empty."""
         member = self._roster.member(source)
         if not self._roster.release(source, now, blame):
@@ -283,14 +283,14 @@ class SchedulerCore:
             self._lost(member.source, reason, now)
         return not others
 
-    def _has_right_weights(self, source: Source, round: int, theta_sha256: str, now: float) -> bool:
-        before = self._strategy.commit_before(round)
+    def _has_right_weights(self, source: t.Source, version: t.WeightsVersion, theta_sha256: str, now: float) -> bool:
+        before = self._strategy.commit_before(version)
         if before is None or self._weight_hashes.check(source, before, theta_sha256):
             return True
         self._reject_joiners([source], now)
         return False
 
-    def _reject_joiners(self, sources: Sequence[Source], now: float) -> None:
+    def _reject_joiners(self, sources: Sequence[t.Source], now: float) -> None:
         for source in sources:  # All of them first: a loss may close the round.
             self._strategy.discard_delta(source)
         for source in sources:

@@ -6,7 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from hypha_ray.types import Damaged, Event, Plan, RoundProgress, Saved, Source, Span, Verdict
+from hypha_ray.types import (
+    Damaged,
+    Event,
+    Merged,
+    Plan,
+    RoundEvent,
+    RoundProgress,
+    Saved,
+    Source,
+    Span,
+    Verdict,
+    WeightsVersion,
+)
 
 Used: TypeAlias = tuple[tuple[int, tuple[Span, ...]], ...]
 """Spans that each worker's accepted deltas were trained on."""
@@ -30,12 +42,12 @@ class Assign:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Send a worker the global weights with which a round starts."""
+    """Send a worker newer global weights."""
 
     worker: int
-    round: int
+    version: WeightsVersion
     whole: bool = True
-    """All of them, in the place of its own; or else what the round before has changed."""
+    """Whether all fragments are sent, in place of its own; otherwise those that changed since the version before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +188,20 @@ class Reduced:
 
 
 @dataclass(frozen=True, slots=True)
+class SchedulerFailed:
+    """A task of the scheduler itself failed: the run can't go on."""
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Nothing happened until the core's deadline."""
 
 
-Input: TypeAlias = Event | Lost | PlacementFailed | Draining | Initialised | Reduced | Committed | Tick
+Input: TypeAlias = (
+    Event | Lost | PlacementFailed | Draining | Initialised | Reduced | Committed | SchedulerFailed | Tick
+)
 
 
 NAMED = 8
@@ -210,6 +231,13 @@ class Outbox:
     def problem(self, text: str, now: float) -> None:
         """Say something to the user that doesn't end the run."""
         self.event("problem", now, text=text)
+
+    def stale(self, event: Event, now: float) -> None:
+        """Name an event that was passed over."""
+        fields = {"worker": event.source.worker, "incarnation": event.source.incarnation}
+        if isinstance(event, RoundEvent | Merged):
+            fields["round"] = event.round
+        self.event("stale", now, **fields)
 
     def damaged(self, event: Damaged, now: float) -> None:
         """Name samples that can't be trained on."""

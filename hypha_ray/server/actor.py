@@ -78,7 +78,7 @@ class ParameterServer:
         self._threads = 1 if self._sync else max(reserved, min(THREADS, os.cpu_count() or 1))
 
     def initial(self) -> tuple[Layout | Flat, ...]:
-        """Build the job's model; returns its layout and the initial weights of each fragment, as separate results.
+        """Build the job's model; returns the initial weights of each fragment and the layout, as separate results.
 
         Call it with ``num_returns = 1 + fragments``.
 
@@ -95,7 +95,7 @@ class ParameterServer:
         layout = layout_of(model, self._job.sync.fragments, self._job.sync.partition)
         flats = [gather(model, layout, fragment) for fragment in range(layout.fragments)]
         get_ready(self._job, flats)
-        return layout, *flats
+        return *flats, layout
 
     def momentum(self, layout: Layout, fragment: int) -> Flat:
         """Momentum before the first round; empty for synchronous steps, whose optimizer creates its own state."""

@@ -84,14 +84,14 @@ def reduce(
     admitted, rejected = admit(received, spec.codec.form(spec.layout.groups(spec.fragment)), least)
     while admitted:
         room = out or blank(spec.layout, spec.fragment, spec.outer.name, spec.phase is not None)
-        attempt = _attempt(round, theta, momentum, admitted, spec, room)
-        reasons = attempt.complaints(len(admitted), spec.sync.norm_gate, spec.known_norms)
+        result = _reduced(round, theta, momentum, admitted, spec, room)
+        reasons = result.complaints(len(admitted), spec.sync.norm_gate, spec.known_norms)
         if not any(reasons):
             accepted = tuple(
-                Contribution(delta.worker, delta.incarnation, delta.weight, attempt.norm(index))
+                Contribution(delta.worker, delta.incarnation, delta.weight, result.norm(index))
                 for index, delta in enumerate(admitted)
             )
-            return *attempt.state, Verdict(round, accepted, _in_order(rejected), attempt.update_norm())
+            return *result.state, Verdict(round, accepted, _in_order(rejected), result.update_norm())
         pairs = list(zip(admitted, reasons, strict=True))
         rejected += [Rejection(delta.worker, reason) for delta, reason in pairs if reason]
         admitted = [delta for delta, reason in pairs if not reason]
@@ -105,7 +105,7 @@ def is_whole(state: Flat, spec: ReduceSpec) -> bool:
     return all(slot + group in state for slot in slots for group in groups)
 
 
-class _Attempt(NamedTuple):
+class _Result(NamedTuple):
     """A result, which is valid if all its norms are finite. `deltas` and `changes` are squared L2 norms by group."""
 
     state: State
@@ -142,9 +142,9 @@ class _Attempt(NamedTuple):
         return math.sqrt(sum(square for group, square in self.changes.items() if is_trained(group)))
 
 
-def _attempt(
+def _reduced(
     round: int, theta: Flat, momentum: Flat, admitted: Sequence[Received], spec: ReduceSpec, out: State
-) -> _Attempt:
+) -> _Result:
     """Reduce all groups, assuming that all deltas are valid. Buffers are merged by the same rule, but never scaled."""
     payloads = [tensors(delta.payload) for delta in admitted]
     weights = [delta.weight for delta in admitted]
@@ -153,7 +153,7 @@ def _attempt(
     old, velocity, new, new_velocity = (tensors(flat) for flat in (theta, momentum, *out))
     scales = _scales(old, payloads, spec)
     left_out: set[str] = set()
-    attempt = _Attempt((out[0], _kept(out[1], part, spec.sync)), {}, {})
+    result = _Result((out[0], _kept(out[1], part, spec.sync)), {}, {})
     for group, before in old.items():
         if not before.is_floating_point():
             new[group].copy_(spec.codec.decode(payloads[0], group, slice(None)))
@@ -175,11 +175,11 @@ def _attempt(
             left_out.add(group)
         work = quick or merge_and_step(values, plain_mean if values.deltas else merge, step)
         squares = sweep(values, work, spec.threads, BLOCK if quick is None else 4 * BLOCK)
-        attempt.deltas[group], attempt.changes[group] = squares
+        result.deltas[group], result.changes[group] = squares
     if left_out:
-        kept = {name: array for name, array in attempt.state[1].items() if name not in left_out}
-        attempt = attempt._replace(state=(out[0], kept))
-    return attempt if spec.optimizer_step is None else _descended(round, theta, momentum, attempt, spec.optimizer_step)
+        kept = {name: array for name, array in result.state[1].items() if name not in left_out}
+        result = result._replace(state=(out[0], kept))
+    return result if spec.optimizer_step is None else _descended(round, theta, momentum, result, spec.optimizer_step)
 
 
 def _where(spec: ReduceSpec, values: Values, group: str, flats: tuple[_Tensors, ...]) -> Group:
@@ -228,16 +228,16 @@ def _kept(state: Flat, part: Part | None, sync: Sync) -> Flat:
     return {name: array for name, array in state.items() if not name.startswith(SUM)}
 
 
-def _descended(round: int, theta: Flat, state: Flat, attempt: _Attempt, optimizer_step: OptimizerStep) -> _Attempt:
-    """Apply the optimizer to the mean gradient, which the attempt holds in place of the weights."""
-    if not all(map(math.isfinite, attempt.changes.values())):
-        return attempt
-    new = attempt.state[0]
+def _descended(round: int, theta: Flat, state: Flat, result: _Result, optimizer_step: OptimizerStep) -> _Result:
+    """Apply the optimizer to the mean gradient, which the result holds in place of the weights."""
+    if not all(map(math.isfinite, result.changes.values())):
+        return result
+    new = result.state[0]
     state = optimizer_step.step(round, theta, state, new)
     before, after = tensors(theta), tensors(new)
-    changes = {group: _distance(before[group], after[group]) for group in attempt.changes if is_trained(group)}
+    changes = {group: _distance(before[group], after[group]) for group in result.changes if is_trained(group)}
     changes |= {name: 0.0 if np.isfinite(array).all() else math.inf for name, array in state.items()}
-    return attempt._replace(state=(new, state), changes=attempt.changes | changes)
+    return result._replace(state=(new, state), changes=result.changes | changes)
 
 
 def _distance(before: torch.Tensor, after: torch.Tensor) -> float:

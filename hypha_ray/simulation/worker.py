@@ -14,7 +14,21 @@ from hypha_ray.config import Job
 from hypha_ray.exchange_schedule import version_due
 from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.ledger.epoch import samples_of
-from hypha_ray.types import Alive, Delta, Evaluated, Event, Leaving, Left, Merged, Plan, Ready, Report, Source, window
+from hypha_ray.types import (
+    Alive,
+    Delta,
+    Evaluated,
+    Event,
+    Leaving,
+    Left,
+    Merged,
+    Plan,
+    Ready,
+    Report,
+    Source,
+    WeightsVersion,
+    window,
+)
 
 
 class Surroundings(Protocol):
@@ -56,8 +70,10 @@ class SimulatedWorker:
     def __init__(self, source: Source, world: Surroundings) -> None:
         self.source, self._world = source, world
         self.alive, self.leaving = True, False
-        self.round = self._version = -1
-        """Round that it is in, and version of the weights that it has merged."""
+        self.round = self._earliest = 0
+        """Round that it is in, and the earliest that it may enter next."""
+        self._version: WeightsVersion | None = None
+        """Version of the weights that it has merged; None before the first."""
         self.plan: Plan | None = None
         """Newest plan; None: it has none yet."""
         self._longest: Plan | None = None
@@ -65,7 +81,7 @@ class SimulatedWorker:
         self._ahead: Plan | None = None
         """Plan after whose delta it trains ahead; None: there was no delta yet."""
         self._samples_ahead = 0
-        self._weights: dict[int, bool] = {}
+        self._weights: dict[WeightsVersion, bool] = {}
         """Versions that have come and aren't merged, and whether they are all weights or a difference."""
         self._next: int | None = None
         """Round whose weights it waits for; None: it doesn't know which is next."""
@@ -79,7 +95,7 @@ class SimulatedWorker:
 
     def boot(self, layout: str) -> None:
         """Begin, with a model of that layout."""
-        self._say(Ready(self.source, -1, layout, "cpu", 1))
+        self._say(Ready(self.source, layout, "cpu", 1))
         self._pulse()
         self.go()
 
@@ -90,10 +106,11 @@ class SimulatedWorker:
                 newest = self.plan
                 if newest is None or (plan.round, plan.version) > (newest.round, newest.version):
                     self.plan = plan
-            case c.Merge(round=version, whole=whole):
+            case c.Merge(version=version, whole=whole):
                 late = self._world.job.sync.in_flight > 1
-                assert whole or late or self._version >= version - 1, "a difference to weights that it doesn't have"
-                if version > self._version:
+                follows = self._version is not None and self._version >= version - 1
+                assert whole or late or follows, "a difference to weights that it doesn't have"
+                if self._lacks(version):
                     self._weights[version] = whole
             case c.RestoreInnerState():
                 self._state_came = True
@@ -105,7 +122,7 @@ class SimulatedWorker:
         """End the batch, hand over what there is, and go."""
         if self.alive and not self.leaving:
             self.leaving = True
-            self._say(Leaving(self.source, self.round, reason))
+            self._say(Leaving(self.source, reason))
             if not self._samples:
                 self._busy = None  # It ends at once, unless it is training.
             self.go()
@@ -120,7 +137,7 @@ class SimulatedWorker:
     def _step(self) -> bool:
         plan = self.plan
         if self.leaving:
-            self._say(Left(self.source, self.round))
+            self._say(Left(self.source))
             self.alive = False
         elif not self._merged:
             ahead = () if self._ahead is None or self._ahead.round != self.round else self._ahead.ahead
@@ -143,28 +160,34 @@ class SimulatedWorker:
     def _enter_next_round(self) -> bool:
         """Merge what is due in the next round; returns whether it is in it."""
         if self._next is None:
-            if self.plan is None or self.plan.round <= self.round:
+            if self.plan is None or self.plan.round < self._earliest:
                 return False
             self._next = self.plan.round
-        while self._version < (wanted := version_due(self._world.job, self._next)):
+        while self._lacks(wanted := version_due(self._world.job, self._next)):
             if not self._merge(wanted):
                 return False
         self.round, self._next, self._merged, self._evaluated = self._next, None, True, False
+        self._earliest = self.round + 1
         return True
 
-    def _merge(self, wanted: int) -> bool:
+    def _lacks(self, version: WeightsVersion) -> bool:
+        return self._version is None or self._version < version
+
+    def _merge(self, wanted: WeightsVersion) -> bool:
         whole = [version for version, whole in self._weights.items() if whole]
         old = [version for version in whole if version <= wanted]
-        if not old and self._version + 1 in self._weights:
-            self._version += 1
+        following = None if self._version is None else WeightsVersion(self._version + 1)
+        if not old and following is not None and following in self._weights:
+            version = following
         elif whole:
-            self._version = max(old or whole)
+            version = max(old or whole)
         else:
             return False
-        self._weights = {version: whole for version, whole in self._weights.items() if version > self._version}
-        proof = None if self._proved else self._world.theta_sha256(self.source, self._version)
+        self._version = version
+        self._weights = {later: whole for later, whole in self._weights.items() if later > version}
+        proof = None if self._proved else self._world.theta_sha256(self.source, version)
         self._proved = True
-        self._say(Merged(self.source, self._version, proof))
+        self._say(Merged(self.source, version, proof))
         return True
 
     def _evaluate(self) -> None:
@@ -265,5 +288,5 @@ class SimulatedWorker:
 
     def _pulse(self) -> None:
         if self.alive:
-            self._say(Alive(self.source, -1))
+            self._say(Alive(self.source))
             self._world.later(self._world.pulse_s(), self._pulse)

@@ -18,9 +18,10 @@ from hypha_ray.types.events import (
     Merged,
     Ready,
     Report,
+    RoundEvent,
 )
 from hypha_ray.types.layout import Entry, Flat, Layout
-from hypha_ray.types.plans import FragmentUpdate, Plan, RoundProgress, Source
+from hypha_ray.types.plans import FragmentUpdate, Plan, RoundProgress, Source, WeightsVersion
 from hypha_ray.types.sums import Sums, added, means
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "Ready",
     "Rejection",
     "Report",
+    "RoundEvent",
     "RoundProgress",
     "Samples",
     "Saved",
@@ -52,6 +54,7 @@ __all__ = [
     "Span",
     "Sums",
     "Verdict",
+    "WeightsVersion",
     "added",
     "joined",
     "means",

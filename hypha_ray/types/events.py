@@ -5,26 +5,32 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from hypha_ray.types.data import Span
-from hypha_ray.types.plans import Source
+from hypha_ray.types.plans import Source, WeightsVersion
 from hypha_ray.types.sums import Sums
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that a worker says; `round` is the round that it is in."""
+    """Message of a worker."""
 
     source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class RoundEvent(Event):
+    """Message about the round that a worker is in."""
+
     round: int
 
 
 @dataclass(frozen=True, slots=True)
 class Alive(Event):
-    """The process runs: said about once a second where there is nothing else to say. Renews the lease."""
+    """Sign of life, about once a second if there is nothing else to send. Renews the lease."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready(Event):
-    """The model is built: weights and plans are welcome."""
+    """The model is built: the worker awaits weights and plans."""
 
     layout: str
     device: str
@@ -33,17 +39,23 @@ class Ready(Event):
 
 @dataclass(frozen=True, slots=True)
 class Merged(Event):
-    """The round's global weights are in the live parameters.
+    """Global weights are in the live parameters.
 
-    The first one of an incarnation has their sha256, by which it proves what it has; `waited_s` was waited for them.
+    The first message of an incarnation has their sha256 as proof; `waited_s` is the time that it waited for them.
     """
 
+    version: WeightsVersion
     theta_sha256: str | None = None
     waited_s: float | None = None
 
+    @property
+    def round(self) -> int:
+        """Number that the round beginning with these weights has for the worker."""
+        return self.version
+
 
 @dataclass(frozen=True, slots=True)
-class Evaluated(Event):
+class Evaluated(RoundEvent):
     """Figures of the validation samples that this worker was given, by the names of records, and its time for them."""
 
     sums: Sums
@@ -51,7 +63,7 @@ class Evaluated(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Report(Event):
+class Report(RoundEvent):
     """Progress since the last report of this round.
 
     `tokens` leaves padding out, and is None for data without tokens. `scored` counts the positions that losses are
@@ -73,7 +85,7 @@ class Report(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Damaged(Event):
+class Damaged(RoundEvent):
     """Samples without a finite loss and gradient, as pairs of a slice and an index in its file.
 
     They were left out of the training; `whole`: and so was the rest of their batch.
@@ -84,7 +96,7 @@ class Damaged(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class Delta(Event):
+class Delta(RoundEvent):
     """A round's result; the next `fragments` items of the stream are its payloads, one a fragment, in order.
 
     With `inner_state` one more item follows: the optimizer's state after the round, from which a successor goes on.
@@ -116,7 +128,7 @@ class Leaving(Event):
 
 @dataclass(frozen=True, slots=True)
 class Left(Event):
-    """The last word of a worker that was leaving; its delta, if it had one, came before."""
+    """Last message of a worker that was leaving; its delta, if it had one, came before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NewType
 
 from hypha_ray.types.data import Span
+
+WeightsVersion = NewType("WeightsVersion", int)
+"""Version of the global weights: round n begins with version n. Without a barrier it counts reductions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +56,18 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class FragmentUpdate:
-    """One fragment of the weights with which a round starts.
+    """One fragment of new global weights.
 
     Args:
-        round: number of the round.
-        fragment: which one.
-        of: how many pieces a worker is sent of this round's weights.
-        whole: they are all there are, for a worker that drops its own; or else it lacks just these.
-        difference: what comes is the coded difference to the fragment's weights before.
+        version: version of the weights.
+        fragment: index of the fragment.
+        of: number of fragments that a worker is sent of this version.
+        whole: whether they are all fragments, for a worker that drops its own weights; otherwise the changed ones.
+        difference: whether the payload is the coded difference to the fragment's weights before.
 
     """
 
-    round: int
+    version: WeightsVersion
     fragment: int
     of: int = 1
     whole: bool = True

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from hypha_ray.types import Flat, FragmentUpdate, Layout, Plan
+from hypha_ray.types import Flat, FragmentUpdate, Layout, Plan, WeightsVersion
 from hypha_ray.worker.difference_decoder import DifferenceDecoder
 from hypha_ray.worker.interrupts import Interruptible
 
 
 class Arrived(NamedTuple):
-    """The weights that a round starts with, by fragment; all of them, or just those that are new."""
+    """New global weights by fragment: all of them, or the changed ones."""
 
-    round: int
+    version: WeightsVersion
     whole: bool
     fragments: dict[int, Flat]
 
@@ -29,12 +29,12 @@ class Inbox(Interruptible):
         super().__init__()
         self._held = DifferenceDecoder(downward)
         self._plan: Plan | None = None
-        self._weights: dict[int, dict[int, tuple[FragmentUpdate, Flat]]] = {}
+        self._weights: dict[WeightsVersion, dict[int, tuple[FragmentUpdate, Flat]]] = {}
         self._state: Flat | None = None
         self._layout: Layout | None = None
         self._restored = False
-        self.round = -1
-        """Number of the weights that the inner loop has taken last."""
+        self.version: WeightsVersion | None = None
+        """Version of the weights that the inner loop took last; None before the first."""
 
     def assign(self, plan: Plan) -> bool:
         """Put a plan down, unless a newer one is there; returns whether it is the newest."""
@@ -46,11 +46,15 @@ class Inbox(Interruptible):
             return True
 
     def merge(self, piece: FragmentUpdate, weights: Flat) -> None:
-        """Put a piece of the weights down with which a round starts."""
+        """Put a fragment of new weights down, unless the inner loop has them."""
         with self._changed:
-            if piece.round > self.round:
-                self._weights.setdefault(piece.round, {})[piece.fragment] = piece, weights
+            if self.lacks(piece.version):
+                self._weights.setdefault(piece.version, {})[piece.fragment] = piece, weights
                 self._changed.notify_all()
+
+    def lacks(self, version: WeightsVersion) -> bool:
+        """Whether the inner loop has taken only older weights, or none."""
+        return self.version is None or self.version < version
 
     def restore(self, state: Flat) -> None:
         """Put the inner state down with which the worker's predecessor ended."""
@@ -86,24 +90,23 @@ class Inbox(Interruptible):
             assert self._plan is not None
             return self._plan if self._plan.round == idle.round else None
 
-    def weights(self, due: int | None = None) -> Arrived:
-        """The weights that are to be taken next, of those of which all pieces are there; waits for such.
+    def weights(self, due: WeightsVersion | None = None) -> Arrived:
+        """The weights to take next, once all of their fragments are there.
 
-        A worker without the previous weights takes whole ones; so it does if others are older than these.
+        A worker without the previous weights takes whole ones, and so does one for which newer whole ones are there.
 
         Args:
-            due: number up to which they are wanted, newer ones only where there are no others; None: the newest.
+            due: newest version that is wanted, unless there are only newer ones; None: the newest there is.
 
         """
         with self._changed:
             self._wait(lambda: self._following(due) is not None)
-            number = self._following(due)
-            assert number is not None
-            self.round = number
-            pieces = self._weights[self.round]
-            self._weights = {number: later for number, later in self._weights.items() if number > self.round}
+            version = self.version = self._following(due)
+            assert version is not None
+            pieces = self._weights[version]
+            self._weights = {later: parts for later, parts in self._weights.items() if later > version}
         flats = {fragment: self._held.take(piece, flat) for fragment, (piece, flat) in pieces.items()}
-        return Arrived(self.round, all(piece.whole for piece, _ in pieces.values()), flats)
+        return Arrived(version, all(piece.whole for piece, _ in pieces.values()), flats)
 
     def state(self) -> Flat | None:
         """The predecessor's inner state, which is given out once, then None; waits for it."""
@@ -112,14 +115,15 @@ class Inbox(Interruptible):
             state, self._state, self._restored = self._state, None, True
             return state
 
-    def _following(self, due: int | None) -> int | None:
-        """Number of the weights that are to be taken next, if they are there."""
-        pieces = {number: [piece for piece, _ in those.values()] for number, those in self._weights.items()}
-        complete = {number: those for number, those in pieces.items() if len(those) == those[0].of}
-        whole = [number for number, those in complete.items() if those[0].whole]
-        wanted = [number for number in whole if due is None or number <= due]
-        if not wanted and self.round + 1 in complete:
-            return self.round + 1
+    def _following(self, due: WeightsVersion | None) -> WeightsVersion | None:
+        """Version of the weights to take next; None while they aren't there."""
+        pieces = {version: [piece for piece, _ in those.values()] for version, those in self._weights.items()}
+        complete = {version: those for version, those in pieces.items() if len(those) == those[0].of}
+        whole = [version for version, those in complete.items() if those[0].whole]
+        wanted = [version for version in whole if due is None or version <= due]
+        following = None if self.version is None else WeightsVersion(self.version + 1)
+        if not wanted and following in complete:
+            return following
         return max(wanted or whole, default=None)
 
 

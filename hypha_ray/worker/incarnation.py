@@ -77,7 +77,7 @@ class Incarnation:
 
         Safe in a signal handler: nothing here waits for the thread that is interrupted.
         """
-        self._out.put(Leaving(self.source, self.inbox.round, reason))
+        self._out.put(Leaving(self.source, reason))
         self._end(Retired)
 
     def stop(self) -> None:
@@ -98,7 +98,7 @@ class Incarnation:
         try:
             item = self._out.get(timeout=self._job.lease_s / PULSES)
         except Empty:
-            return Alive(self.source, -1)
+            return Alive(self.source)
         if isinstance(item, Exception):
             raise item
         return item
@@ -124,7 +124,7 @@ class Incarnation:
         failpoint("worker.mid_delta", self.source.worker)
         yield from (part for part in parts)  # A generator: Ray sends into it, which a list's iterator doesn't take.
         failpoint("worker.after_delta", self.source.worker)
-        yield Alive(self.source, -1)
+        yield Alive(self.source)
 
     def _train(self) -> None:
         try:
@@ -135,7 +135,7 @@ class Incarnation:
         except Closed:
             log.info("stopped")
         except HyphaError as error:
-            self._out.put(Failed(self.source, -1, error))
+            self._out.put(Failed(self.source, error))
         except Exception as error:
             log.exception("the inner loop broke")
             self._out.put(error)

@@ -59,9 +59,9 @@ class Worker:
         yield DELTA
         time.sleep(storing_s)
         yield {GROUP: np.ones(ELEMENTS, np.float32)}
-        yield Alive(ME, -1)
+        yield Alive(ME)
         if leaves:
-            yield Left(ME, 1)
+            yield Left(ME)
 
     def late(self) -> Flat:
         time.sleep(WAIT_S)

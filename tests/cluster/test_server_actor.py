@@ -61,8 +61,8 @@ def server(local_ray: None) -> Any:
 
 def initial(server: Any) -> list[Any]:
     """Refs of layout and weights."""
-    refs: list[Any] = server.initial.options(num_returns=3).remote()
-    return refs
+    *theta, layout = server.initial.options(num_returns=3).remote()
+    return [layout, *theta]
 
 
 def drifted(theta: Flat, seed: int) -> Flat:

@@ -124,9 +124,9 @@ def test_worker_says_that_it_is_alive_while_it_builds_the_model_and_while_it_wai
 ) -> None:
     one = seat()
     one.until(Ready)
-    assert one.said[0] == Alive(one.source, -1)
+    assert one.said[0] == Alive(one.source)
     waiting = iter(one)
-    assert [next(waiting) for _ in range(3)] == [Alive(one.source, -1)] * 3
+    assert [next(waiting) for _ in range(3)] == [Alive(one.source)] * 3
 
 
 @pytest.mark.parametrize(("tell", "reason"), [(sigterm, "SIGTERM"), (order, "drained")])
@@ -139,7 +139,7 @@ def test_worker_told_to_leave_hands_over_what_it_has_done_and_ends_its_stream(
     tell(one)
     tell(one)
     list(one)
-    assert one.of(Leaving) == [Leaving(one.source, 0, reason)]
+    assert one.of(Leaving) == [Leaving(one.source, reason)]
     assert one.names[-3:] == ["Delta", "dict", "Left"]
     delta, weights = one.of(Delta)[0], one.of(dict)[0]
     assert delta.samples == sum(report.samples for report in one.of(Report))
@@ -155,7 +155,7 @@ def test_idle_worker_told_to_leave_only_says_so(seat: Callable[..., Seat]) -> No
     one.until(Ready)
     sigterm(one)
     rest = [item for item in one if not isinstance(item, Alive)]
-    assert rest == [Leaving(one.source, -1, "SIGTERM"), Left(one.source, -1)]
+    assert rest == [Leaving(one.source, "SIGTERM"), Left(one.source)]
 
 
 def test_stopped_worker_ends_its_stream_without_a_word(seat: Callable[..., Seat]) -> None:

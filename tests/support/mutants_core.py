@@ -303,11 +303,15 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "pass",
     ),
     "stale deltas are merged": ("arrival_queue", "if age > self._patience", "if False"),
-    "a step has the number of the one before": ("arrival_queue", "self.step += 1", "self.step += 1 if taken else 0"),
-    "a verdict on other deltas is taken": ("arrival_queue", "verdict.round == self.step", "True"),
+    "a step has the number of the one before": (
+        "arrival_queue",
+        "WeightsVersion(self.version + 1)",
+        "WeightsVersion(self.version + bool(taken))",
+    ),
+    "a verdict on other deltas is taken": ("arrival_queue", "verdict.round == self.version", "True"),
     "a joiner is to evaluate weights that it doesn't get": (
         "asynchronous",
-        "self._pending.hand_out(member.source.worker, self.commit_before(self._queue.step))",
+        "self._pending.hand_out(member.source.worker, self.commit_before(self._queue.version))",
         "self._pending.hand_out(member.source.worker, self.current and self.current.number - 1)",
     ),
     "steps begin anew": ("arrival_queue", 'int(past.state.get("step", 0))', "0"),

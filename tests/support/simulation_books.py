@@ -185,7 +185,7 @@ class Books:
                 assert plan.round == self._due(source, plan), "a plan for another round than the present one"
                 assert not self.used & set(samples_in((*plan.spans, *plan.ahead))), "a used sample is given out"
                 self.planned[plan.round, source] = plan
-            case c.Merge(round=number, whole=whole):
+            case c.Merge(version=number, whole=whole):
                 assert number == self._round, "weights of another round than the last committed one"
                 plan = self.planned.get((number - 1, source))
                 if self.job.sync.overlaps and not whole and plan is not None and plan.spans:

@@ -60,7 +60,7 @@ class AsyncBooks(Books):
             case Delta(source=source, round=round) if (source, round) not in self.done:
                 self.payloads.add((source, round))
             case Event(source=source) if isinstance(event, Merged):
-                self.first_step.setdefault(source, event.round)
+                self.first_step.setdefault(source, event.version)
             case c.Reduced(verdict=verdict) if self.waiting and verdict.round == self.step:
                 assert self.reduce is not None
                 self.waiting = False
@@ -158,5 +158,5 @@ class AsyncBooks(Books):
         reported = sum(self.roster.slots[number].member.progress.samples for number in training)
         assert strategy._training.reported == reported, "reported samples are miscounted"
         assert current.samples == sum(one.delta.samples for _, one, _ in current.accepted), "samples are miscounted"
-        steps = [one.step for one in strategy._training.rounds.values()]
+        steps = [one.version for one in strategy._training.rounds.values()]
         assert steps == sorted(steps), "the first local round isn't the oldest"

@@ -143,7 +143,7 @@ class State:
     def _arrive(self, number: int) -> None:
         source = self.arriving.pop(number)
         self.workers[number] = Worker(source)
-        self._tell(Ready(source, -1, "layout", "cpu", 1))
+        self._tell(Ready(source, "layout", "cpu", 1))
 
     def _hear(self, number: int) -> None:
         words = self.workers[number].words
@@ -199,8 +199,8 @@ class State:
                     ):
                         worker.longest = plan
                     self._go(worker)
-                case c.Merge(worker=number, round=round_):
-                    self.workers[number].weights = round_
+                case c.Merge(worker=number, version=version):
+                    self.workers[number].weights = version
                     self._go(self.workers[number])
                 case c.RestoreInnerState(worker=number):
                     self.workers[number].inner = self.books.inner[number]

@@ -70,6 +70,12 @@ class Roster:
             self._assignable = [member for member in wanted if member is not None]
         return self._assignable
 
+    def assignable_and(self, member: WorkerState) -> list[WorkerState]:
+        """Workers that may be given work, and this one, which may be leaving."""
+        if self.slots[member.source.worker].working:
+            return self.assignable
+        return sorted([*self.assignable, member], key=lambda one: one.source.worker)
+
     @property
     def eligible(self) -> int:
         """Numbers that aren't excluded."""

@@ -10,7 +10,7 @@ from statistics import median
 from hypha_ray.config import Job
 from hypha_ray.scheduler.fleet.batch_time import BatchTime, Decayed
 from hypha_ray.scheduler.planning.planner import Pace
-from hypha_ray.types import Delta, Plan, Report, Source, Span
+from hypha_ray.types import Delta, Plan, Report, Source, Span, WeightsVersion
 
 UNKNOWN_BATCH_S = 1.0
 """Batch time assumed while no worker has reported one; equal for all, so it only sets the scale."""
@@ -50,12 +50,12 @@ class WorkerState:
     cached_slices: dict[int, int] = field(default_factory=dict)
     """Slices that were sent, with their samples, oldest first."""
     merged_at: float | None = None
-    merged_version: int | None = None
-    """Number of the weights that it has merged last; None: none, or it has to drop its own."""
-    sent_version: int | None = None
-    """Number of those that it was sent last."""
-    full_version: int | None = None
-    """Number of those that were the last to be sent whole."""
+    merged_version: WeightsVersion | None = None
+    """Version of the weights merged last; None before the first, or if the worker has to drop its own weights."""
+    sent_version: WeightsVersion | None = None
+    """Version of the weights sent last; None before the first."""
+    full_version: WeightsVersion | None = None
+    """Version of the weights last sent with all fragments; None before the first."""
     layout: str = ""
     """Fingerprint of the model that it has built."""
     untrained: bool = True

@@ -26,7 +26,7 @@ from hypha_ray.scheduler.planning.planner import plan as plan_batches
 from hypha_ray.scheduler.planning.validation import ValidationSamples
 from hypha_ray.scheduler.planning.worker_plans import Sizes, WorkerPlans
 from hypha_ray.scheduler.resume_point import ResumePoint
-from hypha_ray.types import Plan, SliceInfo, Span
+from hypha_ray.types import Plan, SliceInfo, Span, WeightsVersion
 
 RESIZE_GAIN = 0.1
 """A turn is made longer or shorter once it is wrong by this part of its length, and by more than a batch."""
@@ -68,7 +68,7 @@ class AsyncPlanner:
 
     def plan_local_round(
         self,
-        step: int,
+        version: WeightsVersion,
         member: WorkerState,
         fleet: Sequence[WorkerState],
         share: tuple[Span, ...],
@@ -78,7 +78,7 @@ class AsyncPlanner:
         """Give a worker its next turn.
 
         Args:
-            step: by which the weights are known that it begins with.
+            version: version of the weights that it begins with.
             member: the worker.
             fleet: all that are at work, itself among them.
             share: what it evaluates first.
@@ -90,13 +90,14 @@ class AsyncPlanner:
         rounds = self._job.rounds.update_rounds
         progress = min(at, rounds), min(at + self._length(member, spans), rounds)
         feeds = self.plans.feed(member, [span.slice for span in (*share, *spans)])
-        plan = Plan(step, 0, spans, member.batch_size, share, progress=progress)
-        return [*feeds, *self.plans.start(member, plan, step)]
+        plan = Plan(version, 0, spans, member.batch_size, share, progress=progress)
+        return [*feeds, *self.plans.start(member, plan, version)]
 
-    def plan_last(self, step: int, member: WorkerState, share: tuple[Span, ...]) -> list[Command]:
+    def plan_last(self, version: WeightsVersion, member: WorkerState, share: tuple[Span, ...]) -> list[Command]:
         """Tell a worker that there is nothing more to train; it evaluates its share, and ends."""
         feeds = self.plans.feed(member, [span.slice for span in share])
-        return [*feeds, *self.plans.start(member, Plan(step, 0, (), member.batch_size, share, final=True), step)]
+        last = Plan(version, 0, (), member.batch_size, share, final=True)
+        return [*feeds, *self.plans.start(member, last, version)]
 
     def resize(self, member: WorkerState, fleet: Sequence[WorkerState], began_at: float, now: float) -> list[Command]:
         """Let a worker that has just reported end its turn when it should, by what is known now."""

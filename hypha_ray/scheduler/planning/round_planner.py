@@ -22,7 +22,7 @@ from hypha_ray.scheduler.planning.validation import ValidationSamples
 from hypha_ray.scheduler.planning.worker_plans import Sizes, WorkerPlans
 from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.scheduler.rounds.round import Round
-from hypha_ray.types import Plan, SliceInfo, Span
+from hypha_ray.types import Plan, SliceInfo, Span, WeightsVersion
 
 CORRECTION_GAIN = 0.02
 """A plan is corrected when that shortens the round by this part of its length."""
@@ -38,18 +38,18 @@ class RoundPlanner:
         self._job, self._equal = job, has_equal_batches(job)
         self._fixed = job.run.mode == "replay"
         """Plans stay as they are."""
-        self._first = past.next_round
-        """Number of the weights that the run goes on with."""
+        self._first = WeightsVersion(past.next_round)
+        """Version of the weights that the run goes on with."""
         longest = max(job.samples(number) for number in (0, job.rounds.warmup_rounds))
         self.plans = WorkerPlans(job, slices, sizes, past, longest + batch_size(job))
         self._validation = ValidationSamples(job, slices, past)
 
-    def due(self, number: int) -> int:
-        """Number of the weights that workers must have in a round; its own, unless several exchanges are under way."""
+    def due(self, number: int) -> WeightsVersion:
+        """Version of the weights that workers must have in a round: its own, or older with several exchanges."""
         return max(self._first, version_due(self._job, number))
 
     def plan_round(
-        self, number: int, members: Sequence[WorkerState], newest: int, started_at: float
+        self, number: int, members: Sequence[WorkerState], newest: WeightsVersion, started_at: float
     ) -> tuple[Round, list[Command]]:
         """Plan a round, with weights up to a number there; the one after the last only evaluates.
 
@@ -65,7 +65,7 @@ class RoundPlanner:
         paces = paces_at_start(members, bool(shares), equal)
         allocation = plan_batches(paces, 0 if final else self._job.samples(number))
         known = number > 0 and not final and not equal
-        opened = Round(number, started_at, allocation.finish_s if known else None, shares, weights)
+        opened = Round(number, started_at, allocation.finish_s if known else None, weights, shares)
         commands: list[Command] = []
         for member in members:
             worker = member.source.worker
@@ -83,7 +83,9 @@ class RoundPlanner:
         opened.overlapped = any(one.overlap_spans for one in members) or self.due(number + 1) <= number
         return opened, commands
 
-    def plan_joiner(self, current: Round, member: WorkerState, share: tuple[Span, ...], newest: int) -> list[Command]:
+    def plan_joiner(
+        self, current: Round, member: WorkerState, share: tuple[Span, ...], newest: WeightsVersion
+    ) -> list[Command]:
         """Let a worker into a round that goes on; to train on it gets what `correct` finds for it.
 
         In replay mode it takes its predecessor's place.

@@ -11,7 +11,7 @@ from hypha_ray.scheduler.fleet.worker_state import WorkerState
 from hypha_ray.scheduler.ledger.ledger import Ledger
 from hypha_ray.scheduler.messages import Assign, Command, Feed, Merge, RestoreInnerState
 from hypha_ray.scheduler.resume_point import ResumePoint
-from hypha_ray.types import Plan, SliceInfo, Span, window
+from hypha_ray.types import Plan, SliceInfo, Span, WeightsVersion, window
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class WorkerPlans:
                 commands += self.feed(member, [index])
         return commands
 
-    def start(self, member: WorkerState, plan: Plan, newest: int) -> list[Command]:
+    def start(self, member: WorkerState, plan: Plan, newest: WeightsVersion) -> list[Command]:
         """Tell a worker what it does in a round, and send what it needs for that."""
         worker, restores = member.source.worker, member.needs_inner_state and bool(plan.spans)
         member.start(
@@ -76,7 +76,7 @@ class WorkerPlans:
         member.untrained = member.untrained and not plan.spans
         return [Assign(worker, member.plan), *restore, *self.send_weights(member, newest)]
 
-    def send_weights(self, member: WorkerState, newest: int) -> list[Command]:
+    def send_weights(self, member: WorkerState, newest: WeightsVersion) -> list[Command]:
         """Send a worker the newest weights, if that isn't done.
 
         All of them go to a worker that has no others, isn't to keep its own, or has slept longer than exchanges take.

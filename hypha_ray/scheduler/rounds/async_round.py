@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hypha_ray.scheduler.fleet.worker_state import WorkerState
-from hypha_ray.scheduler.rounds.metrics import Outcome, RoundFigures, train_speeds
-from hypha_ray.types import Contribution, Delta, Rejection, Span, Verdict
+from hypha_ray.scheduler.rounds.metrics import CommitMetrics, RoundMetrics, train_speeds
+from hypha_ray.types import Contribution, Delta, Rejection, Span, Verdict, WeightsVersion
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +18,8 @@ class LocalRound:
     Times in seconds, monotonic.
     """
 
-    step: int
-    """Number of the run's step that made the weights."""
+    version: WeightsVersion
+    """Version of the weights."""
     merged: int
     """Deltas of the run that were in these weights."""
     began_at: float
@@ -33,14 +33,14 @@ class LocalRounds:
 
     def __init__(self) -> None:
         self.rounds: dict[int, LocalRound] = {}
-        """Local rounds by worker, in the order of their steps: a round begins from the newest weights."""
+        """Local rounds by worker, in the order of their versions: a round begins from the newest weights."""
         self.reported = 0
         """Samples that are reported of them."""
 
     @property
-    def oldest_step(self) -> int | None:
-        """Oldest step that a worker still trains from; None: no worker trains."""
-        return next((one.step for one in self.rounds.values()), None)
+    def oldest_version(self) -> WeightsVersion | None:
+        """Oldest version that a worker still trains from; None: no worker trains."""
+        return next((one.version for one in self.rounds.values()), None)
 
     def report(self, member: WorkerState, samples: int) -> None:
         """Count samples that a worker has reported, if it trains."""
@@ -73,7 +73,7 @@ class AsyncRound:
     started_at: float
     size: int
     """Accepted deltas with which it ends."""
-    figures: RoundFigures = field(default_factory=RoundFigures)
+    figures: RoundMetrics = field(default_factory=RoundMetrics)
     accepted: list[tuple[Contribution, ReceivedDelta, int]] = field(default_factory=list)
     """Accepted deltas in order, with their staleness."""
     rejected: list[Rejection] = field(default_factory=list)
@@ -123,7 +123,7 @@ class CommittedAsyncRound:
     """A round whose record waits for the evaluation of the weights before it."""
 
     round: AsyncRound
-    outcome: Outcome
+    commit: CommitMetrics
     workers: int
     """Workers that were at work when it ended."""
     ended_at: float
@@ -148,7 +148,7 @@ class CommittedAsyncRound:
             batches[delta.source.worker] += delta.batches
         time_s = self.ended_at - done.started_at
         return {
-            **done.figures.record(self.outcome, deltas, time_s, rounds, elapsed_s),
+            **done.figures.record(self.commit, deltas, time_s, rounds, elapsed_s),
             "finish_s": time_s,
             "predicted_s": None,
             "plan_error": None,

@@ -12,7 +12,7 @@ from hypha_ray.types import Contribution, Delta, Report, Verdict, added, means
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CommitMetrics:
     """A round's commit: its verdict, and what is known of the run at that time."""
 
     verdict: Verdict
@@ -23,7 +23,7 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class RoundFigures:
+class RoundMetrics:
     """Figures that workers' events add to a round, of any strategy. Times in seconds, by worker."""
 
     learning_rate: float | None = None
@@ -36,10 +36,10 @@ class RoundFigures:
     """Time between the weights before and new ones."""
 
     def record(
-        self, outcome: Outcome, deltas: Collection[Delta], time_s: float, rounds: int, elapsed_s: float
+        self, commit: CommitMetrics, deltas: Collection[Delta], time_s: float, rounds: int, elapsed_s: float
     ) -> dict[str, Any]:
         """Fields that the records of all strategies have; of accepted deltas, in a run of so many rounds."""
-        train_s, number = sum(delta.train_s for delta in deltas), outcome.verdict.round
+        train_s, number = sum(delta.train_s for delta in deltas), commit.verdict.round
         return {
             "kind": "round",
             "round": number,
@@ -48,15 +48,15 @@ class RoundFigures:
             "loss": _mean_loss(deltas),
             **means(added(delta.sums for delta in deltas)),
             **_throughput(deltas, time_s),
-            "batch_s": dict(sorted(outcome.batch_s.items())),
+            "batch_s": dict(sorted(commit.batch_s.items())),
             "codec_error": _mean(deltas, lambda delta: delta.quality[0]),
             "codec_cosine": _mean(deltas, lambda delta: delta.quality[1]),
             "bytes_down": self.bytes_down,
             "idle_fraction": sum(self.waited_s.values()) / max(sum(self.worked_s.values()), 1e-9),
             "data_wait_fraction": sum(delta.data_wait_s for delta in deltas) / train_s if train_s else 0.0,
             "learning_rate": self.learning_rate,
-            "update_norm": outcome.verdict.update_norm,
-            **outcome.totals,
+            "update_norm": commit.verdict.update_norm,
+            **commit.totals,
             "elapsed_s": elapsed_s,
             "eta_s": elapsed_s / (number + 1) * (rounds - number - 1),
         }

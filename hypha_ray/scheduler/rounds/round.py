@@ -7,8 +7,8 @@ from typing import Any
 
 from hypha_ray.config.schema import Sync
 from hypha_ray.scheduler.messages import Reduce
-from hypha_ray.scheduler.rounds.metrics import Outcome, RoundFigures, counted, train_speeds, weight
-from hypha_ray.types import Delta, Plan, Source, Span, Verdict
+from hypha_ray.scheduler.rounds.metrics import CommitMetrics, RoundMetrics, counted, train_speeds, weight
+from hypha_ray.types import Delta, Plan, Source, Span, Verdict, WeightsVersion
 
 LOST = "its payload was lost with its node"
 """Reason of a delta's absence from a round without a verdict."""
@@ -21,10 +21,11 @@ class Round:
     number: int
     started_at: float
     predicted_s: float | None
+    """Time that the plans take; None: it isn't known yet."""
+    weights_version: WeightsVersion
+    """Version of the weights that are due in it, and evaluated."""
     eval_shares: dict[int, tuple[Span, ...]] = field(default_factory=dict)
     """Validation samples of each worker, evaluated before it trains."""
-    weights_version: int = 0
-    """Version of the weights that are due in it, and evaluated."""
     overlapped: bool = False
     """Whether workers train on while its result is on its way."""
     replay_plans: dict[int, Plan] = field(default_factory=dict)
@@ -33,7 +34,7 @@ class Round:
     """Workers whose delta is awaited, or in."""
     deltas: dict[int, Delta] = field(default_factory=dict)
     delivered_at: dict[int, float] = field(default_factory=dict)
-    figures: RoundFigures = field(default_factory=RoundFigures)
+    figures: RoundMetrics = field(default_factory=RoundMetrics)
 
     @property
     def evaluating(self) -> bool:
@@ -83,7 +84,7 @@ class CommittedRound:
     """A round whose result the workers merge."""
 
     round: Round
-    outcome: Outcome
+    commit: CommitMetrics
     merging: set[int]
     """Workers that still have to merge the result."""
     last_merged_at: float
@@ -97,7 +98,7 @@ class CommittedRound:
     @property
     def coded_bytes(self) -> int:
         """Bytes sent to a worker that has the weights of the round before; 0: the new weights themselves."""
-        return self.outcome.verdict.coded_bytes
+        return self.commit.verdict.coded_bytes
 
     def merged(self, worker: int, since: float | None, now: float, sent_bytes: int, waited_s: float | None) -> None:
         """Count a worker's merge: it worked from `since` on, and waited since its delta, or as it says."""
@@ -113,13 +114,13 @@ class CommittedRound:
 
     def record(self, rounds: int, elapsed_s: float, epoch: int) -> dict[str, Any]:
         """Metrics of the round, one of so many, and the run's totals with it; see docs/telemetry.md."""
-        done, verdict = self.round, self.outcome.verdict
+        done, verdict = self.round, self.commit.verdict
         accepted = {contribution.worker for contribution in verdict.accepted}
         deltas = {worker: delta for worker, delta in sorted(done.deltas.items()) if worker in accepted}
         actual_s = done.ready_at - done.started_at
         time_s = actual_s if done.overlapped else self.last_merged_at - done.started_at
         return {
-            **done.figures.record(self.outcome, deltas.values(), time_s, rounds, elapsed_s),
+            **done.figures.record(self.commit, deltas.values(), time_s, rounds, elapsed_s),
             "finish_s": actual_s,
             "predicted_s": done.predicted_s,
             "plan_error": None if done.predicted_s is None else abs(done.predicted_s - actual_s) / actual_s,

@@ -6,10 +6,15 @@ from hypha_ray.config import Job
 from hypha_ray.exchange_schedule import fragments_of_round
 from hypha_ray.scheduler.fleet.worker_state import WorkerState
 from hypha_ray.scheduler.rounds.round import CommittedRound
+from hypha_ray.types import WeightsVersion
 
 
 def received_bytes(
-    job: Job, weight_bytes: tuple[int, tuple[int, ...]], done: CommittedRound, member: WorkerState, version: int
+    job: Job,
+    weight_bytes: tuple[int, tuple[int, ...]],
+    done: CommittedRound,
+    member: WorkerState,
+    version: WeightsVersion,
 ) -> int:
     """Bytes of a round's result that a worker has merged.
 

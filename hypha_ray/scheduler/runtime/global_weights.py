@@ -16,7 +16,7 @@ from hypha_ray.scheduler.rounds.round import LOST
 from hypha_ray.scheduler.runtime.run_actors import RunActors
 from hypha_ray.scheduler.runtime.supervised_actor import GONE
 from hypha_ray.server.actor import StepRequest
-from hypha_ray.types import FragmentUpdate, Layout, Rejection, Saved, Source, Verdict
+from hypha_ray.types import FragmentUpdate, Layout, Rejection, Saved, Source, Verdict, WeightsVersion
 
 __all__ = ["LOST", "GlobalWeights"]
 
@@ -66,8 +66,8 @@ class GlobalWeights:
     async def _built(self) -> Layout:
         """Layout and initial weights of the model, which the server builds."""
         returns = 1 + self._job.sync.fragments
-        built, *self._theta = await self._actors.servers[0].ask(
-            lambda server: server.initial.options(num_returns=returns).remote(), receipt=0
+        *self._theta, built = await self._actors.servers[0].ask(
+            lambda server: server.initial.options(num_returns=returns).remote()
         )
         layout: Layout = await built
         return layout
@@ -87,22 +87,22 @@ class GlobalWeights:
         server = self._actors.servers[fragment]
         return (await server.ask(lambda actor: _unread(actor, actor.momentum.remote(self.layout, fragment))))[0]
 
-    def orders(self, to: Source, round_number: int, whole: bool) -> list[Callable[[Any], Any]]:
+    def orders(self, to: Source, version: WeightsVersion, whole: bool) -> list[Callable[[Any], Any]]:
         """Calls that give a worker the newest θ: one object for each fragment, however many readers.
 
         Args:
             to: the worker.
-            round_number: the round that begins with these weights.
-            whole: the worker is sent all of them; or else what the round before has changed.
+            version: version of these weights.
+            whole: whether the worker is sent all fragments; otherwise those that changed since the version before.
 
         """
-        fragments = range(len(self._theta)) if whole else fragments_of_round(self._job, round_number - 1)
+        fragments = range(len(self._theta)) if whole else fragments_of_round(self._job, version - 1)
         orders: list[Callable[[Any], Any]] = []
         for fragment in fragments:
             difference = not whole and fragment in self._differences
             ref = self._differences[fragment] if difference else self._theta[fragment]
             orders.append(
-                partial(_merged, to, FragmentUpdate(round_number, fragment, len(fragments), whole, difference), ref)
+                partial(_merged, to, FragmentUpdate(version, fragment, len(fragments), whole, difference), ref)
             )
         return orders
 

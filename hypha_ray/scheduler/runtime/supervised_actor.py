@@ -53,14 +53,14 @@ class SupervisedActor:
         self._awake = False
         """Whether the actor has answered yet; until then silence may be its start."""
 
-    async def ask(self, call: Callable[[Any], Any], receipt: int = -1) -> Any:
-        """Make a call and wait for its receipt; an actor that dies is replaced, and the call repeated.
+    async def ask(self, call: Callable[[Any], Any]) -> Any:
+        """Make a call and wait for its last result; an actor that dies is replaced, and the call repeated.
 
         Errors of the call itself are raised, also that an argument is lost.
 
         Args:
-            call: takes the actor, returns the ref of its result, or refs of several results.
-            receipt: index of the result that is waited for; it should be small, for it is read here.
+            call: takes the actor, returns the ref of its result, or refs of several results. The last one is a
+                receipt: it is read here, so it should be small.
 
         Returns:
             What `call` returned, once the receipt has its value.
@@ -74,7 +74,7 @@ class SupervisedActor:
             actor, silence_s = await self._living(), self._silence_s * 2**deaths
             try:
                 refs = call(actor)
-                await self._watched(actor, refs[receipt] if isinstance(refs, Sequence) else refs, silence_s)
+                await self._watched(actor, refs[-1] if isinstance(refs, Sequence) else refs, silence_s)
                 return refs
             except RayTaskError:
                 raise  # The actor lives, and says this: an argument may be lost, with an actor that has died.

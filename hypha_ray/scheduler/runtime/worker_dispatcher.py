@@ -89,8 +89,8 @@ class WorkerDispatcher:
                 if plan.final:
                     self._parting.add(self._listening[command.worker])
                 self._say(worker, lambda one: one.assign.remote(to, plan))
-            case c.Merge(round=number, whole=whole):
-                for call in self._weights.orders(to, number, whole):
+            case c.Merge(version=version, whole=whole):
+                for call in self._weights.orders(to, version, whole):
                     self._say(worker, call)
                 failpoint("scheduler.mid_broadcast")
             case c.RestoreInnerState():
@@ -179,7 +179,7 @@ class WorkerDispatcher:
         deadline = time.monotonic() + SECURE_S
         while (tasks := self._securing.get(source)) and time.monotonic() < deadline:
             await asyncio.wait(tasks, timeout=PULSE_S)
-            self._inbox(Alive(source, -1))
+            self._inbox(Alive(source))
 
     async def _feed(self, number: int, worker: Any, index: int) -> None:
         for again in (True, False):

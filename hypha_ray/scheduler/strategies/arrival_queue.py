@@ -9,16 +9,16 @@ from hypha_ray.scheduler.messages import Reduce
 from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.scheduler.rounds.async_round import AsyncRound, ReceivedDelta
 from hypha_ray.scheduler.rounds.metrics import counted, weight
-from hypha_ray.types import Contribution, Rejection, RoundProgress, Verdict
+from hypha_ray.types import Contribution, Rejection, RoundProgress, Verdict, WeightsVersion
 
 PATIENCE = 10
 """Rounds of merged deltas by which a worker may be behind, unless the job says otherwise."""
 REMEMBERED = 4
-"""Commits whose steps are kept, to know them by."""
+"""Commits whose versions are kept."""
 
 
 class ArrivalQueue:
-    """Counts the steps that the weights make, and knows how old the weights are that a delta was trained from.
+    """Counts versions of the weights, and knows the age of those that each delta was trained from.
 
     Args:
         job: the job file.
@@ -31,12 +31,12 @@ class ArrivalQueue:
         self._sync, self._target = job.sync, job.rounds.samples_between_updates
         self._patience = PATIENCE * size if job.sync.max_staleness is None else job.sync.max_staleness
         self._size = size
-        self.step = int(past.state.get("step", 0))
-        """By which the newest weights are known: that many reductions were made in the run."""
+        self.version = WeightsVersion(int(past.state.get("step", 0)))
+        """Version of the newest weights: number of reductions in the run."""
         self.merged = int(past.state.get("merged", 0))
         """Deltas of the run that are in them."""
-        self.commits = {self.step: past.next_round - 1}
-        """Steps whose weights are committed, and in which round; the last ones."""
+        self.commits = {self.version: past.next_round - 1}
+        """Rounds of the last commits, by the versions of their weights."""
         self.arrived: dict[int, ReceivedDelta] = {}
         self.reducing: dict[int, ReceivedDelta] = {}
         self.samples = 0
@@ -75,17 +75,17 @@ class ArrivalQueue:
     @property
     def committed(self) -> bool:
         """Whether the newest weights are."""
-        return self.step in self.commits
+        return self.version in self.commits
 
     def commit(self, round: int) -> None:
         """The newest weights are those of a commit."""
-        self.commits[self.step] = round
+        self.commits[self.version] = round
         for old in sorted(self.commits)[:-REMEMBERED]:
             del self.commits[old]
 
     def state(self) -> dict[str, int]:
         """State for a later scheduler, as plain JSON."""
-        return {"step": self.step, "merged": self.merged}
+        return {"step": self.version, "merged": self.merged}
 
     def drop_stale(self) -> list[Rejection]:
         """Drop what was trained from weights that are too old."""
@@ -102,7 +102,7 @@ class ArrivalQueue:
 
         Args:
             current: the round that they will be in.
-            since: oldest step that a worker still trains from; None: no worker trains.
+            since: oldest version that a worker still trains from; None: no worker trains.
 
         """
         self.reducing, self.arrived = dict(sorted(self.arrived.items())), {}
@@ -110,17 +110,17 @@ class ArrivalQueue:
         deltas = [arrival.delta for arrival in self.reducing.values()]
         unit = self._size if self._sync.weighting == "uniform" else self._target
         return Reduce(
-            self.step,
+            self.version,
             tuple(delta.source for delta in deltas),
             tuple(weight(self._sync, delta) for delta in deltas),
             tuple(delta.round for delta in deltas),
-            self.step if since is None else since,
+            self.version if since is None else since,
             RoundProgress(current.number, self._size, unit, len(current.accepted), current.weight, tuple(self._norms)),
         )
 
     def is_awaited(self, verdict: Verdict) -> bool:
         """Whether a verdict is that on the deltas that are being reduced."""
-        return bool(self.reducing) and verdict.round == self.step
+        return bool(self.reducing) and verdict.round == self.version
 
     def take_verdict(self, verdict: Verdict) -> list[tuple[Contribution, ReceivedDelta, int]]:
         """Make a step; returns the accepted deltas with their staleness."""
@@ -128,7 +128,7 @@ class ArrivalQueue:
         arrivals = [(one, batch[one.worker]) for one in verdict.accepted]
         taken = [(counted(one, arrival.delta), arrival, self._staleness(arrival)) for one, arrival in arrivals]
         self.samples -= sum(arrival.delta.samples for arrival in batch.values())
-        self.step += 1
+        self.version = WeightsVersion(self.version + 1)
         self.merged += len(taken)
         self._norms.extend(one.norm for one in verdict.accepted)
         self._in_vain = 0 if taken else self._in_vain + sum(one.blamed for one in verdict.rejected)

@@ -5,8 +5,8 @@
                         waits for a reduction that goes on, and for the grace time
 
 A round is a period of N merged deltas: then outer momentum is stepped, the weights are committed, and evaluated by
-those whose deltas came last. Between two commits, weights have the number of the reduction that made them, the *step*.
-To a worker that is the number of its round. After a crash all goes on from the last commit.
+those whose deltas came last. Versions of the weights count reductions.
+To a worker its version is the number of its round. After a crash all goes on from the last commit.
 """
 
 from __future__ import annotations
@@ -27,11 +27,22 @@ from hypha_ray.scheduler.rounds.async_round import (
     LocalRounds,
     ReceivedDelta,
 )
-from hypha_ray.scheduler.rounds.metrics import Outcome, step_record, weight
+from hypha_ray.scheduler.rounds.metrics import CommitMetrics, step_record, weight
 from hypha_ray.scheduler.strategies.arrival_queue import ArrivalQueue
 from hypha_ray.scheduler.strategies.base import RoundStrategy
-from hypha_ray.scheduler.strategies.states import Due, Training
-from hypha_ray.types import Delta, Evaluated, Event, Merged, Rejection, Report, Source, Span, Verdict
+from hypha_ray.scheduler.strategies.states import Training, Waiting
+from hypha_ray.types import (
+    Delta,
+    Evaluated,
+    Merged,
+    Rejection,
+    Report,
+    RoundEvent,
+    Source,
+    Span,
+    Verdict,
+    WeightsVersion,
+)
 
 
 class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
@@ -53,17 +64,17 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         """Workers that have something to do."""
         return set(self._training.rounds) | self._pending.busy(0)
 
-    def accepts(self, member: WorkerState, event: Event) -> bool:
+    def accepts(self, member: WorkerState, event: RoundEvent | Merged) -> bool:
         """Whether a worker speaks of the turn that it has."""
         return member.plan is not None and event.round == member.plan.round
 
-    def commit_before(self, round: int) -> int | None:
-        """The commit whose weights a turn begins with; None: they were never committed."""
-        return self._queue.commits.get(round)
+    def commit_before(self, version: WeightsVersion) -> int | None:
+        """Round whose commit has the weights of a version; None: they were never committed."""
+        return self._queue.commits.get(version)
 
     def begin(self, now: float) -> None:
         """Begin a period; in the one after the last, nothing but evaluation is done."""
-        assert isinstance(self.state, Due)
+        assert isinstance(self.state, Waiting)
         number = self.state.number
         self._totals.begin(now)
         self._enter(AsyncRound(number, now, self._planner.size), number)
@@ -75,16 +86,16 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
             self._pending.start_evaluation(number - 1, self._planner.eval_shares(number, members))
         if self.final:
             for member in members:
-                self._out.put(*self._planner.plan_last(self._queue.step, member, self._share(member)))
+                self._out.put(*self._planner.plan_last(self._queue.version, member, self._share(member)))
         self._advance(now)
         self._settle(now)
 
     def join(self, member: WorkerState, now: float) -> None:
         """Let a worker in: it takes a lost share of the evaluation over where it gets the weights for that."""
         self._unplanned.add(member.source.worker)
-        self._pending.hand_out(member.source.worker, self.commit_before(self._queue.step))
+        self._pending.hand_out(member.source.worker, self.commit_before(self._queue.version))
         if self.final:
-            self._out.put(*self._planner.plan_last(self._queue.step, member, self._share(member)))
+            self._out.put(*self._planner.plan_last(self._queue.version, member, self._share(member)))
         self._advance(now)
 
     def forget(self, member: WorkerState, now: float) -> None:
@@ -114,7 +125,7 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
 
     # ── workers' words ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def handle(self, member: WorkerState, event: Event, now: float) -> None:
+    def handle(self, member: WorkerState, event: RoundEvent | Merged, now: float) -> None:
         """Take in what a worker says of its turn."""
         assert self.current is not None
         match event:
@@ -135,13 +146,13 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         record = step_record(report, samples, self._job.rounds.samples_between_updates)
         self._out.put(c.LogMetric({**record, "round": current.number}))
         if self.open and (turn := self._training.rounds.get(member.source.worker)) is not None:
-            self._out.put(*self._planner.resize(member, self._fleet(member), turn.began_at, now))
+            self._out.put(*self._planner.resize(member, self._roster.assignable_and(member), turn.began_at, now))
 
     def _arrived(self, member: WorkerState, current: AsyncRound, delta: Delta, now: float) -> None:
         worker = member.source.worker
         turn = self._training.pop(member)
         if turn is None:
-            self._out.event("stale", now, worker=worker, incarnation=member.source.incarnation, round=delta.round)
+            self._out.stale(delta, now)
             return
         current.bytes_up += delta.payload_bytes
         member.delivered(delta, now - turn.began_at, turn.evaluating)
@@ -151,11 +162,11 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
 
     def _merged(self, member: WorkerState, event: Merged, now: float) -> None:
         turn = self._training.rounds.get(member.source.worker)
-        if turn is not None and self.current is not None and member.merged_version != event.round:
+        if turn is not None and self.current is not None and member.merged_version != event.version:
             waited_s = None if turn.handed_over_at is None else now - turn.handed_over_at
             since = turn.began_at if member.merged_at is None else member.merged_at
             self.current.began(member.source.worker, waited_s, now - since, self.sent_bytes[0])
-        member.merged_at, member.merged_version = now, event.round
+        member.merged_at, member.merged_version = now, event.version
         if member.plan is not None and not member.plan.evaluate:
             member.progress.heard_at = now
             self._done_if_final(member)
@@ -180,18 +191,18 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
 
     def _give_turn(self, member: WorkerState, now: float) -> None:
         assert self.current is not None
-        worker, share, step = member.source.worker, self._share(member), self._queue.step
+        worker, share, version = member.source.worker, self._share(member), self._queue.version
         handed_over_at = self._handed_over_at.pop(worker, None)
         at = self._trained() / self._job.rounds.samples_between_updates
-        commands = self._planner.plan_local_round(step, member, self._fleet(member), share, at, now)
-        self._training.rounds[worker] = LocalRound(step, self._queue.merged, now, handed_over_at, bool(share))
+        commands = self._planner.plan_local_round(version, member, self._roster.assignable_and(member), share, at, now)
+        self._training.rounds[worker] = LocalRound(version, self._queue.merged, now, handed_over_at, bool(share))
         batches = {worker: member.plan and member.plan.batches}
-        self._out.event("plan", now, round=self.current.number, batches=batches, predicted_s=None, step=step)
+        self._out.event("plan", now, round=self.current.number, batches=batches, predicted_s=None, step=version)
         self._out.put(*commands)
 
     def _reduce(self, state: Training[AsyncRound]) -> None:
         state.grace_until = None
-        self._out.put(self._queue.reduce(state.round, self._training.oldest_step))
+        self._out.put(self._queue.reduce(state.round, self._training.oldest_version))
 
     def reduced(self, verdict: Verdict, now: float) -> list[Source]:
         """Take deltas in, and commit a period that is whole; returns the workers that are excluded."""
@@ -206,7 +217,7 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
             self._totals.count(arrival.delta)
             self._roster.contributed(one.worker)
             who = {"worker": one.worker, "incarnation": one.incarnation, "staleness": staleness}
-            self._out.event("arrival", now, round=current.number, step=self._queue.step, **who)
+            self._out.event("arrival", now, round=current.number, step=self._queue.version, **who)
         for rejection in verdict.rejected:
             self._reject(rejection, now)
         if self._queue.hopeless:
@@ -235,9 +246,9 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         verdict = current.verdict(update_norm)
         self._queue.commit(current.number)
         totals = self._persist(current.number, verdict, current.spans, now, **self._queue.state())
-        outcome = Outcome(verdict, known_batch_s(members), totals)
-        self._pending.awaiting_merge.append(CommittedAsyncRound(current, outcome, len(members), now))
-        self.state = Due(current.number + 1, current)
+        commit = CommitMetrics(verdict, known_batch_s(members), totals)
+        self._pending.awaiting_merge.append(CommittedAsyncRound(current, commit, len(members), now))
+        self.state = Waiting(current.number + 1, current)
 
     def _call_off(self) -> None:
         """The last commit is made: what is still trained, or has arrived since, is of no use."""
@@ -275,16 +286,9 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         occupied = number in self._training.rounds or self._queue.holds(number)
         return slot.working and not occupied and not slot.excluded
 
-    def _fleet(self, member: WorkerState) -> list[WorkerState]:
-        """All that share the work, this worker among them."""
-        free = self._roster.assignable
-        if self._roster.slots[member.source.worker].working:
-            return free
-        return sorted([*free, member], key=lambda one: one.source.worker)
-
     def _share(self, member: WorkerState) -> tuple[Span, ...]:
         """Evaluation share of a worker, if it is to get the weights for that now."""
-        return self._pending.share(member.source.worker, self.commit_before(self._queue.step))
+        return self._pending.share(member.source.worker, self.commit_before(self._queue.version))
 
     def _trained(self) -> int:
         """Samples of the run that were trained on: merged, on their way, and reported."""

@@ -24,12 +24,12 @@ from hypha_ray.scheduler.messages import Outbox
 from hypha_ray.scheduler.planning.correction_pace import CorrectionPace
 from hypha_ray.scheduler.planning.round_planner import RoundPlanner
 from hypha_ray.scheduler.resume_point import ResumePoint
-from hypha_ray.scheduler.rounds.metrics import Outcome, step_record
+from hypha_ray.scheduler.rounds.metrics import CommitMetrics, step_record
 from hypha_ray.scheduler.rounds.round import CommittedRound, Round
 from hypha_ray.scheduler.rounds.traffic import received_bytes
 from hypha_ray.scheduler.strategies.base import RoundStrategy
-from hypha_ray.scheduler.strategies.states import Due, Evaluating, Reducing, Training
-from hypha_ray.types import Delta, Evaluated, Event, Merged, Report, Source, Span, Verdict
+from hypha_ray.scheduler.strategies.states import Evaluating, Reducing, Training, Waiting
+from hypha_ray.types import Delta, Evaluated, Merged, Report, RoundEvent, Source, Span, Verdict, WeightsVersion
 
 
 class BarrierRounds(RoundStrategy[Round, CommittedRound]):
@@ -53,7 +53,7 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
     def busy(self) -> set[int]:
         """Workers that have something to do: to merge what is due, to evaluate, or to train and hand over."""
         match self.state:
-            case Due():
+            case Waiting():
                 return set()
             case Training(round=current):
                 return current.awaiting - current.deltas.keys() | self._pending.busy(current.weights_version)
@@ -65,20 +65,20 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
         """Round that takes deltas; None: there is none."""
         return self.state.round if isinstance(self.state, Training | Evaluating) else None
 
-    def accepts(self, member: WorkerState, event: Event) -> bool:
+    def accepts(self, member: WorkerState, event: RoundEvent | Merged) -> bool:
         """Whether a worker speaks of the present round, or of weights that it may not have had before."""
-        if self._overlapped and isinstance(event, Merged):
-            newer = member.merged_version is None or member.merged_version < event.round
-            return newer and event.round <= self.latest_version
+        if isinstance(event, Merged) and self._overlapped:
+            newer = member.merged_version is None or member.merged_version < event.version
+            return newer and event.version <= self.latest_version
         return self.current is not None and event.round == self.current.number
 
-    def commit_before(self, round: int) -> int | None:
-        """The commit whose weights a round begins with; None: they were never committed."""
-        return round - 1
+    def commit_before(self, version: WeightsVersion) -> int | None:
+        """Round whose commit has the weights of a version; None: they were never committed."""
+        return version - 1
 
     def begin(self, now: float) -> None:
         """Plan the next round, and tell every worker."""
-        assert isinstance(self.state, Due)
+        assert isinstance(self.state, Waiting)
         number, before = self.state.number, self.state.before
         self._totals.begin(now)
         members = self._roster.assignable
@@ -134,7 +134,7 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
             if one.discard_delta(source) and not one.deltas:
                 self._out.finish(disowned(one.number))
 
-    def handle(self, member: WorkerState, event: Event, now: float) -> None:
+    def handle(self, member: WorkerState, event: RoundEvent | Merged, now: float) -> None:
         """Handle a worker's event about the round that it and the fleet are in."""
         assert self.current is not None
         match event:
@@ -168,7 +168,7 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
     def _delivered(self, member: WorkerState, delta: Delta, now: float) -> None:
         worker, state = member.source.worker, self.state
         if not isinstance(state, Training) or worker in state.round.deltas or worker not in state.round.awaiting:
-            self._out.event("stale", now, worker=worker, incarnation=member.source.incarnation, round=delta.round)
+            self._out.stale(delta, now)
             return
         current = state.round
         current.deltas[worker], current.delivered_at[worker] = delta, now
@@ -205,7 +205,7 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
         if isinstance(self.state, Reducing):
             number = self.state.round.number + 1
             if self._planner.due(number) <= self.latest_version:
-                self.state = Due(number, self.state.round)
+                self.state = Waiting(number, self.state.round)
 
     # ── from the deltas to the weights ────────────────────────────────────────────────────────────────────────────
 
@@ -248,10 +248,10 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
         for member in members if self._job.sync.overlaps else ():
             if member.source.worker in done.awaiting - accepted:
                 member.merged_version = None  # Its own weights contain samples that are given out again.
-        outcome = Outcome(verdict, known_batch_s(members), totals)
+        commit = CommitMetrics(verdict, known_batch_s(members), totals)
         merging = {member.source.worker for member in self._roster.assignable}
-        self._pending.awaiting_merge.append(CommittedRound(done, outcome, merging, now))
-        self.latest_version = done.number + 1
+        self._pending.awaiting_merge.append(CommittedRound(done, commit, merging, now))
+        self.latest_version = WeightsVersion(done.number + 1)
         return excluded
 
     def _spans_of_later_rounds(self) -> dict[int, tuple[Span, ...]]:
@@ -282,10 +282,10 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
 
     def _merged(self, member: WorkerState, event: Merged, now: float) -> None:
         for one in self._pending.awaiting_merge:
-            if one.number < event.round:
-                size = received_bytes(self._job, self.sent_bytes, one, member, event.round)
+            if one.number < event.version:
+                size = received_bytes(self._job, self.sent_bytes, one, member, event.version)
                 one.merged(member.source.worker, member.merged_at, now, size, event.waited_s)
-        member.merged_at, member.merged_version = now, event.round
+        member.merged_at, member.merged_version = now, event.version
         if member.plan is not None and not member.plan.evaluate:
             member.progress.heard_at = now
             self._done_if_final(member)

@@ -12,8 +12,8 @@ from hypha_ray.scheduler.messages import Outbox
 from hypha_ray.scheduler.planning.worker_plans import WorkerPlans
 from hypha_ray.scheduler.resume_point import ResumePoint, RunTotals
 from hypha_ray.scheduler.rounds.pending import C, PendingRounds
-from hypha_ray.scheduler.strategies.states import Due, Evaluating, R, State, Training
-from hypha_ray.types import Evaluated, Verdict
+from hypha_ray.scheduler.strategies.states import Evaluating, R, State, Training, Waiting
+from hypha_ray.types import Evaluated, Verdict, WeightsVersion
 
 
 class RoundStrategy(Generic[R, C]):
@@ -30,8 +30,8 @@ class RoundStrategy(Generic[R, C]):
 
     def __init__(self, job: Job, past: ResumePoint, roster: Roster, plans: WorkerPlans, out: Outbox) -> None:
         self._job, self._roster, self._plans, self._out = job, roster, plans, out
-        self.state: State[R] = Due(past.next_round, None)
-        self.latest_version = past.next_round
+        self.state: State[R] = Waiting(past.next_round, None)
+        self.latest_version = WeightsVersion(past.next_round)
         """Version of the newest weights, those after the last commit; round n begins version n."""
         self._totals = RunTotals(past.state.get("totals", {}))
         self._pending: PendingRounds[C] = PendingRounds(job, self._totals, plans.ledger, out)
@@ -41,12 +41,12 @@ class RoundStrategy(Generic[R, C]):
     @property
     def current(self) -> R | None:
         """Round that began last; None before the first."""
-        return self.state.before if isinstance(self.state, Due) else self.state.round
+        return self.state.before if isinstance(self.state, Waiting) else self.state.round
 
     @property
     def next(self) -> int | None:
         """Round that is to begin; None while one goes on."""
-        return self.state.number if isinstance(self.state, Due) else None
+        return self.state.number if isinstance(self.state, Waiting) else None
 
     @property
     def open(self) -> bool:

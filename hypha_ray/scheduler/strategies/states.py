@@ -1,8 +1,8 @@
 """States of a run's rounds, each with what is known in it.
 
-    Due ──begin──► Training ──deltas in──► Reducing ──weights for the next round──► Due … ──begin──► Evaluating
+    Waiting ──begin──► Training ──deltas in──► Reducing ──weights of the next round──► Waiting … ──► Evaluating
 
-Without a barrier deltas are reduced while others train: `Training` is followed by `Due`.
+Without a barrier deltas are reduced while others train: `Training` is followed by `Waiting`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
-class Due(Generic[R]):
-    """The next round is to begin, as soon as its workers are there."""
+class Waiting(Generic[R]):
+    """The next round waits for weights, workers or the store."""
 
     number: int
     before: R | None
@@ -46,4 +46,4 @@ class Evaluating(Generic[R]):
     round: R
 
 
-State: TypeAlias = Due[R] | Training[R] | Reducing[R] | Evaluating[R]
+State: TypeAlias = Waiting[R] | Training[R] | Reducing[R] | Evaluating[R]

@@ -13,7 +13,20 @@ from hypha_ray.bridge.tensors import read
 from hypha_ray.codec import Encoder, encoded, payload_bytes
 from hypha_ray.errors import BridgeError
 from hypha_ray.store.tensorfile import flattened
-from hypha_ray.types import Delta, Evaluated, Event, Flat, Layout, Merged, Plan, Report, Source, Sums, window
+from hypha_ray.types import (
+    Delta,
+    Evaluated,
+    Event,
+    Flat,
+    Layout,
+    Merged,
+    Plan,
+    Report,
+    Source,
+    Sums,
+    WeightsVersion,
+    window,
+)
 from hypha_ray.types.layout import dtype_of
 from hypha_ray.worker.bridged.told import UNKNOWN, Contents, Told
 
@@ -23,6 +36,9 @@ SLACK_BYTES = 1 << 20
 """Room for the header of a file, beside its tensors."""
 MAX_FILES = 8
 """Files of a trainer in a round: of them one is wanted, and the newest one is kept."""
+
+ABOUT_A_ROUND = frozenset({"merged", "metrics", "evaluation", "update"})
+"""Kinds of messages about a round."""
 
 
 class Inbound:
@@ -48,7 +64,8 @@ class Inbound:
         """Layout of the tensors; nothing is accepted before it is known."""
         self.proven = False
         """Whether the trainer has shown which weights it began with."""
-        self._round = Told()
+        self._round: Told | None = None
+        """Present round; None before the first."""
         self._files = 0
         """That the trainer has sent in this round."""
         self._newest: str | None = None
@@ -67,6 +84,7 @@ class Inbound:
 
     def assigned(self, plan: Plan, contents: Contents = UNKNOWN) -> None:
         """The trainer is about to be told of a plan; no sample of it has more contents than these."""
+        assert self._round is not None
         self._round.assign(plan, contents)
 
     def admit(self, path: str, size: int) -> None:
@@ -93,12 +111,15 @@ class Inbound:
                 can't be taken.
 
         """
-        told = self._round
+        if content not in ABOUT_A_ROUND:
+            return
+        if (told := self._round) is None:
+            raise BridgeError("MSG005", f"{content} before the first round")
         match content:
             case "merged" if told.current("merge", message.round) and not told.merged:
                 told.merge(message)
                 self.proven = True
-                yield Merged(self._source, message.round, told.theta_sha256)
+                yield Merged(self._source, WeightsVersion(message.round), told.theta_sha256)
             case "metrics" if told.current("metrics", message.local_round) and message.data_processed:
                 yield self._report(message, told)
             case "evaluation" if told.current("evaluation", message.round) and not told.evaluated:

@@ -115,7 +115,7 @@ class BridgedLoop:
         self._outbound.job(JOB_FILE)
         ready = self._await("ready")
         self._inbound.layout = layout = self._inbox.layout()
-        self._emit(Ready(self._source, -1, layout.sha256(), ready.device, ready.parameters))
+        self._emit(Ready(self._source, layout.sha256(), ready.device, ready.parameters))
         while self._round():
             pass
         failpoint("worker.before_done", self._source.worker)
@@ -151,7 +151,7 @@ class BridgedLoop:
             while "left" not in self._heard:
                 if self._why is not None or not self._changed.wait(deadline - time.monotonic()):
                     raise Gone
-        self._emit(Left(self._source, self._inbox.round))
+        self._emit(Left(self._source))
 
     def _listen(self) -> None:
         try:

@@ -48,8 +48,8 @@ def contents_of(arrays: Arrays) -> Contents:
 class Told:
     """A round, as the trainer was told of it, and as it has told of it. Times in seconds, on a monotonic clock."""
 
-    number: int = -1
-    now: Callable[[], float] = lambda: 0.0
+    number: int
+    now: Callable[[], float]
     theta: Sequence[Flat] = ()
     """The weights that it begins with, if payloads are made of the difference to them."""
     theta_sha256: str | None = None
@@ -76,7 +76,7 @@ class Told:
         """Whether a message is of this round; one of an earlier round is too late, and passed over.
 
         Raises:
-            BridgeError: MSG005 the round hasn't begun.
+            BridgeError: MSG005 its round hasn't begun.
 
         """
         _limit(f"round of the {what}", number, 0, self.number)

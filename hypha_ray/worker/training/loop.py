@@ -16,7 +16,20 @@ from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.optim.schedules import position
 from hypha_ray.optim.step import Step
 from hypha_ray.store.tensorfile import digest, named
-from hypha_ray.types import Damaged, Delta, Evaluated, Flat, Left, Merged, Plan, Ready, Samples, Source, window
+from hypha_ray.types import (
+    Damaged,
+    Delta,
+    Evaluated,
+    Flat,
+    Left,
+    Merged,
+    Plan,
+    Ready,
+    Samples,
+    Source,
+    WeightsVersion,
+    window,
+)
 from hypha_ray.worker.batches import BatchSource
 from hypha_ray.worker.inbox import Inbox
 from hypha_ray.worker.incarnation import Emit
@@ -87,11 +100,11 @@ class TrainingLoop:
         try:
             self._inbox.check()
             built = self._layout.sha256(), str(self._trainer.device), self._trainer.parameters
-            self._emit(Ready(self._source, -1, *built))
+            self._emit(Ready(self._source, *built))
             while self._round():
                 pass
         except Retired:
-            self._emit(Left(self._source, self._inbox.round))
+            self._emit(Left(self._source))
         finally:
             self._trainer.close()
 
@@ -125,20 +138,20 @@ class TrainingLoop:
         asked = time.monotonic()
         plan = self._inbox.plan(self._next)
         self._next = plan.round + 1
-        while self._inbox.round < (number := version_due(self._job, plan.round)):
-            self._merge(number, asked)
+        while self._inbox.lacks(due := version_due(self._job, plan.round)):
+            self._merge(due, asked)
             asked = time.monotonic()
         return plan
 
-    def _merge(self, number: int, asked: float) -> None:
-        """Copy newer weights into the live parameters, on the way to those of that number; waited for since `asked`."""
-        arrived = self._inbox.weights(number)
+    def _merge(self, due: WeightsVersion, asked: float) -> None:
+        """Copy newer weights into the live parameters, on the way to the version that is due; waits since `asked`."""
+        arrived = self._inbox.weights(due)
         began = time.monotonic()
-        self._weights.merge(arrived, mixes=arrived.round > self._job.rounds.warmup_rounds)
-        self._trainer.merged(arrived.round)
+        self._weights.merge(arrived, mixes=arrived.version > self._job.rounds.warmup_rounds)
+        self._trainer.merged(arrived.version)
         theta = [flat for _, flat in sorted(arrived.fragments.items())]
         sha256 = None if self._proved else digest(named(self._layout, theta))
-        self._emit(Merged(self._source, arrived.round, sha256, began - asked if self._proved else None))
+        self._emit(Merged(self._source, arrived.version, sha256, began - asked if self._proved else None))
         self._proved = True
 
     def _evaluate(self, plan: Plan) -> None:

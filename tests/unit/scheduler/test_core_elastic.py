@@ -63,7 +63,7 @@ def test_loss_while_the_server_reduces_keeps_the_delta_and_begins_with_the_other
 
 def test_loss_while_the_result_is_merged_doesnt_keep_the_record_back() -> None:
     fleet = fleet_of(0.1, 0.1, faults=FIRST_ONLY)
-    fleet.on(c.Merge, lambda: fleet.kill(1), 0.001, lambda command: command.round == 1 and command.worker == 1)
+    fleet.on(c.Merge, lambda: fleet.kill(1), 0.001, lambda command: command.version == 1 and command.worker == 1)
     done(fleet)
     assert [record["round"] for record in fleet.of_kind("round")] == [0, 1, 2]
 
@@ -74,7 +74,7 @@ def test_loss_while_the_result_is_merged_doesnt_keep_the_record_back() -> None:
 @pytest.mark.parametrize("round", [1, 3])
 def test_lost_share_of_an_evaluation_is_evaluated_by_the_successor(round: int) -> None:
     fleet = fleet_of(0.1, 0.1, faults=Faults(evaluate_s=1.0))
-    fleet.on(c.Merge, lambda: fleet.kill(1), 0.5, lambda command: command.round == round and command.worker == 1)
+    fleet.on(c.Merge, lambda: fleet.kill(1), 0.5, lambda command: command.version == round and command.worker == 1)
     done(fleet)
     assert [(record["round"], record["count"]) for record in fleet.of_kind("eval")] == [(0, 128), (1, 128), (2, 128)]
 
@@ -84,7 +84,7 @@ def test_last_evaluation_that_nobody_comes_for_is_left_out_after_the_start_deadl
     faults = replace(FIRST_ONLY, evaluate_s=1.0)
     fleet = fleet_of(*[0.1] * workers, faults=faults, resources={"num_workers": workers, "start_deadline_s": 30.0})
     lose = workers - 1
-    fleet.on(c.Merge, lambda: fleet.kill(lose), 0.5, lambda one: one.round == 3 and one.worker == lose)
+    fleet.on(c.Merge, lambda: fleet.kill(lose), 0.5, lambda one: one.version == 3 and one.worker == lose)
     done(fleet)
     assert [record["round"] for record in fleet.of_kind("eval")] == [0, 1]
     lost_at = fleet.noted("loss")[0]["monotonic_s"]

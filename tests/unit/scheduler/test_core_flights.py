@@ -51,7 +51,7 @@ def worlds() -> list[Watched]:
 def test_every_worker_is_sent_every_result_once_and_all_weights_only_at_its_start(worlds: list[Watched]) -> None:
     for world in worlds:
         for worker in range(WORKERS):
-            sent = [(merge.round, merge.whole) for merge in world.merges if merge.worker == worker]
+            sent = [(merge.version, merge.whole) for merge in world.merges if merge.worker == worker]
             joined = sent[0][0]
             assert [number for number, _ in sent] == list(range(joined, ROUNDS + 1))
             assert joined or [number for number, whole in sent if whole] == [0]

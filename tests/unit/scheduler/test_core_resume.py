@@ -37,7 +37,7 @@ def test_replay_with_a_loss_persists_what_the_calm_run_does(killed_at_s: float) 
 
 def test_successor_in_replay_has_the_very_plan_and_the_inner_state_of_its_predecessor() -> None:
     fleet = replaying(0.1, 0.2)
-    fleet.on(c.Merge, lambda: fleet.kill(1), 1.0, lambda command: command.round == 2)
+    fleet.on(c.Merge, lambda: fleet.kill(1), 1.0, lambda command: command.version == 2)
     done(fleet)
     plans = [(at, one.plan) for at, one in fleet.commanded(c.Assign) if one.worker == 1 and one.plan.round == 2]
     assert plans[0][1].spans == plans[1][1].spans and not plans[0][1].restores and plans[1][1].restores

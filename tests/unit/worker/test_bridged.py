@@ -110,7 +110,7 @@ def test_trainer_is_one_worker_among_others_and_nothing_is_unpickled(monkeypatch
     bench.run(plan_of(Span(0, 0, 0, 20), Span(0, 0, 30, 40), evaluate=10))
     (ready,) = bench.of(Ready)
     assert (ready.source, ready.layout, ready.device, ready.parameters) == (SOURCE, LAYOUT.sha256(), "cpu", 4)
-    assert [(one.round, one.theta_sha256) for one in bench.of(Merged)] == [
+    assert [(one.version, one.theta_sha256) for one in bench.of(Merged)] == [
         (0, digest(named(LAYOUT, [THETA]))),
         (1, None),
     ]
@@ -187,7 +187,7 @@ def test_trainer_that_hangs_is_given_up_after_the_lease() -> None:
 def test_trainer_may_take_its_time_to_take_the_last_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "END_S", 0.05)
     bench = Bench("late").run(plan_of(final=True))
-    assert [one.round for one in bench.of(Merged)] == [0]
+    assert [one.version for one in bench.of(Merged)] == [0]
 
 
 def test_trainer_that_has_to_leave_hands_over_what_it_has() -> None:

@@ -56,11 +56,11 @@ def test_orders_repeated_and_in_any_order_end_in_the_same_state(orders: list[Ord
     whole = [n for n in range(4) if all(("merge", n, f) in everything for f in range(FRAGMENTS))]
     npt.assert_equal(inbox.weights(), (max(whole), True, {f: flat(max(whole), f) for f in range(FRAGMENTS)}))
     newest = max((number, version) for kind, number, version in everything if kind == "assign")
-    assert inbox.plan(inbox.round) == plan(*newest)
+    assert inbox.plan(inbox.version or 0) == plan(*newest)
     npt.assert_equal(inbox.state(), flat(-1))
     for order in again:
         put(inbox, order)
-    assert inbox.plan(inbox.round) == plan(*newest) and inbox.state() is None
+    assert inbox.plan(inbox.version or 0) == plan(*newest) and inbox.state() is None
 
 
 def reader_of(read: Callable[[], object]) -> tuple[Thread, list[object]]:
@@ -93,7 +93,7 @@ def test_desk_hands_out_weights_once_all_fragments_are_there_and_never_twice() -
     for number in (3, 4):
         for fragment in (0, 1):
             inbox.merge(FragmentUpdate(number, fragment, of=2), flat(number, fragment))
-    assert inbox.weights().round == 4
+    assert inbox.weights().version == 4
 
 
 def test_desk_hands_out_a_part_of_the_weights_where_that_is_all_that_comes() -> None:
@@ -125,7 +125,7 @@ def test_whole_weights_replace_all_before_them_and_newer_ones_are_taken_only_for
     inbox.weights()
     for number, whole in ((1, False), (2, True), (5, True)):
         inbox.merge(FragmentUpdate(number, 0, whole=whole), flat(number))
-    assert [inbox.weights(due).round for _ in taken] == taken
+    assert [inbox.weights(due).version for _ in taken] == taken
 
 
 def test_idle_worker_waits_for_a_newer_plan_of_its_round() -> None:

@@ -51,7 +51,7 @@ def test_leaving_worker_with_its_last_batch_done_hands_over_all_of_it() -> None:
 def test_worker_told_to_leave_before_it_is_ready_says_nothing_else() -> None:
     bench = Bench()
     bench.leave()
-    assert bench.run(plan_of(8)).said == [Left(bench.said[0].source, -1)]
+    assert bench.run(plan_of(8)).said == [Left(bench.said[0].source)]
 
 
 def test_worker_told_to_leave_while_it_evaluates_says_no_more_than_that_it_left() -> None:

@@ -15,7 +15,7 @@ from tests.support.worker_bench import CONFIG, Bench, plan_of
 def test_round_says_what_it_did() -> None:
     bench = Bench().run(plan_of(20, evaluate=10))
     assert [type(event).__name__ for event in bench.said[:3]] == ["Ready", "Merged", "Evaluated"]
-    assert bench.of(Ready)[0].layout == bench.layout.sha256() and bench.of(Merged)[0].round == 0
+    assert bench.of(Ready)[0].layout == bench.layout.sha256() and bench.of(Merged)[0].version == 0
     assert bench.of(Evaluated)[0].sums["val_loss"][1] == 10 * 15
     delta = bench.of(Delta)[0]
     assert (delta.samples, delta.batches, delta.tokens, delta.fragments) == (20, 3, 320, 1)
