@@ -21,7 +21,7 @@ from hypha_ray.scheduler.failures import another_model, hopeless, too_few
 from hypha_ray.scheduler.fleet.roster import Roster
 from hypha_ray.scheduler.fleet.weight_hashes import WeightHashes
 from hypha_ray.scheduler.fleet.worker_state import WorkerState
-from hypha_ray.scheduler.messages import Outbox
+from hypha_ray.scheduler.fleet_view import FleetView
 from hypha_ray.scheduler.planning.worker_plans import Sizes
 from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.scheduler.store_pace import StorePace
@@ -48,7 +48,7 @@ class SchedulerCore:
     def __init__(self, job: Job, run: str, slices: Sequence[t.SliceInfo], sizes: Sizes, past: ResumePoint) -> None:
         self._job, self._past, self._resources = job, past, job.resources
         self._needed = job.num_workers if job.run.mode == "replay" else self._resources.min_workers
-        self._out = Outbox()
+        self._out = c.Outbox()
         self._roster = Roster(job, run, past.attempt)
         self._roster.restore(past.state.get("workers", {}))
         self._strategy = strategy_of(job, slices, sizes, past, self._roster, self._out)
@@ -84,6 +84,10 @@ class SchedulerCore:
         grace = self._strategy.grace_until
         return min(*self._timers.values(), self._timers["check"] if grace is None else grace)
 
+    def view(self) -> FleetView:
+        """Workers and rounds, to be read only."""
+        return FleetView(self._needed, self._roster, self._strategy)
+
     def arrived(self, event: t.Event, now: float) -> None:
         """Renew a worker's lease when its event comes: an event that waits for its turn is no silence."""
         self._roster.heard(event.source, now, progress=not isinstance(event, t.Alive))
@@ -111,13 +115,11 @@ class SchedulerCore:
             case c.Reduced(verdict=verdict):
                 for source in self._strategy.reduced(verdict, now):
                     self._lost(source, f"excluded after {self._job.sync.strikes} rejected deltas", now)
-            case c.Committed(saved=saved):
-                self._store_pace.wrote(saved.commit.round)
-                if saved.problem is not None:
-                    self._out.problem(saved.problem, now)
-                self._reject_joiners(
-                    self._weight_hashes.record_commit(saved.commit.round, saved.commit.theta_sha256), now
-                )
+            case c.Committed(saved=t.Saved(commit=commit, problem=problem)):
+                self._store_pace.wrote(commit.round)
+                if problem is not None:
+                    self._out.problem(problem, now)
+                self._reject_joiners(self._weight_hashes.record_commit(commit.round, commit.theta_sha256), now)
             case c.Lost() | c.PlacementFailed():
                 gone = self._lost(event.source, event.reason, now)
                 if gone and isinstance(event, c.Lost) and self._roster.broke_down(event.source.worker, event.exception):
@@ -144,8 +146,7 @@ class SchedulerCore:
 
     def _forgive_own_absence(self, now: float) -> None:
         """If the scheduler's own process was stopped, what workers said meanwhile is yet to be read."""
-        late_s = now - self._timers["check"]
-        if late_s > CHECK_S:
+        if (late_s := now - self._timers["check"]) > CHECK_S:
             self._roster.defer(late_s)
             self._strategy.defer(late_s)
             self._timers = {name: at + late_s for name, at in self._timers.items()}
@@ -221,8 +222,7 @@ class SchedulerCore:
 
     def _ready(self, event: t.Ready, now: float) -> None:
         source = event.source
-        member = self._roster.ready(source, now)
-        if member is None:
+        if (member := self._roster.ready(source, now)) is None:
             return
         self._first.discard(source)
         member.layout = event.layout

@@ -1,8 +1,9 @@
-"""A virtual clock, on which no time passes but from one action to the next."""
+"""Clocks of a simulation: a virtual one, on which time passes only between actions, and one at the machine's pace."""
 
 from __future__ import annotations
 
 import heapq
+import time
 from collections.abc import Callable
 from itertools import count
 
@@ -25,6 +26,24 @@ class VirtualClock:
         self.now = max(self.now, at)
         action()
         return due
+
+
+class WallClock(VirtualClock):
+    """The machine's time since the first action: an action is late if those before it took too long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._began_at = time.monotonic()
+        self.latest_s = 0.0
+        """Longest delay of an action, in seconds."""
+
+    def advance(self, deadline: float) -> bool:
+        """Wait for the next action and do it, or for the deadline if that is earlier."""
+        at = min(deadline, self._queue[0][0]) if self._queue else deadline
+        time.sleep(max(0.0, self._began_at + at - time.monotonic()))
+        self.now = time.monotonic() - self._began_at
+        self.latest_s = max(self.latest_s, self.now - at)
+        return super().advance(deadline)
 
 
 def _nothing() -> None:

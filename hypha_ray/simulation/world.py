@@ -30,14 +30,15 @@ class World(ABC):
 
     Args:
         job: the job file.
+        clock: clock of all actions.
 
     """
 
     core: SchedulerCore
     """Core of the present attempt."""
 
-    def __init__(self, job: Job) -> None:
-        self.job, self.clock = job, VirtualClock()
+    def __init__(self, job: Job, clock: VirtualClock | None = None) -> None:
+        self.job, self.clock = job, clock or VirtualClock()
         self.workers: dict[int, SimulatedWorker] = {}
         self.hiring: dict[int, Source] = {}
         """Workers that are being started, by number."""

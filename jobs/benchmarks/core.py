@@ -15,6 +15,7 @@ from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.core import SchedulerCore
 from hypha_ray.scheduler.planning.worker_plans import Sizes
 from hypha_ray.scheduler.resume_point import ResumePoint
+from hypha_ray.simulation.clock import VirtualClock, WallClock
 from hypha_ray.simulation.world import World
 from hypha_ray.types import SliceInfo, Source
 
@@ -29,13 +30,15 @@ SLICE = 1024
 ROWS = (
     "core",
     *(f"core_{kind}_{workers}" for kind in ("barrier", "async") for workers in FLEETS),
+    "core_wall_clock",
 )
+WALL_CLOCK_WORKERS = 1000
 
 
 class Fleet(World):
     """Virtual workers without faults, around a core whose CPU time is taken."""
 
-    def __init__(self, workers: int, strategy: str) -> None:
+    def __init__(self, workers: int, strategy: str, clock: VirtualClock | None = None) -> None:
         dice, samples = random.Random(workers), workers * BATCH * BATCHES
         rounds = {"update_rounds": ROUNDS, "samples_between_updates": samples, "max_batch_size": BATCH}
         tables: dict[str, Any] = {
@@ -44,7 +47,7 @@ class Fleet(World):
             "resources": {"num_workers": workers, "min_workers": workers // 2, "start_deadline_s": 600.0},
             "sync": {"strategy": strategy},
         }
-        super().__init__(Job.model_validate(tables))
+        super().__init__(Job.model_validate(tables), clock)
         self._speeds = [dice.uniform(*SPREAD_S) for _ in range(workers)]
         self.lost = self.events = 0
         self.committed_at_cpu_s: list[float] = []
@@ -82,11 +85,13 @@ def core() -> dict[str, dict[str, Any]]:
         for kind in ("barrier", "async"):
             for workers in FLEETS:
                 rows[f"core_{kind}_{workers}"] = processes.submit(_row, kind, workers).result()
+        wall_clock = processes.submit(_wall_clock_row).result()
     growth = {
         f"growth_{kind}": rows[f"core_{kind}_{FLEETS[-1]}"]["value"] / rows[f"core_{kind}_{FLEETS[0]}"]["value"]
         for kind in ("barrier", "async")
     }
-    return {"core": {"value": max(row["value"] for row in rows.values()), "target": "<= 60", **growth}} | rows
+    worst = max(row["value"] for row in rows.values())
+    return {"core": {"value": worst, "target": "<= 60", **growth}, **rows, "core_wall_clock": wall_clock}
 
 
 def _row(kind: str, workers: int) -> dict[str, Any]:
@@ -100,6 +105,22 @@ def _row(kind: str, workers: int) -> dict[str, Any]:
         "report_interval_s": fleet.job.report_interval_s,
         "lost": fleet.lost,
         "rss_mib": _peak_mib(),
+    }
+
+
+def _wall_clock_row() -> dict[str, Any]:
+    """CPU time of the core in a run at the machine's pace, in cores; a worker that seems silent is lost."""
+    clock = WallClock()
+    fleet = Fleet(WALL_CLOCK_WORKERS, "diloco", clock).run()
+    return {
+        "value": fleet.cpu_s / fleet.now,
+        "target": "<= 0.6",
+        "workers": WALL_CLOCK_WORKERS,
+        "seconds": round(fleet.now, 1),
+        "events": fleet.events,
+        "lost": fleet.lost,
+        "at_work": len(fleet.core.view().roster.members),
+        "latest_s": round(clock.latest_s, 3),
     }
 
 

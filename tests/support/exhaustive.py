@@ -27,13 +27,13 @@ def key(state: State) -> bytes:
 
 
 def _core_key(core: Any) -> Any:
-    strategy, roster = core._strategy, core._roster
-    ledger, hashes = strategy._plans.ledger, core._weight_hashes
+    strategy, roster = core.view().strategy, core.view().roster
+    ledger, hashes = strategy.plans.ledger, core._weight_hashes
     slots = [_slot_key(slot) for slot in roster.slots.values()]
-    books = (ledger.state(), sorted((number, spans) for number, spans in ledger._held.items() if spans))
+    books = (ledger.state(), sorted((number, spans) for number, spans in ledger.held.items() if spans))
     rounds = [type(strategy.state).__name__, _round_key(strategy.current)]
-    rounds += [(_round_key(one.round), sorted(one.merging)) for one in strategy._pending.awaiting_merge]
-    evaluation = strategy._pending._evaluation
+    rounds += [(_round_key(one.round), sorted(one.merging)) for one in strategy.pending.awaiting_merge]
+    evaluation = strategy.pending._evaluation
     evaluation = evaluation and (sorted(evaluation.pending.items()), sorted(evaluation.lost))
     trust = (
         core._layout_sha256,

@@ -87,7 +87,7 @@ class Books:
 
     def release(self, worker: int, keep: int = 0) -> None:
         """Release all but a worker's first `keep` samples."""
-        self.ledger.release(worker, window(self.ledger.held(worker), 0, keep))
+        self.ledger.release(worker, window(tuple(self.ledger.held.get(worker, ())), 0, keep))
         self._free(worker, keep)
         self.compare()
 
@@ -117,20 +117,20 @@ class Books:
         self.compare()
         expected = old.assign(worker, samples)
         self.assign(worker, samples)
-        assert self.ledger.held(worker) == expected, "a restored ledger decides otherwise"
+        assert tuple(self.ledger.held.get(worker, ())) == expected, "a restored ledger decides otherwise"
 
     def drain(self) -> None:
         """Without faults every open epoch is soon used up: an action for each sample is more than enough."""
         goal = max((epoch for epoch, _, _ in self.model.owners), default=0)
         left = (goal + 1) * self.model.total - self.model.counts()[goal].total()
         for worker in WORKERS:
-            self.commit({worker: self.ledger.held(worker)})
+            self.commit({worker: tuple(self.ledger.held.get(worker, ()))})
         for action in range(left):
             if self.ledger.epoch > goal:
                 break
             worker = action % len(WORKERS)
             self.assign(worker, 1 + action % 3)
-            self.commit({worker: self.ledger.held(worker)})
+            self.commit({worker: tuple(self.ledger.held.get(worker, ()))})
         assert self.ledger.epoch > goal, "the epoch is never used up"
 
     # ── comparisons ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -139,7 +139,7 @@ class Books:
         ledger, model = self.ledger, self.model
         ledger.check()
         for worker in WORKERS:
-            assert samples_in(ledger.held(worker)) == model.held[worker], "a worker has other samples"
+            assert samples_in(tuple(ledger.held.get(worker, ()))) == model.held[worker], "a worker has other samples"
         counts = model.counts()
         oldest = next(epoch for epoch in range(len(counts) + 1) if counts.get(epoch, Counter()).total() < model.total)
         assert ledger.epoch == oldest, "another epoch is the oldest"
@@ -202,7 +202,7 @@ class Walker:
 
     def _part(self, worker: int) -> tuple[Span, ...]:
         """Some of a worker's samples, mostly the first ones, as a delta would have them."""
-        held = self._books.ledger.held(worker)
+        held = tuple(self._books.ledger.held.get(worker, ()))
         size = sum(span.samples for span in held)
         start = self._dice.randint(0, size) if self._dice.random() < 0.2 else 0
         return window(held, start, self._dice.randint(start, size))
@@ -226,7 +226,7 @@ class Walker:
         part = self._part(worker)
         index, size = self._dice.choice(list(self._books.model.sizes.items()))
         epoch = self._books.ledger.epoch + self._dice.randint(-1, 1)
-        foreign = self._books.ledger.held(good) or (Span(epoch, index, 0, size + 1),)
+        foreign = tuple(self._books.ledger.held.get(good, ())) or (Span(epoch, index, 0, size + 1),)
         defects = [
             (*part, *part[-1:]) if part else foreign,
             (*part, self._dice.choice(foreign)),

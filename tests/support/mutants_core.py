@@ -50,13 +50,13 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "a word doesn't renew the lease": ("leases", "self._leases[lease_id] = renewed = Lease", "renewed = Lease"),
     "a late word renews the lease": ("leases", "or lease.expired(now):", "or False:"),
-    "a vacated slot keeps its lease": ("roster", "self._book.release(slot.lease)", "pass"),
+    "a vacated slot keeps its lease": ("roster", "self.book.release(slot.lease)", "pass"),
     "silence isn't noticed": ("roster", "elif slot.lease.id in over:", "elif False:"),
     "a lease is over a second early": ("leases", "return now >= self.expiry_s", "return now >= self.expiry_s - 2.5"),
     "a worker that makes no progress is kept": ("roster", "> self._job.worker.stall_s:", "> 1e9:"),
     "who merges or evaluates may do so for ever": (
         "barrier",
-        "                return self._pending.busy(current.weights_version)",
+        "                return self.pending.busy(current.weights_version)",
         "                return set()",
     ),
     "the scheduler's own absence counts": ("core", "self._roster.defer(late_s)", "pass"),
@@ -111,7 +111,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "a lost worker's samples aren't released": (
         "barrier",
-        "self._plans.ledger.release(worker, delivered)",
+        "self.plans.ledger.release(worker, delivered)",
         "pass",
     ),
     "an idle worker isn't given a lost one's work": (
@@ -141,7 +141,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "whole = member.sent_version != newest - 1 or merged is None or merged < newest - 1 - self._behind",
         "whole = False",
     ),
-    "the verdict is taken twice": ("barrier", "done = self._in_flight.popleft()", "done = self._in_flight[0]"),
+    "the verdict is taken twice": ("barrier", "done = self.in_flight.popleft()", "done = self.in_flight[0]"),
     "rejected samples count as used": (
         "barrier",
         "for one in verdict.accepted}\n        used",
@@ -172,10 +172,10 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "slot.member.batch_time, slot.member.held = before.batch_time, before.held",
     ),
     # ── several exchanges under way
-    "two rounds are reduced at a time": ("barrier", "if len(self._in_flight) == 1:", "if True:"),
+    "two rounds are reduced at a time": ("barrier", "if len(self.in_flight) == 1:", "if True:"),
     "the next round in flight isn't reduced": (
         "barrier",
-        "        if self._in_flight:\n            self._out.put(self._in_flight[0].reduction(self._job.sync))\n",
+        "        if self.in_flight:\n            self._out.put(self.in_flight[0].reduction(self._job.sync))\n",
         "",
     ),
     "rounds begin without the weights that are due": (
@@ -195,13 +195,13 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "a lost worker's deltas in flight are given out again": (
         "barrier",
-        "self._plans.ledger.release(worker, delivered)",
-        "self._plans.ledger.release(worker)",
+        "self.plans.ledger.release(worker, delivered)",
+        "self.plans.ledger.release(worker)",
     ),
     "a verdict is taken out of turn": (
         "barrier",
-        "if not self._in_flight or verdict.round != self._in_flight[0].number:",
-        "if not self._in_flight:",
+        "if not self.in_flight or verdict.round != self.in_flight[0].number:",
+        "if not self.in_flight:",
     ),
     # ── replay
     "an orphan plan is forgotten": ("barrier", "missing.replay_plans[worker] = member.plan", "pass"),
@@ -225,12 +225,12 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     # ── what is counted
     "a lost worker's reports stay in the sum": (
         "barrier",
-        "        self._reported_samples -= member.progress.samples\n",
+        "        self.reported_samples -= member.progress.samples\n",
         "",
     ),
     "reports of the round before stay in the sum": (
         "barrier",
-        "self._reported_samples = sum(one.progress.samples for one in self._roster.members)",
+        "self.reported_samples = sum(one.progress.samples for one in self._roster.members)",
         "pass",
     ),
     "who leaves is still counted": (
@@ -243,7 +243,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "break-downs are never forgotten": ("roster", "self._crashed.add(number)", "pass"),
     "a worker whose delta was reduced is overlooked": (
         "asynchronous",
-        "self._unplanned |= self._queue.reducing.keys()",
+        "self._unplanned |= self.queue.reducing.keys()",
         "pass",
     ),
     "a joiner is overlooked": ("asynchronous", "self._unplanned.add(member.source.worker)", "pass"),
@@ -251,7 +251,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     # ── without a barrier
     "turns are given while weights are made": (
         "asynchronous",
-        "Training) or self._queue.reducing:",
+        "Training) or self.queue.reducing:",
         "Training):",
     ),
     "deltas of another turn are taken": ("asynchronous", "event.round == member.plan.round", "True"),
@@ -265,27 +265,27 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
         "            self._reduce(self.state)\n\n    # ── workers",
         "            pass\n\n    #",
     ),
-    "a lost worker's turn isn't over": ("asynchronous", "        self._training.pop(member)\n", ""),
-    "a lost worker's delta is given out again": ("asynchronous", "if not self._queue.holds(worker):", "if True:"),
+    "a lost worker's turn isn't over": ("asynchronous", "        self.training.pop(member)\n", ""),
+    "a lost worker's delta is given out again": ("asynchronous", "if not self.queue.holds(worker):", "if True:"),
     "a lost worker's turn stays given out": (
         "asynchronous",
-        "holds(worker):\n            self._plans.ledger.release(worker)",
+        "holds(worker):\n            self.plans.ledger.release(worker)",
         "holds(worker):\n            pass",
     ),
     "a rejected delta's samples stay given out": (
         "asynchronous",
-        "        self._plans.ledger.release(rejection.worker)\n",
+        "        self.plans.ledger.release(rejection.worker)\n",
         "",
     ),
     "a disowned delta is merged": (
         "asynchronous",
-        "            self._queue.discard(source.worker)\n",
+        "            self.queue.discard(source.worker)\n",
         "            pass\n",
     ),
     "a number trains while its delta is on its way": (
         "asynchronous",
-        "number in self._training.rounds or self._queue.holds(number)",
-        "number in self._training.rounds",
+        "number in self.training.rounds or self.queue.holds(number)",
+        "number in self.training.rounds",
     ),
     "a round is a delta short": (
         "async_round",
@@ -294,7 +294,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "what a lost worker should evaluate is waited for": (
         "asynchronous",
-        "            self._pending.cancel_evaluation()  # No joining worker will have its weights.",
+        "            self.pending.cancel_evaluation()  # No joining worker will have its weights.",
         "            pass",
     ),
     "norms of merged deltas are forgotten": (
@@ -311,8 +311,8 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     "a verdict on other deltas is taken": ("arrival_queue", "verdict.round == self.version", "True"),
     "a joiner is to evaluate weights that it doesn't get": (
         "asynchronous",
-        "self._pending.hand_out(member.source.worker, self.commit_before(self._queue.version))",
-        "self._pending.hand_out(member.source.worker, self.current and self.current.number - 1)",
+        "self.pending.hand_out(member.source.worker, self.commit_before(self.queue.version))",
+        "self.pending.hand_out(member.source.worker, self.current and self.current.number - 1)",
     ),
     "steps begin anew": ("arrival_queue", 'int(past.state.get("step", 0))', "0"),
     "merged deltas aren't counted": ("arrival_queue", "self.merged += len(taken)", "self.merged += bool(taken)"),

@@ -15,17 +15,17 @@ EPOCHS = "for epoch in self._epochs.values() for part"
 NOT_ALL_ITS_OWN = "or samples_of(held) - samples_of(left) != samples_of(spans)"
 QUEUE = "if rank == self._rank(self._order[place]):"
 RESTS = """\
-        rest = {worker: _rest(worker, self._held.get(worker, []), spans) for worker, spans in deltas.items()}
+        rest = {worker: _rest(worker, self.held.get(worker, []), spans) for worker, spans in deltas.items()}
         for worker, spans in deltas.items():
-            self._held[worker] = rest[worker]
+            self.held[worker] = rest[worker]
 """
 ONE_BY_ONE = """\
         for worker, spans in deltas.items():
-            self._held[worker] = _rest(worker, self._held.get(worker, []), spans)
+            self.held[worker] = _rest(worker, self.held.get(worker, []), spans)
 """
 
 MUTANTS = {
-    "commit leaves samples assigned": ("self._held[worker] = rest[worker]", "pass"),
+    "commit leaves samples assigned": ("self.held[worker] = rest[worker]", "pass"),
     "commit takes foreign samples": (NOT_ALL_ITS_OWN, ""),
     "commit takes the same samples twice": ("!= samples_of(spans)", "!= samples_of(set(spans))"),
     "commit takes spans that run backwards": ("any(span.samples < 1 for span in spans)", "False"),
@@ -38,8 +38,8 @@ MUTANTS = {
     "release isn't queued": (BACK, "self._available += span.samples"),
     "release leaves a slice touched": ("            if index not in self.used:\n", "            if False:\n"),
     "release forgets what was free": ("joined([*self._free[span.slice], span])", "[span]"),
-    "release takes what is to be kept": ("self._held.pop(worker, []), keep)", "self._held.pop(worker, []), ())"),
-    "release lets the worker keep nothing": ("self._held[worker] = list(keep)", "pass"),
+    "release takes what is to be kept": ("self.held.pop(worker, []), keep)", "self.held.pop(worker, []), ())"),
+    "release lets the worker keep nothing": ("self.held[worker] = list(keep)", "pass"),
     "epoch is begun early": (AVAILABLE, AVAILABLE.replace("self._available)", "max(0, self._available - 1))")),
     "epochs close one at a time": ("while self._oldest in self._epochs", "if self._oldest in self._epochs"),
     "cached slices don't matter": ("near = {*cached, ", "near = {"),

@@ -294,11 +294,11 @@ class Books:
 
     def check(self, core: Any) -> None:
         """Compare the core's own books."""
-        strategy, roster = core._strategy, core._roster
-        strategy._plans.ledger.check()
+        strategy, roster = core.view().strategy, core.view().roster
+        strategy.plans.ledger.check()
         leased = {slot.number: slot.source for slot in roster.slots.values() if slot.lease is not None}
         assert leased == self.at_work, "the roster and the world disagree on who is at work"
-        assert len(roster._book.leases) == len(leased), "a lease has no holder"
+        assert len(roster.book.leases) == len(leased), "a lease has no holder"
         self.roster = roster
         self._check_counts(strategy, roster)
         self._check_round(strategy, set(leased))
@@ -322,16 +322,16 @@ class Books:
         assert roster.eligible == sum(not slot.excluded for slot in roster.slots.values()), "exclusions are miscounted"
         if strategy.current is not None and self.job.sync.strategy != "async":
             reported = sum(member.progress.samples for member in roster.members)
-            assert strategy._reported_samples == reported, "reported samples are miscounted"
+            assert strategy.reported_samples == reported, "reported samples are miscounted"
             assert strategy.current.deltas.keys() <= strategy.current.awaiting, "a delta isn't awaited"
 
     def _check_round(self, strategy: Any, leased: set[int]) -> None:
-        current, in_flight = strategy.current, strategy._in_flight
+        current, in_flight = strategy.current, strategy.in_flight
         assert all(one.deltas and one.number >= len(self.log) for one in in_flight), "nothing is in flight"
         if not strategy.open:
             return
         owners = {*leased, *current.replay_plans}.union(current.deltas, *(one.deltas for one in in_flight))
-        held = strategy._plans.ledger._held
+        held = strategy.plans.ledger.held
         assert all(number in owners for number, spans in held.items() if spans), "nobody has these samples"
         for number, delta in current.deltas.items():
             taken = delta.source, current.delivered_at[number]
@@ -341,16 +341,16 @@ class Books:
 
     def finish(self, core: Any, error: Exception | None) -> None:
         """Was it right to end the run?"""
-        code, needed = getattr(error, "code", None), core._needed
+        code, needed = getattr(error, "code", None), core.view().needed
         match code:
             case None:
                 assert error is None and len(self.log) == self.job.rounds.update_rounds, "the run ends too early"
             case "CAP002":
-                assert len(core._roster.assignable) < needed, "there are workers enough"
+                assert len(core.view().roster.assignable) < needed, "there are workers enough"
             case "CKPT005":
-                assert self.began and {source.worker for source in self.misbuilt} == set(core._roster.slots)
+                assert self.began and {source.worker for source in self.misbuilt} == set(core.view().roster.slots)
             case "NET008":
-                able = set(core._roster.slots) - self.excluded
+                able = set(core.view().roster.slots) - self.excluded
                 assert all(self.breakdowns[number] >= 5 for number in able), "not every worker breaks down"
             case "TRN001":
                 assert self._diverges and not self.lost

@@ -141,13 +141,13 @@ class AsyncBooks(Books):
         current = strategy.current
         if current is None:
             return
-        queue = strategy._queue
+        queue = strategy.queue
         on_their_way = {*queue.arrived, *queue.reducing}
-        held = strategy._plans.ledger._held
+        held = strategy.plans.ledger.held
         assert all(number in leased | on_their_way for number, spans in held.items() if spans), (
             "nobody has these samples"
         )
-        training = set(strategy._training.rounds)
+        training = set(strategy.training.rounds)
         assert not training & on_their_way, "a number trains while its delta is on its way"
         if strategy.open and not strategy.final and not queue.reducing:
             free = {slot.number for slot in self.roster.slots.values() if slot.working and not slot.excluded}
@@ -156,7 +156,7 @@ class AsyncBooks(Books):
         came = [one.delta.samples for one in (*queue.arrived.values(), *queue.reducing.values())]
         assert queue.samples == sum(came), "samples on their way are miscounted"
         reported = sum(self.roster.slots[number].member.progress.samples for number in training)
-        assert strategy._training.reported == reported, "reported samples are miscounted"
+        assert strategy.training.reported == reported, "reported samples are miscounted"
         assert current.samples == sum(one.delta.samples for _, one, _ in current.accepted), "samples are miscounted"
-        steps = [one.version for one in strategy._training.rounds.values()]
+        steps = [one.version for one in strategy.training.rounds.values()]
         assert steps == sorted(steps), "the first local round isn't the oldest"

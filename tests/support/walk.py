@@ -155,7 +155,7 @@ class Walk(World):
 
     def _finish(self, error: Exception | None) -> None:
         self.books.finish(self.core, error)
-        hopeless = self.core._roster.eligible < self.core._needed
+        hopeless = self.core.view().roster.eligible < self.core.view().needed
         self.over = error is None or hopeless
         if not self.over:  # The user submits the run again.
             self._restart(len(self.books.log))

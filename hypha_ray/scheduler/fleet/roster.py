@@ -42,7 +42,7 @@ class Roster:
     def __init__(self, job: Job, run: str, attempt: int) -> None:
         self._job, self._run, self._attempt = job, run, attempt
         self.most_strikes = job.sync.strikes
-        self._book = LeaseBook()
+        self.book = LeaseBook()
         self.slots = {number: Slot(number) for number in range(job.num_workers)}
         self._vacant: set[int] = set()
         """Numbers of slots that are to be filled."""
@@ -121,7 +121,7 @@ class Roster:
         slot.member = WorkerState(source, batch_size(self._job))
         if before is not None:  # Probably the same machine.
             slot.member.batch_time, slot.member.overhead = before.batch_time, before.overhead
-        slot.lease = self._book.grant(f"worker-{slot.number}", {}, now, self._job.lease_s)
+        slot.lease = self.book.grant(f"worker-{slot.number}", {}, now, self._job.lease_s)
         slot.progress_at = now
         self._count(joins=True)
         return slot.member
@@ -138,7 +138,7 @@ class Roster:
             return False
         if slot.lease is None:
             return True
-        lease = self._book.renew(slot.lease.id, slot.lease.holder, slot.lease.fence, now, self._job.lease_s)
+        lease = self.book.renew(slot.lease.id, slot.lease.holder, slot.lease.fence, now, self._job.lease_s)
         slot.lease = lease or slot.lease
         if progress:
             slot.progress_at = now
@@ -149,7 +149,7 @@ class Roster:
 
         An idle worker makes no progress, and is not to blame: what it waits for may take any time.
         """
-        over = {lease.id for lease in self._book.leases if lease.expired(now)}
+        over = {lease.id for lease in self.book.leases if lease.expired(now)}
         found: list[tuple[Source, str]] = []
         for slot in self.slots.values():
             if slot.source is None or slot.done:
@@ -167,7 +167,7 @@ class Roster:
 
     def defer(self, seconds: float) -> None:
         """The scheduler itself was stopped for a while: silence in that time does not count."""
-        self._book.defer(seconds)
+        self.book.defer(seconds)
         for slot in self.slots.values():
             slot.progress_at += seconds
 
@@ -189,7 +189,7 @@ class Roster:
         if slot.working:
             self._count(joins=False)
         if slot.lease is not None:
-            self._book.release(slot.lease)
+            self.book.release(slot.lease)
         wait_s = _wait_s(slot.failures) if blame else 0.0
         slot.source, slot.lease, slot.leaving, self._members = None, None, False, None
         slot.failures += blame

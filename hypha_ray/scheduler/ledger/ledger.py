@@ -40,7 +40,8 @@ class Ledger:
         self._seed, self._most = seed, most
         self._oldest = 0
         self._epochs: dict[int, Epoch] = {}
-        self._held: dict[int, list[Span]] = {}
+        self.held: dict[int, list[Span]] = {}
+        """Samples that each worker holds."""
 
     @classmethod
     def restore(
@@ -82,7 +83,7 @@ class Ledger:
         """
         if self._most is not None and samples > self._most:
             raise LedgerError("LED005", f"too much for worker {worker}", f"{samples} samples", f"up to {self._most}")
-        held = self._held.setdefault(worker, [])
+        held = self.held.setdefault(worker, [])
         near = {*cached, *(span.slice for span in held)}
         spans: list[Span] = []
         for number in count(self._oldest):
@@ -96,9 +97,9 @@ class Ledger:
 
     def release(self, worker: int, keep: Sequence[Span] = ()) -> None:
         """Make all samples of a worker available again, but for these of its own."""
-        rest = _rest(worker, self._held.pop(worker, []), keep)
+        rest = _rest(worker, self.held.pop(worker, []), keep)
         if keep:
-            self._held[worker] = list(keep)
+            self.held[worker] = list(keep)
         for span in rest:
             self._epochs[span.epoch].give_back(span)
 
@@ -109,9 +110,9 @@ class Ledger:
             LedgerError: a sample isn't that worker's, or is listed twice; nothing has changed then.
 
         """
-        rest = {worker: _rest(worker, self._held.get(worker, []), spans) for worker, spans in deltas.items()}
+        rest = {worker: _rest(worker, self.held.get(worker, []), spans) for worker, spans in deltas.items()}
         for worker, spans in deltas.items():
-            self._held[worker] = rest[worker]
+            self.held[worker] = rest[worker]
             for span in spans:
                 self._epochs[span.epoch].use(span)
         self._close_epochs()
@@ -142,10 +143,6 @@ class Ledger:
         newer = sorted(number for number in self._epochs if number > self._oldest and self._epochs[number].used)
         return {number: self._epochs[number].cursors() for number in newer}
 
-    def held(self, worker: int) -> tuple[Span, ...]:
-        """The samples that a worker is assigned, in the order in which it got them."""
-        return tuple(self._held.get(worker, ()))
-
     def upcoming(self, samples: int) -> tuple[int, ...]:
         """Slices that the next `samples` assigned samples will probably be of, each once, soonest first."""
         found: dict[int, None] = {}
@@ -164,7 +161,7 @@ class Ledger:
             LedgerError: it isn't so; the ledger has a defect.
 
         """
-        held = by_slice(span for spans in self._held.values() for span in spans)
+        held = by_slice(span for spans in self.held.values() for span in spans)
         if not {number for number, _ in held} <= set(self._epochs):
             raise LedgerError("LED004", "samples of a closed epoch are assigned", str(sorted(held)))
         for number, epoch in self._epochs.items():

@@ -51,8 +51,8 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
     def __init__(self, job: Job, past: ResumePoint, roster: Roster, planner: AsyncPlanner, out: Outbox) -> None:
         super().__init__(job, past, roster, planner.plans, out)
         self._planner = planner
-        self._queue = ArrivalQueue(job, planner.size, past)
-        self._training = LocalRounds()
+        self.queue = ArrivalQueue(job, planner.size, past)
+        self.training = LocalRounds()
         self._unplanned: set[int] = set()
         """Numbers that may be idle; all others train, have a delta on its way, or aren't there."""
         self._handed_over_at: dict[int, float] = {}
@@ -62,7 +62,7 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
     @property
     def busy(self) -> set[int]:
         """Workers that have something to do."""
-        return set(self._training.rounds) | self._pending.busy(0)
+        return set(self.training.rounds) | self.pending.busy(0)
 
     def accepts(self, member: WorkerState, event: RoundEvent | Merged) -> bool:
         """Whether a worker speaks of the turn that it has."""
@@ -70,7 +70,7 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
 
     def commit_before(self, version: WeightsVersion) -> int | None:
         """Round whose commit has the weights of a version; None: they were never committed."""
-        return self._queue.commits.get(version)
+        return self.queue.commits.get(version)
 
     def begin(self, now: float) -> None:
         """Begin a period; in the one after the last, nothing but evaluation is done."""
@@ -82,45 +82,45 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
             self._call_off()
         self._unplanned.update(member.source.worker for member in self._roster.assignable)
         members = self._idle()
-        if not self._pending.evaluating:
-            self._pending.start_evaluation(number - 1, self._planner.eval_shares(number, members))
+        if not self.pending.evaluating:
+            self.pending.start_evaluation(number - 1, self._planner.eval_shares(number, members))
         if self.final:
             for member in members:
-                self._out.put(*self._planner.plan_last(self._queue.version, member, self._share(member)))
+                self._out.put(*self._planner.plan_last(self.queue.version, member, self._share(member)))
         self._advance(now)
         self._settle(now)
 
     def join(self, member: WorkerState, now: float) -> None:
         """Let a worker in: it takes a lost share of the evaluation over where it gets the weights for that."""
         self._unplanned.add(member.source.worker)
-        self._pending.hand_out(member.source.worker, self.commit_before(self._queue.version))
+        self.pending.hand_out(member.source.worker, self.commit_before(self.queue.version))
         if self.final:
-            self._out.put(*self._planner.plan_last(self._queue.version, member, self._share(member)))
+            self._out.put(*self._planner.plan_last(self.queue.version, member, self._share(member)))
         self._advance(now)
 
     def forget(self, member: WorkerState, now: float) -> None:
         """Wait no longer for a lost worker. What it has handed over stays."""
         worker = member.source.worker
-        self._training.pop(member)
+        self.training.pop(member)
         self._handed_over_at.pop(worker, None)
-        self._pending.forget(worker)
-        if not self._queue.holds(worker):
-            self._plans.ledger.release(worker)
+        self.pending.forget(worker)
+        if not self.queue.holds(worker):
+            self.plans.ledger.release(worker)
         self._advance(now)
         self._settle(now)
 
     def discard_delta(self, source: Source) -> None:
         """Leave out deltas of a worker that aren't merged yet: it began with wrong weights."""
-        arrival = self._queue.arrived.get(source.worker)
+        arrival = self.queue.arrived.get(source.worker)
         if arrival is not None and arrival.delta.source == source:
-            self._queue.discard(source.worker)
+            self.queue.discard(source.worker)
             self._unplanned.add(source.worker)
 
     def close(self) -> None:
         """The grace time is over."""
         assert isinstance(self.state, Training)
         self.state.grace_until = None
-        if self._queue.arrived and not self._queue.reducing:
+        if self.queue.arrived and not self.queue.reducing:
             self._reduce(self.state)
 
     # ── workers' words ────────────────────────────────────────────────────────────────────────────────────────────
@@ -139,29 +139,29 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
                 self._evaluated(member, event, now)
 
     def _reported(self, member: WorkerState, current: AsyncRound, report: Report, now: float) -> None:
-        self._training.report(member, report.samples)
+        self.training.report(member, report.samples)
         member.report(report, now)
         current.figures.learning_rate = report.learning_rate
         samples = self._trained() - self._totals.samples + current.samples
         record = step_record(report, samples, self._job.rounds.samples_between_updates)
         self._out.put(c.LogMetric({**record, "round": current.number}))
-        if self.open and (turn := self._training.rounds.get(member.source.worker)) is not None:
+        if self.open and (turn := self.training.rounds.get(member.source.worker)) is not None:
             self._out.put(*self._planner.resize(member, self._roster.assignable_and(member), turn.began_at, now))
 
     def _arrived(self, member: WorkerState, current: AsyncRound, delta: Delta, now: float) -> None:
         worker = member.source.worker
-        turn = self._training.pop(member)
+        turn = self.training.pop(member)
         if turn is None:
             self._out.stale(delta, now)
             return
         current.bytes_up += delta.payload_bytes
         member.delivered(delta, now - turn.began_at, turn.evaluating)
-        self._queue.receive(ReceivedDelta(delta, turn))
+        self.queue.receive(ReceivedDelta(delta, turn))
         self._handed_over_at[worker] = now
         self._advance(now)
 
     def _merged(self, member: WorkerState, event: Merged, now: float) -> None:
-        turn = self._training.rounds.get(member.source.worker)
+        turn = self.training.rounds.get(member.source.worker)
         if turn is not None and self.current is not None and member.merged_version != event.version:
             waited_s = None if turn.handed_over_at is None else now - turn.handed_over_at
             since = turn.began_at if member.merged_at is None else member.merged_at
@@ -175,52 +175,52 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
 
     def _advance(self, now: float) -> None:
         """Give idle workers a turn, and have merged what has arrived: one reduction at a time, of all that is there."""
-        if not isinstance(self.state, Training) or self._queue.reducing:
+        if not isinstance(self.state, Training) or self.queue.reducing:
             return
-        for rejection in self._queue.drop_stale():
+        for rejection in self.queue.drop_stale():
             self._unplanned.add(rejection.worker)
             self._reject(rejection, now)
         for member in self._idle():
             self._give_turn(member, now)
-        if not self._queue.arrived:
+        if not self.queue.arrived:
             return
         if self.state.grace_until is None:
             self.state.grace_until = now + self._planner.grace_s(self._roster.assignable)
-        if not self._training.rounds or now >= self.state.grace_until:
+        if not self.training.rounds or now >= self.state.grace_until:
             self._reduce(self.state)
 
     def _give_turn(self, member: WorkerState, now: float) -> None:
         assert self.current is not None
-        worker, share, version = member.source.worker, self._share(member), self._queue.version
+        worker, share, version = member.source.worker, self._share(member), self.queue.version
         handed_over_at = self._handed_over_at.pop(worker, None)
         at = self._trained() / self._job.rounds.samples_between_updates
         commands = self._planner.plan_local_round(version, member, self._roster.assignable_and(member), share, at, now)
-        self._training.rounds[worker] = LocalRound(version, self._queue.merged, now, handed_over_at, bool(share))
+        self.training.rounds[worker] = LocalRound(version, self.queue.merged, now, handed_over_at, bool(share))
         batches = {worker: member.plan and member.plan.batches}
         self._out.event("plan", now, round=self.current.number, batches=batches, predicted_s=None, step=version)
         self._out.put(*commands)
 
     def _reduce(self, state: Training[AsyncRound]) -> None:
         state.grace_until = None
-        self._out.put(self._queue.reduce(state.round, self._training.oldest_version))
+        self._out.put(self.queue.reduce(state.round, self.training.oldest_version))
 
     def reduced(self, verdict: Verdict, now: float) -> list[Source]:
         """Take deltas in, and commit a period that is whole; returns the workers that are excluded."""
         current = self.current
-        if current is None or not self._queue.is_awaited(verdict):
+        if current is None or not self.queue.is_awaited(verdict):
             return []
-        self._unplanned |= self._queue.reducing.keys()
-        self._roster.refused({self._queue.reducing[r.worker].delta.source for r in verdict.rejected if r.blamed})
-        for one, arrival, staleness in self._queue.take_verdict(verdict):
+        self._unplanned |= self.queue.reducing.keys()
+        self._roster.refused({self.queue.reducing[r.worker].delta.source for r in verdict.rejected if r.blamed})
+        for one, arrival, staleness in self.queue.take_verdict(verdict):
             current.accept(one, arrival, staleness, weight(self._job.sync, arrival.delta))
             self._planner.settle(one.worker, arrival.delta.spans)
             self._totals.count(arrival.delta)
             self._roster.contributed(one.worker)
             who = {"worker": one.worker, "incarnation": one.incarnation, "staleness": staleness}
-            self._out.event("arrival", now, round=current.number, step=self._queue.version, **who)
+            self._out.event("arrival", now, round=current.number, step=self.queue.version, **who)
         for rejection in verdict.rejected:
             self._reject(rejection, now)
-        if self._queue.hopeless:
+        if self.queue.hopeless:
             blamed = [rejection for rejection in verdict.rejected if rejection.blamed]
             self._out.finish(diverged(current.number, blamed[0].reason))
             return []
@@ -234,44 +234,44 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
     def _reject(self, rejection: Rejection, now: float) -> None:
         """Note that a delta is no part of the weights; its samples are given out again."""
         assert self.current is not None
-        self._plans.ledger.release(rejection.worker)
+        self.plans.ledger.release(rejection.worker)
         self.current.rejected.append(rejection)
         self._out.event("reject", now, round=self.current.number, worker=rejection.worker, reason=rejection.reason)
 
     def _end(self, current: AsyncRound, update_norm: float, now: float) -> None:
         """Have a period written down; the next one begins at once, if there are workers enough."""
         self._settle(now)
-        self._pending.emit(now)
+        self.pending.emit(now)
         members = self._roster.members
         verdict = current.verdict(update_norm)
-        self._queue.commit(current.number)
-        totals = self._persist(current.number, verdict, current.spans, now, **self._queue.state())
+        self.queue.commit(current.number)
+        totals = self._persist(current.number, verdict, current.spans, now, **self.queue.state())
         commit = CommitMetrics(verdict, known_batch_s(members), totals)
-        self._pending.awaiting_merge.append(CommittedAsyncRound(current, commit, len(members), now))
+        self.pending.awaiting_merge.append(CommittedAsyncRound(current, commit, len(members), now))
         self.state = Waiting(current.number + 1, current)
 
     def _call_off(self) -> None:
         """The last commit is made: what is still trained, or has arrived since, is of no use."""
-        for worker in (*self._training.rounds, *self._queue.arrived):
-            self._plans.ledger.release(worker)
-        self._training = LocalRounds()
-        self._queue.clear()
-        self._pending.cancel_evaluation()
+        for worker in (*self.training.rounds, *self.queue.arrived):
+            self.plans.ledger.release(worker)
+        self.training = LocalRounds()
+        self.queue.clear()
+        self.pending.cancel_evaluation()
 
     def _settle(self, now: float) -> None:
         """Write the records that are complete; end the run after the last evaluation."""
-        if self.unevaluated and not self.final and not self._queue.committed:
-            self._pending.cancel_evaluation()  # No joining worker will have its weights.
-        self._pending.settle_evaluation(now)
-        if not self._pending.evaluating and self.next is None:
-            self._pending.emit(now)
+        if self.unevaluated and not self.final and not self.queue.committed:
+            self.pending.cancel_evaluation()  # No joining worker will have its weights.
+        self.pending.settle_evaluation(now)
+        if not self.pending.evaluating and self.next is None:
+            self.pending.emit(now)
             if self.final:
                 self._out.finish(None)
 
     def stop_waiting(self, now: float) -> None:
         """Wait no longer for an evaluation."""
-        self._pending.cancel_evaluation()
-        self._pending.emit(now)
+        self.pending.cancel_evaluation()
+        self.pending.emit(now)
 
     # ── figures ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -283,13 +283,13 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
 
     def _is_idle(self, number: int) -> bool:
         slot = self._roster.slots[number]
-        occupied = number in self._training.rounds or self._queue.holds(number)
+        occupied = number in self.training.rounds or self.queue.holds(number)
         return slot.working and not occupied and not slot.excluded
 
     def _share(self, member: WorkerState) -> tuple[Span, ...]:
         """Evaluation share of a worker, if it is to get the weights for that now."""
-        return self._pending.share(member.source.worker, self.commit_before(self._queue.version))
+        return self.pending.share(member.source.worker, self.commit_before(self.queue.version))
 
     def _trained(self) -> int:
         """Samples of the run that were trained on: merged, on their way, and reported."""
-        return self._totals.samples + self._queue.samples + self._training.reported
+        return self._totals.samples + self.queue.samples + self.training.reported

@@ -42,11 +42,11 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
         self._overlapped = job.sync.in_flight > 1
         """Whether a round may begin before those before it are committed."""
         self._correction_pace = CorrectionPace(job.num_workers)
-        self._reported_samples = 0
+        self.reported_samples = 0
         """Samples that the present workers have reported in their rounds."""
         self._inner_states = set(past.inner)
         """Workers whose successors have an inner state to take over."""
-        self._in_flight: deque[Round] = deque()
+        self.in_flight: deque[Round] = deque()
         """Rounds whose deltas are in, oldest first; that one is being reduced."""
 
     @property
@@ -56,9 +56,9 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
             case Waiting():
                 return set()
             case Training(round=current):
-                return current.awaiting - current.deltas.keys() | self._pending.busy(current.weights_version)
+                return current.awaiting - current.deltas.keys() | self.pending.busy(current.weights_version)
             case Reducing(round=current) | Evaluating(round=current):
-                return self._pending.busy(current.weights_version)
+                return self.pending.busy(current.weights_version)
 
     @property
     def _taking(self) -> Round | None:
@@ -86,9 +86,9 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
             self._inherit(member)
         started_at = before.ready_at if before is not None and before.overlapped else now
         current, commands = self._planner.plan_round(number, members, self.latest_version, started_at)
-        self._reported_samples = sum(one.progress.samples for one in self._roster.members)
+        self.reported_samples = sum(one.progress.samples for one in self._roster.members)
         self._enter(current, number)
-        self._pending.start_evaluation(current.weights_version - 1, current.eval_shares)
+        self.pending.start_evaluation(current.weights_version - 1, current.eval_shares)
         batches = {member.source.worker: member.plan.batches for member in members if member.plan is not None}
         self._out.event("plan", now, round=number, batches=batches, predicted_s=current.predicted_s)
         self._out.put(*commands)
@@ -100,7 +100,7 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
         if not isinstance(self.state, Training | Evaluating):
             return
         self._inherit(member)
-        share = self._pending.hand_out(member.source.worker, self.latest_version - 1)
+        share = self.pending.hand_out(member.source.worker, self.latest_version - 1)
         self._out.put(*self._planner.plan_joiner(self.state.round, member, share, self.latest_version))
         self.correct_plans(now)
 
@@ -111,14 +111,14 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
     def forget(self, member: WorkerState, now: float) -> None:
         """Wait no longer for a lost worker. What it has handed over stays; others, or its successor, do the rest."""
         worker, current = member.source.worker, self._taking
-        self._reported_samples -= member.progress.samples
-        self._pending.forget(worker)
+        self.reported_samples -= member.progress.samples
+        self.pending.forget(worker)
         delivered = self._delivered_by(worker)
         missing = current if current is not None and worker not in current.deltas else None
         if missing is not None and self._replay and member.plan is not None:
             missing.replay_plans[worker] = member.plan
         elif missing is not None or self._overlapped or not delivered:  # Otherwise the commit takes the rest back.
-            self._plans.ledger.release(worker, delivered)
+            self.plans.ledger.release(worker, delivered)
         if missing is not None and worker not in missing.replay_plans:
             missing.awaiting.discard(worker)
             self.correct_plans(now, urgent=True)
@@ -130,7 +130,7 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
         state = self.state
         if isinstance(state, Training) and state.round.discard_delta(source):
             state.grace_until = None if len(state.round.deltas) < (self._job.sync.quorum or 1) else state.grace_until
-        for one in list(self._in_flight)[1:]:
+        for one in list(self.in_flight)[1:]:
             if one.discard_delta(source) and not one.deltas:
                 self._out.finish(disowned(one.number))
 
@@ -139,10 +139,10 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
         assert self.current is not None
         match event:
             case Report():
-                self._reported_samples += event.samples
+                self.reported_samples += event.samples
                 member.report(event, now)
                 self.current.figures.learning_rate = event.learning_rate
-                self._out.put(c.LogMetric(step_record(event, self._reported_samples, self._job.samples(event.round))))
+                self._out.put(c.LogMetric(step_record(event, self.reported_samples, self._job.samples(event.round))))
                 self.correct_plans(now)
             case Delta():
                 self._delivered(member, event, now)
@@ -194,10 +194,10 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
         self.state = Reducing(current)
         if self._overlapped:
             self._roster.rest_idle()
-        self._in_flight.append(current)
-        if len(self._in_flight) == 1:
+        self.in_flight.append(current)
+        if len(self.in_flight) == 1:
             self._out.put(current.reduction(self._job.sync))
-        self._out.put(*self._plans.feed_ahead(self._job.samples(current.number + 1), self._roster.assignable))
+        self._out.put(*self.plans.feed_ahead(self._job.samples(current.number + 1), self._roster.assignable))
         self._advance()
 
     def _advance(self) -> None:
@@ -211,10 +211,10 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
 
     def reduced(self, verdict: Verdict, now: float) -> list[Source]:
         """Commit the oldest round in flight; returns the workers that are excluded for what they delivered."""
-        if not self._in_flight or verdict.round != self._in_flight[0].number:
+        if not self.in_flight or verdict.round != self.in_flight[0].number:
             return []
-        done = self._in_flight.popleft()
-        self._pending.stop_waiting(done.weights_version, now)
+        done = self.in_flight.popleft()
+        self.pending.stop_waiting(done.weights_version, now)
         excluded = self._decide(done, verdict, now)
         if self._out.over:
             return []
@@ -222,8 +222,8 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
             self._send_result()
         else:
             self._roster.rest_idle()
-        if self._in_flight:
-            self._out.put(self._in_flight[0].reduction(self._job.sync))
+        if self.in_flight:
+            self._out.put(self.in_flight[0].reduction(self._job.sync))
         self._advance()
         return excluded
 
@@ -231,7 +231,7 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
         """Send the newest weights to all that train on; otherwise they come with the next round's plan."""
         for member in self._roster.assignable:
             if member.plan is not None:
-                self._out.put(*self._plans.send_weights(member, self.latest_version))
+                self._out.put(*self.plans.send_weights(member, self.latest_version))
 
     def _decide(self, done: Round, verdict: Verdict, now: float) -> list[Source]:
         """Commit a round, if it can be; returns the workers that are excluded for their deltas."""
@@ -250,7 +250,7 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
                 member.merged_version = None  # Its own weights contain samples that are given out again.
         commit = CommitMetrics(verdict, known_batch_s(members), totals)
         merging = {member.source.worker for member in self._roster.assignable}
-        self._pending.awaiting_merge.append(CommittedRound(done, commit, merging, now))
+        self.pending.awaiting_merge.append(CommittedRound(done, commit, merging, now))
         self.latest_version = WeightsVersion(done.number + 1)
         return excluded
 
@@ -266,14 +266,14 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
 
     def _delivered_by(self, worker: int) -> tuple[Span, ...]:
         """Samples behind a worker's deltas that are in and not committed."""
-        taken = [*self._in_flight, *filter(None, [self._taking])]
+        taken = [*self.in_flight, *filter(None, [self._taking])]
         return tuple(span for one in taken if worker in one.deltas for span in one.deltas[worker].spans)
 
     def _commit(self, current: Round, verdict: Verdict, now: float) -> dict[str, Any]:
         """Count the samples of accepted deltas as used, and have it all written down; returns the run's totals."""
         deltas = {one.worker: current.deltas[one.worker] for one in verdict.accepted}
         used = {worker: delta.spans for worker, delta in sorted(deltas.items())}
-        self._plans.commit(used, self._spans_of_later_rounds())
+        self.plans.commit(used, self._spans_of_later_rounds())
         for worker, delta in deltas.items():
             self._roster.contributed(worker)
             self._totals.count(delta)
@@ -281,7 +281,7 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
         return self._persist(current.number, verdict, tuple(used.items()), now)
 
     def _merged(self, member: WorkerState, event: Merged, now: float) -> None:
-        for one in self._pending.awaiting_merge:
+        for one in self.pending.awaiting_merge:
             if one.number < event.version:
                 size = received_bytes(self._job, self.sent_bytes, one, member, event.version)
                 one.merged(member.source.worker, member.merged_at, now, size, event.waited_s)
@@ -293,5 +293,5 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
 
     def stop_waiting(self, now: float) -> None:
         """Wait no longer for merges or evaluations."""
-        self._pending.stop_waiting(self.latest_version + 1, now)
+        self.pending.stop_waiting(self.latest_version + 1, now)
         self._settle(now)

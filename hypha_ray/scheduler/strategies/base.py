@@ -29,12 +29,12 @@ class RoundStrategy(Generic[R, C]):
     """
 
     def __init__(self, job: Job, past: ResumePoint, roster: Roster, plans: WorkerPlans, out: Outbox) -> None:
-        self._job, self._roster, self._plans, self._out = job, roster, plans, out
+        self._job, self._roster, self.plans, self._out = job, roster, plans, out
         self.state: State[R] = Waiting(past.next_round, None)
         self.latest_version = WeightsVersion(past.next_round)
         """Version of the newest weights, those after the last commit; round n begins version n."""
         self._totals = RunTotals(past.state.get("totals", {}))
-        self._pending: PendingRounds[C] = PendingRounds(job, self._totals, plans.ledger, out)
+        self.pending: PendingRounds[C] = PendingRounds(job, self._totals, plans.ledger, out)
         self.sent_bytes: tuple[int, tuple[int, ...]] = 0, ()
         """Bytes of all of θ, and of each fragment."""
 
@@ -66,7 +66,7 @@ class RoundStrategy(Generic[R, C]):
     @property
     def unevaluated(self) -> bool:
         """Whether a part of the evaluation waits for a worker that has yet to come."""
-        return self._pending.share_is_lost
+        return self.pending.share_is_lost
 
     @property
     def grace_until(self) -> float | None:
@@ -90,13 +90,13 @@ class RoundStrategy(Generic[R, C]):
 
     def _settle(self, now: float) -> None:
         """Write the records that are complete; end the run after those of the last round."""
-        self._pending.settle(now)
-        if self.final and self._pending.empty:
+        self.pending.settle(now)
+        if self.final and self.pending.empty:
             self._out.finish(None)
 
     def _evaluated(self, member: WorkerState, event: Evaluated, now: float) -> None:
         member.progress.heard_at = now
-        self._pending.evaluated(event)
+        self.pending.evaluated(event)
         self._done_if_final(member)
         self._settle(now)
 
@@ -106,7 +106,7 @@ class RoundStrategy(Generic[R, C]):
 
     def _persist(self, number: int, verdict: Verdict, used: c.Used, now: float, **more: int) -> dict[str, Any]:
         """Have a round's weights written down, and all that a later scheduler needs beside them; returns the totals."""
-        totals, ledger = self._totals.totals(now), self._plans.ledger
+        totals, ledger = self._totals.totals(now), self.plans.ledger
         state = {"totals": totals, "workers": self._roster.state(), **more}
         figures = (ledger.cursors(), ledger.epoch, ledger.ahead(), state)
         self._out.put(c.Persist(number, verdict, used, *figures))

@@ -34,7 +34,7 @@ class Watched(Walk):
                 self.merges.append(command)
             case c.LogMetric(fields=fields) if fields["kind"] in ("eval", "round"):
                 self.written.append((fields["kind"], fields["round"]))
-        self.in_flight.add(len(self.core._strategy._in_flight))  # type: ignore[attr-defined]
+        self.in_flight.add(len(self.core.view().strategy.in_flight))  # type: ignore[attr-defined]
         super().obey(command)
 
 

@@ -35,7 +35,7 @@ def test_contribution_ends_the_back_off() -> None:
 
 def test_slot_without_room_for_days_is_still_tried() -> None:
     fleet = fleet_of(0.1, 0.1)
-    slot = fleet.core._roster.slots[1]
+    slot = fleet.core.view().roster.slots[1]
     slot.failures = 5000
     fleet.later(2.0, lambda: fleet.kill(1))
     done(fleet)

@@ -78,7 +78,7 @@ def test_vacated_slot_has_no_lease_and_its_worker_no_voice() -> None:
     roster = roster_of(1)
     (source,) = at_work(roster)
     assert roster.release(source, 1.0) and not roster.release(source, 1.0)
-    assert not roster.heard(source, 1.0, progress=True) and roster.members == [] and not roster._book.leases
+    assert not roster.heard(source, 1.0, progress=True) and roster.members == [] and not roster.book.leases
 
 
 def test_back_off_doubles_to_a_minute_and_ends_with_a_contribution() -> None:

@@ -32,7 +32,7 @@ def whole(ledger: Ledger, worker: int, cached: set[int] | None = None, samples: 
 def order(ledger: Ledger, slices: int, samples: int = 10) -> list[int]:
     """The epoch's order of slices, found by using it up."""
     found = [whole(ledger, A, samples=samples) for _ in range(slices)]
-    ledger.commit({A: ledger.held(A)})
+    ledger.commit({A: tuple(ledger.held.get(A, ()))})
     return found
 
 
@@ -54,7 +54,7 @@ def test_assign_second_part_goes_on_where_the_first_ended() -> None:
     (first,) = ledger.assign(A, 4)
     (second,) = ledger.assign(A, 6)
     assert (second.slice, second.start, second.stop) == (first.slice, 4, 10)
-    assert ledger.held(A) == (first, second)
+    assert tuple(ledger.held.get(A, ())) == (first, second)
 
 
 def test_assign_prefers_cached_slices() -> None:
@@ -132,7 +132,7 @@ def test_two_workers_in_turn_share_an_epoch_and_keep_to_their_slices_in_the_next
     ledger = ledger_of(*[10] * 7)
     first = [whole(ledger, worker) for worker in (A, B, A, B, A, B, A)]
     assert sorted(first) == list(range(7))
-    ledger.commit({worker: ledger.held(worker) for worker in (A, B)})
+    ledger.commit({worker: tuple(ledger.held.get(worker, ())) for worker in (A, B)})
     assert ledger.epoch == 1
     cached = {A: set(first[::2]), B: set(first[1::2])}
     assert all(whole(ledger, worker, cached[worker]) in cached[worker] for worker in (B, A, B, A, B, A, A))
@@ -143,7 +143,7 @@ def test_fast_worker_takes_more_and_the_slow_one_takes_over_what_nobody_has_begu
     order_of: dict[int, list[int]] = {A: [], B: []}
     for worker in (A, A, A, B, A, A, A):
         order_of[worker].append(whole(ledger, worker))
-    ledger.commit({worker: ledger.held(worker) for worker in (A, B)})
+    ledger.commit({worker: tuple(ledger.held.get(worker, ())) for worker in (A, B)})
     fast, slow = set(order_of[A]), set(order_of[B])
     assert whole(ledger, B, slow) in slow
     begun = {whole(ledger, A, fast) for _ in range(3)}
@@ -155,9 +155,9 @@ def test_fast_worker_takes_more_and_the_slow_one_takes_over_what_nobody_has_begu
 def test_slice_of_a_removed_worker_that_was_not_committed_comes_back() -> None:
     ledger = ledger_of(*[10] * 7)
     given = [whole(ledger, worker) for worker in (A, B, A, B, A, B, A)]
-    ledger.commit({A: ledger.held(A)[:-1], B: ledger.held(B)})
+    ledger.commit({A: tuple(ledger.held.get(A, ()))[:-1], B: tuple(ledger.held.get(B, ()))})
     ledger.release(A)
-    assert ledger.held(A) == ()
+    assert tuple(ledger.held.get(A, ())) == ()
     assert whole(ledger, C) == given[-1]
     assert ledger.assign(C, 1)[0].epoch == 1
 
@@ -169,10 +169,10 @@ def test_release_of_a_tail_keeps_the_head_and_makes_the_others_available() -> No
     ledger = ledger_of(*[10] * 3)
     spans = ledger.assign(A, 25)
     ledger.release(A, keep=window(spans, 0, 12))
-    assert ledger.held(A) == window(spans, 0, 12)
+    assert tuple(ledger.held.get(A, ())) == window(spans, 0, 12)
     assert set(samples_in(ledger.assign(B, 18))) == {
         (0, index, number) for index in range(3) for number in range(10)
-    } - set(samples_in(ledger.held(A)))
+    } - set(samples_in(tuple(ledger.held.get(A, ()))))
 
 
 def test_release_of_nothing_changes_nothing() -> None:
@@ -180,7 +180,7 @@ def test_release_of_nothing_changes_nothing() -> None:
     spans = ledger.assign(A, 4)
     ledger.release(A, keep=spans)
     ledger.release(B)
-    assert (ledger.held(A), ledger.held(B)) == (spans, ())
+    assert (tuple(ledger.held.get(A, ())), tuple(ledger.held.get(B, ()))) == (spans, ())
 
 
 def test_release_of_everything_leaves_no_trace() -> None:
@@ -196,7 +196,7 @@ def test_commit_of_a_part_leaves_the_rest_assigned_until_it_is_released() -> Non
     ledger = ledger_of(10)
     (span,) = ledger.assign(A, 10)
     ledger.commit({A: (Span(0, span.slice, 0, 4),)})
-    assert ledger.held(A) == (Span(0, 0, 4, 10),)
+    assert tuple(ledger.held.get(A, ())) == (Span(0, 0, 4, 10),)
     assert ledger.cursors() == {0: 4}
     ledger.release(A)
     assert ledger.assign(B, 6) == (Span(0, 0, 4, 10),)
@@ -207,13 +207,13 @@ def test_commit_span_over_two_assignments_is_taken() -> None:
     ledger.assign(A, 4)
     ledger.assign(A, 4)
     ledger.commit({A: (Span(0, 0, 2, 7),)})
-    assert ledger.held(A) == (Span(0, 0, 0, 2), Span(0, 0, 7, 8))
+    assert tuple(ledger.held.get(A, ())) == (Span(0, 0, 0, 2), Span(0, 0, 7, 8))
 
 
 def test_commit_of_all_samples_closes_the_epoch() -> None:
     ledger = ledger_of(10, 5)
     ledger.assign(A, 15)
-    ledger.commit({A: ledger.held(A)})
+    ledger.commit({A: tuple(ledger.held.get(A, ()))})
     assert (ledger.epoch, ledger.cursors(), ledger.ahead()) == (1, {}, {})
 
 
@@ -222,9 +222,9 @@ def test_commit_of_a_newer_epoch_is_counted_ahead_until_the_older_one_is_used() 
     ledger.assign(A, 10)
     ledger.assign(B, 10)
     ledger.assign(C, 3)
-    ledger.commit({B: ledger.held(B), C: ledger.held(C)})
+    ledger.commit({B: tuple(ledger.held.get(B, ())), C: tuple(ledger.held.get(C, ()))})
     assert (ledger.epoch, ledger.cursors(), ledger.ahead()) == (0, {}, {1: {0: 10}, 2: {0: 3}})
-    ledger.commit({A: ledger.held(A)})
+    ledger.commit({A: tuple(ledger.held.get(A, ()))})
     assert (ledger.epoch, ledger.cursors(), ledger.ahead()) == (2, {0: 3}, {})
 
 
@@ -249,8 +249,8 @@ def test_commit_of_samples_that_are_not_the_workers_is_an_error_without_effect(s
     ledger.assign(A, 4)
     ledger.assign(B, 4)
     with pytest.raises(LedgerError, match="worker 0"):
-        ledger.commit({B: ledger.held(B), A: spans})
-    assert (ledger.held(A), ledger.held(B)) == ((Span(0, 0, 0, 4),), (Span(0, 0, 4, 8),))
+        ledger.commit({B: tuple(ledger.held.get(B, ())), A: spans})
+    assert (tuple(ledger.held.get(A, ())), tuple(ledger.held.get(B, ()))) == ((Span(0, 0, 0, 4),), (Span(0, 0, 4, 8),))
     assert ledger.cursors() == {}
     ledger.check()
 
@@ -271,7 +271,7 @@ def used_here_and_there() -> Ledger:
     ledger = ledger_of(10, 8, 6)
     for worker, samples in ((A, 9), (B, 13), (C, 11)):
         ledger.assign(worker, samples)
-    ledger.commit({A: ledger.held(A), C: window(ledger.held(C), 2, 9)})
+    ledger.commit({A: tuple(ledger.held.get(A, ())), C: window(tuple(ledger.held.get(C, ())), 2, 9)})
     return ledger
 
 
@@ -320,6 +320,6 @@ def test_upcoming_foretells_what_a_worker_without_slices_gets() -> None:
 def test_check_finds_a_defect() -> None:
     ledger = used_here_and_there()
     ledger.check()
-    ledger._held[A].append(Span(0, 0, 0, 1))
+    ledger.held[A].append(Span(0, 0, 0, 1))
     with pytest.raises(LedgerError):
         ledger.check()

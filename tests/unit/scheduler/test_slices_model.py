@@ -35,15 +35,15 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(cuts=st.dictionaries(workers, st.tuples(st.integers(0, 9), st.integers(0, 40)), min_size=1))
     def commit(self, cuts: dict[int, tuple[int, int]]) -> None:
-        held = {worker: self.books.ledger.held(worker) for worker in cuts}
+        held = {worker: tuple(self.books.ledger.held.get(worker, ())) for worker in cuts}
         self.books.commit({worker: window(held[worker], *cut) for worker, cut in cuts.items()})
 
     @precondition(lambda self: any(self.books.model.held.values()))
     @rule(thief=workers, worker=workers)
     def steal(self, thief: int, worker: int) -> None:
-        loot = self.books.ledger.held(worker)
+        loot = tuple(self.books.ledger.held.get(worker, ()))
         if loot and thief != worker:
-            self.books.refuse({thief: (*self.books.ledger.held(thief), loot[0])})
+            self.books.refuse({thief: (*tuple(self.books.ledger.held.get(thief, ())), loot[0])})
 
     @rule(worker=workers, samples=st.integers(1, 40))
     def restart(self, worker: int, samples: int) -> None:
