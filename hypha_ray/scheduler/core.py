@@ -1,11 +1,11 @@
-"""The scheduler's brain: a state machine without I/O. An event and the time go in, commands come out.
+"""Core of the scheduler: a state machine without I/O. An event and the time go in, commands come out.
 
     starting ──weights and workers there──► training ──deltas in──► reducing ──verdict──► training … ──► over
                                                ▲                        │
                                                └── waiting for machines ◄┘  while fewer than are needed
 
-Workers come and go in every state, see `roster`; rounds are in `course`. The same core runs under Ray and in tests.
-Times are monotonic seconds, passed in.
+Workers come and go in every state, see `fleet/roster.py`; the states are classes, see `strategies/states.py`. The same
+core runs under Ray and in simulations. Times are monotonic seconds, passed in.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ CHECK_S = 1.0
 
 
 class SchedulerCore:
-    """Decides for one run.
+    """Makes all decisions of one run.
 
     Args:
         job: the job file.
         run: name of the run.
         slices: the dataset's slices, of both splits.
-        sizes: limits.
-        past: what the run goes on from.
+        sizes: limits of workers' memory.
+        past: point from which the run resumes.
 
     """
 
@@ -57,12 +57,12 @@ class SchedulerCore:
         self._first: set[t.Source] = set()
         """Workers that the first round waits for."""
         self._unchecked: set[t.Source] = set()
-        """Workers that came while no round was open, and whose model hasn't been looked at yet."""
+        """Workers that joined while no round was open, so that their layouts are unchecked."""
         self._timers: dict[str, float] = {}
         self._store_pace = StorePace(past.next_round, self._out)
 
     def start(self, fitting: Collection[int], now: float) -> list[c.Command]:
-        """Hire workers: those of the numbers in `fitting` are awaited, the others come when there is room for them."""
+        """Hire workers; the first round waits for the numbers in `fitting`, the others come when there is room."""
         self._out.event("attempt", now, attempt=self._past.attempt, next_round=self._past.next_round)
         for text in self._past.skipped:
             self._out.problem(text, now)
@@ -89,11 +89,11 @@ class SchedulerCore:
         return FleetView(self._needed, self._roster, self._strategy)
 
     def arrived(self, event: t.Event, now: float) -> None:
-        """Renew a worker's lease when its event comes: an event that waits for its turn is no silence."""
+        """Renew a worker's lease when its event arrives, which may be well before it is handled."""
         self._roster.heard(event.source, now, progress=not isinstance(event, t.Alive))
 
     def handle(self, event: c.Input, now: float) -> list[c.Command]:
-        """Take in one event; returns what has to be done about it, in order."""
+        """Handle one event; return commands, in order."""
         if self.over:
             return []
         self._forgive_own_absence(now)
@@ -133,11 +133,11 @@ class SchedulerCore:
                 self._out.finish(error)
 
     def _lose_speaker(self, event: c.Input, error: Exception, now: float) -> bool:
-        """Lose the worker whose word can't be taken in, and what is known of it; False if it was no worker's word."""
+        """Drop a worker whose event can't be handled, with its state; False if the event isn't a worker's."""
         if not isinstance(event, t.Event) or isinstance(event, t.Failed):
             return False
-        log.error("the word of worker %d can't be taken in: %s", event.source.worker, event, exc_info=error)
-        lost = self._lost(event.source, f"its {type(event).__name__} can't be taken in: {error}", now)
+        log.error("an event of worker %d can't be handled: %s", event.source.worker, event, exc_info=error)
+        lost = self._lost(event.source, f"its {type(event).__name__} event can't be handled: {error}", now)
         if lost:
             self._roster.slots[event.source.worker].member = None
         return lost
@@ -145,14 +145,14 @@ class SchedulerCore:
     # ── time ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _forgive_own_absence(self, now: float) -> None:
-        """If the scheduler's own process was stopped, what workers said meanwhile is yet to be read."""
+        """Extend all limits by a pause of the scheduler's own process: events of that time are still unread."""
         if (late_s := now - self._timers["check"]) > CHECK_S:
             self._roster.defer(late_s)
             self._strategy.defer(late_s)
             self._timers = {name: at + late_s for name, at in self._timers.items()}
 
     def _tick(self, now: float) -> None:
-        """Do what is due even without a pause in events: silent workers must be noticed while others speak."""
+        """Do all that is due, also while events keep coming: silent workers must be found."""
         due = {name for name, at in self._timers.items() if now >= at}
         if "check" in due:
             self._timers["check"] = now + CHECK_S
@@ -170,7 +170,7 @@ class SchedulerCore:
             self._give_up(self._few(f"were there for {self._resources.max_idle_s:g} s"), now)
 
     def _give_up_waiting(self, now: float) -> None:
-        """At the start deadline continue with the workers that are ready, if they are enough."""
+        """At the start deadline continue with the ready workers, if they are enough."""
         late, self._first = self._first, set()
         if self._roster.assignable_count < self._needed:
             self._give_up(self._few("were ready by the start deadline"), now)
@@ -179,7 +179,7 @@ class SchedulerCore:
             self._lost(source, "not ready by the start deadline", now)
 
     def _give_up(self, error: Exception, now: float) -> None:
-        """End a run without workers; after its last round only the evaluation is missing."""
+        """End a run for lack of workers; after its last commit it ends well, without the evaluation."""
         if self._strategy.trained:
             self._strategy.stop_waiting(now)
             self._out.finish(None)
@@ -194,7 +194,7 @@ class SchedulerCore:
             self._out.put(c.Hire(source))
 
     def _heard(self, event: t.Event, now: float) -> None:
-        """Take in a worker's word, unless it has lost its lease or speaks of another round than the present one."""
+        """Handle a worker's event, unless it has lost its lease or the event isn't of the current round."""
         source = event.source
         trusted = self._roster.heard(source, now, progress=not isinstance(event, t.Alive))
         if trusted and isinstance(event, t.Merged) and event.theta_sha256 is not None:
@@ -233,7 +233,7 @@ class SchedulerCore:
             self._strategy.join(member, now)
 
     def _lost(self, source: t.Source, reason: str, now: float, blame: bool = True) -> bool:
-        """Empty a worker's slot, let others do its share, and look for a successor; False if it was empty."""
+        """Empty a worker's slot, give its work to others, and hire a successor; False if it wasn't in the slot."""
         member = self._roster.member(source)
         if not self._roster.release(source, now, blame):
             return False
@@ -248,7 +248,7 @@ class SchedulerCore:
         return True
 
     def _limit_waiting(self, now: float) -> None:
-        """Set a limit to how long the run waits with fewer workers than it needs; once they are there, take it away."""
+        """Limit the time that the run waits with fewer workers than it needs."""
         have, strategy = self._roster.assignable_count, self._strategy
         if not (strategy.unevaluated if strategy.final else have < self._needed):
             self._timers.pop("idle", None)
@@ -261,7 +261,7 @@ class SchedulerCore:
             self._out.event("waiting", now, workers=have, needed=self._needed)
 
     def _begin_if_staffed(self, now: float) -> None:
-        """Begin the round that is next, once weights and workers are there, and the store isn't too far behind."""
+        """Begin the next round once weights and workers are there, and the store isn't too far behind."""
         due = self._strategy.next
         if due is None or self._layout_sha256 is None or self._first or self._store_pace.holds(due, now):
             return
@@ -274,7 +274,7 @@ class SchedulerCore:
     # ── trust ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _builds_the_model(self, members: Iterable[WorkerState], now: float) -> bool:
-        """Exclude workers that have built another model than the server: they would train something else."""
+        """Exclude workers whose model has another layout than the server's."""
         others = [member for member in members if member.layout != self._layout_sha256]
         reason = "it builds another model: its libraries differ from the server's"
         for member in others:
@@ -291,7 +291,7 @@ class SchedulerCore:
         return False
 
     def _reject_joiners(self, sources: Sequence[t.Source], now: float) -> None:
-        for source in sources:  # All of them first: a loss may close the round.
+        for source in sources:  # All deltas first: a loss may close the round.
             self._strategy.discard_delta(source)
         for source in sources:
             self._lost(source, "it began with other weights than were committed", now)

@@ -1,4 +1,4 @@
-"""Errors that end a run from which the fleet, or training itself, leaves no way out."""
+"""Errors that end a run because of its fleet or of diverged training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypha_ray.types import Verdict
 
 
 def diverged(number: int, reason: str) -> ConfigError:
-    """Reason of a run's end after a round without a usable delta."""
+    """Error of a run after a round without a usable delta."""
     what = f"training diverged: every delta of round {number} was rejected, the first for {reason}"
     return ConfigError("TRN001", what, fix="lower inner_optimizer.learning_rate, or set inner_optimizer.clip_norm")
 
@@ -26,14 +26,14 @@ def failure(number: int, verdict: Verdict, exact: bool) -> HyphaError | None:
 
 
 def disowned(number: int) -> ClusterError:
-    """Reason of a run's end after a round in flight has lost all of its deltas."""
+    """Error of a run after a round in flight has lost all of its deltas."""
     what = f"every delta of round {number} began with other weights than were committed"
     fix = "look at the machines' memory, then submit again: the run goes on from its last commit"
     return ClusterError("NET010", what, fix=fix)
 
 
 def hopeless(reason: str, exception: str | None) -> HyphaError:
-    """Reason of a run's end when all workers break down; every retry would meet their common exception again."""
+    """Error of a run whose workers all crash; with a common exception, a retry would crash again."""
     if exception is not None:
         what = f"every worker breaks down by the same exception, {MAX_CRASHES} times in a row"
         return ConfigError("NET008", what, got=exception, fix="mend what it names in the job or its data")
@@ -42,7 +42,7 @@ def hopeless(reason: str, exception: str | None) -> HyphaError:
 
 
 def another_model(next_round: int, built: set[str], layout_sha256: str | None) -> CheckpointError | None:
-    """Reason that a run can't resume if no worker builds the model of its checkpoints."""
+    """Error of a resumed run if no worker builds the model of its checkpoints; None if one does."""
     if next_round == 0 or built & {"", layout_sha256}:
         return None
     what, fix = "the checkpoints of this run are of another model than it builds now", "give it the same one again"
@@ -50,6 +50,6 @@ def another_model(next_round: int, built: set[str], layout_sha256: str | None) -
 
 
 def too_few(have: int, need: int, what: str) -> CapacityError:
-    """Reason of a run's end with too few workers."""
+    """Error of a run with too few workers."""
     text = f"{have} workers of at least {need} {what}"
     return CapacityError("CAP002", text, fix="look into the logs, then resubmit")

@@ -1,4 +1,4 @@
-"""Messages of the scheduler's core: inputs besides workers' events, commands, and the outbox that collects them."""
+"""Messages of the scheduler's core: inputs besides workers' events, commands, and the outbox of commands."""
 
 from __future__ import annotations
 
@@ -59,17 +59,17 @@ class RestoreInnerState:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Let the server make one step of these workers' deltas, with these weights in the mean."""
+    """Order to the server: one outer step of these workers' deltas, with these weights in the mean."""
 
     round: int
     sources: tuple[Source, ...]
     weights: tuple[int, ...]
     rounds: tuple[int, ...] = ()
-    """Rounds of the deltas; empty: all are of this one."""
+    """Rounds of the deltas; empty if all are of this round."""
     since: int | None = None
-    """Deltas of earlier rounds are of no use any more; None: nor are others of this one."""
+    """Oldest round of which deltas may still be used; None if no other delta up to this round is."""
     phase: RoundProgress | None = None
-    """Place of the step in its round, if rounds have several."""
+    """Progress of the round, if a round has several steps; otherwise None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +83,19 @@ class Persist:
     epoch: int
     ahead: Mapping[int, Mapping[int, int]]
     state: Mapping[str, Any] = field(default_factory=dict)
-    """State that a successor of the scheduler needs beside the log: totals, statistics, strikes; plain JSON."""
+    """Further state that a later scheduler needs: totals, statistics, strikes; plain JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hire:
-    """Lease a machine and start a worker there, under this number and incarnation; this takes its time."""
+    """Lease a machine and start a worker there, under this number and incarnation."""
 
     source: Source
 
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Ask a worker to hand over what it has and to leave, because its machine goes away."""
+    """Ask a worker to deliver what it has done and to leave, because its machine goes away."""
 
     worker: int
     reason: str
@@ -143,12 +143,12 @@ class Lost:
     source: Source
     reason: str
     exception: str | None = None
-    """Kind and text of the exception that ended its inner loop; None: something else did."""
+    """Type and text of the exception that ended its inner loop; None without one."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementFailed:
-    """No machine could be had for a worker that was to be hired."""
+    """No machine was found for a worker to be hired."""
 
     source: Source
     reason: str
@@ -171,13 +171,13 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Initialised:
-    """The weights that the run begins or goes on with are there; hashes of them and of the model's layout."""
+    """The run's first weights are there; with hashes of them and of the model's layout."""
 
     theta_bytes: int
     theta_sha256: str
     layout_sha256: str
     part_bytes: tuple[int, ...] = ()
-    """Bytes of each fragment; empty: there is one."""
+    """Bytes of each fragment; empty if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,18 +205,18 @@ Input: TypeAlias = (
 
 
 NAMED = 8
-"""Most samples of a batch that are named one by one."""
+"""Most damaged samples of a batch that are listed in events.jsonl."""
 
 
 class Outbox:
-    """Commands, notes for events.jsonl, and the end of the run."""
+    """Collects commands, among them events and the end of the run."""
 
     def __init__(self) -> None:
         self._commands: list[Command] = []
         self.over = False
 
     def take(self) -> list[Command]:
-        """Everything that was put in since the last call."""
+        """Return and remove all commands."""
         commands, self._commands = self._commands, []
         return commands
 
@@ -229,18 +229,18 @@ class Outbox:
         self.put(LogEvent({"kind": kind, "monotonic_s": now, **fields}))
 
     def problem(self, text: str, now: float) -> None:
-        """Say something to the user that doesn't end the run."""
+        """Add a problem for the user that doesn't end the run."""
         self.event("problem", now, text=text)
 
     def stale(self, event: Event, now: float) -> None:
-        """Name an event that was passed over."""
+        """Log an event that was ignored."""
         fields = {"worker": event.source.worker, "incarnation": event.source.incarnation}
         if isinstance(event, RoundEvent | Merged):
             fields["round"] = event.round
         self.event("stale", now, **fields)
 
     def damaged(self, event: Damaged, now: float) -> None:
-        """Name samples that can't be trained on."""
+        """Log samples that can't be trained on."""
         worker = {"worker": event.source.worker, "incarnation": event.source.incarnation}
         for index, sample in event.samples[:NAMED]:
             self.event("damaged", now, **worker, round=event.round, slice=index, sample=sample, whole_batch=event.whole)

@@ -1,4 +1,4 @@
-"""State of a run that a scheduler resumes from, and totals over all attempts."""
+"""State that a scheduler resumes from, and totals over all attempts."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from hypha_ray.types import Delta, Layout
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """State of a run at its last commit; the defaults are those of a new run."""
+    """State of a run at its last commit; by default, of a new run."""
 
     attempt: int = 1
-    """Number of this scheduler, over the whole run."""
+    """Number of this scheduler in the run, from 1."""
     next_round: int = 0
     used: Mapping[str, Any] = field(default_factory=lambda: {"epoch": 0, "used": []})
-    """See `Ledger.restore`."""
+    """Used samples, see `Ledger.restore`."""
     state: Mapping[str, Any] = field(default_factory=dict)
-    """`Persist.state` of the last round."""
+    """`Persist.state` of the last round; empty before the first."""
     inner: frozenset[int] = frozenset()
-    """Workers whose inner state was saved with it."""
+    """Workers whose inner state was saved."""
     evaluated: bool = False
-    """Whether there is a record of the evaluation that `next_round` would begin with."""
+    """Whether the evaluation that `next_round` would begin with is recorded."""
     layout: Layout | None = None
-    """Layout of the model, if the snapshot has it."""
+    """Layout of the model; None if the snapshot lacks it."""
     skipped: tuple[str, ...] = ()
     """Parts of the log that couldn't be used, with reasons."""
 
 
 class RunTotals:
-    """Samples, tokens and time. Times are monotonic seconds, passed in.
+    """Samples, tokens and training time of a run. Times are monotonic seconds, passed in.
 
     Args:
-        before: `totals` of the attempts before; empty in the first.
+        before: `totals` of the earlier attempts; empty in the first.
 
     """
 
@@ -45,17 +45,17 @@ class RunTotals:
         self._began_at: float | None = None
 
     def begin(self, now: float) -> None:
-        """Training begins, or goes on."""
+        """Start the clock, unless it runs."""
         self._began_at = now if self._began_at is None else self._began_at
 
     def count(self, delta: Delta) -> None:
-        """Add what a delta that was accepted is made of."""
+        """Add the samples and tokens of an accepted delta."""
         self._counts["samples_total"] += delta.samples
         self._counts["tokens_total"] = total_tokens((self._counts["tokens_total"], delta.tokens))
 
     @property
     def samples(self) -> int:
-        """Samples behind all deltas that were accepted."""
+        """Samples of all accepted deltas."""
         return int(self._counts["samples_total"])
 
     def elapsed_s(self, now: float) -> float:
@@ -63,5 +63,5 @@ class RunTotals:
         return self._before_s if self._began_at is None else self._before_s + now - self._began_at
 
     def totals(self, now: float) -> dict[str, Any]:
-        """All of it, for a record, and for the attempt that may follow."""
+        """All totals, for records and for a later attempt."""
         return {**self._counts, "elapsed_s": self.elapsed_s(now)}

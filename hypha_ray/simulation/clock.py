@@ -16,11 +16,11 @@ class VirtualClock:
         self._order, self._queue = count(), list[tuple[float, int, Callable[[], None]]]()
 
     def later(self, seconds: float, action: Callable[[], None]) -> None:
-        """Have something done after a while; of actions due at one time, the one that was asked for first."""
+        """Schedule an action; actions due at the same time run in the order of these calls."""
         heapq.heappush(self._queue, (self.now + seconds, next(self._order), action))
 
     def advance(self, deadline: float) -> bool:
-        """Go on to the next action and do it, or to the deadline if that is earlier; returns whether there was one."""
+        """Advance to the next action and run it, or to an earlier deadline; return whether an action ran."""
         due = bool(self._queue) and self._queue[0][0] <= deadline
         at, _, action = heapq.heappop(self._queue) if due else (deadline, 0, _nothing)
         self.now = max(self.now, at)
@@ -38,7 +38,7 @@ class WallClock(VirtualClock):
         """Longest delay of an action, in seconds."""
 
     def advance(self, deadline: float) -> bool:
-        """Wait for the next action and do it, or for the deadline if that is earlier."""
+        """Wait for the next action and run it, or for the deadline if that is earlier."""
         at = min(deadline, self._queue[0][0]) if self._queue else deadline
         time.sleep(max(0.0, self._began_at + at - time.monotonic()))
         self.now = time.monotonic() - self._began_at
@@ -47,4 +47,4 @@ class WallClock(VirtualClock):
 
 
 def _nothing() -> None:
-    """Let the time pass."""
+    """Do nothing."""

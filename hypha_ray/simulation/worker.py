@@ -1,6 +1,6 @@
-"""A worker as the scheduler sees it: orders and events of the real inner loop, with a clock in place of training.
+"""A simulated worker: orders and events are those of the real inner loop, and training takes virtual time.
 
-boot ──► merge the weights that are due ──► evaluate ──► train batch by batch ──► hand over ──┐
+boot ──► merge the weights that are due ──► evaluate ──► train batch by batch ──► deliver ────┐
                    ▲                                                                         │
                    └────────── train ahead, on samples of the next round, if planned ◄───────┘
 """
@@ -32,12 +32,12 @@ from hypha_ray.types import (
 
 
 class Surroundings(Protocol):
-    """Everything that a worker needs of the world around it. Times in seconds."""
+    """World around a worker. Times in seconds."""
 
     job: Job
 
     def later(self, seconds: float, action: Callable[[], None]) -> None:
-        """Have something done after a while."""
+        """Schedule an action."""
 
     def say(self, worker: SimulatedWorker, event: Event) -> None:
         """Send an event to the scheduler."""
@@ -59,11 +59,11 @@ class Surroundings(Protocol):
 
 
 class SimulatedWorker:
-    """Takes orders in any order, and any number of times; does one thing after the other, each in its time.
+    """Accepts orders in any order and repeatedly, and does one thing at a time.
 
     Args:
         source: number and incarnation.
-        world: gives times, and takes events.
+        world: gives times and takes events.
 
     """
 
@@ -75,32 +75,32 @@ class SimulatedWorker:
         self._version: WeightsVersion | None = None
         """Version of the weights that it has merged; None before the first."""
         self.plan: Plan | None = None
-        """Newest plan; None: it has none yet."""
+        """Newest plan; None before the first."""
         self._longest: Plan | None = None
-        """Version of the round's plan with the most samples: spans that a correction cuts off may be trained on."""
+        """Version of the round's plan with the most samples: the worker may have trained on samples cut off later."""
         self._ahead: Plan | None = None
-        """Plan after whose delta it trains ahead; None: there was no delta yet."""
+        """Plan whose delta is delivered, so that the worker trains ahead; None before the first delta."""
         self._samples_ahead = 0
         self._weights: dict[WeightsVersion, bool] = {}
-        """Versions that have come and aren't merged, and whether they are all weights or a difference."""
+        """Versions received and not merged, each with whether it has all fragments."""
         self._next: int | None = None
-        """Round whose weights it waits for; None: it doesn't know which is next."""
+        """Round whose weights the worker waits for; None if the next round is unknown."""
         self._merged = self._evaluated = self._proved = self._restored = self._state_came = False
         self._busy: object | None = None
         self._samples = self._reported = 0
         self._seconds = 0.0
-        """Time of the batches since its last report."""
+        """Time of the batches since the last report."""
 
     # ── orders ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def boot(self, layout: str) -> None:
-        """Begin, with a model of that layout."""
+        """Begin with a model of that layout."""
         self._say(Ready(self.source, layout, "cpu", 1))
         self._pulse()
         self.go()
 
     def order(self, command: c.Order) -> None:
-        """Take an order, as the control thread does."""
+        """Accept an order, as the control thread does."""
         match command:
             case c.Assign(plan=plan):
                 newest = self.plan
@@ -119,18 +119,18 @@ class SimulatedWorker:
         self.go()
 
     def leave(self, reason: str) -> None:
-        """End the batch, hand over what there is, and go."""
+        """End the batch, deliver what is done, and leave."""
         if self.alive and not self.leaving:
             self.leaving = True
             self._say(Leaving(self.source, reason))
             if not self._samples:
-                self._busy = None  # It ends at once, unless it is training.
+                self._busy = None  # It ends at once unless it is training.
             self.go()
 
     # ── the inner loop ────────────────────────────────────────────────────────────────────────────────────────────
 
     def go(self) -> None:
-        """Do all that takes no time, until it is busy or has to wait."""
+        """Do all that takes no time, until the worker is busy or has to wait."""
         while self.alive and self._busy is None and self._step():
             pass
 
@@ -158,7 +158,7 @@ class SimulatedWorker:
         return False
 
     def _enter_next_round(self) -> bool:
-        """Merge what is due in the next round; returns whether it is in it."""
+        """Merge the weights due in the next round; return whether the worker is in it."""
         if self._next is None:
             if self.plan is None or self.plan.round < self._earliest:
                 return False
@@ -200,7 +200,7 @@ class SimulatedWorker:
         return Evaluated(self.source, self.round, sums, self._world.evaluate_s(self.source))
 
     def _begin(self, plan: Plan) -> None:
-        """Begin to train, once the inner state that the plan asks for has come."""
+        """Begin to train, once the inner state that the plan asks for has arrived."""
         if plan.restores and not self._restored:
             if not self._state_came:
                 return
@@ -254,7 +254,7 @@ class SimulatedWorker:
         self._say(Report(self.source, self.round, *figures))
 
     def _hand_over(self) -> None:
-        """Report the rest, and send the delta."""
+        """Report the rest and send the delta."""
         assert self._longest is not None
         if self._samples > self._reported:
             self._report(self._longest)
@@ -271,7 +271,7 @@ class SimulatedWorker:
         )
 
     def _spend(self, seconds: float, then: Callable[[], None]) -> None:
-        """Be busy for a while, unless something else makes an end of it."""
+        """Be busy for a while; an order to leave may end that."""
         token = self._busy = object()
         self._world.later(seconds, lambda: self._end_if_busy(token, then))
 

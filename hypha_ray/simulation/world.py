@@ -1,10 +1,10 @@
-"""A run on a virtual clock: the real core decides, and around it are simulated workers, a server, a store and messages.
+"""A run on a virtual clock: the real core with simulated workers, server, store and messages.
 
     core ──commands──► carry_out ──orders──► workers ──events──► tell ──► core
                            ├── Reduce ──► verdict ──────────────►│
                            └── Persist ──► commit ──────────────►│
 
-Nothing goes wrong here. A subclass says what batches take, and overrides what is to be slow or to fail.
+Nothing fails here. A subclass gives batch times, and overrides what is to be slow or to fail.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from hypha_ray.simulation.worker import SimulatedWorker
 from hypha_ray.types import Commit, Contribution, Event, Saved, Source, Verdict
 
 PULSES = 4
-"""Signs of life within the time of a lease, as of a real worker."""
+"""Signs of life in the time of a lease, as of a real worker."""
 
 
 class World(ABC):
-    """Surroundings of one run's core.
+    """World around one run's core.
 
     Args:
         job: the job file.
@@ -46,7 +46,7 @@ class World(ABC):
         self._hashes: dict[int, str] = {}
         """Hashes of committed weights, by version."""
         self._written_at = 0.0
-        """Time at which the store is done with all that it has been given."""
+        """Time at which the store has written all rounds."""
 
     @abstractmethod
     def batch_s(self, source: Source) -> float:
@@ -56,21 +56,21 @@ class World(ABC):
 
     @property
     def now(self) -> float:
-        """The time in seconds."""
+        """Present time in seconds."""
         return self.clock.now
 
     def later(self, seconds: float, action: Callable[[], None]) -> None:
-        """Have something done after a while."""
+        """Schedule an action."""
         self.clock.later(seconds, action)
 
     def run(self) -> Self:
-        """Go on to the end of the run."""
+        """Run to the end."""
         while not self.over:
             self.step()
         return self
 
     def step(self) -> None:
-        """Let the next thing happen, or the core's deadline come."""
+        """Run the next action, or tell the core that its deadline has passed."""
         if not self.clock.advance(self.deadline):
             self.tell(c.Tick())
 
@@ -84,25 +84,25 @@ class World(ABC):
     def begin(
         self, core: SchedulerCore, past: ResumePoint, weights: c.Initialised, ready_s: float, fitting: int
     ) -> None:
-        """Start an attempt whose weights are there after a while, with room for so many workers at first."""
+        """Start an attempt whose weights are ready after a while, with room for so many workers at first."""
         self.core = core
         self._hashes[past.state.get("step", past.next_round)] = weights.theta_sha256
         self.answer(ready_s, weights)
         self.carry_out(core.start(range(fitting), self.now))
 
     def tell(self, event: c.Input) -> None:
-        """Have the core take in an event, and carry out what it commands."""
+        """Have the core handle an event, and carry out its commands."""
         if not self.over:
             self.carry_out(self.take_in(event))
 
     def take_in(self, event: c.Input) -> list[c.Command]:
-        """Give the core an event that comes now; returns its commands."""
+        """Give the core an event that arrives now; return its commands."""
         if isinstance(event, Event):
             self.core.arrived(event, self.now)
         return self.core.handle(event, self.now)
 
     def answer(self, seconds: float, event: c.Input) -> None:
-        """Tell the core something after a while, unless another attempt has begun by then."""
+        """Tell the core an event after a while, unless another attempt has begun by then."""
         core = self.core
         self.later(seconds, lambda: self.tell(event) if self.core is core else None)
 
@@ -147,7 +147,7 @@ class World(ABC):
         self.answer(self._written_at - self.now, c.Committed(self.saved(command)))
 
     def saved(self, command: c.Persist) -> Saved:
-        """Answer of the store to a round, whose weights are known by their hash from now on."""
+        """Answer of the store to a round; from now on its weights are known by their hash."""
         version = command.state.get("step", command.round + 1)  # Without a barrier versions count reductions.
         theta = self._hashes[version] = f"theta-{command.round}"
         return Saved(Commit(command.round, None, theta, "", command.verdict.accepted, command.spans, {}, 0, {}, ()))

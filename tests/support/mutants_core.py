@@ -262,7 +262,7 @@ MUTANTS: dict[str, tuple[str, str, str]] = {
     ),
     "the grace time is over for nobody": (
         "asynchronous",
-        "            self._reduce(self.state)\n\n    # ── workers",
+        "            self._reduce(self.state)\n\n    # ── events",
         "            pass\n\n    #",
     ),
     "a lost worker's turn isn't over": ("asynchronous", "        self.training.pop(member)\n", ""),

@@ -1,4 +1,4 @@
-"""Running estimates of how long things take, which follow a change and shrug off an accident."""
+"""Running estimates of durations, which follow a lasting change and ignore an outlier."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ class Decayed:
 
     * The first observation is taken as it is; from then on the mean lies between the least and the greatest one.
     * A single observation that is more than `outlier` times as large or as small as the mean counts as if it were just
-      that much. A second one in succession on the same side is no accident: the past is forgotten, and the estimate
-      starts over from the one of the two that is nearer to it.
-    * What is no duration (negative, NaN, or longer than a planner takes) is without effect.
+      that much. A second one in succession on the same side is no outlier: the past is forgotten, and the estimate
+      restarts from the nearer of the two.
+    * A value that is no duration (negative, NaN, or longer than a planner accepts) has no effect.
 
     Args:
         half_life: after so many observations, what was known before counts half.
@@ -39,7 +39,7 @@ class Decayed:
     def fade(self, factor: float) -> None:
         """Multiply the estimate by `factor` (0 to 1); the next observation replaces it.
 
-        For a round without an observation: an old bad figure is no reason to leave a worker without work for ever.
+        After a round without an observation, so that an old bad figure doesn't leave a worker without work for ever.
         """
         if self.mean is not None:
             self.mean *= factor
@@ -64,18 +64,18 @@ class Decayed:
         self.mean = min(max(mean + share * (believed - mean), min(mean, believed)), max(mean, believed))
 
     def _gain(self, count: int) -> float:
-        """Weight of `count` new observations against an endless past."""
+        """Weight of `count` new observations against an infinite past."""
         return float(1 - 0.5 ** (count / self._half_life))
 
 
 class BatchTime(Decayed):
-    """A worker's seconds per batch, as a planner takes them. A round's first one is warm-up and not to be observed."""
+    """A worker's seconds per batch, within a planner's limits. A round's first batch is warm-up and isn't observed."""
 
     def __init__(self, half_life: float = 16.0, outlier: float = 2.0) -> None:
         super().__init__(half_life, outlier)
 
     def fade(self, factor: float) -> None:
-        """Multiply the estimate, see `Decayed`; it stays one that can be planned with, however often that is done."""
+        """Multiply the estimate, see `Decayed`; it stays within a planner's limits."""
         super().fade(factor)
         if self.mean is not None:
             self.mean = max(self.mean, SECONDS[0])

@@ -1,10 +1,10 @@
-"""Roster of the fleet: numbered slots, and in each one worker after the other.
+"""Roster of the fleet: numbered slots, each with one worker at a time.
 
     empty ──hire──► starting ──ready──► at work ──leaving──► empty
       ▲                │                   │
       └──── lost: again at once, then after 1, 2, 4 … 60 s ────┘           rejected too often: excluded for good
 
-A worker that is at work holds a lease of the job's trust, not only of a machine: every word renews it, and silence ends
+Besides its machine's lease, a worker at work holds one of the scheduler's trust: every event renews it, silence ends
 it. Times are the scheduler's monotonic clock, in seconds.
 """
 
@@ -20,13 +20,13 @@ from hypha_ray.scheduler.fleet.worker_state import WorkerState, batch_size
 from hypha_ray.types import Source
 
 FIRST_WAIT_S = 1.0
-"""Wait before a slot's second attempt in a row that came to nothing; doubled for each further one."""
+"""Seconds before a slot's next start after a second worker in a row that contributed nothing; then doubled."""
 LONGEST_WAIT_S = 60.0
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 MAX_CRASHES = 5
-"""Workers of every slot in a row that may break down before the first contribution."""
+"""Workers in a row of every slot that may crash without a contribution."""
 STARTS_PER_ATTEMPT = 10_000
-"""Incarnations grow with the attempt first, so that a later scheduler's are greater."""
+"""Incarnations per attempt, so that those of a later scheduler are greater."""
 
 
 class Roster:
@@ -45,18 +45,18 @@ class Roster:
         self.book = LeaseBook()
         self.slots = {number: Slot(number) for number in range(job.num_workers)}
         self._vacant: set[int] = set()
-        """Numbers of slots that are to be filled."""
+        """Numbers of slots to be filled."""
         self._excluded: set[int] = set()
         self._crashed: set[int] = set()
-        """Numbers whose workers broke down since a worker has contributed."""
+        """Numbers whose workers crashed since the last contribution of any worker."""
         self.assignable_count = 0
         self._members: list[WorkerState] | None = None
-        """Workers as `members` lists them; None: to be listed anew."""
+        """Workers as `members` lists them; None if the list is out of date."""
         self._assignable: list[WorkerState] | None = None
 
     @property
     def members(self) -> list[WorkerState]:
-        """All that are at work, in the order of their numbers; those that are leaving too. Not to be changed."""
+        """Workers at work by number, including those that are leaving. Read only."""
         if self._members is None:
             at_work = (slot.member for slot in self.slots.values() if slot.lease is not None)
             self._members = [member for member in at_work if member is not None]
@@ -64,7 +64,7 @@ class Roster:
 
     @property
     def assignable(self) -> list[WorkerState]:
-        """Those that may be given work: at work and not leaving. Not to be changed."""
+        """Workers that may be given work: at work and not leaving. Read only."""
         if self._assignable is None:
             wanted = (slot.member for slot in self.slots.values() if slot.working)
             self._assignable = [member for member in wanted if member is not None]
@@ -83,27 +83,27 @@ class Roster:
 
     @property
     def layouts(self) -> set[str]:
-        """Layouts of the models that were built last in each slot; empty under one that hasn't built any."""
+        """Layout of the model built last in each slot; empty for a slot without any."""
         return {"" if slot.member is None else slot.member.layout for slot in self.slots.values()}
 
     @property
     def starting(self) -> list[Source]:
-        """Workers that are hired and not ready yet."""
+        """Workers that are hired and not yet ready."""
         return [slot.source for slot in self.slots.values() if slot.source is not None and slot.lease is None]
 
     def member(self, source: Source) -> WorkerState | None:
-        """The worker that speaks, if it is the slot's present one and at work."""
+        """State of an event's sender; None if it isn't its slot's present worker, or isn't at work."""
         slot = self._slot(source)
         return None if slot is None or slot.lease is None else slot.member
 
     def open(self, numbers: Container[int], now: float) -> None:
-        """Let these slots be filled at once, and all others as soon as there is room for them."""
+        """Let these slots be filled at once, and the others later."""
         for slot in self.slots.values():
             slot.retry_at = now if slot.number in numbers else now + FIRST_WAIT_S
         self._vacant = set(self.slots)
 
     def hire(self, now: float) -> list[Source]:
-        """Fill the slots whose time has come."""
+        """Hire workers for all slots that are due."""
         due = [slot for number in sorted(self._vacant) if (slot := self.slots[number]).due(now)]
         for slot in due:
             self._vacant.discard(slot.number)
@@ -113,7 +113,7 @@ class Roster:
         return [slot.source for slot in due if slot.source is not None]
 
     def ready(self, source: Source, now: float) -> WorkerState | None:
-        """A worker that was starting is at work; None if it is not awaited."""
+        """Take a starting worker into the fleet; None if it isn't awaited."""
         slot = self._slot(source)
         if slot is None or slot.lease is not None:
             return None
@@ -127,12 +127,12 @@ class Roster:
         return slot.member
 
     def _count(self, joins: bool) -> None:
-        """Count a worker that may be given work from now on, or no longer, and have the lists made anew."""
+        """Count a worker that joins or leaves the assignable ones, and invalidate the lists."""
         self._members = self._assignable = None
         self.assignable_count += 1 if joins else -1
 
     def heard(self, source: Source, now: float, progress: bool) -> bool:
-        """Renew the lease of a worker that speaks; False if it has none: it is fenced off."""
+        """Renew a worker's lease at its event; False if it has lost the lease, so that the event doesn't count."""
         slot = self._slot(source)
         if slot is None:
             return False
@@ -145,9 +145,9 @@ class Roster:
         return lease is not None
 
     def silent(self, now: float, busy: Container[int]) -> list[tuple[Source, str]]:
-        """Workers to give up, and why: no word for too long, no progress of a `busy` one, or not ready.
+        """Workers to give up, with reasons: silence, no progress of a `busy` worker, or a start that takes too long.
 
-        An idle worker makes no progress, and is not to blame: what it waits for may take any time.
+        An idle worker isn't expected to make progress: it may wait for any time.
         """
         over = {lease.id for lease in self.book.leases if lease.expired(now)}
         found: list[tuple[Source, str]] = []
@@ -166,13 +166,13 @@ class Roster:
         return found
 
     def defer(self, seconds: float) -> None:
-        """The scheduler itself was stopped for a while: silence in that time does not count."""
+        """Extend all leases by a pause of the scheduler's own process."""
         self.book.defer(seconds)
         for slot in self.slots.values():
             slot.progress_at += seconds
 
     def leave(self, source: Source) -> bool:
-        """Note that a worker is leaving; False if that was known, or there is no such worker."""
+        """Mark a worker as leaving; False if it was, or isn't at work."""
         slot = self._slot(source)
         if slot is None or slot.leaving:
             return False
@@ -182,7 +182,7 @@ class Roster:
         return True
 
     def release(self, source: Source, now: float, blame: bool = True) -> bool:
-        """Empty a worker's slot, to be filled again; False if that worker isn't there any more."""
+        """Empty a worker's slot so that it is filled again; False if the worker wasn't in it."""
         slot = self._slot(source)
         if slot is None:
             return False
@@ -199,7 +199,7 @@ class Roster:
         return True
 
     def contributed(self, number: int) -> None:
-        """A worker's delta is in a round: whatever went wrong before is over, for all; and a strike is taken back."""
+        """Record an accepted delta: it resets the counts of failures and crashes, and takes back a strike."""
         self.slots[number].failures = 0
         self.slots[number].strikes = max(0, self.slots[number].strikes - 1)
         for slot in (self.slots[broken] for broken in self._crashed):
@@ -208,26 +208,26 @@ class Roster:
         self._crashed.clear()
 
     def broke_down(self, number: int, exception: str | None = None) -> bool:
-        """Count a worker whose process ended by itself; True: it happens everywhere, again and again, and only that."""
+        """Count a worker whose process crashed; True if every slot has reached `MAX_CRASHES`."""
         self._crashed.add(number)
         self.slots[number].breakdowns += 1
         self.slots[number].exceptions.add(exception and _NUMBER.sub("0", exception))
         return all(slot.excluded or slot.breakdowns >= MAX_CRASHES for slot in self.slots.values())
 
     def refused(self, sources: Collection[Source]) -> set[int]:
-        """Have workers whose deltas were rejected begin with a new inner state; returns their numbers."""
+        """Have workers with rejected deltas reset their inner state; return their numbers."""
         for member in filter(None, map(self.member, sources)):
             member.rejections += 1
         return {source.worker for source in sources}
 
     @property
     def breaks_alike(self) -> bool:
-        """Whether one exception ended all workers that broke down, whatever the numbers in its text."""
+        """Whether the same exception ended all crashed workers; numbers in its text don't count."""
         found = set().union(*(slot.exceptions for slot in self.slots.values()))
         return len(found) == 1 and None not in found
 
     def strike(self, number: int) -> bool:
-        """Count a rejected delta; True: it was the last one allowed, and the slot is closed."""
+        """Count a rejected delta; True if it was the last allowed one, so that the slot is excluded."""
         slot = self.slots[number]
         slot.strikes += 1
         if slot.strikes >= self.most_strikes:
@@ -235,16 +235,16 @@ class Roster:
         return slot.excluded
 
     def exclude(self, number: int) -> None:
-        """Close a slot for good."""
+        """Exclude a slot for good."""
         self.slots[number].excluded = True
         self._excluded.add(number)
 
     def done(self, number: int) -> None:
-        """A worker has done its final plan: its silence means nothing, and it needs no successor."""
+        """Mark a worker as done: its silence is fine, and it needs no successor."""
         self.slots[number].done = True
 
     def rest_idle(self) -> None:
-        """Trust the batch times of workers without a batch in the round less."""
+        """Let batch times fade of workers without a batch in the round."""
         for member in self.members:
             member.rest_if_idle()
 
@@ -258,7 +258,7 @@ class Roster:
         return found
 
     def restore(self, state: dict[str, dict[str, float]]) -> None:
-        """Take over what `state` gave; slots that the job doesn't have any more are passed over."""
+        """Restore the result of `state`; slots that the job no longer has are ignored."""
         for number, known in state.items():
             slot = self.slots.get(int(number))
             if slot is None:
@@ -276,5 +276,5 @@ class Roster:
 
 
 def _wait_s(failures: int) -> float:
-    """Seconds before the next attempt after so many earlier ones that came to nothing: 0, 1, 2, 4 … 60."""
+    """Seconds before the next start after so many failures in a row: 0, 1, 2, 4 … 60."""
     return min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(failures - 1, 60)) if failures else 0.0

@@ -1,4 +1,4 @@
-"""A numbered place of the fleet, which one worker after the other has."""
+"""A numbered place in the fleet, held by one worker at a time."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from hypha_ray.types import Source
 
 @dataclass(slots=True)
 class Slot:
-    """A worker's number, and the worker that has it."""
+    """A worker's number, its present worker, and its history."""
 
     number: int
     source: Source | None = None
     """Source of the worker that is starting or at work."""
     member: WorkerState | None = None
-    """Once it is at work; stays there for its successor to learn from."""
+    """State of the present or the last worker, whose batch times its successor inherits; None before the first."""
     lease: Lease | None = None
     leaving: bool = False
     starts: int = 0
     failures: int = 0
-    """Workers in a row that went without having contributed anything."""
+    """Workers in a row that ended without a contribution."""
     breakdowns: int = 0
-    """Number of these whose process ended by itself."""
+    """Number of these that crashed."""
     exceptions: set[str | None] = field(default_factory=set)
-    """Exception that ended them; None: no exception."""
+    """Exceptions that ended them; None stands for a crash without one."""
     strikes: int = 0
-    """Deltas that were rejected for what they were, less those that were accepted since."""
+    """Number of deltas rejected for their content, less those accepted since."""
     excluded: bool = False
     done: bool = False
-    """It has done its final plan."""
+    """Whether the worker has done its final plan."""
     progress_at: float = 0.0
-    """Time when the worker was hired, was first heard of, or last made progress."""
+    """Time at which the worker was hired, became ready, or last made progress."""
     retry_at: float | None = None
 
     @property
     def working(self) -> bool:
-        """At work, and wanted further."""
+        """Whether the worker is at work and not leaving."""
         return self.lease is not None and not self.leaving
 
     def due(self, now: float) -> bool:

@@ -1,4 +1,4 @@
-"""Strikes against workers whose deltas are rejected for what is in them."""
+"""Strikes against workers whose deltas are rejected for their content."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypha_ray.types import Source, Verdict
 
 
 def strike(roster: Roster, out: Outbox, verdict: Verdict, now: float) -> list[Source]:
-    """Count what was rejected for what it is; returns the workers that are excluded for it."""
+    """Count strikes for a verdict's rejections; return the workers that are excluded."""
     excluded = [one.worker for one in verdict.rejected if one.blamed and roster.strike(one.worker)]
     for worker in excluded:
         out.event("exclude", now, worker=worker, strikes=roster.most_strikes)

@@ -1,4 +1,4 @@
-"""State of each worker as the scheduler knows it: speed, slices and weights held, and progress in the round."""
+"""State of a worker as the scheduler knows it: speed, cached slices, weights, and progress in the round."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hypha_ray.scheduler.planning.planner import Pace
 from hypha_ray.types import Delta, Plan, Report, Source, Span, WeightsVersion
 
 UNKNOWN_BATCH_S = 1.0
-"""Batch time assumed while no worker has reported one; equal for all, so it only sets the scale."""
+"""Seconds per batch assumed before any report; it is equal for all workers, so it only sets the scale."""
 
 IDLE_FADE = 0.5
-"""Remaining part of a worker's batch time after a round without a batch."""
+"""Factor on a worker's batch time after a round without a batch."""
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class Progress:
     batches: int = 0
     samples: int = 0
     heard_at: float | None = None
-    """Time of the last report, or of the beginning with the batches; None before."""
+    """Time of the last report, or of the first batch's start; None before."""
 
 
 @dataclass(slots=True)
@@ -37,18 +37,18 @@ class WorkerState:
     batch_size: int
     batch_time: BatchTime = field(default_factory=BatchTime)
     overhead: dict[bool, Decayed] = field(default_factory=lambda: {False: Decayed(), True: Decayed()})
-    """Seconds of a round that aren't batches (merge, first batch, upload), without and with an evaluation."""
+    """Seconds of a round besides batches (merge, first batch, upload); by whether it has an evaluation."""
     assigned: tuple[Span, ...] = ()
     overlap_spans: tuple[Span, ...] = ()
-    """Assigned for the next round, so that it may begin with them before that is planned."""
+    """Samples of the next round, which the worker trains on before it has that round's plan."""
     prestarted_batches: int = 0
-    """Batches that it may have begun its round with like that."""
+    """Number of batches of the round that it may have trained before the plan."""
     plan: Plan | None = None
     planned_samples: int = 0
-    """Samples of the plan."""
+    """Number of samples in the plan."""
     progress: Progress = field(default_factory=Progress)
     cached_slices: dict[int, int] = field(default_factory=dict)
-    """Slices that were sent, with their samples, oldest first."""
+    """Slices sent to the worker, with their numbers of samples, oldest first."""
     merged_at: float | None = None
     merged_version: WeightsVersion | None = None
     """Version of the weights merged last; None before the first, or if the worker has to drop its own weights."""
@@ -57,22 +57,22 @@ class WorkerState:
     full_version: WeightsVersion | None = None
     """Version of the weights last sent with all fragments; None before the first."""
     layout: str = ""
-    """Fingerprint of the model that it has built."""
+    """Hash of the layout of the model that the worker has built."""
     untrained: bool = True
-    """It hasn't been given anything to train on yet."""
+    """Whether the worker has had no plan with samples yet."""
     needs_inner_state: bool = False
-    """Before it trains, it takes over the inner state of its predecessor."""
+    """Whether the worker takes over its predecessor's inner state before it trains."""
     rejections: int = 0
-    """Number of its deltas that were rejected."""
+    """Number of the worker's deltas that were rejected."""
 
     @property
     def idle(self) -> bool:
-        """Whether it has nothing to train on in its round."""
+        """Whether the worker has nothing to train on in its round."""
         return self.plan is None or not self.plan.spans
 
     @property
     def planned(self) -> int:
-        """Batches that it is to do in its round."""
+        """Number of batches in the worker's plan."""
         return 0 if self.plan is None else -(-self.planned_samples // self.plan.batch_size)
 
     def start(self, plan: Plan) -> None:
@@ -81,11 +81,11 @@ class WorkerState:
         self.follow(plan)
 
     def follow(self, plan: Plan) -> None:
-        """Take over another version of the round's plan."""
+        """Replace the plan by another version."""
         self.plan, self.planned_samples = plan, plan.samples
 
     def report(self, report: Report, now: float) -> None:
-        """Take in progress, and the batch times behind it."""
+        """Add a report's progress and batch times."""
         self.progress.batches += report.batches
         self.progress.samples += report.samples
         self.progress.heard_at = now
@@ -93,18 +93,18 @@ class WorkerState:
             self.batch_time.observe(report.seconds / report.timed_batches, report.timed_batches)
 
     def delivered(self, delta: Delta, seconds: float, evaluated: bool) -> None:
-        """Learn what of a round's `seconds` were not batches. The first round also warms caches up: it is left out."""
+        """Learn how much of `seconds` weren't batches; the first round is left out, because it warms up caches."""
         batch_s = self.batch_time.mean
         if delta.round > 0 and batch_s is not None:
             self.overhead[evaluated].observe(max(0.0, seconds - delta.batches * batch_s))
 
     def rest_if_idle(self) -> None:
-        """Trust the batch time less after a round without a batch, so that a slow worker is tried again some day."""
+        """Let the batch time fade after a round without a batch, so that a slow worker is tried again."""
         if self.plan is not None and not self.plan.spans:
             self.batch_time.fade(IDLE_FADE)
 
     def cache_slice(self, slice_index: int, samples: int, limit: int) -> bool:
-        """Note that a slice is at the worker; forget the oldest beyond `limit` samples. False: it was there before."""
+        """Record a slice as sent, and drop the oldest beyond `limit` samples; False if the worker has it already."""
         new = slice_index not in self.cached_slices
         self.cached_slices.pop(slice_index, None)
         self.cached_slices[slice_index] = samples
@@ -122,7 +122,7 @@ class ExpectedProgress:
 
 
 def batch_size(job: Job) -> int:
-    """Samples of a batch; in synchronous training batches are evened out, so that each worker has a part in a step."""
+    """Samples of a batch; in synchronous training evened out, so that each worker has a part in every step."""
     most, target, workers = job.rounds.max_batch_size, job.rounds.samples_between_updates, job.num_workers
     if not job.sync.traits.sends_gradients:
         return most
@@ -130,12 +130,12 @@ def batch_size(job: Job) -> int:
 
 
 def has_equal_batches(job: Job) -> bool:
-    """Whether all workers get equally many batches, whatever their speeds."""
+    """Whether all workers get equally many batches regardless of their speeds."""
     return job.run.mode == "replay" or job.sync.traits.sends_gradients or not job.sync.dynamic_local_steps
 
 
 def batch_seconds(members: Iterable[WorkerState], equal: bool) -> dict[int, float]:
-    """Seconds per batch of each worker; the fleet's median where nothing is known, the same for all if `equal`."""
+    """Seconds per batch of each worker: the fleet's median if unknown, or one value for all if `equal`."""
     members = list(members)
     typical = UNKNOWN_BATCH_S if equal else typical_seconds(members)
     return {
@@ -145,19 +145,19 @@ def batch_seconds(members: Iterable[WorkerState], equal: bool) -> dict[int, floa
 
 
 def typical_seconds(members: Iterable[WorkerState]) -> float:
-    """Seconds per batch that a worker is taken for which hasn't reported any: the fleet's median."""
+    """Seconds per batch assumed for a worker without a report: the fleet's median."""
     known = [member.batch_time.mean for member in members if member.batch_time.mean is not None]
     return median(known) if known else UNKNOWN_BATCH_S
 
 
 def known_batch_s(members: Iterable[WorkerState]) -> dict[int, float]:
-    """Seconds per batch of the workers of which they are known."""
+    """Seconds per batch of workers for which they are known."""
     found = {member.source.worker: member.batch_time.mean for member in members}
     return {worker: batch_s for worker, batch_s in found.items() if batch_s is not None}
 
 
 def paces_at_start(members: Sequence[WorkerState], evaluating: bool, equal: bool) -> list[Pace]:
-    """The fleet before a round."""
+    """Paces of the fleet before a round."""
     seconds = batch_seconds(members, equal)
     return [
         Pace(
@@ -173,10 +173,10 @@ def paces_at_start(members: Sequence[WorkerState], evaluating: bool, equal: bool
 def standings(
     members: Sequence[WorkerState], started_at: float, evaluating: bool, report_every_s: float, now: float
 ) -> tuple[float, list[ExpectedProgress]]:
-    """The fleet in the middle of a round: (origin, standings), paces relative to that origin on the scheduler's clock.
+    """Expected progress of the fleet in a round, and the time that its paces count from, on the scheduler's clock.
 
-    A worker trains on between two reports, so the batches that it must have finished since the last one are counted.
-    It reports after every batch that takes longer than `report_every_s`, so silence beyond that is a slow batch.
+    Batches that a worker must have finished since its last report are counted.
+    A worker reports after every batch longer than `report_every_s`, so longer silence means a slow batch.
     """
     seconds = batch_seconds(members, equal=False)
     since = {member.source.worker: _since(member, started_at, evaluating, now) for member in members}
@@ -194,7 +194,7 @@ def standings(
 
 
 def _since(member: WorkerState, started_at: float, evaluating: bool, now: float) -> float:
-    """Time at which the worker last reported, or begins with its batches."""
+    """Time of the worker's last report, or of its first batch's start."""
     if member.idle:
         return now
     if member.progress.heard_at is not None:

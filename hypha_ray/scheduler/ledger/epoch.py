@@ -14,7 +14,7 @@ from hypha_ray.types import Span, window
 
 
 class LedgerError(HyphaError):
-    """The books don't allow that: samples are used twice, by a stranger, or don't exist."""
+    """A use of samples that the ledger doesn't allow: twice, by another worker, or of samples that don't exist."""
 
 
 class Epoch:
@@ -33,7 +33,7 @@ class Epoch:
         self._queue = list(range(len(self._order)))
         self._queued = set(self._queue)
         self._free: dict[int, list[Span]] = {}
-        """Available spans of every slice that isn't untouched."""
+        """Available spans of every slice that has been touched."""
         self._assigned: Counter[int] = Counter()
         self.used: dict[int, list[Span]] = {}
         self.unused = self._available = sum(sizes.values())
@@ -81,7 +81,7 @@ class Epoch:
         return {index: samples_of(spans) for index, spans in sorted(self.used.items())}
 
     def next_slices(self, samples: int) -> list[tuple[int, int]]:
-        """The first slices of the queue, with their available samples, until there are enough."""
+        """First slices of the queue, with their available samples, until there are enough."""
         samples = min(samples, self._available)
         found: list[tuple[int, int]] = []
         keys: list[int] = []
@@ -123,7 +123,7 @@ class Epoch:
         return taken
 
     def _first(self) -> int:
-        """The slice that is next in the queue; there has to be one."""
+        """Next slice in the queue, which must not be empty."""
         while True:
             rank, place = divmod(self._queue[0], len(self._order))
             if rank == self._rank(self._order[place]):
@@ -131,7 +131,7 @@ class Epoch:
             self._queued.discard(heapq.heappop(self._queue))
 
     def _rank(self, index: int) -> int | None:
-        """None if nothing of the slice is available."""
+        """Rank of a slice; None if none of its samples is available."""
         if index not in self._free:
             return 0
         if not self._free[index]:
@@ -142,7 +142,7 @@ class Epoch:
         return rank * len(self._order) + self._place[index]
 
     def _file(self, index: int) -> None:
-        """Put a slice where it now belongs; one that is wholly available again counts as untouched."""
+        """Put a slice into its place in the queue; a wholly available one counts as untouched."""
         if not self._assigned[index]:
             del self._assigned[index]
             if index not in self.used:
@@ -167,7 +167,7 @@ def by_slice(spans: Iterable[Span]) -> dict[tuple[int, int], list[Span]]:
 
 
 def joined(spans: Iterable[Span]) -> list[Span]:
-    """Spans of one slice in order, with neighbours made one."""
+    """Spans of one slice in order, with adjacent ones joined."""
     runs: list[Span] = []
     for span in sorted(spans):
         if runs and runs[-1].stop == span.start:
@@ -178,7 +178,7 @@ def joined(spans: Iterable[Span]) -> list[Span]:
 
 
 def without(span: Span, cuts: Iterable[Span]) -> list[Span]:
-    """Rest of a span without the cuts, which are of its slice and in order."""
+    """Rest of a span without the cuts, which are of the same slice and in order."""
     left: list[Span] = []
     start = span.start
     for cut in cuts:

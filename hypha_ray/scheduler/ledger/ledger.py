@@ -24,11 +24,11 @@ __all__ = ["Ledger", "LedgerError"]
 
 
 class Ledger:
-    """The books of all epochs.
+    """Account of the samples of all epochs.
 
     Args:
         slices: the train slices.
-        seed: of the order of slices, which is shuffled in every epoch.
+        seed: seed of the order of slices, which is shuffled in every epoch.
         most: samples that a worker may be given at once; None: any number.
 
     """
@@ -47,9 +47,9 @@ class Ledger:
     def restore(
         cls, slices: Sequence[SliceInfo], seed: int, state: Mapping[str, Any], most: int | None = None
     ) -> Ledger:
-        """The ledger with that `state`; everything that isn't used is available.
+        """Restore a ledger from its `state`; all samples that aren't used are available.
 
-        The last commit's epoch, with the spans of all commits from that epoch on, is such a state too.
+        The last commit's epoch with the spans of all commits since that epoch is a valid state, too.
 
         Raises:
             LedgerError: the state doesn't fit the slices.
@@ -96,7 +96,7 @@ class Ledger:
         return tuple(spans)
 
     def release(self, worker: int, keep: Sequence[Span] = ()) -> None:
-        """Make all samples of a worker available again, but for these of its own."""
+        """Make all samples of a worker available again, except those to keep."""
         rest = _rest(worker, self.held.pop(worker, []), keep)
         if keep:
             self.held[worker] = list(keep)
@@ -104,10 +104,10 @@ class Ledger:
             self._epochs[span.epoch].give_back(span)
 
     def commit(self, deltas: Mapping[int, Sequence[Span]]) -> None:
-        """Mark the samples that workers' deltas were trained on as used; their others stay assigned.
+        """Mark the samples of workers' deltas as used; their other samples stay assigned.
 
         Raises:
-            LedgerError: a sample isn't that worker's, or is listed twice; nothing has changed then.
+            LedgerError: a sample isn't assigned to the worker, or is listed twice; nothing is changed then.
 
         """
         rest = {worker: _rest(worker, self.held.get(worker, []), spans) for worker, spans in deltas.items()}
@@ -135,16 +135,16 @@ class Ledger:
         return self._oldest
 
     def cursors(self) -> dict[int, int]:
-        """Used samples of each slice in the oldest epoch, where there are any."""
+        """Used samples of each slice in the oldest epoch, zeros left out."""
         return self._epochs[self._oldest].cursors() if self._oldest in self._epochs else {}
 
     def ahead(self) -> dict[int, dict[int, int]]:
-        """The same for newer epochs that have used samples."""
+        """Used samples of each slice in newer epochs, zeros left out."""
         newer = sorted(number for number in self._epochs if number > self._oldest and self._epochs[number].used)
         return {number: self._epochs[number].cursors() for number in newer}
 
     def upcoming(self, samples: int) -> tuple[int, ...]:
-        """Slices that the next `samples` assigned samples will probably be of, each once, soonest first."""
+        """Slices from which the next `samples` samples will probably be assigned, in order."""
         found: dict[int, None] = {}
         for number in count(self._oldest):
             if samples <= 0 or len(found) == len(self._sizes):
@@ -155,10 +155,10 @@ class Ledger:
         return tuple(found)
 
     def check(self) -> None:
-        """Prove that every sample is in exactly one state, and that every available one will be assigned.
+        """Check that every sample is in exactly one state, and that every available one will be assigned.
 
         Raises:
-            LedgerError: it isn't so; the ledger has a defect.
+            LedgerError: the ledger has a defect.
 
         """
         held = by_slice(span for spans in self.held.values() for span in spans)
@@ -169,7 +169,7 @@ class Ledger:
 
 
 def _rest(worker: int, held: Iterable[Span], spans: Sequence[Span]) -> list[Span]:
-    """Rest of a worker's samples when those of its delta are used."""
+    """Samples of a worker that its delta leaves assigned."""
     cuts = by_slice(sorted(spans))
     left = [part for span in held for part in without(span, cuts.get((span.epoch, span.slice), ()))]
     # Overlapping or foreign spans remove less than they have samples.

@@ -1,8 +1,8 @@
-"""Planning without a barrier: one worker's next turn at a time, sized by dynamic local updates.
+"""Planning without a barrier: the next local round of one worker at a time, sized by dynamic local updates.
 
 With dynamic local updates (arXiv 2401.09135, section 5) a worker gets batches in proportion to its speed, so that all
-hand over at about the same time and few train from old weights. For that turns end with a common *beat*: a worker that
-begins at another time than the others gets a shorter or longer one, once. Without, all get equally many batches.
+deliver at about the same time and few train from old weights. So local rounds end on a common *beat*: a worker that
+begins at another time gets one shorter or longer round. Otherwise all workers get equally many batches.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.types import Plan, SliceInfo, Span, WeightsVersion
 
 RESIZE_GAIN = 0.1
-"""A turn is made longer or shorter once it is wrong by this part of its length, and by more than a batch."""
+"""Relative error of a local round's length above which it is resized, if that is more than a batch."""
 
 
 class AsyncPlanner:
@@ -39,31 +39,31 @@ class AsyncPlanner:
         self._job, self._equal = job, has_equal_batches(job)
         self._target = job.rounds.samples_between_updates
         self._beat: float | None = None
-        """Time at which turns that begin now are to end."""
+        """Time at which local rounds that begin now should end; None before the first."""
         self._speeds_pace = CorrectionPace(job.num_workers)
-        """Interval at which the speeds of a large fleet are looked at."""
+        """Limits how often the speeds of a large fleet are computed."""
         self._allocation = Allocation(0.0, {}, 0)
         self._fleet_speed = 0.0
         """Samples per second of the whole fleet."""
         self._typical_s = UNKNOWN_BATCH_S
         """Seconds per batch of a worker that hasn't reported any."""
         self._ends: dict[int, float] = {}
-        """Time at which each worker's turn is to end, if that was known at its beginning."""
-        everything = self._everything(job.num_workers)  # A worker may have to do the share of all.
+        """Time at which each worker's local round should end, if that was known when it began."""
+        everything = self._everything(job.num_workers)  # One worker may have to do the work of all.
         self.plans = WorkerPlans(job, slices, sizes, past, everything + batch_size(job))
         self._validation = ValidationSamples(job, slices, past)
 
     @property
     def size(self) -> int:
-        """Deltas that make a round."""
+        """Number of deltas in a round."""
         return self._job.sync.period or self._job.num_workers
 
     def _everything(self, workers: int) -> int:
-        """Samples of one turn of each of so many workers, so that the deltas of a round have a round's samples."""
+        """Samples of one local round of so many workers, so that the deltas of a round have a round's samples."""
         return -(-self._job.rounds.samples_between_updates * workers // self.size)
 
     def eval_shares(self, number: int, members: Sequence[WorkerState]) -> dict[int, tuple[Span, ...]]:
-        """Evaluation share of each of these workers, of the weights that a round begins with; empty if none is due."""
+        """Each worker's share in the evaluation of the weights that a round begins with; empty if none is due."""
         return self._validation.shares(members) if self._validation.is_due(number) else {}
 
     def plan_local_round(
@@ -75,15 +75,15 @@ class AsyncPlanner:
         at: float,
         now: float,
     ) -> list[Command]:
-        """Give a worker its next turn.
+        """Plan a worker's next local round.
 
         Args:
             version: version of the weights that it begins with.
             member: the worker.
-            fleet: all that are at work, itself among them.
-            share: what it evaluates first.
-            at: where the run is on its schedule, in rounds.
-            now: the time, in seconds.
+            fleet: all workers at work, including this one.
+            share: validation samples that it evaluates first.
+            at: progress of the run, in rounds.
+            now: present time, in seconds.
 
         """
         spans = self.plans.assign(member, self._batches(member, fleet, now) * member.batch_size)
@@ -94,13 +94,13 @@ class AsyncPlanner:
         return [*feeds, *self.plans.start(member, plan, version)]
 
     def plan_last(self, version: WeightsVersion, member: WorkerState, share: tuple[Span, ...]) -> list[Command]:
-        """Tell a worker that there is nothing more to train; it evaluates its share, and ends."""
+        """Send a worker its final plan: evaluate its share, then end."""
         feeds = self.plans.feed(member, [span.slice for span in share])
         last = Plan(version, 0, (), member.batch_size, share, final=True)
         return [*feeds, *self.plans.start(member, last, version)]
 
     def resize(self, member: WorkerState, fleet: Sequence[WorkerState], began_at: float, now: float) -> list[Command]:
-        """Let a worker that has just reported end its turn when it should, by what is known now."""
+        """Resize a worker's local round after its report, so that it ends on the beat."""
         batch_s = member.batch_time.mean
         if self._equal or batch_s is None or member.plan is None:
             return []
@@ -114,19 +114,19 @@ class AsyncPlanner:
         return self.plans.correct(member, batches, now)
 
     def grace_s(self, fleet: Sequence[WorkerState]) -> float:
-        """Time that a delta waits for others: turns that are to end together do so within a batch or so."""
+        """Time that a delta waits for others; local rounds on one beat end within about a batch of each other."""
         given = self._job.sync.arrival_grace_s
         if given is not None or self._equal:
             return given or 0.0
         return max((one.batch_time.mean or 0.0 for one in fleet), default=0.0)
 
     def settle(self, worker: int, spans: Sequence[Span]) -> None:
-        """Count what a worker's delta was trained on as used, and take the rest of its turn back."""
+        """Mark the samples of a worker's delta as used, and release the rest of its local round."""
         self.plans.ledger.commit({worker: spans})
         self.plans.ledger.release(worker)
 
     def _batches(self, member: WorkerState, fleet: Sequence[WorkerState], now: float) -> int:
-        """Batches of a turn: as many deltas as make a round have a round's samples, more or less."""
+        """Batches of a local round, so that the deltas of a round have about a round's samples."""
         self._look_at(fleet, now)
         if self._equal:
             return -(-self._target // (self.size * member.batch_size))
@@ -141,13 +141,13 @@ class AsyncPlanner:
         return self._bounded(member, int((end - now - (member.overhead[False].mean or 0.0)) / batch_s))
 
     def _bounded(self, member: WorkerState, batches: int) -> int:
-        """So many batches, but at least one, and at most a worker's limit."""
+        """Limit a number of batches to at least one and at most a worker's limit."""
         return min(max(1, batches), self._everything(self._job.num_workers) // member.batch_size + 1)
 
     def _next_beat(self, length_s: float, now: float) -> float:
-        """End of a turn of about that length: with the turns that have begun, unless these are half over.
+        """End of a local round of about that length: the present beat, or the next one if less than half is left.
 
-        One and a half times that length is the longest: if others take longer, speeds were others when they began.
+        It is at most one and a half times that length: longer rounds were planned when speeds were different.
         """
         if self._beat is None or not now <= self._beat <= now + 1.5 * length_s:
             self._beat = now + length_s
@@ -156,7 +156,7 @@ class AsyncPlanner:
         return self._beat
 
     def _look_at(self, fleet: Sequence[WorkerState], now: float) -> None:
-        """Learn how fast the fleet is, and share out a turn of all: as many samples as belong to their number."""
+        """Compute the fleet's speed, and divide the samples of one local round of all workers among them."""
         if not self._speeds_pace.allows(now):
             return
         seconds = batch_seconds(fleet, equal=False)
@@ -166,7 +166,7 @@ class AsyncPlanner:
         self._allocation = plan_batches(paces, self._everything(len(fleet)))
 
     def _length(self, member: WorkerState, spans: Sequence[Span]) -> float:
-        """Progress of the whole fleet, in rounds, while a worker trains on these spans."""
+        """Progress of the fleet, in rounds, while a worker trains on these spans."""
         batch_s = member.batch_time.mean
         speed = member.batch_size / (self._typical_s if batch_s is None else batch_s)
         return sum(span.samples for span in spans) / (self._target * (speed / self._fleet_speed))

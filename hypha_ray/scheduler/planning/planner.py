@@ -24,11 +24,11 @@ MAX_BATCH_SIZE = 10**9
 MAX_TARGET = 10**15
 
 RELAXATION_MARGIN = 1e-9
-"""Far above the rounding error of a sum over a fleet, far below a batch."""
+"""Margin far above the rounding error of a sum over a fleet, and far below a batch."""
 
 
 class PlannerInputError(HyphaError):
-    """No plan can be made of such figures."""
+    """Figures that no plan can be made of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Batches of each worker (of all workers, zeros included), when the last one is delivered, and their samples."""
+    """Batches of every worker, zeros included; time of the last delivery; and samples of all batches."""
 
     finish_s: float
     batches: dict[int, int]
@@ -123,7 +123,7 @@ class _Table:
         return count
 
     def bracket(self, target: int) -> tuple[Counts, Counts]:
-        """Batches at two moments, one before T* and one not, with few batches in between.
+        """Batches at two times, one before T* and one not, with few batches between them.
 
         If batches were divisible, the first k workers would reach the target at
         ``(target + Σ rate·offset) / Σ rate``, and the fleet at the least of these over k. It is a lower bound of T*.
@@ -147,7 +147,7 @@ class _Table:
         return low, high
 
     def by_worker(self, batches: Counts) -> dict[int, int]:
-        """The same, as a mapping."""
+        """Allocation as a mapping."""
         return dict(zip(self.workers, batches.tolist(), strict=True))
 
 

@@ -1,4 +1,4 @@
-"""Plans of a round with a barrier: batches of all its workers, so that they finish together."""
+"""Plans of a round with a barrier: the batches of all workers, so that they finish together."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from hypha_ray.scheduler.rounds.round import Round
 from hypha_ray.types import Plan, SliceInfo, Span, WeightsVersion
 
 CORRECTION_GAIN = 0.02
-"""A plan is corrected when that shortens the round by this part of its length."""
+"""Relative gain in a round's length from which plans are corrected."""
 
 LEAD_S = 0.3
-"""A worker that ends its plan sooner than this may hand over before a longer plan arrives: then none is changed."""
+"""Seconds before the end of a plan within which a longer one may arrive too late; then none is changed."""
 
 
 class RoundPlanner:
@@ -37,9 +37,9 @@ class RoundPlanner:
     def __init__(self, job: Job, slices: Sequence[SliceInfo], sizes: Sizes, past: ResumePoint) -> None:
         self._job, self._equal = job, has_equal_batches(job)
         self._fixed = job.run.mode == "replay"
-        """Plans stay as they are."""
+        """Whether plans are never corrected."""
         self._first = WeightsVersion(past.next_round)
-        """Version of the weights that the run goes on with."""
+        """Version of the weights that the run resumes with."""
         longest = max(job.samples(number) for number in (0, job.rounds.warmup_rounds))
         self.plans = WorkerPlans(job, slices, sizes, past, longest + batch_size(job))
         self._validation = ValidationSamples(job, slices, past)
@@ -51,14 +51,14 @@ class RoundPlanner:
     def plan_round(
         self, number: int, members: Sequence[WorkerState], newest: WeightsVersion, started_at: float
     ) -> tuple[Round, list[Command]]:
-        """Plan a round, with weights up to a number there; the one after the last only evaluates.
+        """Plan a round while `newest` is the newest version; the round after the last only evaluates.
 
-        What is evaluated are the weights that are due in it, also on behalf of those that no round has waited for.
+        The weights due in the round are evaluated if they, or versions skipped since the round before, are to be.
         """
         final, weights = number == self._job.rounds.update_rounds, self.due(number)
         since = self.due(number - 1) + 1 if number > self._first else weights
         evaluated = any(map(self._validation.is_due, range(since, weights + 1)))
-        # A worker that has been sent newer ones as a whole may take those.
+        # A worker that was sent newer weights with all fragments may merge those instead.
         able = [one for one in members if (one.full_version or 0) <= weights] if evaluated else []
         shares = self._validation.shares(able)
         equal = self._equal_in(number)
@@ -86,9 +86,9 @@ class RoundPlanner:
     def plan_joiner(
         self, current: Round, member: WorkerState, share: tuple[Span, ...], newest: WeightsVersion
     ) -> list[Command]:
-        """Let a worker into a round that goes on; to train on it gets what `correct` finds for it.
+        """Let a worker into the current round; the next correction gives it batches.
 
-        In replay mode it takes its predecessor's place.
+        In replay mode it takes over its predecessor's plan.
         """
         worker = member.source.worker
         orphan = current.replay_plans.pop(worker, None)
@@ -99,9 +99,9 @@ class RoundPlanner:
         return [*feeds, *self.plans.start(member, plan, newest)]
 
     def replan(self, current: Round, members: Sequence[WorkerState], now: float) -> tuple[float, list[Command]]:
-        """Plan the rest of the round anew, for workers that haven't handed over: (seconds saved, new plans).
+        """Plan the rest of the round anew for workers that haven't delivered; return seconds saved and the new plans.
 
-        Nothing is done unless the plans that are out miss the target, or new ones would end the round notably earlier.
+        Plans change only if the present ones miss the target, or new ones would end the round notably earlier.
         """
         members = [member for member in members if member.source.worker not in current.deltas]
         if self._fixed or not members:
@@ -121,7 +121,7 @@ class RoundPlanner:
         commands: list[Command] = []
         for member, standing in zip(members, fleet, strict=True):
             batches = standing.done + allocation.batches[member.source.worker]
-            # A worker with work is at its first batch after the merge at least, and hands that over.
+            # A worker with a plan is at least at its first batch after the merge, and delivers that.
             commands += self.plans.correct(
                 member, max(batches, 0 if member.idle else member.prestarted_batches + 1), now
             )
@@ -130,9 +130,9 @@ class RoundPlanner:
         return saved_s, commands
 
     def _overlap_spans(self, member: WorkerState, number: int, samples: int) -> tuple[Span, ...]:
-        """Samples for the steps that a worker makes after a round of so many before it has the round's result.
+        """Samples for the steps that a worker makes between a round with so many samples and the merge of its result.
 
-        They are fewer than the next round has: what comes after the merge is what its delta is made of.
+        They are fewer than the next round has, because its delta is made of the steps after the merge.
         """
         if not self._job.rounds.warmup_rounds <= number + 1 < self._job.rounds.update_rounds:
             return ()
@@ -140,10 +140,10 @@ class RoundPlanner:
         return self.plans.assign(member, batches * member.batch_size)
 
     def _equal_in(self, number: int) -> bool:
-        """Whether all workers get equally much in a round."""
+        """Whether all workers get equally many batches in a round."""
         return self._equal or number < self._job.rounds.warmup_rounds
 
 
 def _planned_finish(member: WorkerState, standing: ExpectedProgress) -> float:
-    """Time at which the worker's present plan will be done, after the standings' origin."""
+    """Time until the worker's present plan is done, from the standings' origin."""
     return standing.pace.offset_s + max(0, member.planned - standing.done) * standing.pace.batch_s

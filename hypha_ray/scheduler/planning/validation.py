@@ -1,4 +1,4 @@
-"""Validation of the weights: the rounds that begin with one, and each worker's share of the samples."""
+"""Validation of the weights: rounds that begin with one, and each worker's share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypha_ray.types import SliceInfo, Span, window
 
 
 class ValidationSamples:
-    """Samples of the validation split, which the workers evaluate together.
+    """Samples of the validation split, divided among the workers.
 
     Args:
         job: the job file.
@@ -28,7 +28,7 @@ class ValidationSamples:
         )
         self._spans = tuple(Span(0, s.index, 0, s.samples) for s in slices if s.split == "validation")
         self._evaluated = past.next_round if past.evaluated else None
-        """Version of the weights whose evaluation is there already; None: of no weights that are to be evaluated."""
+        """Version of the weights whose evaluation an earlier attempt has recorded; None without one."""
 
     def is_due(self, number: int) -> bool:
         """Whether the weights that round `number` starts from are to be evaluated."""

@@ -1,4 +1,4 @@
-"""Plans of single workers: their samples by the ledger, and the slices and weights that they need, as commands."""
+"""Commands that give a worker its plan, with samples of the ledger, and the slices and weights that it needs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from hypha_ray.types import Plan, SliceInfo, Span, WeightsVersion, window
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Figures of the data that decisions need: samples that a worker may hold."""
+    """Limits of a worker's memory: samples that it may hold."""
 
     held_samples: int
 
 
 class WorkerPlans:
-    """Gives out plans, and keeps the ledger.
+    """Makes the commands of plans, and keeps the ledger.
 
     Args:
         job: the job file.
@@ -42,19 +42,19 @@ class WorkerPlans:
         self.ledger = Ledger.restore(train, job.run.seed, past.used, most)
 
     def assign(self, member: WorkerState, samples: int) -> tuple[Span, ...]:
-        """Give samples to a worker; in replay mode whatever it holds, so that a repeated run gives the same."""
+        """Assign samples to a worker; in replay mode regardless of its cache, so that every run assigns the same."""
         self._assigned.add(member.source.worker)
         return self.ledger.assign(member.source.worker, samples, () if self._fixed else member.cached_slices)
 
     def feed(self, member: WorkerState, slices: Sequence[int]) -> list[Command]:
-        """Send the slices that the worker lacks; it never has to forget one that is needed now for another."""
+        """Send the slices that the worker lacks; it never drops a slice that is needed now."""
         needed = dict.fromkeys(slices)
         limit = max(self._sizes.held_samples, sum(self._samples[index] for index in needed))
         worker = member.source.worker
         return [Feed(worker, index) for index in needed if member.cache_slice(index, self._samples[index], limit)]
 
     def feed_ahead(self, samples: int, members: Sequence[WorkerState]) -> list[Command]:
-        """Send what a next round of that many samples will probably need, while the server works."""
+        """Send the slices that a next round of that many samples probably needs, while the server reduces."""
         upcoming = deque(self.ledger.upcoming(samples))
         commands: list[Command] = []
         for member in members:
@@ -66,7 +66,7 @@ class WorkerPlans:
         return commands
 
     def start(self, member: WorkerState, plan: Plan, newest: WeightsVersion) -> list[Command]:
-        """Tell a worker what it does in a round, and send what it needs for that."""
+        """Send a worker its plan of a round, the weights and, if needed, the inner state."""
         worker, restores = member.source.worker, member.needs_inner_state and bool(plan.spans)
         member.start(
             replace(plan, keep=frozenset(member.cached_slices), restores=restores, rejections=member.rejections)
@@ -77,9 +77,9 @@ class WorkerPlans:
         return [Assign(worker, member.plan), *restore, *self.send_weights(member, newest)]
 
     def send_weights(self, member: WorkerState, newest: WeightsVersion) -> list[Command]:
-        """Send a worker the newest weights, if that isn't done.
+        """Send a worker the newest weights, unless it was sent them.
 
-        All of them go to a worker that has no others, isn't to keep its own, or has slept longer than exchanges take.
+        All fragments go to a worker without weights, with weights to drop, or behind by more versions than exchanges.
         """
         if member.sent_version == newest:
             return []
@@ -89,12 +89,12 @@ class WorkerPlans:
         return [Merge(member.source.worker, newest, whole)]
 
     def correct(self, member: WorkerState, batches: int, now: float) -> list[Command]:
-        """A new version of a worker's plan. What is cut off stays assigned: the worker may already be past it."""
+        """Send a new version of a worker's plan. Samples cut off stay assigned: the worker may have used them."""
         assert member.plan is not None
         if batches == member.planned:
             return []
         if member.idle:
-            member.progress.heard_at = now  # It was silent because it had nothing to do.
+            member.progress.heard_at = now  # It didn't report because it had nothing to do.
         worker, samples = member.source.worker, batches * member.batch_size
         missing = samples - sum(span.samples for span in member.assigned)
         if missing > 0:
@@ -106,7 +106,7 @@ class WorkerPlans:
         return [*feeds, Assign(worker, plan)]
 
     def commit(self, spans: Mapping[int, Sequence[Span]], ahead: Mapping[int, Sequence[Span]]) -> None:
-        """Mark samples as used, and take all others back, but for what workers have of later rounds."""
+        """Mark samples as used, and release all others except those of later rounds."""
         self.ledger.commit(spans)
         for worker in self._assigned:
             self.ledger.release(worker, ahead.get(worker, ()))

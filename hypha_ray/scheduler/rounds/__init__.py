@@ -1,1 +1,1 @@
-"""Rounds and evaluations: their state, and the records made of them."""
+"""State of rounds and evaluations, and their records."""

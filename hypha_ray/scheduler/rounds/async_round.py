@@ -1,4 +1,4 @@
-"""The books of an asynchronous run: what each worker is at, what came, and a round that is made of what came."""
+"""Local rounds of an asynchronous run, the deltas they deliver, and the round made of these."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypha_ray.types import Contribution, Delta, Rejection, Span, Verdict, Weigh
 
 @dataclass(frozen=True, slots=True)
 class LocalRound:
-    """Work of a worker from receiving weights until it hands its delta over.
+    """Work of a worker between receiving weights and delivering its delta.
 
     Times in seconds, monotonic.
     """
@@ -21,25 +21,25 @@ class LocalRound:
     version: WeightsVersion
     """Version of the weights."""
     merged: int
-    """Deltas of the run that were in these weights."""
+    """Number of deltas merged in these weights."""
     began_at: float
     handed_over_at: float | None
-    """Time of the worker's delta before this turn; None: it had none."""
+    """Time of the worker's delta before this one; None if it had none."""
     evaluating: bool
 
 
 class LocalRounds:
-    """Local rounds that go on, and sums over them."""
+    """Local rounds in progress, and their reported samples."""
 
     def __init__(self) -> None:
         self.rounds: dict[int, LocalRound] = {}
-        """Local rounds by worker, in the order of their versions: a round begins from the newest weights."""
+        """Local rounds by worker, oldest version first, because each begins from the newest weights."""
         self.reported = 0
-        """Samples that are reported of them."""
+        """Samples reported in these rounds."""
 
     @property
     def oldest_version(self) -> WeightsVersion | None:
-        """Oldest version that a worker still trains from; None: no worker trains."""
+        """Oldest version that a worker still trains from; None if no worker trains."""
         return next((one.version for one in self.rounds.values()), None)
 
     def report(self, member: WorkerState, samples: int) -> None:
@@ -56,7 +56,7 @@ class LocalRounds:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedDelta:
-    """A delta that came, and the turn that it ends."""
+    """A delivered delta, and the local round that it ends."""
 
     delta: Delta
     turn: LocalRound
@@ -64,15 +64,15 @@ class ReceivedDelta:
 
 @dataclass(slots=True)
 class AsyncRound:
-    """A round without a barrier: it ends with so many accepted deltas, of any workers.
+    """A round without a barrier, which ends after a number of accepted deltas of any workers.
 
-    Its figures are sums over the turns that began in it.
+    Its figures are sums over the local rounds that began in it.
     """
 
     number: int
     started_at: float
     size: int
-    """Accepted deltas with which it ends."""
+    """Number of accepted deltas that complete it."""
     figures: RoundMetrics = field(default_factory=RoundMetrics)
     accepted: list[tuple[Contribution, ReceivedDelta, int]] = field(default_factory=list)
     """Accepted deltas in order, with their staleness."""
@@ -83,21 +83,21 @@ class AsyncRound:
     samples: int = 0
     """Samples behind the accepted deltas."""
     merges: int = 0
-    """Turns that began after a delta of the same worker."""
+    """Number of local rounds that began after a delta of the same worker."""
 
     @property
     def whole(self) -> bool:
-        """Whether there are deltas enough."""
+        """Whether the round is complete."""
         return len(self.accepted) >= self.size
 
     def accept(self, contribution: Contribution, arrival: ReceivedDelta, staleness: int, weight: int) -> None:
-        """Take a delta in, which has a weight in the mean."""
+        """Add an accepted delta with its weight in the mean."""
         self.accepted.append((contribution, arrival, staleness))
         self.samples += arrival.delta.samples
         self.weight += weight
 
     def began(self, worker: int, waited_s: float | None, worked_s: float, sent_bytes: int) -> None:
-        """Count weights that a worker has merged; it has waited for them since its last delta, if it had one."""
+        """Count a merge; the worker has waited since its last delta, if it had one."""
         figures = self.figures
         figures.bytes_down += sent_bytes
         figures.worked_s[worker] = figures.worked_s.get(worker, 0.0) + worked_s
@@ -125,7 +125,7 @@ class CommittedAsyncRound:
     round: AsyncRound
     commit: CommitMetrics
     workers: int
-    """Workers that were at work when it ended."""
+    """Number of workers at the end of the round."""
     ended_at: float
 
     @property
@@ -135,11 +135,11 @@ class CommittedAsyncRound:
 
     @property
     def merging(self) -> set[int]:
-        """Workers whose merge is waited for: none, because each begins its turn with the newest weights."""
+        """Workers whose merge is awaited: none, because each local round begins with the newest weights."""
         return set()
 
     def record(self, rounds: int, elapsed_s: float, epoch: int) -> dict[str, Any]:
-        """Metrics of the round, one of so many, and the run's totals with it; see docs/telemetry.md."""
+        """Record of the round in a run of so many `rounds`; see docs/telemetry.md."""
         done = self.round
         deltas = [arrival.delta for _, arrival, _ in done.accepted]
         staleness = [stale for _, _, stale in done.accepted]

@@ -1,4 +1,4 @@
-"""An evaluation of the weights: its shares among the workers, and its record."""
+"""An evaluation of the weights: its shares and its record."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hypha_ray.types import Evaluated, Span, added
 
 @dataclass(slots=True)
 class Evaluation:
-    """Validation of the weights of a commit, shared out to the workers."""
+    """Evaluation of a commit's weights, shared among the workers."""
 
     weights_round: int
     """Round whose commit has the weights."""
     pending: dict[int, tuple[Span, ...]]
     """Shares that are being evaluated, by worker."""
     lost: list[tuple[Span, ...]] = field(default_factory=list)
-    """Shares of lost workers, for the next workers that come."""
+    """Shares of lost workers, for workers that join."""
     parts: dict[tuple[Span, ...], Evaluated] = field(default_factory=dict)
 
     @property
@@ -27,7 +27,7 @@ class Evaluation:
         return not self.pending and not self.lost
 
     def take(self, part: Evaluated) -> None:
-        """Add a worker's share; one that is no longer awaited is ignored."""
+        """Add a worker's result; one that isn't awaited is ignored."""
         share = self.pending.pop(part.source.worker, None)
         if share is not None:
             self.parts[share] = part
@@ -39,14 +39,14 @@ class Evaluation:
             self.lost.append(share)
 
     def hand_out(self, worker: int) -> tuple[Span, ...]:
-        """Give a lost share to a worker that has none; nothing, if none is lost."""
+        """Give a lost share to a worker without one; empty if no share is lost."""
         if not self.lost or worker in self.pending:
             return ()
         self.pending[worker] = self.lost.pop()
         return self.pending[worker]
 
     def record(self, perplexity: bool) -> dict[str, Any] | None:
-        """Figures that all parts have, and the perplexity if wanted; None as long as a part is missing."""
+        """Figures common to all parts, and the perplexity if wanted; None while a part is missing."""
         parts = [part for _, part in sorted(self.parts.items()) if any(weight for _, weight in part.sums.values())]
         if not parts or not self.complete:
             return None

@@ -1,4 +1,4 @@
-"""Records of rounds and steps, made of deltas and reports."""
+"""Fields of round and step records, computed from deltas and reports."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from hypha_ray.types import Contribution, Delta, Report, Verdict, added, means
 
 @dataclass(frozen=True, slots=True)
 class CommitMetrics:
-    """A round's commit: its verdict, and what is known of the run at that time."""
+    """Figures known at a round's commit."""
 
     verdict: Verdict
     batch_s: dict[int, float]
-    """Seconds per batch of each worker for which they are known."""
+    """Seconds per batch, by worker, if known."""
     totals: dict[str, Any]
-    """Totals of the run, with this round."""
+    """Totals of the run including this round."""
 
 
 @dataclass(slots=True)
 class RoundMetrics:
-    """Figures that workers' events add to a round, of any strategy. Times in seconds, by worker."""
+    """Figures that workers' events add to a round of any strategy. Times in seconds, by worker."""
 
     learning_rate: float | None = None
-    """Learning rate reported last; None: none was reported."""
+    """Learning rate reported last; None before the first report."""
     bytes_down: int = 0
     """Bytes of weights that workers have received."""
     waited_s: dict[int, float] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class RoundMetrics:
     def record(
         self, commit: CommitMetrics, deltas: Collection[Delta], time_s: float, rounds: int, elapsed_s: float
     ) -> dict[str, Any]:
-        """Fields that the records of all strategies have; of accepted deltas, in a run of so many rounds."""
+        """Fields common to all strategies, from accepted deltas, in a run of so many `rounds`."""
         train_s, number = sum(delta.train_s for delta in deltas), commit.verdict.round
         return {
             "kind": "round",
@@ -63,28 +63,28 @@ class RoundMetrics:
 
 
 def weight(sync: Sync, delta: Delta) -> int:
-    """Weight of a worker's result in the mean: its samples; of a mean gradient the positions that it is a mean over."""
+    """Weight of a delta in the mean: its samples, or the scored positions behind a mean gradient."""
     if sync.weighting == "uniform":
         return 1
     return delta.scored if sync.traits.sends_gradients else delta.samples
 
 
 def counted(contribution: Contribution, delta: Delta) -> Contribution:
-    """The same contribution with the samples behind it, which aren't always its weight."""
+    """The contribution with the samples of its delta, which may differ from its weight."""
     return replace(contribution, samples=delta.samples)
 
 
 def total_tokens(counts: Iterable[int | None]) -> int | None:
-    """Sum of token counts; None if one of them is unknown, as that of data without tokens."""
+    """Sum of token counts; None if one is unknown, as for data without tokens."""
     known = list(counts)
     found = [count for count in known if count is not None]
     return sum(found) if found and len(found) == len(known) else None
 
 
 def train_speeds(deltas: Iterable[Delta]) -> dict[str, float]:
-    """Samples and, if there are, tokens a second of all workers together while they train.
+    """Samples, and tokens if there are any, per second of training of all workers together.
 
-    A worker with several deltas counts with its mean speed over them.
+    A worker with several deltas counts with its mean speed.
     """
     by_worker: dict[int, list[Delta]] = {}
     for delta in deltas:
@@ -100,7 +100,7 @@ def train_speeds(deltas: Iterable[Delta]) -> dict[str, float]:
 
 
 def _throughput(deltas: Collection[Delta], time_s: float) -> dict[str, Any]:
-    """Counts of a round, and each a second; rates of tokens only where there are tokens."""
+    """Counts of a round, and their rates per second; no rate of tokens without tokens."""
     counts = {
         "samples": sum(delta.samples for delta in deltas),
         "tokens": total_tokens(delta.tokens for delta in deltas),
@@ -121,7 +121,7 @@ def _mean(deltas: Collection[Delta], of: Callable[[Delta], float]) -> float:
 
 
 def step_record(report: Report, round_samples: int, round_target: int) -> dict[str, Any]:
-    """Progress of one worker; of the fleet, `round_samples` of the round's `round_target` samples are reported."""
+    """Record of a worker's report; the fleet has reported `round_samples` of `round_target` samples."""
     return {
         "kind": "step",
         "worker": report.source.worker,

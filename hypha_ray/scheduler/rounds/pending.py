@@ -1,4 +1,4 @@
-"""Rounds that are committed, and the evaluation of weights, until all is known for their records."""
+"""Committed rounds and the evaluation in progress, until their records are complete."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ class Committed(Protocol):
 
     @property
     def merging(self) -> set[int]:
-        """Workers that still have to merge its result."""
+        """Workers that have yet to merge its result."""
 
     def record(self, rounds: int, elapsed_s: float, epoch: int) -> dict[str, Any]:
-        """Metrics of the round, one of so many, and the run's totals with it."""
+        """Record of the round in a run of so many `rounds`."""
 
 
 C = TypeVar("C", bound=Committed)
 
 
 class PendingRounds(Generic[C]):
-    """Committed rounds whose results some workers have yet to merge, and the evaluation that goes on.
+    """Committed rounds without a record, and the evaluation in progress.
 
     Args:
         job: the job file.
-        tally: of the run.
-        ledger: of the run.
+        tally: totals of the run.
+        ledger: ledger of the run.
         out: takes the records.
 
     """
@@ -49,42 +49,42 @@ class PendingRounds(Generic[C]):
         self._rounds, self._totals, self._ledger, self._out = job.rounds.update_rounds, tally, ledger, out
         self._perplexity = find_task(job.model.type).perplexity
         self.awaiting_merge: deque[C] = deque()
-        """Oldest first."""
+        """Committed rounds, oldest first."""
         self._evaluation: Evaluation | None = None
 
     # ── the evaluation ────────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def evaluating(self) -> bool:
-        """Whether an evaluation goes on."""
+        """Whether an evaluation is in progress."""
         return self._evaluation is not None
 
     @property
     def share_is_lost(self) -> bool:
-        """Whether a part of the evaluation waits for a worker that has yet to come."""
+        """Whether a share of the evaluation waits for a joining worker."""
         return self._evaluation is not None and bool(self._evaluation.lost)
 
     def start_evaluation(self, weights_round: int, shares: Mapping[int, tuple[Span, ...]]) -> None:
-        """Expect the evaluation of the weights after a round, if there are shares of it."""
+        """Start the evaluation of the weights after a round, if there are shares."""
         if shares:
             self._evaluation = Evaluation(weights_round, dict(shares))
 
     def cancel_evaluation(self) -> None:
-        """Wait no longer for the evaluation; a part of it makes no record."""
+        """Give up the evaluation; a part of it makes no record."""
         self._evaluation = None
 
     def share(self, worker: int, weights_round: int | None) -> tuple[Span, ...]:
-        """A worker's share of the evaluation, if that is of the weights after this round."""
+        """A worker's share, if the evaluation is of the weights after this round."""
         one = self._evaluation
         return () if one is None or one.weights_round != weights_round else one.pending.get(worker, ())
 
     def hand_out(self, worker: int, weights_round: int | None) -> tuple[Span, ...]:
-        """Give a worker a lost share of the evaluation, if that is of the weights after this round."""
+        """Give a worker a lost share, if the evaluation is of the weights after this round."""
         one = self._evaluation
         return () if one is None or one.weights_round != weights_round else one.hand_out(worker)
 
     def evaluated(self, part: Evaluated) -> None:
-        """Add a worker's share."""
+        """Add a worker's result."""
         if self._evaluation is not None:
             self._evaluation.take(part)
 
@@ -92,25 +92,25 @@ class PendingRounds(Generic[C]):
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is open."""
+        """Whether no record is pending."""
         return not self.awaiting_merge and self._evaluation is None
 
     def busy(self, due: int) -> set[int]:
-        """Workers that have to evaluate, or to merge results up to the weights of that version."""
+        """Workers that have to evaluate, or to merge the results before a version."""
         found = set(() if self._evaluation is None else self._evaluation.pending)
         return found.union(*(one.merging for one in self.awaiting_merge if one.number < due))
 
     def forget(self, worker: int) -> None:
-        """Wait no longer for a lost worker; another one will evaluate its share."""
+        """Stop waiting for a lost worker; its evaluation share goes to another."""
         for one in self.awaiting_merge:
             one.merging.discard(worker)
         if self._evaluation is not None:
             self._evaluation.lose(worker)
 
     def stop_waiting(self, due: int, now: float) -> None:
-        """Write the records of weights before that number, without waiting for further merges or evaluations.
+        """Write the records of weights before a version, without waiting for merges or evaluations.
 
-        Of a part of an evaluation there is no record.
+        A partial evaluation makes no record.
         """
         for one in self.awaiting_merge:
             if one.number < due:
@@ -120,7 +120,7 @@ class PendingRounds(Generic[C]):
         self.settle(now)
 
     def settle(self, now: float) -> None:
-        """Write what is complete, a round after the evaluation of its weights."""
+        """Write complete records; a round's comes after the evaluation of its weights."""
         self.settle_evaluation(now)
         while self.awaiting_merge and not self.awaiting_merge[0].merging:
             if self._evaluation is not None and self._evaluation.weights_round == self.awaiting_merge[0].number:
@@ -128,7 +128,7 @@ class PendingRounds(Generic[C]):
             self.emit(now)
 
     def settle_evaluation(self, now: float) -> None:
-        """Write the record of the evaluation, if it is complete."""
+        """Write the record of a complete evaluation."""
         if self._evaluation is not None and self._evaluation.complete:
             record = self._evaluation.record(self._perplexity)
             if record is not None:
@@ -136,7 +136,7 @@ class PendingRounds(Generic[C]):
             self._evaluation = None
 
     def emit(self, now: float) -> None:
-        """Write the record of the oldest round, if there is one."""
+        """Write the record of the oldest round, if any."""
         if self.awaiting_merge:
             done = self.awaiting_merge.popleft()
             self._out.put(c.LogMetric(done.record(self._rounds, self._totals.elapsed_s(now), self._ledger.epoch)))

@@ -1,4 +1,4 @@
-"""A round with a barrier at its end, until every worker has merged its result. Times in seconds, monotonic."""
+"""A round with a barrier, from its plans until every worker has merged its result. Times in seconds, monotonic."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ LOST = "its payload was lost with its node"
 
 @dataclass(slots=True)
 class Round:
-    """A round with its plans, and the deltas that have come."""
+    """A round that collects deltas."""
 
     number: int
     started_at: float
     predicted_s: float | None
-    """Time that the plans take; None: it isn't known yet."""
+    """Time that the plans take; None before batch times are known."""
     weights_version: WeightsVersion
-    """Version of the weights that are due in it, and evaluated."""
+    """Version of the weights that workers train from and evaluate."""
     eval_shares: dict[int, tuple[Span, ...]] = field(default_factory=dict)
     """Validation samples of each worker, evaluated before it trains."""
     overlapped: bool = False
-    """Whether workers train on while its result is on its way."""
+    """Whether workers train on before they have its result."""
     replay_plans: dict[int, Plan] = field(default_factory=dict)
-    """Plans of lost workers that their successors carry out to the letter, in replay mode."""
+    """Plans of lost workers, which their successors carry out exactly, in replay mode."""
     awaiting: set[int] = field(default_factory=set)
-    """Workers whose delta is awaited, or in."""
+    """Workers whose delta is awaited or in."""
     deltas: dict[int, Delta] = field(default_factory=dict)
     delivered_at: dict[int, float] = field(default_factory=dict)
     figures: RoundMetrics = field(default_factory=RoundMetrics)
@@ -48,7 +48,7 @@ class Round:
 
     @property
     def complete(self) -> bool:
-        """Whether every delta that is awaited is in, and there is one; only awaited ones are taken."""
+        """Whether all awaited deltas are in, and there is at least one."""
         return 0 < len(self.deltas) == len(self.awaiting)
 
     @property
@@ -57,7 +57,7 @@ class Round:
         return max(self.delivered_at.values())
 
     def discard_delta(self, source: Source) -> bool:
-        """Leave out what a worker has handed over; False if that is nothing."""
+        """Drop a worker's delta; False if there is none."""
         delta = self.deltas.get(source.worker)
         if delta is None or delta.source != source:
             return False
@@ -65,28 +65,28 @@ class Round:
         return True
 
     def reduction(self, sync: Sync) -> Reduce:
-        """The outer step that the server makes of the deltas."""
+        """Order to the server: one outer step of the deltas."""
         deltas = [delta for _, delta in sorted(self.deltas.items())]
         weights = tuple(weight(sync, delta) for delta in deltas)
         return Reduce(self.number, tuple(delta.source for delta in deltas), weights)
 
     def judged(self, verdict: Verdict) -> Verdict:
-        """The server's verdict with the samples behind each delta, which aren't always its weight."""
+        """The verdict with the samples of each delta, which may differ from its weight."""
         return replace(verdict, accepted=tuple(counted(one, self.deltas[one.worker]) for one in verdict.accepted))
 
     def refused(self, verdict: Verdict) -> set[Source]:
-        """Workers whose deltas were rejected for what is in them."""
+        """Workers whose deltas were rejected for their content."""
         return {self.deltas[one.worker].source for one in verdict.rejected if one.blamed and one.worker in self.deltas}
 
 
 @dataclass(slots=True)
 class CommittedRound:
-    """A round whose result the workers merge."""
+    """A committed round, whose result workers merge."""
 
     round: Round
     commit: CommitMetrics
     merging: set[int]
-    """Workers that still have to merge the result."""
+    """Workers that have yet to merge the result."""
     last_merged_at: float
     """Time of the verdict, then of the last merge."""
 
@@ -97,11 +97,11 @@ class CommittedRound:
 
     @property
     def coded_bytes(self) -> int:
-        """Bytes sent to a worker that has the weights of the round before; 0: the new weights themselves."""
+        """Bytes of the coded result for a worker with the weights before; 0 if weights are sent uncoded."""
         return self.commit.verdict.coded_bytes
 
     def merged(self, worker: int, since: float | None, now: float, sent_bytes: int, waited_s: float | None) -> None:
-        """Count a worker's merge: it worked from `since` on, and waited since its delta, or as it says."""
+        """Count a worker's merge; it worked since `since`, and waited since its delta or for `waited_s`."""
         if worker not in self.merging:
             return
         self.merging.discard(worker)
@@ -113,7 +113,7 @@ class CommittedRound:
         figures.worked_s[worker] = now - (self.round.started_at if since is None else since)
 
     def record(self, rounds: int, elapsed_s: float, epoch: int) -> dict[str, Any]:
-        """Metrics of the round, one of so many, and the run's totals with it; see docs/telemetry.md."""
+        """Record of the round in a run of so many `rounds`; see docs/telemetry.md."""
         done, verdict = self.round, self.commit.verdict
         accepted = {contribution.worker for contribution in verdict.accepted}
         deltas = {worker: delta for worker, delta in sorted(done.deltas.items()) if worker in accepted}

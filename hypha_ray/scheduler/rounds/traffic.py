@@ -1,4 +1,4 @@
-"""Bytes that weights take on their way to workers."""
+"""Bytes of weights on their way to workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def received_bytes(
     member: WorkerState,
     version: WeightsVersion,
 ) -> int:
-    """Bytes of a round's result that a worker has merged.
+    """Bytes received for a round's result that a worker has merged.
 
     Args:
         job: the job file.

@@ -1,4 +1,4 @@
-"""Strategies of rounds: with a barrier or asynchronous; and the one that a job asks for."""
+"""Strategies of rounds, with a barrier and without, and the choice between them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hypha_ray.types import SliceInfo
 def strategy_of(
     job: Job, slices: Sequence[SliceInfo], sizes: Sizes, past: ResumePoint, roster: Roster, out: Outbox
 ) -> BarrierRounds | AsyncRounds:
-    """Rounds with a barrier at their end, several of them under way, or deltas that are merged as they come."""
+    """Create the strategy of a job: rounds with a barrier, or deltas merged as they arrive."""
     if not job.sync.traits.has_barrier:
         return AsyncRounds(job, past, roster, AsyncPlanner(job, slices, sizes, past), out)
     return BarrierRounds(job, past, roster, RoundPlanner(job, slices, sizes, past), out)

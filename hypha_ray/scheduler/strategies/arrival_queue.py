@@ -1,4 +1,4 @@
-"""Deltas on their way into the weights, where there is no barrier: they arrive, are reduced, and are answered."""
+"""Queue of an asynchronous run: deltas that have arrived, and those being reduced."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from hypha_ray.scheduler.rounds.metrics import counted, weight
 from hypha_ray.types import Contribution, Rejection, RoundProgress, Verdict, WeightsVersion
 
 PATIENCE = 10
-"""Rounds of merged deltas by which a worker may be behind, unless the job says otherwise."""
+"""Default of `sync.max_staleness`, in rounds of merged deltas."""
 REMEMBERED = 4
-"""Commits whose versions are kept."""
+"""Number of commits whose versions are kept."""
 
 
 class ArrivalQueue:
-    """Counts versions of the weights, and knows the age of those that each delta was trained from.
+    """Counts versions of the weights, and the staleness of each delta.
 
     Args:
         job: the job file.
-        size: deltas that make a round.
-        past: what the run goes on from.
+        size: number of deltas in a round.
+        past: point from which the run resumes.
 
     """
 
@@ -34,51 +34,51 @@ class ArrivalQueue:
         self.version = WeightsVersion(int(past.state.get("step", 0)))
         """Version of the newest weights: number of reductions in the run."""
         self.merged = int(past.state.get("merged", 0))
-        """Deltas of the run that are in them."""
+        """Number of deltas merged in this run."""
         self.commits = {self.version: past.next_round - 1}
         """Rounds of the last commits, by the versions of their weights."""
         self.arrived: dict[int, ReceivedDelta] = {}
         self.reducing: dict[int, ReceivedDelta] = {}
         self.samples = 0
-        """Samples behind all deltas on their way."""
+        """Samples of all queued deltas, including those being reduced."""
         self._unaged: set[int] = set()
-        """Workers whose deltas came since the last look at their age; others are reduced before they age."""
+        """Workers whose deltas arrived since `drop_stale` last ran; older ones have been checked."""
         self._norms: deque[float] = deque(maxlen=2 * size)
         self._in_vain = 0
 
     def holds(self, worker: int) -> bool:
-        """Whether a number has a delta on its way: which of its samples are used is open."""
+        """Whether a worker has a delta in the queue, so that it is undecided which of its samples are used."""
         return worker in self.arrived or worker in self.reducing
 
     def receive(self, arrival: ReceivedDelta) -> None:
-        """Take in a delta that has come."""
+        """Add a delta."""
         worker = arrival.delta.source.worker
         self.arrived[worker] = arrival
         self.samples += arrival.delta.samples
         self._unaged.add(worker)
 
     def discard(self, worker: int) -> None:
-        """Leave out a delta that has come."""
+        """Drop a worker's delta that isn't being reduced."""
         self.samples -= self.arrived.pop(worker).delta.samples
         self._unaged.discard(worker)
 
     def clear(self) -> None:
-        """Leave out all deltas that have come."""
+        """Drop all deltas that aren't being reduced."""
         for worker in list(self.arrived):
             self.discard(worker)
 
     @property
     def hopeless(self) -> bool:
-        """Whether a round's worth of deltas was rejected for what they were, and none accepted."""
+        """Whether as many deltas as make a round were rejected as invalid, with none accepted between."""
         return self._in_vain >= self._size
 
     @property
     def committed(self) -> bool:
-        """Whether the newest weights are."""
+        """Whether the newest weights are committed."""
         return self.version in self.commits
 
     def commit(self, round: int) -> None:
-        """The newest weights are those of a commit."""
+        """Record that the newest weights are those of a commit."""
         self.commits[self.version] = round
         for old in sorted(self.commits)[:-REMEMBERED]:
             del self.commits[old]
@@ -88,7 +88,7 @@ class ArrivalQueue:
         return {"step": self.version, "merged": self.merged}
 
     def drop_stale(self) -> list[Rejection]:
-        """Drop what was trained from weights that are too old."""
+        """Drop deltas that exceed the staleness limit."""
         ages = {worker: self._staleness(self.arrived[worker]) for worker in self._unaged}
         self._unaged.clear()
         old = {worker: age for worker, age in ages.items() if age > self._patience}
@@ -98,10 +98,10 @@ class ArrivalQueue:
         return [Rejection(worker, text.format(age, self._patience)) for worker, age in sorted(old.items())]
 
     def reduce(self, current: AsyncRound, since: int | None) -> Reduce:
-        """Have all reduced that has arrived, in the order of worker numbers.
+        """Start a reduction of all waiting deltas, in the order of worker numbers.
 
         Args:
-            current: the round that they will be in.
+            current: round that they will belong to.
             since: oldest version that a worker still trains from; None: no worker trains.
 
         """
@@ -119,11 +119,11 @@ class ArrivalQueue:
         )
 
     def is_awaited(self, verdict: Verdict) -> bool:
-        """Whether a verdict is that on the deltas that are being reduced."""
+        """Whether a verdict belongs to the reduction in progress."""
         return bool(self.reducing) and verdict.round == self.version
 
     def take_verdict(self, verdict: Verdict) -> list[tuple[Contribution, ReceivedDelta, int]]:
-        """Make a step; returns the accepted deltas with their staleness."""
+        """Advance the version; return the accepted deltas with their staleness."""
         batch, self.reducing = self.reducing, {}
         arrivals = [(one, batch[one.worker]) for one in verdict.accepted]
         taken = [(counted(one, arrival.delta), arrival, self._staleness(arrival)) for one, arrival in arrivals]
@@ -135,5 +135,5 @@ class ArrivalQueue:
         return taken
 
     def _staleness(self, arrival: ReceivedDelta) -> int:
-        """Deltas that were merged since the weights that one was trained from."""
+        """Number of deltas merged since the weights that a delta was trained from."""
         return self.merged - arrival.turn.merged

@@ -1,12 +1,12 @@
-"""The course of a run without a barrier: each delta is merged as it comes, and its worker goes on from the new weights.
+"""Rounds without a barrier: each delta is merged as it arrives, and its worker goes on from the new weights.
 
-    idle ──turn──► training ──delta──► arrived ──reduce──► merged, or rejected ──► idle …
-                                          │
-                        waits for a reduction that goes on, and for the grace time
+    idle ──plan──► local round ──delta──► arrived ──reduce──► merged, or rejected ──► idle …
+                                             │
+                          waits for a reduction in progress, and for the grace time
 
-A round is a period of N merged deltas: then outer momentum is stepped, the weights are committed, and evaluated by
-those whose deltas came last. Versions of the weights count reductions.
-To a worker its version is the number of its round. After a crash all goes on from the last commit.
+A round ends after N merged deltas: outer momentum is stepped, and the weights are committed and evaluated. Versions
+of the weights count reductions; to a worker, the version is the number of its round. After a crash the run resumes
+from the last commit.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from hypha_ray.types import (
 
 
 class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
-    """Rounds of as many deltas as are merged one by one; for the arguments, see `RoundStrategy`."""
+    """Rounds that end after a number of merged deltas; for the arguments, see `RoundStrategy`."""
 
     def __init__(self, job: Job, past: ResumePoint, roster: Roster, planner: AsyncPlanner, out: Outbox) -> None:
         super().__init__(job, past, roster, planner.plans, out)
@@ -54,18 +54,18 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         self.queue = ArrivalQueue(job, planner.size, past)
         self.training = LocalRounds()
         self._unplanned: set[int] = set()
-        """Numbers that may be idle; all others train, have a delta on its way, or aren't there."""
+        """Workers that may be idle; all others train, have a delta in the queue, or don't exist."""
         self._handed_over_at: dict[int, float] = {}
 
     # ── what the core asks ────────────────────────────────────────────────────────────────────────────────────────
 
     @property
     def busy(self) -> set[int]:
-        """Workers that have something to do."""
+        """Workers that train or evaluate."""
         return set(self.training.rounds) | self.pending.busy(0)
 
     def accepts(self, member: WorkerState, event: RoundEvent | Merged) -> bool:
-        """Whether a worker speaks of the turn that it has."""
+        """Whether an event belongs to the worker's current local round."""
         return member.plan is not None and event.round == member.plan.round
 
     def commit_before(self, version: WeightsVersion) -> int | None:
@@ -73,7 +73,7 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         return self.queue.commits.get(version)
 
     def begin(self, now: float) -> None:
-        """Begin a period; in the one after the last, nothing but evaluation is done."""
+        """Begin a round; the one after the last only evaluates."""
         assert isinstance(self.state, Waiting)
         number = self.state.number
         self._totals.begin(now)
@@ -91,7 +91,7 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         self._settle(now)
 
     def join(self, member: WorkerState, now: float) -> None:
-        """Let a worker in: it takes a lost share of the evaluation over where it gets the weights for that."""
+        """Let a worker in; it takes over a lost evaluation share if it gets those weights."""
         self._unplanned.add(member.source.worker)
         self.pending.hand_out(member.source.worker, self.commit_before(self.queue.version))
         if self.final:
@@ -99,7 +99,7 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         self._advance(now)
 
     def forget(self, member: WorkerState, now: float) -> None:
-        """Wait no longer for a lost worker. What it has handed over stays."""
+        """Stop waiting for a lost worker; its delta, if delivered, stays."""
         worker = member.source.worker
         self.training.pop(member)
         self._handed_over_at.pop(worker, None)
@@ -110,23 +110,23 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         self._settle(now)
 
     def discard_delta(self, source: Source) -> None:
-        """Leave out deltas of a worker that aren't merged yet: it began with wrong weights."""
+        """Drop an unmerged delta of a worker that began with wrong weights."""
         arrival = self.queue.arrived.get(source.worker)
         if arrival is not None and arrival.delta.source == source:
             self.queue.discard(source.worker)
             self._unplanned.add(source.worker)
 
     def close(self) -> None:
-        """The grace time is over."""
+        """End the grace time: reduce what has arrived."""
         assert isinstance(self.state, Training)
         self.state.grace_until = None
         if self.queue.arrived and not self.queue.reducing:
             self._reduce(self.state)
 
-    # ── workers' words ────────────────────────────────────────────────────────────────────────────────────────────
+    # ── events of workers ────────────────────────────────────────────────────────────────────────────────────────────
 
     def handle(self, member: WorkerState, event: RoundEvent | Merged, now: float) -> None:
-        """Take in what a worker says of its turn."""
+        """Handle a worker's event about its local round."""
         assert self.current is not None
         match event:
             case Report():
@@ -171,10 +171,10 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
             member.progress.heard_at = now
             self._done_if_final(member)
 
-    # ── from arrivals to weights ──────────────────────────────────────────────────────────────────────────────────
+    # ── from deltas to weights ──────────────────────────────────────────────────────────────────────────────────
 
     def _advance(self, now: float) -> None:
-        """Give idle workers a turn, and have merged what has arrived: one reduction at a time, of all that is there."""
+        """Plan local rounds for idle workers, then reduce all deltas that have arrived, one reduction at a time."""
         if not isinstance(self.state, Training) or self.queue.reducing:
             return
         for rejection in self.queue.drop_stale():
@@ -205,7 +205,7 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         self._out.put(self.queue.reduce(state.round, self.training.oldest_version))
 
     def reduced(self, verdict: Verdict, now: float) -> list[Source]:
-        """Take deltas in, and commit a period that is whole; returns the workers that are excluded."""
+        """Merge accepted deltas, and commit a complete round; return the workers that are excluded."""
         current = self.current
         if current is None or not self.queue.is_awaited(verdict):
             return []
@@ -232,14 +232,14 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         return excluded
 
     def _reject(self, rejection: Rejection, now: float) -> None:
-        """Note that a delta is no part of the weights; its samples are given out again."""
+        """Record a rejected delta; its samples become available again."""
         assert self.current is not None
         self.plans.ledger.release(rejection.worker)
         self.current.rejected.append(rejection)
         self._out.event("reject", now, round=self.current.number, worker=rejection.worker, reason=rejection.reason)
 
     def _end(self, current: AsyncRound, update_norm: float, now: float) -> None:
-        """Have a period written down; the next one begins at once, if there are workers enough."""
+        """Commit a round; the next one begins at once if there are enough workers."""
         self._settle(now)
         self.pending.emit(now)
         members = self._roster.members
@@ -251,7 +251,7 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         self.state = Waiting(current.number + 1, current)
 
     def _call_off(self) -> None:
-        """The last commit is made: what is still trained, or has arrived since, is of no use."""
+        """Discard all unmerged work after the last commit."""
         for worker in (*self.training.rounds, *self.queue.arrived):
             self.plans.ledger.release(worker)
         self.training = LocalRounds()
@@ -259,7 +259,7 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         self.pending.cancel_evaluation()
 
     def _settle(self, now: float) -> None:
-        """Write the records that are complete; end the run after the last evaluation."""
+        """Write complete records; end the run after the last evaluation."""
         if self.unevaluated and not self.final and not self.queue.committed:
             self.pending.cancel_evaluation()  # No joining worker will have its weights.
         self.pending.settle_evaluation(now)
@@ -269,14 +269,14 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
                 self._out.finish(None)
 
     def stop_waiting(self, now: float) -> None:
-        """Wait no longer for an evaluation."""
+        """Give up the evaluation in progress."""
         self.pending.cancel_evaluation()
         self.pending.emit(now)
 
     # ── figures ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _idle(self) -> list[WorkerState]:
-        """Workers that may be given a turn; while a number's delta is on its way, it is open what of it is used."""
+        """Workers ready for a local round; not those with a queued delta, whose samples are undecided."""
         self._unplanned = {number for number in self._unplanned if self._is_idle(number)}
         found = (self._roster.slots[number].member for number in sorted(self._unplanned))
         return [member for member in found if member is not None]
@@ -287,9 +287,9 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         return slot.working and not occupied and not slot.excluded
 
     def _share(self, member: WorkerState) -> tuple[Span, ...]:
-        """Evaluation share of a worker, if it is to get the weights for that now."""
+        """Evaluation share of a worker, if the newest weights are the ones to evaluate."""
         return self.pending.share(member.source.worker, self.commit_before(self.queue.version))
 
     def _trained(self) -> int:
-        """Samples of the run that were trained on: merged, on their way, and reported."""
+        """Samples of the run trained so far: merged, queued and reported."""
         return self._totals.samples + self.queue.samples + self.training.reported

@@ -1,12 +1,12 @@
-"""Rounds with a barrier at their end, of which several may be under way: later ones train while earlier ones travel.
+"""Rounds that end with a barrier; several exchanges may be in flight, so that later rounds train meanwhile.
 
-    training n ──deltas in──► in flight: n-1, n ──verdict, in order──► landing: n-1 ──merged by all──► written down
+    training n ──deltas in──► in flight: n-1, n ──verdict, in order──► merging: n-1 ──merged by all──► recorded
          ▲                          │
-         └── round n+1, as soon as the weights that are due in it are there
+         └── round n+1, as soon as the weights due in it are there
 
-Deltas are reduced one round after the other, so commits are in order. Meanwhile deltas of later rounds travel up,
-and results of earlier ones down. A joining worker begins with the newest weights, and is sent all results after these.
-With one exchange in flight, the weights due in a round are those of the round before: it waits for their commit.
+Deltas are reduced round by round, so commits are in order. Meanwhile deltas of later rounds are uploaded, and
+results of earlier ones downloaded. A joining worker begins with the newest weights and receives all later results.
+With one exchange in flight, a round needs the weights of the round before, so it waits for their commit.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from hypha_ray.types import Delta, Evaluated, Merged, Report, RoundEvent, Source
 
 
 class BarrierRounds(RoundStrategy[Round, CommittedRound]):
-    """Rounds that end when all deltas are in, or by quorum and grace time; for the arguments, see `RoundStrategy`."""
+    """Rounds that end with the last delta, or by quorum and grace time; for the arguments, see `RoundStrategy`."""
 
     def __init__(self, job: Job, past: ResumePoint, roster: Roster, planner: RoundPlanner, out: Outbox) -> None:
         super().__init__(job, past, roster, planner.plans, out)
         self._planner = planner
         self._replay = job.run.mode == "replay"
         self._overlapped = job.sync.in_flight > 1
-        """Whether a round may begin before those before it are committed."""
+        """Whether a round may begin before the commit of the round before it."""
         self._correction_pace = CorrectionPace(job.num_workers)
         self.reported_samples = 0
-        """Samples that the present workers have reported in their rounds."""
+        """Samples reported by the present workers in the current round."""
         self._inner_states = set(past.inner)
-        """Workers whose successors have an inner state to take over."""
+        """Workers whose inner state is saved for a successor."""
         self.in_flight: deque[Round] = deque()
-        """Rounds whose deltas are in, oldest first; that one is being reduced."""
+        """Rounds with all deltas in, oldest first; the first is being reduced."""
 
     @property
     def busy(self) -> set[int]:
-        """Workers that have something to do: to merge what is due, to evaluate, or to train and hand over."""
+        """Workers that have to merge, evaluate, train or deliver."""
         match self.state:
             case Waiting():
                 return set()
@@ -66,7 +66,7 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
         return self.state.round if isinstance(self.state, Training | Evaluating) else None
 
     def accepts(self, member: WorkerState, event: RoundEvent | Merged) -> bool:
-        """Whether a worker speaks of the present round, or of weights that it may not have had before."""
+        """Whether an event belongs to the current round, or is the merge of newer weights."""
         if isinstance(event, Merged) and self._overlapped:
             newer = member.merged_version is None or member.merged_version < event.version
             return newer and event.version <= self.latest_version
@@ -77,7 +77,7 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
         return version - 1
 
     def begin(self, now: float) -> None:
-        """Plan the next round, and tell every worker."""
+        """Plan the next round, and send every worker its plan."""
         assert isinstance(self.state, Waiting)
         number, before = self.state.number, self.state.before
         self._totals.begin(now)
@@ -96,7 +96,7 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
     # ── workers come and go ───────────────────────────────────────────────────────────────────────────────────────
 
     def join(self, member: WorkerState, now: float) -> None:
-        """Let a worker into the round that goes on, with fewer batches or in its predecessor's place."""
+        """Let a worker into the current round, with fewer batches or in its predecessor's place."""
         if not isinstance(self.state, Training | Evaluating):
             return
         self._inherit(member)
@@ -105,11 +105,11 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
         self.correct_plans(now)
 
     def _inherit(self, member: WorkerState) -> None:
-        """A worker that hasn't trained yet takes over what its predecessor left."""
+        """Have a worker that hasn't trained yet take over its predecessor's inner state, if one is saved."""
         member.needs_inner_state = member.untrained and member.source.worker in self._inner_states
 
     def forget(self, member: WorkerState, now: float) -> None:
-        """Wait no longer for a lost worker. What it has handed over stays; others, or its successor, do the rest."""
+        """Stop waiting for a lost worker. Its delivered deltas stay; others, or its successor, do the rest."""
         worker, current = member.source.worker, self._taking
         self.reported_samples -= member.progress.samples
         self.pending.forget(worker)
@@ -126,7 +126,7 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
         self._settle(now)
 
     def discard_delta(self, source: Source) -> None:
-        """Leave out what a worker has handed over that isn't being reduced: it began with wrong weights."""
+        """Drop deltas of a worker that began with wrong weights, unless they are being reduced."""
         state = self.state
         if isinstance(state, Training) and state.round.discard_delta(source):
             state.grace_until = None if len(state.round.deltas) < (self._job.sync.quorum or 1) else state.grace_until
@@ -135,7 +135,7 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
                 self._out.finish(disowned(one.number))
 
     def handle(self, member: WorkerState, event: RoundEvent | Merged, now: float) -> None:
-        """Handle a worker's event about the round that it and the fleet are in."""
+        """Handle a worker's event about the current round."""
         assert self.current is not None
         match event:
             case Report():
@@ -152,7 +152,7 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
                 self._evaluated(member, event, now)
 
     def correct_plans(self, now: float, urgent: bool = False) -> None:
-        """Adapt the plans of workers that haven't handed over to the progress of the others, now or in a while."""
+        """Adapt the plans of workers that haven't delivered to the progress of the fleet, now or a little later."""
         if not isinstance(self.state, Training) or not self._correction_pace.allows(now, urgent):
             return
         saved_s, commands = self._planner.replan(self.state.round, self._roster.assignable, now)
@@ -161,7 +161,7 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
         self._out.put(*commands)
 
     def make_up_corrections(self, now: float) -> None:
-        """Correct plans, if that was put off for long enough."""
+        """Correct plans if a deferred correction is due."""
         if self._correction_pace.overdue:
             self.correct_plans(now)
 
@@ -179,7 +179,7 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
         self._close_if_complete(now)
 
     def _close_if_complete(self, now: float) -> None:
-        """Close the round once all deltas are there, unless a correction that was put off asks for more."""
+        """Close the round once all deltas are in, unless a deferred correction asks for more samples."""
         current = self._taking
         if current is not None and current.complete and self._correction_pace.overdue:
             self._correction_pace.hurry()
@@ -188,7 +188,7 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
             self.close()
 
     def close(self) -> None:
-        """Have reduced what is there, in its turn, and send ahead what the next round will probably need."""
+        """Queue the deltas for reduction, and send the slices that the next round probably needs."""
         assert isinstance(self.state, Training)
         current = self.state.round
         self.state = Reducing(current)
@@ -201,7 +201,7 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
         self._advance()
 
     def _advance(self) -> None:
-        """Let the next round begin, if the weights are there that are due in it."""
+        """Let the next round begin if the weights due in it are there."""
         if isinstance(self.state, Reducing):
             number = self.state.round.number + 1
             if self._planner.due(number) <= self.latest_version:
@@ -210,7 +210,7 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
     # ── from the deltas to the weights ────────────────────────────────────────────────────────────────────────────
 
     def reduced(self, verdict: Verdict, now: float) -> list[Source]:
-        """Commit the oldest round in flight; returns the workers that are excluded for what they delivered."""
+        """Commit the oldest round in flight; return the workers that are excluded for their deltas."""
         if not self.in_flight or verdict.round != self.in_flight[0].number:
             return []
         done = self.in_flight.popleft()
@@ -228,13 +228,13 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
         return excluded
 
     def _send_result(self) -> None:
-        """Send the newest weights to all that train on; otherwise they come with the next round's plan."""
+        """Send the newest weights to workers that train on; the others get them with the next plan."""
         for member in self._roster.assignable:
             if member.plan is not None:
                 self._out.put(*self.plans.send_weights(member, self.latest_version))
 
     def _decide(self, done: Round, verdict: Verdict, now: float) -> list[Source]:
-        """Commit a round, if it can be; returns the workers that are excluded for their deltas."""
+        """Commit a round, or end the run if that is impossible; return the workers that are excluded."""
         verdict = done.judged(verdict)
         for rejection in verdict.rejected:
             self._out.event("reject", now, round=done.number, worker=rejection.worker, reason=rejection.reason)
@@ -255,7 +255,7 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
         return excluded
 
     def _spans_of_later_rounds(self) -> dict[int, tuple[Span, ...]]:
-        """Samples of rounds after the committed one: handed over, in plans, or begun with."""
+        """Samples of later rounds, by worker: delivered, planned or trained ahead."""
         current, kept = self._taking, {worker: self._delivered_by(worker) for worker in self._roster.slots}
         for member in self._roster.members:
             worker = member.source.worker
@@ -265,12 +265,12 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
         return {worker: spans for worker, spans in kept.items() if spans}
 
     def _delivered_by(self, worker: int) -> tuple[Span, ...]:
-        """Samples behind a worker's deltas that are in and not committed."""
+        """Samples of a worker's delivered deltas that aren't committed."""
         taken = [*self.in_flight, *filter(None, [self._taking])]
         return tuple(span for one in taken if worker in one.deltas for span in one.deltas[worker].spans)
 
     def _commit(self, current: Round, verdict: Verdict, now: float) -> dict[str, Any]:
-        """Count the samples of accepted deltas as used, and have it all written down; returns the run's totals."""
+        """Mark the samples of accepted deltas as used, and persist the round; return the run's totals."""
         deltas = {one.worker: current.deltas[one.worker] for one in verdict.accepted}
         used = {worker: delta.spans for worker, delta in sorted(deltas.items())}
         self.plans.commit(used, self._spans_of_later_rounds())
@@ -292,6 +292,6 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
         self._settle(now)
 
     def stop_waiting(self, now: float) -> None:
-        """Wait no longer for merges or evaluations."""
+        """Give up merges and evaluations in progress."""
         self.pending.stop_waiting(self.latest_version + 1, now)
         self._settle(now)

@@ -1,4 +1,4 @@
-"""State and steps that all strategies share: which round goes on, what is written down, and when a worker is done."""
+"""State and steps shared by all strategies: the current round, the records, and the end of workers and of the run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hypha_ray.types import Evaluated, Verdict, WeightsVersion
 
 
 class RoundStrategy(Generic[R, C]):
-    """Round that goes on, of type `R`, and the books of committed ones, of type `C`.
+    """Current round, of type `R`, and committed rounds without a record, of type `C`.
 
     Args:
         job: the job file.
@@ -32,7 +32,7 @@ class RoundStrategy(Generic[R, C]):
         self._job, self._roster, self.plans, self._out = job, roster, plans, out
         self.state: State[R] = Waiting(past.next_round, None)
         self.latest_version = WeightsVersion(past.next_round)
-        """Version of the newest weights, those after the last commit; round n begins version n."""
+        """Version of the newest committed weights."""
         self._totals = RunTotals(past.state.get("totals", {}))
         self.pending: PendingRounds[C] = PendingRounds(job, self._totals, plans.ledger, out)
         self.sent_bytes: tuple[int, tuple[int, ...]] = 0, ()
@@ -45,7 +45,7 @@ class RoundStrategy(Generic[R, C]):
 
     @property
     def next(self) -> int | None:
-        """Round that is to begin; None while one goes on."""
+        """Round that is to begin; None while one is in progress."""
         return self.state.number if isinstance(self.state, Waiting) else None
 
     @property
@@ -55,41 +55,41 @@ class RoundStrategy(Generic[R, C]):
 
     @property
     def final(self) -> bool:
-        """Whether the round goes on that only evaluates."""
+        """Whether the last evaluation is in progress."""
         return isinstance(self.state, Evaluating)
 
     @property
     def trained(self) -> bool:
-        """Whether all rounds are committed, and nothing but the last evaluation may be missing."""
+        """Whether all rounds are committed, so that at most the last evaluation is missing."""
         return self.final or self.next == self._job.rounds.update_rounds
 
     @property
     def unevaluated(self) -> bool:
-        """Whether a part of the evaluation waits for a worker that has yet to come."""
+        """Whether a share of the evaluation waits for a joining worker."""
         return self.pending.share_is_lost
 
     @property
     def grace_until(self) -> float | None:
-        """Time at which the round goes on without the deltas that aren't in; None: it waits for all."""
+        """Time at which the round closes without missing deltas; None: it waits for all."""
         return self.state.grace_until if isinstance(self.state, Training) else None
 
     def defer(self, seconds: float) -> None:
-        """The scheduler itself was stopped for a while: the grace time is so much longer."""
+        """Extend the grace time by a pause of the scheduler's own process."""
         if isinstance(self.state, Training) and self.state.grace_until is not None:
             self.state.grace_until += seconds
 
     def _enter(self, current: R, number: int) -> None:
-        """Let a round begin; the one after the last only evaluates."""
+        """Make a round the current one; the round after the last only evaluates."""
         self.state = Evaluating(current) if number == self._job.rounds.update_rounds else Training(current)
 
     def correct_plans(self, now: float, urgent: bool = False) -> None:
-        """Adapt plans to what has become of other workers; without a barrier nothing depends on them."""
+        """Adapt plans to the progress of other workers; without a barrier there is nothing to adapt."""
 
     def make_up_corrections(self, now: float) -> None:
-        """Correct plans, if that was put off for long enough."""
+        """Correct plans if a deferred correction is due."""
 
     def _settle(self, now: float) -> None:
-        """Write the records that are complete; end the run after those of the last round."""
+        """Write complete records; end the run after the last one."""
         self.pending.settle(now)
         if self.final and self.pending.empty:
             self._out.finish(None)
@@ -105,7 +105,7 @@ class RoundStrategy(Generic[R, C]):
             self._roster.done(member.source.worker)
 
     def _persist(self, number: int, verdict: Verdict, used: c.Used, now: float, **more: int) -> dict[str, Any]:
-        """Have a round's weights written down, and all that a later scheduler needs beside them; returns the totals."""
+        """Persist a round's weights and the state that a later scheduler needs; return the run's totals."""
         totals, ledger = self._totals.totals(now), self.plans.ledger
         state = {"totals": totals, "workers": self._roster.state(), **more}
         figures = (ledger.cursors(), ledger.epoch, ledger.ahead(), state)

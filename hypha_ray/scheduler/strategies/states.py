@@ -1,4 +1,4 @@
-"""States of a run's rounds, each with what is known in it.
+"""States of a strategy, each with its evidence.
 
     Waiting ──begin──► Training ──deltas in──► Reducing ──weights of the next round──► Waiting … ──► Evaluating
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
 R = TypeVar("R")
-"""Rounds of the strategy."""
+"""Type of the strategy's rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Waiting(Generic[R]):
 
     number: int
     before: R | None
-    """Round before it; None: it is the first of this attempt."""
+    """Round before it; None if it is the first of this attempt."""
 
 
 @dataclass(slots=True)
@@ -29,12 +29,12 @@ class Training(Generic[R]):
 
     round: R
     grace_until: float | None = None
-    """Time at which it goes on without the deltas that aren't in; None: it waits for all."""
+    """Time at which it closes without missing deltas; None: it waits for all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reducing(Generic[R]):
-    """The round's deltas are in, and the weights that the next one needs aren't there yet."""
+    """The round's deltas are in; the weights due in the next one aren't there yet."""
 
     round: R
 

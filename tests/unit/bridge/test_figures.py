@@ -230,7 +230,7 @@ def test_word_that_the_core_cannot_take_costs_its_worker_and_not_the_run(strateg
     fleet.run()
     assert fleet.error is None
     losses = [note["reason"] for note in fleet.noted("loss")]
-    assert len(losses) == 1 and losses[0].startswith("its Report can't be taken in")
+    assert len(losses) == 1 and losses[0].startswith("its Report event can't be handled")
     assert len(fleet.persisted) == 3
 
 
