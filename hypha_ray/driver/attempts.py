@@ -1,4 +1,4 @@
-"""Schedulers of a run, one after the other: when one dies or falls silent, the next goes on from the commit log."""
+"""Attempts of a run: when a scheduler dies or falls silent, the next one resumes from the commit log."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from hypha_ray.store.directory import RunDirectory
 log = logging.getLogger(__name__)
 
 PATIENCE = 3
-"""Attempts in a row in which no worker made a step, after which a run is given up."""
+"""Attempts in a row without a step of any worker after which a run is given up."""
 LONGEST_PATIENCE = 10
-"""Attempts in a row without a new commit, likewise: steps alone are no progress for ever."""
+"""Attempts in a row without a new commit after which a run is given up, even with steps."""
 SILENCE_S = 10
-"""Seconds without a word and without a pulse after which a scheduler is taken for dead."""
+"""Seconds without an item and without a pulse after which a scheduler counts as dead."""
 
 
 class SchedulerLost(Exception):
-    """An attempt is over, the run isn't: its scheduler died or fell silent, or an object is lost."""
+    """End of an attempt that another may follow: its scheduler died or fell silent, or an object was lost."""
 
 
 def records(
     job: Job, run: str, directory: RunDirectory, dataset: Path, served: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Run a job on this node's Ray, and hand on what its schedulers stream until the run is over.
+    """Run a job on this node's Ray, and yield what its schedulers stream until the run is over.
 
     Args:
         job: the job file.
@@ -51,7 +51,7 @@ def records(
         served: whether data nodes of the cluster have the slices.
 
     Raises:
-        HyphaError: whatever ended the run.
+        HyphaError: the error that ended the run.
 
     """
     control = ControlService(ray.get_runtime_context().gcs_address)
@@ -65,9 +65,9 @@ def records(
 
 
 def specials_of(job: Job, dataset: Path) -> SpecialTokens | None:
-    """Return what workers have to know of the tokenizer, which may lie beside the dataset, just here.
+    """Return what workers need of the tokenizer, which may be only on this machine, beside the dataset.
 
-    It is the special tokens for masked language models, all of it for reinforcement learning, and otherwise nothing.
+    Masked language models need its special tokens, reinforcement learning all of it, other jobs nothing.
     """
     if job.rl.algorithm is not None:
         from hypha_ray.model.loading.preprocess import load_preprocessor
@@ -87,7 +87,7 @@ def _attempts(
     given: tuple[str | None, SpecialTokens | None, Any],
     control: ControlService,
 ) -> Iterator[dict[str, Any]]:
-    """One scheduler after the other, which all have their workers and parameter servers started by the same owner."""
+    """Run schedulers one after the other, with one owner for their workers and parameter servers."""
     idle = vain = 0
     while True:
         before, idle, vain = committed(directory), idle + 1, vain + 1
@@ -119,11 +119,11 @@ def _attempt(
     given: tuple[str | None, SpecialTokens | None, Any],
     control: ControlService,
 ) -> Iterator[dict[str, Any]]:
-    """Start a scheduler on this node, and hand on what it streams.
+    """Start a scheduler on this node, and yield what it streams.
 
     Raises:
-        SchedulerLost: the next attempt may go better.
-        HyphaError: whatever ended the run.
+        SchedulerLost: another attempt may succeed.
+        HyphaError: the error that ended the run.
 
     """
     dataset, specials, owner = given
@@ -140,14 +140,14 @@ def _attempt(
 
 
 def _here(cls: type, name: str, run: str, **options: Any) -> Any:
-    """An actor class that is to have a name, and to be on this node."""
+    """Actor class with a name, placed on this node."""
     return ray.remote(cls).options(name=name, namespace=run, **on_this_node(), **options)
 
 
 def _stream(scheduler: Any, start_s: float, control: ControlService) -> Iterator[dict[str, Any]]:
-    """Items that a scheduler streams; its pulse is checked while it is silent. It may take `start_s` to start.
+    """Yield the items of a scheduler; its pulse is checked while it is silent. It may take `start_s` to start.
 
-    Seconds are counted by waits: if this process was stopped itself, silence in that time does not count.
+    Seconds are counted by waits, so a pause of this process is no silence of the scheduler.
     """
     stream, pulse, waits, limit = scheduler.run.remote(), None, 0, start_s
     while True:
@@ -166,13 +166,13 @@ def _stream(scheduler: Any, start_s: float, control: ControlService) -> Iterator
             try:
                 ray.get(pulse)
             except ActorUnavailableError:
-                pulse = None  # Lost on the way: no sign of death, and none of life.
+                pulse = None  # Lost on the way: neither a sign of death nor of life.
                 continue
         pulse, waits, limit = None, 0, SILENCE_S
 
 
 def _meant(error: RayTaskError) -> Exception:
-    """Meaning of an error of the scheduler; one of Ray's is no fault of the job's."""
+    """Error that the driver raises for one of the scheduler's; an error of Ray isn't the job's fault."""
     cause = error.cause
     while isinstance(cause, RayTaskError) and not isinstance(cause, HyphaError):
         cause = cause.cause
@@ -182,5 +182,5 @@ def _meant(error: RayTaskError) -> Exception:
 
 
 def _named(error: Exception) -> str:
-    """First line of an error, after the name of its class."""
+    """Class name and first line of an error."""
     return f"{type(error).__name__}: {first_line(error)}"

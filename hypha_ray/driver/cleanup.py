@@ -1,4 +1,4 @@
-"""Cleanup of what an earlier driver or scheduler of a run has left in the cluster: named actors, and leases."""
+"""Cleanup of named actors and leases that an earlier driver or scheduler of a run has left in the cluster."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from hypha_ray.errors import ClusterError
 from hypha_ray.market.allocator import reclaim
 
 DEADLINE_S = 15.0
-"""Longest wait for what is left over to be gone. Ray needs 5 s to end a process that is stopped."""
+"""Longest wait for the cleanup, in seconds. Ray needs 5 s to end a stopped process."""
 _POLL_S = 0.05
 
 
 def end_leftovers(run: str, deadline_s: float = DEADLINE_S, but: Container[str] = ()) -> None:
-    """End whatever bears this run's name, and wait until it is gone, `deadline_s` seconds at most.
+    """End all actors and leases of a run, and wait for that, at most `deadline_s` seconds.
 
-    Actors and leases of the names in `but` are left. Actors of a driver that is still alive are none of ours to end:
-    it has a run of the same name in another directory.
+    Those named in `but` stay. Actors of a live driver stay, too, because it has a run of the same name in another
+    directory.
 
     Raises:
-        ClusterError: there is such a driver, or something doesn't end.
+        ClusterError: there is such a driver, or an actor doesn't end.
 
     """
     deadline = time.monotonic() + deadline_s
     if not _poll(lambda: not _foreign(run), deadline):
         fix = "choose another run.name, or wait until it has ended"
         raise ClusterError("NET006", f"another driver in this cluster has a run {run!r}", got=_foreign(run), fix=fix)
-    reclaim(run, but)  # Leases first: it takes a stopped process along in no time.
+    reclaim(run, but)  # Leases first: the end of its lease ends a stopped process at once.
     if not _poll(lambda: _ended(run, but), deadline):
         left = ", ".join(name for name in _names(run) if name not in but) or "leases"
         raise ClusterError("NET007", f"what is left of run {run!r} doesn't end", got=left, fix="submit the job again")
@@ -46,7 +46,7 @@ def _poll(done: Callable[[], bool], deadline: float) -> bool:
 
 
 def _ended(run: str, but: Container[str]) -> bool:
-    """Whether nothing else is left; what is left is told to end, again if need be."""
+    """Whether nothing is left; ends what is, again if need be."""
     names = [name for name in _names(run) if name not in but]
     for name in names:
         actor = _actor(run, name)
@@ -56,7 +56,7 @@ def _ended(run: str, but: Container[str]) -> bool:
 
 
 def _foreign(run: str) -> str:
-    """The address of a driver other than this one that is alive and owns actors of the run; or nothing."""
+    """Address of another live driver that owns actors of the run; empty without one."""
     here = ray.get_runtime_context().get_job_id()
     drivers = {job["JobID"]: job for job in state.job_table() if not job["IsDead"] and job["JobID"] != here}
     actors = filter(None, (_actor(run, name) for name in _names(run)))
@@ -74,4 +74,4 @@ def _actor(run: str, name: str) -> ray.actor.ActorHandle | None:
     try:
         return ray.get_actor(name, namespace=run)
     except (ValueError, AssertionError):  # Ray asserts that it finds the class, which goes with a dead driver.
-        return None  # It has ended meanwhile, or is about to.
+        return None  # It has ended, or is about to.

@@ -1,6 +1,6 @@
-"""Finding a run that is to go on: by its name, its directory, or the place of its mirror.
+"""Search for a run to resume: by its name, its directory, or the URL of its mirror.
 
-A job script needs this to parse its command line; so what few runs need, and what is heavy, is imported late.
+Job scripts need this to parse their command line, so heavy modules are imported late.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from hypha_ray.store.directory import RunDirectory, runs
 
 
 def find_run(wanted: str, name: str | None, parent: str | None) -> Path:
-    """Find a run that is to go on.
+    """Find a run to resume.
 
     Args:
-        wanted: its name, its directory, or the fsspec URL of its mirror, which is copied to a directory here first.
-        name: name of the copy; default: as the mirror's folder.
+        wanted: name or directory of the run, or the fsspec URL of its mirror, which is copied to a local directory.
+        name: name of the copy; None: that of the mirror's folder.
         parent: `run.dir` of the job.
 
     Raises:
-        CheckpointError: there is no such run, or another one where the copy would go.
-        ConfigError: a driver is at it, or the copy can't be written.
+        CheckpointError: there is no such run, or another run is where the copy would go.
+        ConfigError: a driver is running it, or the copy can't be written.
         TryAgainError: the mirror can't be read.
 
     """
@@ -41,7 +41,7 @@ def find_run(wanted: str, name: str | None, parent: str | None) -> Path:
 
 
 def no_run(name: str, parent: Path) -> CheckpointError:
-    """There is nothing to go on with."""
+    """Raise the error for a run that doesn't exist."""
     known = sorted(path.parent.name for path in parent.glob(f"*/{CONFIG}"))
     near = get_close_matches(name, known, n=1)
     fix = f"did you mean {near[0]!r}?" if near else "leave --resume out to begin a run"
@@ -49,7 +49,7 @@ def no_run(name: str, parent: Path) -> CheckpointError:
 
 
 def _fetch(url: str, copy: RunDirectory) -> None:
-    """Copy a mirror; a new directory appears whole or not at all."""
+    """Copy a mirror; a new directory appears complete or not at all."""
     from hypha_ray.store.disk import publish
     from hypha_ray.store.mirroring.mirror import fetch
 
@@ -66,7 +66,7 @@ def _fetch(url: str, copy: RunDirectory) -> None:
 
 
 def _attempt_of(directory: Path) -> int:
-    """The attempt that made the newest commit."""
+    """Number of the attempt that made the newest commit."""
     from hypha_ray.scheduler.fleet.roster import STARTS_PER_ATTEMPT
     from hypha_ray.store.commits import CommitLog
 

@@ -1,7 +1,7 @@
-"""Folders that a run writes to, and the settings that name them: one that can't be used is refused by its name.
+"""Check of the folders that a run writes to; an unusable one is refused with the setting that names it.
 
-A variable of the environment that is wrong would show late, and in another's words: as a Ray that doesn't start, or as
-a run that can't be written at its end.
+Otherwise a wrong environment variable would show late and in other words: as a Ray that doesn't start, or as a run
+that can't be written at its end.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from hypha_ray.errors import ConfigError
 from hypha_ray.store.directory import runs
 
 _SOCKET = "ray/session_2000-01-01_00-00-00_000000_{pid}/sockets/plasma_store"
-"""The longest path of a socket that Ray makes in its folder for temporary files."""
+"""Longest path of a socket that Ray makes in its temporary folder."""
 LONGEST_SOCKET = 107
-"""Bytes in the path of a Unix socket."""
+"""Most bytes in the path of a Unix socket."""
 
 
 def check_places(job: Job) -> None:
-    """Refuse what can't be written; nothing stays behind.
+    """Refuse folders that can't be written; no file stays behind.
 
     Raises:
-        ConfigError: CFG008, and which setting is wrong.
+        ConfigError: CFG008 with the wrong setting.
 
     """
     local = not os.environ.get("RAY_ADDRESS")
@@ -38,7 +38,7 @@ def check_places(job: Job) -> None:
 
 
 def _to_be_written(job: Job, local: bool) -> Iterator[tuple[str, Path]]:
-    """The settings that are in force, and what they name."""
+    """Settings in force, and the folders that they name."""
     if local and os.environ.get("RAY_TMPDIR"):
         yield "RAY_TMPDIR", Path(os.environ["RAY_TMPDIR"])
     token_mode = os.environ.get("RAY_AUTH_MODE") == "token"
@@ -62,7 +62,7 @@ def _home() -> Path:
 
 
 def _require(name: str, place: Path, exists: bool = False) -> None:
-    """Make sure that files can be made in a folder, which may have to be made itself."""
+    """Check that files can be made in a folder, which is made if it is missing."""
     there = place.expanduser().absolute()
     try:
         while not exists and not there.exists() and there.parent != there:
@@ -74,7 +74,7 @@ def _require(name: str, place: Path, exists: bool = False) -> None:
 
 
 def _require_short() -> None:
-    """Make sure that Ray's sockets can be made, whose paths are limited."""
+    """Check that Ray's sockets can be made: their paths have a limited length."""
     name = next((name for name in ("RAY_TMPDIR", "TMPDIR") if os.environ.get(name)), None)
     if name is None:
         return

@@ -1,4 +1,4 @@
-"""From a parsed command line to a finished run: check, connect, start, watch, export."""
+"""Launch of a job: checks, connection to Ray, attempts, progress and export."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 def launch(loaded: Loaded, kind: str) -> None:
-    """Run the job of a command line, or with ``--dry-run`` only say what it would do."""
+    """Run the job of a command line, or with ``--dry-run`` only print what it would do."""
     _tell(loaded.notes)
     if loaded.dry_run:
         dry_run(loaded)
@@ -47,7 +47,7 @@ def launch(loaded: Loaded, kind: str) -> None:
 def run_job(loaded: Loaded, kind: str) -> Path:
     """Run a job; `kind` names runs that have no name.
 
-    A run that has begun goes on from its last commit; one that has all its rounds is only exported.
+    A run with commits resumes from the last one; a run with all its rounds is only exported.
 
     Returns:
         The run directory.
@@ -86,7 +86,7 @@ def run_job(loaded: Loaded, kind: str) -> Path:
 
 
 def _opened(job: Job, directory: RunDirectory, held: ExitStack) -> DataSource:
-    """The job's dataset; a run that has all its rounds needs no more than what it kept of a served one."""
+    """The job's dataset; a run with all its rounds needs only what it kept of a served one."""
     if not is_served(job.dataset):
         return held.enter_context(opened(job.dataset))
     if directory.begun and is_done(job, directory):
@@ -96,13 +96,13 @@ def _opened(job: Job, directory: RunDirectory, held: ExitStack) -> DataSource:
 
 
 def named(job: Job, kind: str) -> Job:
-    """The job with name and folder of its run."""
+    """The job with the name and folder of its run filled in."""
     name = job.run.name or f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
     return job.model_copy(update={"run": job.run.model_copy(update={"name": name, "dir": str(runs(job.run.dir))})})
 
 
 def dry_run(loaded: Loaded) -> None:
-    """Print the resolved job file, and check what a start would; a part of a job file is checked as far as it goes."""
+    """Print the resolved job file, and run the checks of a start; a partial job file is checked as far as possible."""
     job, where = loaded.job, ", ".join(loaded.files) or "the command line"
     print(resolved_toml(job))
     require_secrets(job)
@@ -134,7 +134,7 @@ def dry_run(loaded: Loaded) -> None:
 
 
 def _hold_against_the_run(job: Job, resume: bool, manifest: Manifest) -> None:
-    """Refuse a name that another job's run has; a run that is to be resumed has to be there."""
+    """Refuse the name of another job's run, and to resume a run that doesn't exist."""
     if job.run.name is None:
         return
     job = named(job, "")
@@ -151,7 +151,7 @@ def _tell(notes: Iterable[str]) -> None:
 
 
 def watch(stream: Iterator[dict[str, Any]], console: Console, notes: Iterable[str] = ()) -> None:
-    """Show a run while it goes on, and before it these notes, once it has begun."""
+    """Show the progress of a run, after these notes."""
     summary = None
     try:
         for record in stream:
@@ -178,8 +178,8 @@ def watch(stream: Iterator[dict[str, Any]], console: Console, notes: Iterable[st
 
 
 def finish(job: Job, directory: RunDirectory, dataset: Path) -> None:
-    """Save the trained model as transformers does, draw the plots, and let the mirror have all that."""
-    with uncollected():  # What comes last is loaded last: a run that goes on, goes on at once.
+    """Save the trained model by transformers, draw the plots, and mirror both."""
+    with uncollected():  # Loaded last, so that a resumed run goes on at once.
         from hypha_ray.store.mirroring.courier import deliver
         from hypha_ray.store.mirroring.mirror import Mirror
         from hypha_ray.telemetry.plots import draw
@@ -191,7 +191,7 @@ def finish(job: Job, directory: RunDirectory, dataset: Path) -> None:
 
 
 def export_round(job: Job, directory: RunDirectory, dataset: Path, round: int, folder: Path) -> None:
-    """Save the weights after a committed round as transformers does, in a folder."""
+    """Save the weights after a committed round in a folder, by transformers."""
     with uncollected():
         from hypha_ray.model.loading.preprocess import load_preprocessor
         from hypha_ray.model.saved_model import export

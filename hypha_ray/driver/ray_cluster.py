@@ -1,4 +1,4 @@
-"""Connection of a driver to a Ray cluster, or the reason of its failure."""
+"""Connection of a driver to a Ray cluster, with the reason if it fails."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from hypha_ray.errors import AuthenticationError, ClusterError, HyphaError, firs
 CONNECT_S = 10.0
 """Longest wait for a cluster's port to answer."""
 KNOCK_S = 2.0
-"""Seconds between two looks at whether a cluster is still there, and the longest wait for its answer."""
+"""Seconds between two checks of the cluster, and the longest wait for its answer."""
 GONE_S = 30.0
-"""Seconds without an answer after which it is taken for gone; after 60 Ray would end the process without a word."""
+"""Seconds without an answer after which the cluster counts as gone; after 60 Ray would end the process silently."""
 
 
 @contextmanager
 def connected(namespace: str, alone: str = "local") -> Iterator[None]:
-    """A Ray cluster: the one that RAY_ADDRESS names, or one of our own on this machine.
+    """Connect to the cluster of RAY_ADDRESS, or start a Ray of our own on this machine.
 
     Nothing happens if this process is connected already.
 
@@ -40,14 +40,14 @@ def connected(namespace: str, alone: str = "local") -> Iterator[None]:
         yield
         return
     address = os.environ.get("RAY_ADDRESS") or alone
-    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # It warns that the token is on.
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # It would warn that the token is on.
     options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     answers = _knock(address)
     try:
         ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="warning", **options)
-    except Exception as error:  # Of a node that doesn't come up in time Ray says it with a plain one.
+    except Exception as error:  # Ray raises a plain exception for a node that doesn't start in time.
         raise _no_cluster(address, error, answers) from None
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Ray has just set its own.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Ray has just installed its own.
     try:
         yield
     finally:
@@ -69,10 +69,10 @@ class ControlService:
         self._silent_since: float | None = None
 
     def check(self) -> bool:
-        """Knock, if it is time to; says whether it answered when it was last asked.
+        """Check the service if it is time to; return whether it answered the last check.
 
         Raises:
-            ClusterError: it hasn't for `GONE_S` seconds.
+            ClusterError: it hasn't answered for `GONE_S` seconds.
 
         """
         now = time.monotonic()
@@ -89,10 +89,10 @@ class ControlService:
         return self._silent_since is None
 
     def wait(self) -> None:
-        """Return once it answers.
+        """Return once the service answers.
 
         Raises:
-            ClusterError: it hasn't for `GONE_S` seconds.
+            ClusterError: it hasn't answered for `GONE_S` seconds.
 
         """
         self._knocked_at -= KNOCK_S
@@ -101,14 +101,14 @@ class ControlService:
 
 
 def _knock(address: str) -> bool:
-    """Make sure that something listens at ``HOST:PORT``: Ray itself would try for a quarter of an hour.
+    """Check that a process listens at ``HOST:PORT``: Ray itself would try for a quarter of an hour.
 
-    Once that is known one attempt of Ray's is enough. Returns False for an address that has no port.
+    After that, one attempt of Ray's is enough. Returns False for an address without a port.
     """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not port.isdigit():
         return False
-    os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")  # In spite of its name it counts attempts.
+    os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")  # Despite its name, it counts attempts.
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
     except (OSError, OverflowError) as error:
@@ -117,7 +117,7 @@ def _knock(address: str) -> bool:
 
 
 def _no_cluster(address: str, error: Exception, answers: bool) -> HyphaError:
-    """Ray gives a wrong token out as a failed connection; if something answers, that is its meaning."""
+    """Error of a failed connection: if the port answers, a wrong token, which Ray reports in the same way."""
     if isinstance(error, RayAuthenticationError) or (answers and isinstance(error, ConnectionError)):
         fix = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or ~/.ray/auth_token to the cluster's token"
         return AuthenticationError("AUTH001", f"Ray at {address!r} did not let us in", got=first_line(error), fix=fix)

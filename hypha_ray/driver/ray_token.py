@@ -1,4 +1,4 @@
-"""The token that Ray's clusters on this machine ask for."""
+"""Token of Ray's clusters on this machine."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 
 def make_token() -> None:
-    """Make one, if there is none: for a head that something else than `ray.init` starts, which would end without.
+    """Make a token if there is none: a head that isn't started by `ray.init` would end without one.
 
-    Call it before several processes want one at the same time: each would make its own.
+    To be called before several processes need it at the same time, because each would make its own.
 
     Raises:
-        CalledProcessError: Ray couldn't.
+        CalledProcessError: Ray can't make one.
 
     """
     if not (Path.home() / ".ray" / "auth_token").exists():

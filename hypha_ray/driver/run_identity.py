@@ -1,4 +1,4 @@
-"""Decision to begin a run, to resume one, or to leave one alone."""
+"""Decision to begin a run, to resume it, or to refuse."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ DATASET = "dataset.json"
 
 
 def settle(job: Job, directory: RunDirectory, manifest: Manifest, resume: bool) -> None:
-    """Begin a run, or see whether a run that is there is this one. The caller has its lock.
+    """Begin a run, or check that an existing run is this one. The caller holds its lock.
 
     Args:
         job: with `run.name` and `run.dir` set.
-        directory: where the run is, or will be.
+        directory: run directory, which may not exist yet.
         manifest: of the dataset.
-        resume: take what has changed, as far as it can be taken.
+        resume: whether to accept changed settings, as far as possible.
 
     Raises:
-        ConfigError: the run is by another job, and `resume` was not given; or the directory can't be written.
-        CheckpointError: the run is another training.
+        ConfigError: the run belongs to another job and `resume` is False, or the directory can't be written.
+        CheckpointError: the run trains something else.
 
     """
     if directory.begun:
@@ -41,7 +41,7 @@ def settle(job: Job, directory: RunDirectory, manifest: Manifest, resume: bool) 
 
 
 def compare(job: Job, directory: RunDirectory, manifest: Manifest, resume: bool) -> None:
-    """See whether a run that is there is this one, and tell how far it is; nothing is written.
+    """Check that an existing run is this one, and print its progress; nothing is written.
 
     Raises:
         HyphaError: as `settle`.
@@ -57,7 +57,7 @@ def compare(job: Job, directory: RunDirectory, manifest: Manifest, resume: bool)
 
 
 def is_done(job: Job, directory: RunDirectory) -> bool:
-    """Whether all rounds are committed, and the last one's weights are there and undamaged."""
+    """Whether all rounds are committed, and the last weights are undamaged."""
     done = committed(directory)
     return done >= job.rounds.update_rounds and newest_good(directory.path) == done - 1
 
@@ -85,7 +85,7 @@ def _require_none(changed: Sequence[Difference], job: Job) -> None:
 def _require_same_training(
     changed: Sequence[Difference], directory: RunDirectory, same_data: bool | None, dataset: str
 ) -> None:
-    """Refuse what can't go on from the run's commits; data that is the same one may have moved."""
+    """Refuse changes that can't be resumed from the run's commits; the same data may have moved."""
     fix = f"choose another run.name to train anew, or give what {directory.config} has"
     for change in changed:
         if change.forks and not (change.of_data and same_data):

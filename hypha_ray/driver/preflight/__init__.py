@@ -1,1 +1,1 @@
-"""Checks before a start: settings, dataset, model, and both together; and advice on what is allowed."""
+"""Checks before a start, of settings, dataset and model; and advice on allowed settings."""

@@ -1,4 +1,4 @@
-"""Advice on settings that are allowed but unlikely to be meant; the driver prints it before it begins."""
+"""Advice on settings that are allowed but probably unintended, printed before the start."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hypha_ray.config import Job
 from hypha_ray.exchange_schedule import outer_steps_before
 
 SETTLING = 5.0
-"""Steps that outer momentum takes to settle, in times of 1 / (1 − μ): by then 99 % of its final sum are there."""
+"""Steps until outer momentum has 99 % of its final sum, in units of 1 / (1 − μ)."""
 
 
 def advice(job: Job) -> Iterator[str]:
-    """Advice on a job."""
+    """Advice on a job, as texts."""
     yield from _of_sparse_gradients(job)
     yield from _of_momentum(job)
     yield from _of_delay(job)
@@ -27,7 +27,7 @@ def _of_sparse_gradients(job: Job) -> Iterator[str]:
 
 
 def _of_momentum(job: Job) -> Iterator[str]:
-    """Momentum steps once in a round of a fragment's, or asynchronously with every delta."""
+    """Advice on momentum, which steps once per exchange of a fragment, or with every delta without a barrier."""
     sync, momentum, rounds = job.sync, job.outer_optimizer.momentum, job.rounds.update_rounds
     steps, whose = min(outer_steps_before(job, rounds, fragment) for fragment in range(sync.fragments)), "there are"
     if sync.staggered:
@@ -43,7 +43,7 @@ def _of_momentum(job: Job) -> Iterator[str]:
 
 
 def _of_delay(job: Job) -> Iterator[str]:
-    """A worker that keeps nothing of its own learns from one result until the next exchange, and not before."""
+    """Advice on mixing: without it, a worker drops what it learned of a fragment while a result was on its way."""
     sync = job.sync
     batches = math.ceil(job.samples(job.rounds.warmup_rounds) / (job.num_workers * job.rounds.max_batch_size))
     every, late = batches * (sync.fragments if sync.staggered else 1), batches * (sync.in_flight - 1) + sync.delay_steps
@@ -53,7 +53,7 @@ def _of_delay(job: Job) -> Iterator[str]:
 
 
 def _of_policies(job: Job) -> Iterator[str]:
-    """Deltas of policies agree at first, so much momentum makes steps that are too long."""
+    """Advice on momentum of policies: their deltas agree at first, so much momentum makes too long steps."""
     momentum, keeps = job.outer_optimizer.momentum, not job.sync.traits.sends_gradients
     if job.rl.algorithm is not None and keeps and job.outer_optimizer.name == "nesterov" and momentum > 0.5:
         yield f"outer_optimizer.momentum {momentum:g} makes policies lose their entropy: take up to 0.5"

@@ -1,8 +1,8 @@
-"""All that is refused before anything starts: one list of checks, which a dry run and a start go through alike.
+"""All checks before a start, in one list, which a dry run goes through as well.
 
     settings ──► dataset ──► skeleton of the model ──► model and dataset ──► weights ──► (Ray) ──► cluster
 
-The cheap ones come first. What needs a model looks at its skeleton, which has shapes and no memory.
+Cheap checks come first. Checks of the model use its skeleton on the meta device, which needs no memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def check_job(job: Job) -> None:
-    """Refuse an optimizer, a schedule, a sink, an address or a device that can't be had.
+    """Refuse an optimizer, schedule, sink, address or device that isn't available.
 
     Raises:
         HyphaError: what is wrong with the job file.
@@ -41,9 +41,9 @@ def check_job(job: Job) -> None:
 
 
 def check_devices(job: Job) -> None:
-    """Refuse GPUs that a worker wouldn't use, and one that it couldn't see: Ray shows it what it has reserved.
+    """Refuse GPUs that a worker wouldn't use, and a device that it couldn't see: Ray shows it only what it reserves.
 
-    A trainer from outside of Ray uses what it likes.
+    An external trainer isn't limited by Ray.
 
     Raises:
         ConfigError: CFG003 more than one, CFG011 none.
@@ -61,7 +61,7 @@ def check_devices(job: Job) -> None:
 
 
 def check_end(job: Job, dataset: Path) -> None:
-    """Load what saves the model at the end, and its tokenizer: what is missing is missed before anything starts.
+    """Load all that saves the model at the end, and its tokenizer, so that a missing part is found before the start.
 
     Raises:
         HyphaError: a package, or files of the tokenizer or image processor, can't be used.
@@ -80,9 +80,9 @@ def check_end(job: Job, dataset: Path) -> None:
 
 
 def check_model(job: Job, source: DataSource) -> list[str]:
-    """Refuse a model that can't be built as the job wants it, or that dataset or weights don't fit.
+    """Refuse a model that can't be built as configured, or doesn't fit the dataset or the given weights.
 
-    A run that goes on has been checked when it began.
+    A resumed run was checked when it began.
 
     Returns:
         Notes for the user.
@@ -93,7 +93,7 @@ def check_model(job: Job, source: DataSource) -> list[str]:
     """
     if job.rl.algorithm is None:
         source.manifest.refuse_prompts()
-    with uncollected():  # Seconds go by until torch is loaded.
+    with uncollected():  # Loading torch takes seconds.
         from hypha_ray.driver.preflight.compatibility import CHECKS, Case
         from hypha_ray.driver.preflight.loss_on_samples import check_loss
         from hypha_ray.driver.preflight.rollouts import check_rollouts
@@ -109,7 +109,7 @@ def check_model(job: Job, source: DataSource) -> list[str]:
     case = Case(job, source, network, task, describe(network, task))
     for check in CHECKS:
         check(case)
-    # Of a hub's repository, which the nodes fetch, they say it.
+    # For a repository of the hub, the nodes that fetch it report that.
     notes = compare_weights(job.model, whole=needs_whole(job.model))
     if has_adapter(job.model):
         notes.extend(_check_adapter(job, network))
@@ -127,7 +127,7 @@ def _check_adapter(job: Job, network: PreTrainedModel) -> list[str]:
 
 
 def check_fragments(job: Job) -> None:
-    """Refuse more fragments than the model can be cut into; for a part of a job file, which names no dataset."""
+    """Refuse more fragments than the model can be cut into, for a partial job file without a dataset."""
     if job.sync.fragments == 1:
         return
     with uncollected():

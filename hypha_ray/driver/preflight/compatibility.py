@@ -1,6 +1,6 @@
-"""Checks that a job's model and its dataset fit each other, by the model's skeleton and the dataset's manifest.
+"""Checks that model and dataset fit each other, by the model's skeleton and the dataset's manifest.
 
-The list `CHECKS` is gone through by `checks.check_model`, the cheap ones first. Each takes a `Case` and may raise.
+`checks.check_model` runs the list `CHECKS`, cheap ones first. Each takes a `Case` and may raise.
 """
 
 from __future__ import annotations
