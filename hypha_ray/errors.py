@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from hypha_ray.redaction import redacted
+from hypha_ray.redaction import HIDDEN, redacted, secrets_of
 
 
 class HyphaError(Exception):
@@ -107,3 +107,11 @@ class HubError(TryAgainError):
 def first_line(error: BaseException) -> str:
     """First line of an error's text; the name of its class if there is no text."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def line_of(error: BaseException, url: str) -> str:
+    """One line of an error, without the secrets of a URL, which it may repeat."""
+    text = redacted(first_line(error))
+    for secret in secrets_of(url):
+        text = text.replace(secret, HIDDEN)
+    return f"{type(error).__name__}: {text}"

@@ -31,7 +31,7 @@ class Data:
     """Serve a prepared dataset to all jobs of a Ray cluster, from the machine where it lies."""
 
     serve: str | None = None
-    """folder of a prepared dataset to serve from this machine"""
+    """folder of a prepared dataset to serve from this machine, or its URL"""
     name: str | None = None
     """name for --serve, by which jobs ask for the dataset; default: the folder's name"""
     node: str | None = None

@@ -83,9 +83,12 @@ class Preprocessor(Table):
 class Dataset(Table):
     """The prepared dataset: a folder, or a name by which data nodes serve it."""
 
-    path: str | None = Field(None, description="prepared folder")
+    path: str | None = Field(None, description="prepared folder, or its URL: s3, gs, http, https, hf or file")
     name: str | None = Field(None, description="name in $HYPHA_RAY_HOME/datasets, or of data nodes")
     shards: Count = Field(1, description="data shard actors that serve it")
+    cache_gb: NotNegative | None = Field(
+        None, description="disk of each machine for slices of URLs; default: a fifth of what is free, at most 50"
+    )
     allow_quarantine: bool = Field(
         False,
         description="train on without damaged slices instead of ending; leave out bad samples, not their batches",

@@ -6,15 +6,13 @@ import os
 import time
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import ray
 
 from hypha_ray.config.schema import Testing
-from hypha_ray.data.catalogue import load
+from hypha_ray.data.files import files_at
 from hypha_ray.data.manifest import Manifest
-from hypha_ray.data.preprocessor_files import preprocessor_files
-from hypha_ray.data.slices import Arrays, read_slice
+from hypha_ray.data.slices import Arrays
 from hypha_ray.errors import DataError
 from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.types import SliceInfo
@@ -26,7 +24,7 @@ READING_S = 60.0
 NODE_GROUPS = {"pulse": 1, "check": 1}
 """Concurrency groups of a data node: a long check holds up no read."""
 READS_AT_ONCE = 4
-"""Reads that a data node works on at the same time, for several jobs or workers."""
+"""Reads that a data node, or a shard of a URL, works on at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +42,21 @@ class Announcement:
 
 
 class DataShard:
-    """Serves one folder. Several shards may serve the same folder; each reads only the slices requested from it.
+    """Serves one dataset. Several shards may serve the same one; each reads only the slices requested from it.
 
     The result of `read` goes to the object store once, and every reader on a node maps the same copy. Nothing is opened
     before the first call, so an unusable dataset raises a `DataError` instead of killing the actor.
 
     Args:
-        folder: a prepared dataset, on this actor's node; only its path, since Ray keeps constructor arguments.
+        place: folder on this actor's node, or URL, of a prepared dataset; no more, since Ray keeps arguments.
         testing: failpoints to arm.
+        cache_gb: see `files_at`.
 
     """
 
-    def __init__(self, folder: str, testing: Testing | None = None) -> None:
-        self._folder = Path(folder).expanduser()
+    def __init__(self, place: str, testing: Testing | None = None, cache_gb: float | None = None) -> None:
+        self._notes: list[str] = []
+        self._files = files_at(place, cache_gb, self._notes.append)
         if testing is not None:
             arm(testing.failpoints, testing.failpoint_log)
 
@@ -67,10 +67,10 @@ class DataShard:
             DataError: the folder is missing, or contains no dataset or a damaged one.
 
         """
-        return self._manifest
+        return self._files.manifest()
 
-    def read(self, index: int) -> Arrays:
-        """A slice's tensors, checked against the manifest at every call.
+    def read(self, index: int, fresh: bool = False) -> Arrays:
+        """A slice's tensors, checked against the manifest at every call; if `fresh`, never from a cache.
 
         Raises:
             DataError: there is no such slice, or it is damaged.
@@ -78,9 +78,9 @@ class DataShard:
         """
         info = self._slices.get(index)
         if info is None:
-            allowed = f"{len(self._slices)} slices"
-            raise DataError("DATA008", f"dataset {self._manifest.name!r} has no such slice", str(index), allowed)
-        return read_slice(self._folder, info, self._manifest)
+            manifest, allowed = self._files.manifest(), f"{len(self._slices)} slices"
+            raise DataError("DATA008", f"dataset {manifest.name!r} has no such slice", str(index), allowed)
+        return self._files.read(info, fresh)
 
     def serve(self, index: int) -> tuple[Arrays, int]:
         """A slice's tensors, and its index as a receipt, so that a caller learns of success without the tensors.
@@ -95,13 +95,15 @@ class DataShard:
         """The process id: an answer shows that the actor lives."""
         return os.getpid()
 
-    @cached_property
-    def _manifest(self) -> Manifest:
-        return load(self._folder)
+    @ray.method(concurrency_group="pulse")
+    def notes(self) -> list[str]:
+        """Lines of text for the user since the last call."""
+        told, self._notes[:] = list(self._notes), []
+        return told
 
     @cached_property
     def _slices(self) -> dict[int, SliceInfo]:
-        return {info.index: info for info in self._manifest.slices}
+        return {info.index: info for info in self._files.manifest().slices}
 
 
 class DataNode(DataShard):
@@ -110,8 +112,8 @@ class DataNode(DataShard):
     It is a detached actor on its owner's node. Its name in Ray is all that announces it.
     """
 
-    def __init__(self, folder: str) -> None:
-        super().__init__(folder)
+    def __init__(self, place: str) -> None:
+        super().__init__(place)
         self._read_at: dict[str, float] = {}
         """Monotonic time of each run's last read."""
 
@@ -125,7 +127,7 @@ class DataNode(DataShard):
         """
         since, here = time.monotonic() - READING_S, ray.get_runtime_context()
         readers = tuple(sorted(run for run, at in self._read_at.items() if at >= since))
-        manifest = self._manifest.model_dump_json()
+        manifest = self._files.manifest().model_dump_json()
         return Announcement(PROTOCOL, here.get_node_id(), ray.util.get_node_ip_address(), manifest, readers)
 
     def serve_to(self, run: str, index: int) -> tuple[Arrays, int]:
@@ -133,10 +135,10 @@ class DataNode(DataShard):
         self._read_at[run] = time.monotonic()
         return self.serve(index)
 
-    @ray.method(concurrency_group="pulse")
+    @ray.method(concurrency_group="check")
     def preprocessor(self) -> dict[str, bytes]:
         """Files of the dataset's tokenizer or image processor, by path in its folder."""
-        return preprocessor_files(self._folder)
+        return self._files.preprocessor()
 
     @ray.method(concurrency_group="check")
     def check(self) -> list[str]:
@@ -144,7 +146,7 @@ class DataNode(DataShard):
         problems = []
         for index in self._slices:
             try:
-                self.read(index)
+                self.read(index, fresh=True)
             except DataError as error:
                 problems.append(str(error))
         return problems

@@ -48,8 +48,17 @@ def read_slice(folder: Path, info: SliceInfo, manifest: Manifest) -> Arrays:
         DataError: the file is missing or damaged, or differs from the manifest.
 
     """
-    where = f"slice {info.index} ({info.file})"
-    data = read_file(folder / info.file, where)
+    return decode_slice(read_file(folder / info.file, _place(info)), info, manifest)
+
+
+def decode_slice(data: bytes, info: SliceInfo, manifest: Manifest) -> Arrays:
+    """The tensors in a slice's file, checked against the manifest as in `read_slice`.
+
+    Raises:
+        DataError: the file is damaged, or differs from the manifest.
+
+    """
+    where = _place(info)
     sha256 = hashlib.sha256(data).hexdigest()
     if sha256 != info.sha256:
         fix = f"{_AGAIN}; if you changed it on purpose in a folder of your own, delete manifest.json"
@@ -60,6 +69,10 @@ def read_slice(folder: Path, info: SliceInfo, manifest: Manifest) -> Arrays:
         raise DataError("DATA018", f"{where}: wrong number of samples", str(samples), str(info.samples), _AGAIN)
     _check_bounds(tensors, merge(manifest.tensors, tensors, where), manifest.tensors, where)
     return arrays
+
+
+def _place(info: SliceInfo) -> str:
+    return f"slice {info.index} ({info.file})"
 
 
 def write_slice(folder: Path, index: int, split: str, arrays: Mapping[str, npt.NDArray[np.generic]]) -> SliceInfo:
@@ -81,6 +94,16 @@ def read_file(path: Path, where: str) -> bytes:
         data = path.read_bytes()
     except OSError as error:
         raise DataError(UNREADABLE, f"{where}: can't be read", error.strerror or str(error), fix=_AGAIN) from None
+    return container(data, where)
+
+
+def container(data: bytes, where: str) -> bytes:
+    """The same bytes, once they are known to have the container format of safetensors.
+
+    Raises:
+        DataError: they have another format, or are cut off.
+
+    """
     length = int.from_bytes(data[:8], "little")
     brace = data[8:9] == b"{"
     if brace and length <= min(MAX_HEADER_BYTES, len(data) - 8):

@@ -11,7 +11,9 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
 from hypha_ray.config import Job
+from hypha_ray.data.files import Place
 from hypha_ray.driver.cleanup import end_leftovers
+from hypha_ray.driver.data_source import DataSource
 from hypha_ray.driver.ray_cluster import ControlService
 from hypha_ray.driver.run_identity import committed
 from hypha_ray.errors import ClusterError, HyphaError, LostError, QuarantinedError, first_line
@@ -38,17 +40,14 @@ class SchedulerLost(Exception):
     """End of an attempt that another may follow: its scheduler died or fell silent, or an object was lost."""
 
 
-def records(
-    job: Job, run: str, directory: RunDirectory, dataset: Path, served: bool = False
-) -> Iterator[dict[str, Any]]:
+def records(job: Job, run: str, directory: RunDirectory, source: DataSource) -> Iterator[dict[str, Any]]:
     """Run a job on this node's Ray, and yield what its schedulers stream until the run is over.
 
     Args:
         job: the job file.
         run: name of the run.
         directory: the run directory.
-        dataset: folder with the tokenizer, and the slices unless they are `served`.
-        served: whether data nodes of the cluster have the slices.
+        source: the dataset.
 
     Raises:
         HyphaError: the error that ended the run.
@@ -57,9 +56,9 @@ def records(
     control = ControlService(ray.get_runtime_context().gcs_address)
     end_leftovers(run)
     owner = _here(ActorOwner, OWNER, run, max_restarts=-1).remote()
-    specials = specials_of(job, dataset)
+    specials = specials_of(job, source.folder)
     try:
-        yield from _attempts(job, run, directory, (None if served else str(dataset), specials, owner), control)
+        yield from _attempts(job, run, directory, (source.place, specials, owner), control)
     finally:
         ray.kill(owner)
 
@@ -84,7 +83,7 @@ def _attempts(
     job: Job,
     run: str,
     directory: RunDirectory,
-    given: tuple[str | None, SpecialTokens | None, Any],
+    given: tuple[Place, SpecialTokens | None, Any],
     control: ControlService,
 ) -> Iterator[dict[str, Any]]:
     """Run schedulers one after the other, with one owner for their workers and parameter servers."""
@@ -116,7 +115,7 @@ def _attempt(
     job: Job,
     run: str,
     directory: RunDirectory,
-    given: tuple[str | None, SpecialTokens | None, Any],
+    given: tuple[Place, SpecialTokens | None, Any],
     control: ControlService,
 ) -> Iterator[dict[str, Any]]:
     """Start a scheduler on this node, and yield what it streams.

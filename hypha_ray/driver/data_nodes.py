@@ -12,6 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hypha_ray.config.value_types import CLUSTER
 from hypha_ray.data.actor import NODE_GROUPS, READS_AT_ONCE, DataNode
+from hypha_ray.data.files import is_url
 from hypha_ray.errors import ConfigError, HyphaError
 from hypha_ray.scheduler.runtime.data_nodes import (
     LostReplica,
@@ -29,7 +30,7 @@ def serve(place: str, name: str | None, node: str | None) -> Replica:
     """Start a data node, which outlives this process.
 
     Args:
-        place: folder of a prepared dataset on the data node's machine.
+        place: folder of a prepared dataset on the data node's machine, or URL.
         name: name by which jobs ask for the dataset; None: that of the folder.
         node: address, or first characters of the id, of a node in the cluster; None: this machine.
 
@@ -38,7 +39,7 @@ def serve(place: str, name: str | None, node: str | None) -> Replica:
         DataError: the folder contains no dataset, or other samples than data nodes of that name.
 
     """
-    if node is None:
+    if node is None and not is_url(place):
         place = str(Path(place).expanduser().absolute())
     name = _checked(name or place.rstrip("/").rpartition("/")[2])
     node_id = ray.get_runtime_context().get_node_id() if node is None else _node_id(node)

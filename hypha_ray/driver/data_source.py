@@ -1,11 +1,12 @@
-"""A job's dataset as its driver reads it: from a folder of this machine, or from data nodes of the cluster."""
+"""A job's dataset as its driver reads it: from a folder of this machine, a URL, or data nodes of the cluster."""
 
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from ray.exceptions import RayError
 from hypha_ray.config.schema import Dataset
 from hypha_ray.config.value_types import CLUSTER
 from hypha_ray.data.catalogue import load, local_names, locate
+from hypha_ray.data.files import Place, files_at, is_url
 from hypha_ray.data.manifest import MANIFEST, Manifest, parse_manifest
 from hypha_ray.data.preprocessor_files import preprocessor_files, write_files
 from hypha_ray.data.slices import Arrays, read_slice
@@ -34,17 +36,17 @@ COPY = "dataset"
 class DataSource:
     """A prepared dataset that can be read.
 
-    `folder` is on this machine and has manifest and tokenizer. `served` says that the slices aren't there too.
+    `folder` is on this machine and has manifest and tokenizer; it has slices only if it is the `place`.
     """
 
     manifest: Manifest
     folder: Path
+    place: Place
     read: Callable[[SliceInfo], Arrays]
-    served: bool = False
 
     def keep(self, directory: RunDirectory) -> None:
-        """Copy manifest and tokenizer of a served dataset to the run directory, which the end of the run needs."""
-        if self.served:
+        """Copy manifest and tokenizer from elsewhere to the run directory, since the end of the run needs them."""
+        if self.place.served or is_url(self.place.where):
             write_files(preprocessor_files(self.folder), directory.path / COPY)
             make_tree_private(directory.path / COPY)
 
@@ -57,7 +59,7 @@ def in_folder(folder: Path, manifest: Manifest | None = None) -> DataSource:
 
     """
     known = load(folder) if manifest is None else manifest
-    return DataSource(known, folder, lambda info: read_slice(folder, info, known))
+    return DataSource(known, folder, Place(str(folder)), lambda info: read_slice(folder, info, known))
 
 
 def is_served(dataset: Dataset) -> bool:
@@ -80,15 +82,36 @@ def opened(dataset: Dataset) -> Iterator[DataSource]:
         HyphaError: there is no such dataset, it is damaged, or it can't be reached.
 
     """
-    if not is_served(dataset):
-        yield in_folder(locate(dataset))
-        return
-    with connected(CLUSTER), tempfile.TemporaryDirectory() as folder:
-        replicas = replicas_of(str(dataset.name))
-        write_files(_asked(replicas, lambda actor: actor.preprocessor.remote()), Path(folder))
-        manifest = replicas[0].manifest
-        manifest.save(Path(folder))
-        yield DataSource(manifest, Path(folder), _reader(replicas), served=True)
+    with ExitStack() as held:
+        if dataset.path is not None and dataset.name is None and is_url(dataset.path):
+            yield _at_url(dataset, Path(held.enter_context(tempfile.TemporaryDirectory())))
+        elif is_served(dataset):
+            held.enter_context(connected(CLUSTER))
+            yield _at_nodes(str(dataset.name), Path(held.enter_context(tempfile.TemporaryDirectory())))
+        else:
+            yield in_folder(locate(dataset))
+
+
+def _at_url(dataset: Dataset, folder: Path) -> DataSource:
+    """A dataset at a URL, of which `folder` gets manifest and tokenizer."""
+    url = str(dataset.path)
+    files = files_at(url, dataset.cache_gb, lambda text: print(f"note: {text}", file=sys.stderr))
+    return _copied(files.manifest(), files.preprocessor(), folder, Place(url), files.read)
+
+
+def _at_nodes(name: str, folder: Path) -> DataSource:
+    """A dataset that data nodes serve, of which `folder` gets manifest and tokenizer."""
+    replicas = replicas_of(name)
+    files = _asked(replicas, lambda actor: actor.preprocessor.remote())
+    return _copied(replicas[0].manifest, files, folder, Place(name, served=True), _reader(replicas))
+
+
+def _copied(
+    manifest: Manifest, files: Mapping[str, bytes], folder: Path, place: Place, read: Callable[[SliceInfo], Arrays]
+) -> DataSource:
+    write_files(files, folder)
+    manifest.save(folder)
+    return DataSource(manifest, folder, place, read)
 
 
 def kept(dataset: Dataset, directory: RunDirectory) -> DataSource:

@@ -15,7 +15,7 @@ from hypha_ray.config.load import Loaded, require_complete, require_secrets, res
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.driver.attempts import records
 from hypha_ray.driver.classes import with_classes
-from hypha_ray.driver.data_source import DataSource, is_served, kept, opened
+from hypha_ray.driver.data_source import COPY, DataSource, is_served, kept, opened
 from hypha_ray.driver.find_run import no_run
 from hypha_ray.driver.folders import check_places
 from hypha_ray.driver.preflight.advice import advice
@@ -77,7 +77,7 @@ def run_job(loaded: Loaded, kind: str) -> Path:
                     held.enter_context(directory.lock())
                     settle(job, directory, source.manifest, loaded.resume)
                 source.keep(directory)
-                stream = records(job, str(job.run.name), directory, source.folder, source.served)
+                stream = records(job, str(job.run.name), directory, source)
                 console = Console(job.rounds.update_rounds, rounds="console" in job.telemetry.sinks)
                 watch(stream, console, advice(job))
         finish(job, directory, source.folder)
@@ -86,12 +86,11 @@ def run_job(loaded: Loaded, kind: str) -> Path:
 
 
 def _opened(job: Job, directory: RunDirectory, held: ExitStack) -> DataSource:
-    """The job's dataset; a run with all its rounds needs only what it kept of a served one."""
-    if not is_served(job.dataset):
-        return held.enter_context(opened(job.dataset))
-    if directory.begun and is_done(job, directory):
+    """The job's dataset; a run with all its rounds needs only what it kept of a dataset from elsewhere."""
+    if directory.begun and (directory.path / COPY).is_dir() and is_done(job, directory):
         return kept(job.dataset, directory)
-    held.enter_context(connected(str(job.run.name)))
+    if is_served(job.dataset):
+        held.enter_context(connected(str(job.run.name)))
     return held.enter_context(opened(job.dataset))
 
 

@@ -14,6 +14,7 @@ import ray
 from ray.exceptions import RayError
 
 from hypha_ray.config import Job
+from hypha_ray.data.files import Place
 from hypha_ray.errors import CapacityError, HyphaError, LostError, QuarantinedError, first_line
 from hypha_ray.exchange_schedule import fragments_of_round
 from hypha_ray.failpoints import arm, failpoint
@@ -26,7 +27,7 @@ from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.scheduler.runtime.global_weights import GlobalWeights
 from hypha_ray.scheduler.runtime.run_actors import RunActors
 from hypha_ray.scheduler.runtime.slice_cache import SliceCache
-from hypha_ray.scheduler.runtime.slice_readers import ReplicaReader, ShardReader, SliceReader
+from hypha_ray.scheduler.runtime.slice_readers import reader_of
 from hypha_ray.scheduler.runtime.supervised_actor import GONE
 from hypha_ray.scheduler.runtime.telemetry_client import TelemetryClient
 from hypha_ray.scheduler.runtime.worker_dispatcher import WorkerDispatcher
@@ -46,7 +47,7 @@ class Scheduler:
         job: the job file.
         run: name of the run.
         directory: the run directory.
-        dataset: folder of the prepared dataset; None: data nodes serve it.
+        dataset: place of the prepared dataset.
         attempt: number of this scheduler, over the whole run.
         owner: the actor that starts what outlives this scheduler.
         specials: what workers have to know of the tokenizer, or None.
@@ -58,7 +59,7 @@ class Scheduler:
         job: Job,
         run: str,
         directory: str,
-        dataset: str | None,
+        dataset: Place,
         attempt: int,
         owner: Any,
         specials: SpecialTokens | None,
@@ -73,11 +74,7 @@ class Scheduler:
         self._actors = RunActors(job, run, directory, dataset, owner, self._telemetry.replaced, specials)
         self._telemetry.telemetry = self._actors.telemetry
         self._weights = GlobalWeights(job, self._actors)
-        self._reader: SliceReader = (
-            ReplicaReader(job, self._actors, lambda text: self._telemetry.note("problem", text=text))
-            if dataset is None
-            else ShardReader(self._actors.shards)
-        )
+        self._reader = reader_of(dataset, job, self._actors, self._telemetry.problem)
         self._slice_cache = SliceCache(job, self._actors, self._reader)
         self._core: SchedulerCore | None = None
         self._dispatcher = WorkerDispatcher(
@@ -252,7 +249,7 @@ class Scheduler:
         with suppress(RayError, HyphaError):
             problem = await (await self._actors.store.ask(lambda store: store.settle.remote()))
             if problem is not None:
-                self._telemetry.note("problem", text=problem)
+                self._telemetry.problem(problem)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(coroutine)

@@ -22,6 +22,7 @@ from hypha_ray.data.catalogue import load as load_manifest
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.data.slices import read_slice
+from hypha_ray.driver.data_source import in_folder
 from hypha_ray.driver.launch import records
 from hypha_ray.driver.ray_cluster import connected
 from hypha_ray.model.trained import build_trained
@@ -149,7 +150,7 @@ def rounds_of(
     """Run the job; returns its round records after the first one. `seen` is told of each one when it comes."""
     directory = RunDirectory.create(parent, name, resolved_toml(job))
     found = []
-    for record in records(job, name, directory, dataset):
+    for record in records(job, name, directory, in_folder(dataset)):
         if record["kind"] == "round":
             seen(record)
             found.append(record)

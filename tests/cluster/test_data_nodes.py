@@ -1,4 +1,4 @@
-"""Data nodes on a cluster: jobs read a dataset from other machines, outlive their death, and leave them as they are."""
+"""Datasets that aren't on the head: data nodes, which jobs outlive and leave as they are, and URLs with their cache."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from ray._private.state import actors
 from hypha_ray.config import Job
 from hypha_ray.config.load import parse, resolved_toml
 from hypha_ray.data.catalogue import load
+from hypha_ray.data.files import Place
 from hypha_ray.driver.data_nodes import problems, serve, served, withdraw
 from hypha_ray.driver.data_source import kept
 from hypha_ray.driver.launch import launch
@@ -24,13 +25,23 @@ from hypha_ray.store.directory import RunDirectory
 from tests.support.clusters import cluster_of
 from tests.support.faults import events
 from tests.support.jobs import Outcome, job_of, run_job
+from tests.support.web import web_of
 
 ROUNDS = {"update_rounds": 12, "samples_between_updates": 400, "max_batch_size": 8}
 """Three epochs of the corpus, and a little more."""
 
 
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[list[str]]:
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Folder that all processes have as HYPHA_RAY_HOME."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("home")
+        patch.setenv("HYPHA_RAY_HOME", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def nodes(home: Path) -> Iterator[list[str]]:
     """Ids of a head, two nodes for a worker each, and two machines without CPUs that have data."""
     with cluster_of([{"num_cpus": 1}] * 2 + [{"num_cpus": 0, "labels": {"site": "a"}}] * 2) as cluster:
         yield [node.node_id for node in (cluster.head_node, *cluster.worker_nodes)]
@@ -71,7 +82,7 @@ def test_job_reads_from_a_data_node_that_is_killed_and_that_outlives_it(
             killed.append(pid(replica.name))
             os.kill(killed[0], signal.SIGKILL)
 
-    run = run_job(named_job("far", "demo"), tmp_path, corpus, seen=kill, served=True)
+    run = run_job(named_job("far", "demo"), tmp_path, corpus, seen=kill, place=Place("demo", served=True))
     assert killed and every_sample_was_used_once(run, corpus)
     sources = [record["bytes_from"] for record in run.of_kind("round") if "bytes_from" in record]
     assert {name for counted in sources for name in counted} == {replica.name}
@@ -95,7 +106,7 @@ def test_damage_on_one_replica_is_read_from_the_other_and_nothing_is_set_aside(
     content = bytearray(file.read_bytes())
     content[-5] ^= 1
     file.write_bytes(content)
-    run = run_job(named_job("both", "twice"), tmp_path, corpus, served=True)
+    run = run_job(named_job("both", "twice"), tmp_path, corpus, place=Place("twice", served=True))
     assert every_sample_was_used_once(run, corpus) and not events(run, "quarantine")
     texts = [event["text"] for event in events(run, "problem")]
     assert any(near.name in text and file.name in text for text in texts)
@@ -111,16 +122,15 @@ def test_job_goes_on_with_another_replica_when_one_is_withdrawn(nodes: list[str]
         if record["kind"] == "round" and record["round"] == 2:
             assert withdraw("pair", nodes[3]) == [replicas[0].name]
 
-    run = run_job(named_job("pair", "pair"), tmp_path, corpus, seen=end, served=True)
+    run = run_job(named_job("pair", "pair"), tmp_path, corpus, seen=end, place=Place("pair", served=True))
     assert every_sample_was_used_once(run, corpus)
     assert [one.name for one in served()["pair"][0]] == [replicas[1].name]
 
 
 def test_dataset_that_is_only_served_trains_and_exports_with_its_tokenizer(
-    nodes: list[str], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nodes: list[str], corpus: Path, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
-    monkeypatch.setenv("HYPHA_RAY_HOME", str(tmp_path / "home"))
     folder = shutil.copytree(corpus, tmp_path / "elsewhere")
     serve(str(folder), "only", nodes[4])
     rounds = {"update_rounds": 2, "samples_between_updates": 64, "max_batch_size": 4}
@@ -129,7 +139,7 @@ def test_dataset_that_is_only_served_trains_and_exports_with_its_tokenizer(
     file.write_text(resolved_toml(job))
     launch(parse(["@", str(file), "--dry-run"], "", lambda *_: Path()), "diloco")
     launch(parse(["@", str(file)], "", lambda *_: Path()), "diloco")
-    directory = RunDirectory(tmp_path / "home" / "only")
+    directory = RunDirectory(home / "only")
     assert (directory.path / "model" / "tokenizer_config.json").is_file()
     withdraw("only", None)
     shutil.rmtree(folder)
@@ -157,3 +167,32 @@ def test_serve_refuses_other_samples_under_a_name_and_a_second_time_on_a_node(
     with pytest.raises(DataError, match="DATA001"):
         serve(str(tmp_path / "missing"), "missing", nodes[4])
     assert "missing" not in served()
+
+
+@pytest.mark.parametrize(
+    ("cache_gb", "most_bytes"),
+    [(1.0, 10**9), (0.00006, 60_000), (0.000001, 0)],
+    ids=["all slices", "two slices", "less than a slice"],
+)
+def test_slices_of_a_url_are_fetched_once_in_three_epochs_if_the_cache_is_large_enough(
+    nodes: list[str], corpus: Path, tmp_path: Path, home: Path, cache_gb: float, most_bytes: int
+) -> None:
+    shutil.rmtree(home / "cache", ignore_errors=True)
+    (home / "cache" / "ab").mkdir(parents=True)
+    (home / "cache" / "ab" / "notes").write_text("of another program")
+    job = job_of("web", corpus, rounds=ROUNDS)
+    with web_of(corpus) as web:
+        dataset = job.dataset.model_copy(update={"path": web.url, "cache_gb": cache_gb})
+        run = run_job(job.model_copy(update={"dataset": dataset}), tmp_path, corpus, place=Place(web.url))
+        fetched = {name: count for name, count in web.fetched.items() if name.endswith(".safetensors")}
+    assert every_sample_was_used_once(run, corpus)
+    kept = [path for path in (home / "cache").rglob("*") if path.is_file() and path.name != "notes"]
+    assert sum(path.stat().st_size for path in kept) <= most_bytes
+    assert (home / "cache" / "ab" / "notes").read_text() == "of another program"
+    notes = [event["text"] for event in events(run, "problem")]
+    if most_bytes == 10**9:
+        assert set(fetched) == {info.file for info in load(corpus).slices} and set(fetched.values()) == {1}
+        assert not notes
+    else:
+        assert len(notes) == (1 if most_bytes == 0 else 0) or all("larger than" in note for note in notes)
+        assert bool(kept) == (most_bytes > 0)

@@ -12,6 +12,7 @@ from hypha_ray.config import Job
 from hypha_ray.config.load import resolved_toml
 from hypha_ray.data.catalogue import load
 from hypha_ray.driver.attempts import records
+from hypha_ray.driver.data_source import in_folder
 from hypha_ray.errors import DataError
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.store.quarantine import quarantine, quarantined
@@ -66,7 +67,7 @@ def test_dataset_without_a_sound_slice_ends_the_run_and_says_so(corpus: Path, tm
     for info in of_split(corpus, "train"):
         quarantine(directory.path, info.index, "cut off")
     with pytest.raises(DataError, match=r"DATA028.*nothing to train on is left: 15 slices are damaged — got cut off"):
-        list(records(job, "nothing", directory, corpus))
+        list(records(job, "nothing", directory, in_folder(corpus)))
 
 
 def test_missing_slice_ends_the_run_without_being_set_aside(corpus: Path, tmp_path: Path) -> None:

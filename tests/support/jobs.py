@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hypha_ray.config import Job
 from hypha_ray.config.load import resolved_toml
+from hypha_ray.data.files import Place
 from hypha_ray.driver.attempts import records
+from hypha_ray.driver.data_source import in_folder
 from hypha_ray.driver.launch import finish
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.types import Span
@@ -85,16 +87,17 @@ def run_job(
     dataset: Path,
     export: bool = False,
     seen: Callable[[dict[str, Any]], None] | None = None,
-    served: bool = False,
+    place: Place | None = None,
 ) -> Outcome:
     """Run a job to its end on the Ray cluster that this process is connected to.
 
-    `seen` is shown every record; `served` says that data nodes have the slices.
+    `seen` is shown every record; `place` has the slices, by default the folder of the dataset.
     """
     assert job.run.name is not None
     directory = RunDirectory.create(parent, job.run.name, resolved_toml(job))
-    outcome = Outcome(directory.path, [])
-    for record in records(job, job.run.name, directory, dataset, served):
+    outcome, source = Outcome(directory.path, []), in_folder(dataset)
+    source = source if place is None else replace(source, place=place)
+    for record in records(job, job.run.name, directory, source):
         outcome.records.append(record)
         if seen is not None:
             seen(record)

@@ -11,9 +11,11 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hypha_ray.config import Job
-from hypha_ray.data.actor import DataShard
+from hypha_ray.data.actor import READS_AT_ONCE, DataShard
+from hypha_ray.data.files import Place, is_url
 from hypha_ray.errors import ClusterError
 from hypha_ray.market.allocator import Lease, Leases, draining_nodes, on_this_node
 from hypha_ray.market.requirements import Need, NodeResources, server_need, worker_needs
@@ -45,7 +47,7 @@ class RunActors:
         job: the job file.
         run: name of the run, which is the Ray namespace.
         directory: the run directory, on this node.
-        dataset: folder of the prepared dataset, on this node; None: no shards, because others serve it.
+        dataset: place of the prepared dataset; shards of a folder are on this node.
         owner: actor that starts the actors which outlive this scheduler.
         note: takes name and reason of each replaced actor.
         specials: special tokens or whole tokenizer, as `specials_of` finds them.
@@ -57,7 +59,7 @@ class RunActors:
         job: Job,
         run: str,
         directory: str,
-        dataset: str | None,
+        dataset: Place,
         owner: Any,
         note: Callable[[str, str], None],
         specials: SpecialTokens | None = None,
@@ -76,9 +78,10 @@ class RunActors:
         keeper = (directory, job.checkpoint, job.rounds.update_rounds, job.testing)
         self.telemetry = self._post("telemetry", partial(self._here, Telemetry, "telemetry", *writer))
         self.store = self._post("store", partial(self._here, Store, "store", *keeper))
+        in_folder = not dataset.served and not is_url(dataset.where)
         self.shards = [
-            self._post(name, partial(self._here, DataShard, name, dataset, job.testing))
-            for name in (f"shard-{number}" for number in range(job.dataset.shards if dataset is not None else 0))
+            self._post(name, partial(self._here, DataShard, name, dataset.where, job.testing))
+            for name in (f"shard-{number}" for number in range(job.dataset.shards if in_folder else 0))
         ]
         self.servers = [
             self._post(name, partial(self._serve, name))
@@ -121,6 +124,16 @@ class RunActors:
     def worker(self, number: int) -> tuple[Any, Source] | None:
         """Handle and incarnation of a worker; None without one."""
         return self._workers.get(number)
+
+    def shard_near(self, node_id: str | None, url: str) -> SupervisedActor:
+        """A further shard, which reads a URL on a node, or on another one if that is gone; None: on this node."""
+        name, options = f"shard-{len(self.shards)}", on_this_node()
+        if node_id is not None:
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id, soft=True)
+        options["max_concurrency"] = READS_AT_ONCE
+        arguments = (url, self._job.testing, self._job.dataset.cache_gb)
+        self.shards.append(self._post(name, partial(self._start, DataShard, name, options, *arguments)))
+        return self.shards[-1]
 
     async def node_of(self, number: int) -> str | None:
         """Id of the node that a worker is on; None without a lease of its own."""
@@ -205,8 +218,12 @@ class RunActors:
         return self._leases.options(lease)
 
     async def _here(self, cls: type, name: str, *arguments: Any) -> Any:
-        """Start an actor on this node, where the run directory and the dataset are."""
-        options = self._options(name, on_this_node())
+        """Start an actor on this node, where the run directory is, and the dataset if it is in a folder."""
+        return await self._start(cls, name, on_this_node(), *arguments)
+
+    async def _start(self, cls: type, name: str, options: dict[str, Any], *arguments: Any) -> Any:
+        """Start an actor that ends with this scheduler."""
+        options = self._options(name, options)
         kind: dict[str, Any] = {"concurrency_groups": {"pulse": 1}}
         if cls is Store:  # A call whose objects are on their way holds up no other one.
             kind = {"concurrency_groups": GROUPS, "allow_out_of_order_execution": True}

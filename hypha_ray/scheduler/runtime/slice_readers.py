@@ -17,6 +17,7 @@ import ray
 from ray.exceptions import RayError
 
 from hypha_ray.config import Job
+from hypha_ray.data.files import Place, is_url
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.slices import UNREADABLE
 from hypha_ray.errors import ClusterError, DataError, HyphaError, first_line
@@ -55,6 +56,15 @@ class SliceReader(Protocol):
         """Bytes of slices read since the last call, by name of the data node; empty without data nodes."""
 
 
+def reader_of(dataset: Place, job: Job, actors: RunActors, problem: Callable[[str], None]) -> SliceReader:
+    """The reader for a dataset's place; `problem` takes lines of text for the user."""
+    if dataset.served:
+        return ReplicaReader(dataset.where, job, actors, problem)
+    if is_url(dataset.where):
+        return UrlReader(dataset.where, actors, problem)
+    return ShardReader(actors.shards)
+
+
 class ShardReader:
     """Reads from the shards of the run, by turns."""
 
@@ -69,18 +79,72 @@ class ShardReader:
 
     async def read(self, index: int, worker: int) -> Any:
         """See `SliceReader`."""
-        for attempt in range(READS):
-            shard = self._shards[(index + attempt) % len(self._shards)]
-            try:
-                tensors, _ = await shard.ask(lambda s: s.serve.options(num_returns=2).remote(index))
-                return tensors
-            except DataError as error:
-                damage = error
-        raise damage
+        return await _served(self._shards, index)
 
     def traffic(self) -> dict[str, int]:
         """See `SliceReader`."""
         return {}
+
+
+class UrlReader:
+    """Reads a URL on the nodes of workers, each of which keeps on its disk what it has fetched.
+
+    A slice is fetched by the node of the worker that was the first to need it. Later readers get it from there, so each
+    slice leaves its source once, as long as caches are large enough.
+
+    Args:
+        url: folder of the dataset.
+        actors: actors of the run, which start shards and know the nodes of workers.
+        problem: takes a line of text for the user.
+
+    """
+
+    def __init__(self, url: str, actors: RunActors, problem: Callable[[str], None]) -> None:
+        self._url, self._actors, self._problem = url, actors, problem
+        self._shards: dict[str | None, SupervisedActor] = {}
+        """Shard of each node that has one; None: of this node."""
+        self._nodes: dict[int, str | None] = {}
+        """Node that has fetched each slice."""
+
+    async def manifest(self) -> Manifest:
+        """See `SliceReader`."""
+        return await ShardReader([self._shard(None)]).manifest()
+
+    async def read(self, index: int, worker: int) -> Any:
+        """See `SliceReader`."""
+        if index not in self._nodes:
+            self._nodes[index] = await self._actors.node_of(worker)
+        shard = self._shard(self._nodes[index])
+        tensors = await _served([shard], index)
+        for text in await (await shard.ask(lambda one: one.notes.remote())):
+            self._problem(text)
+        return tensors
+
+    def traffic(self) -> dict[str, int]:
+        """See `SliceReader`."""
+        return {}
+
+    def _shard(self, node: str | None) -> SupervisedActor:
+        if node not in self._shards:
+            self._shards[node] = self._actors.shard_near(node, self._url)
+        return self._shards[node]
+
+
+async def _served(shards: Sequence[SupervisedActor], index: int) -> Any:
+    """Reference to a slice's tensors, which one shard after the other is asked for.
+
+    Raises:
+        HyphaError: every read found the slice damaged, or it can't be read.
+
+    """
+    for attempt in range(READS):
+        shard = shards[(index + attempt) % len(shards)]
+        try:
+            tensors, _ = await shard.ask(lambda s: s.serve.options(num_returns=2).remote(index))
+            return tensors
+        except DataError as error:
+            damage = error
+    raise damage
 
 
 @dataclass
@@ -101,14 +165,15 @@ class ReplicaReader:
     no data node serves any more is waited for; Ray restarts data nodes whose process died.
 
     Args:
-        job: the job file; `dataset.name` is the name of the dataset.
+        dataset: name of the dataset.
+        job: the job file.
         actors: actors of the run, which know the nodes of workers.
         problem: takes a line of text about a data node that failed.
 
     """
 
-    def __init__(self, job: Job, actors: RunActors, problem: Callable[[str], None]) -> None:
-        self._dataset, self._run = str(job.dataset.name), str(job.run.name)
+    def __init__(self, dataset: str, job: Job, actors: RunActors, problem: Callable[[str], None]) -> None:
+        self._dataset, self._run = dataset, str(job.run.name)
         self._silence_s, self._idle_s = job.lease_s, job.resources.max_idle_s
         self._actors, self._problem = actors, problem
         self._nodes: dict[str, _Node] = {}

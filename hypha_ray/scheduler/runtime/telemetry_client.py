@@ -88,6 +88,10 @@ class TelemetryClient:
         """Send the event that an actor was replaced."""
         self.note("revive", role=name, reason=reason)
 
+    def problem(self, text: str) -> None:
+        """Send the event that something went wrong which doesn't end the run."""
+        self.note("problem", text=text)
+
     async def finish(self, extra: Record) -> dict[str, Any]:
         """Send what waits, close files and sinks, and return the summary, which a failed run has too."""
         if self.telemetry is None:
@@ -128,6 +132,6 @@ class TelemetryClient:
             assert self.telemetry is not None
             ask = self.telemetry.ask(lambda telemetry: telemetry.write.remote(records, events))
             for text in await (await ask):
-                self.note("problem", text=text)
+                self.problem(text)
         except (HyphaError, RayError):
             self._dropped += len(records) + len(events)

@@ -18,9 +18,9 @@ from pathlib import Path
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from hypha_ray.errors import CheckpointError, TryAgainError, first_line
+from hypha_ray.errors import CheckpointError, TryAgainError, line_of
 from hypha_ray.modes import make_private
-from hypha_ray.redaction import HIDDEN, redacted, secrets_of
+from hypha_ray.redaction import redacted
 from hypha_ray.store.commits import CommitLog
 from hypha_ray.store.disk import publish, room_for, sync_file
 from hypha_ray.store.snapshots import snapshot_path
@@ -80,7 +80,7 @@ class Mirror:
             self._push(self._looked_at(), round, keep)
         except Exception as error:  # Each kind of file system has its own errors.
             self._place = None
-            why = _line(error, self._url)
+            why = line_of(error, self._url)
             return f"the copy of round {round} to {self.place} failed: {why}; the next one includes it"
         return None
 
@@ -92,7 +92,7 @@ class Mirror:
             for path in self._results():
                 place.put(path, str(path.relative_to(self._directory)))
         except Exception as error:
-            return f"the copy of the run's results to {self.place} failed: {_line(error, self._url)}"
+            return f"the copy of the run's results to {self.place} failed: {line_of(error, self._url)}"
         return None
 
     def _results(self) -> list[Path]:
@@ -257,18 +257,10 @@ def _reachable(what: str, url: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise TryAgainError(
-            "STORE012", f"{_shown(what)} can't be read", got=_line(error, url), fix="is it reachable?"
+            "STORE012", f"{_shown(what)} can't be read", got=line_of(error, url), fix="is it reachable?"
         ) from error
 
 
 def _shown(url: str) -> str:
     """A URL without user and secrets."""
     return re.sub(r"//[^/@]*@", "//", redacted(url))
-
-
-def _line(error: Exception, url: str) -> str:
-    """One line of an error, without the URL's secrets, which it may repeat."""
-    text = redacted(first_line(error))
-    for secret in secrets_of(url):
-        text = text.replace(secret, HIDDEN)
-    return f"{type(error).__name__}: {text}"

@@ -15,6 +15,7 @@ from hypha_ray.config import Job
 from hypha_ray.config.load import resolved_toml
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.prepare import prepare
+from hypha_ray.driver.data_source import in_folder
 from hypha_ray.driver.launch import records
 from hypha_ray.driver.ray_cluster import connected
 from hypha_ray.store.directory import RunDirectory
@@ -100,7 +101,7 @@ def _run(job: Job, parent: Path, dataset: Path) -> tuple[float, float]:
     """Seconds of training, and the validation loss at its end."""
     name = str(job.run.name)
     directory = RunDirectory.create(parent, name, resolved_toml(job))
-    told = list(records(job, name, directory, dataset))
+    told = list(records(job, name, directory, in_folder(dataset)))
     rounds = [record for record in told if record["kind"] == "round"]
     (loss,) = (record["val_loss"] for record in told if record["kind"] == "eval")
     return rounds[-1]["elapsed_s"], loss

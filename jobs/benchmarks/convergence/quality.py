@@ -31,6 +31,7 @@ from hypha_ray.data.manifest import read_manifest
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.data.slices import read_slice
+from hypha_ray.driver.data_source import in_folder
 from hypha_ray.driver.launch import finish, records
 from hypha_ray.driver.ray_cluster import connected
 from hypha_ray.model.evaluation import evaluate
@@ -241,7 +242,7 @@ def _dataset(scratch: Path) -> Path:
 def _run(name: str, side: Side, seed: int, parent: Path, dataset: Path) -> Outcome:
     job = side.job(name, seed, dataset)
     directory = RunDirectory.create(parent, name, resolved_toml(job))
-    rounds = [one for one in records(job, name, directory, dataset) if one["kind"] == "round"]
+    rounds = [one for one in records(job, name, directory, in_folder(dataset)) if one["kind"] == "round"]
     finish(job, directory, dataset)
     model = AutoModelForCausalLM.from_pretrained(directory.path / "model")
     moved = sum(one["bytes_up"] + one["bytes_down"] for one in rounds)

@@ -1,0 +1,215 @@
+"""Files of a prepared dataset, in a folder of this machine or at a URL."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import fsspec
+
+from hypha_ray.data.catalogue import load
+from hypha_ray.data.disk_cache import DiskCache
+from hypha_ray.data.manifest import MANIFEST, Manifest, parse_manifest
+from hypha_ray.data.preprocessor_files import LARGEST_BYTES, preprocessor_files
+from hypha_ray.data.slices import Arrays, container, decode_slice, read_slice
+from hypha_ray.data.url_errors import explain
+from hypha_ray.errors import AuthenticationError, DataError, TryAgainError
+from hypha_ray.redaction import redacted
+from hypha_ray.store.directory import home
+from hypha_ray.types import SliceInfo
+
+T = TypeVar("T")
+
+WAITS_S = (0.5, 2.0, 8.0)
+"""Seconds between tries of a request that may succeed later."""
+USUAL = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "spiece.model",
+    "tokenizer.model",
+    "preprocessor_config.json",
+    "processor_config.json",
+)
+"""Names of a preprocessor's files, which are tried at places that can't list a folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Place of a job's dataset: a folder or a URL, or the name by which data nodes serve it."""
+
+    where: str
+    served: bool = False
+
+
+class DatasetFiles(Protocol):
+    """Reads a prepared dataset."""
+
+    def manifest(self) -> Manifest:
+        """Manifest of the dataset.
+
+        Raises:
+            HyphaError: there is none, it is damaged, or can't be reached.
+
+        """
+
+    def read(self, info: SliceInfo, fresh: bool = False) -> Arrays:
+        """A slice's tensors, checked against the manifest; if `fresh`, never from a cache.
+
+        Raises:
+            HyphaError: the slice is missing or damaged, or can't be reached.
+
+        """
+
+    def preprocessor(self) -> dict[str, bytes]:
+        """Files of the tokenizer or image processor, by path in the dataset's folder; none if there is no such thing.
+
+        Raises:
+            HyphaError: they can't be reached.
+
+        """
+
+
+def is_url(place: str) -> bool:
+    """Whether a place is a URL, and no folder."""
+    return "://" in place
+
+
+def files_at(place: str, cache_gb: float | None = None, note: Callable[[str], None] | None = None) -> DatasetFiles:
+    """The dataset in a folder of this machine, or at a URL.
+
+    Args:
+        place: folder or URL.
+        cache_gb: most gigabytes that are kept on this machine's disk of what URLs have; None: a share of the disk.
+        note: takes a line of text for the user.
+
+    """
+    if not is_url(place):
+        return FolderFiles(Path(place).expanduser())
+    limit_bytes = None if cache_gb is None else int(cache_gb * 1e9)
+    return UrlFiles(place, DiskCache(home() / "cache", limit_bytes), note)
+
+
+class FolderFiles:
+    """Dataset in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._manifest: Manifest | None = None
+
+    def manifest(self) -> Manifest:
+        """See `DatasetFiles`."""
+        self._manifest = self._manifest or load(self._folder)
+        return self._manifest
+
+    def read(self, info: SliceInfo, fresh: bool = False) -> Arrays:
+        """See `DatasetFiles`."""
+        return read_slice(self._folder, info, self.manifest())
+
+    def preprocessor(self) -> dict[str, bytes]:
+        """See `DatasetFiles`."""
+        return preprocessor_files(self._folder)
+
+
+class UrlFiles:
+    """Dataset at a URL that fsspec reads; slices are kept in a cache on this machine's disk.
+
+    Args:
+        url: folder of the dataset.
+        cache: keeps slices.
+        note: takes a line of text for the user, once.
+
+    """
+
+    def __init__(self, url: str, cache: DiskCache, note: Callable[[str], None] | None = None) -> None:
+        self._url, self._cache, self._note = url.rstrip("/"), cache, note
+        self._noted = False
+        self._manifest: Manifest | None = None
+        self._opened: tuple[Any, str] | None = None
+
+    def manifest(self) -> Manifest:
+        """See `DatasetFiles`."""
+        if self._manifest is None:
+            shown = redacted(self._url)
+            try:
+                data = self._fetch(MANIFEST)
+            except DataError as error:
+                fix = "check the URL; it names the folder that has manifest.json"
+                raise DataError("DATA001", f"there is no dataset at {shown}", error.got, fix=fix) from None
+            self._manifest = parse_manifest(data, f"{shown}/{MANIFEST}")
+        return self._manifest
+
+    def read(self, info: SliceInfo, fresh: bool = False) -> Arrays:
+        """See `DatasetFiles`."""
+        manifest = self.manifest()
+        kept = None if fresh else self._cache.read(info.sha256)
+        if kept is not None:
+            try:
+                return decode_slice(kept, info, manifest)
+            except DataError:  # The copy is damaged, which tells nothing about the original.
+                self._cache.remove(info.sha256)
+        data = container(self._fetch(info.file), f"slice {info.index} ({info.file})")
+        arrays = decode_slice(data, info, manifest)
+        problem = None if fresh else self._cache.write(info.sha256, data)
+        if problem is not None and self._note is not None and not self._noted:
+            self._noted = True
+            self._note(f"slices of {redacted(self._url)} are fetched anew for each use: {problem}")
+        return arrays
+
+    def preprocessor(self) -> dict[str, bytes]:
+        """See `DatasetFiles`."""
+        made_by = self.manifest().preprocessor
+        if made_by is None or made_by.folder is None:
+            return {}
+        found = {}
+        for name in self._listed(made_by.folder) or [f"{made_by.folder}/{name}" for name in USUAL]:
+            try:
+                found[name] = self._fetch(name)
+            except (DataError, AuthenticationError):  # S3 refuses what is missing, where it mustn't be listed.
+                continue
+        return found
+
+    def _listed(self, folder: str) -> list[str]:
+        """Files of a folder, by path in the dataset's; none if the place can't list them."""
+        try:
+            fs, root = self._place()
+            rows = fs.find(f"{root}/{folder}", detail=True)
+        except Exception:  # What can't be listed is tried by name.
+            return []
+        small = [name for name, row in rows.items() if (row.get("size") or 0) <= LARGEST_BYTES]
+        return [name.removeprefix(root).lstrip("/") for name in small if name.startswith(root)]
+
+    def _place(self) -> tuple[Any, str]:
+        """File system, and the dataset's folder in it."""
+        if self._opened is None:
+            fs, root = fsspec.core.url_to_fs(self._url)
+            self._opened = fs, root.rstrip("/")
+        return self._opened
+
+    def _fetch(self, name: str) -> bytes:
+        """Content of a file; tried again if that may help.
+
+        Raises:
+            HyphaError: it can't be read.
+
+        """
+        for wait_s in (*WAITS_S, None):
+            try:
+                fs, root = self._place()
+                folder, mark, query = root.partition("?") if "?" in self._url else (root, "", "")
+                data: bytes = fs.cat_file(f"{folder.rstrip('/')}/{name}{mark}{query}")
+                return data
+            except Exception as error:  # Each kind of file system has errors of its own.
+                problem = explain(error, self._url, name)
+                if wait_s is None or not isinstance(problem, TryAgainError):
+                    raise problem from None
+                time.sleep(wait_s)
+        raise AssertionError("unreachable")

@@ -1,0 +1,93 @@
+"""Translation of file systems' errors: each kind has its own, and users need one remedy for each cause."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Iterator
+
+from hypha_ray.data.slices import UNREADABLE
+from hypha_ray.errors import AuthenticationError, ConfigError, DataError, HubError, HyphaError, line_of
+from hypha_ray.redaction import redacted
+
+KINDS = "s3, gs, http, https, hf or file"
+"""Kinds of URLs that are documented; any other one that fsspec knows works, too."""
+EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+"""Extra of hypha_ray that has the package for a kind of URL."""
+_AGAIN = (408, 425, 429)
+"""Statuses of HTTP below 500 after which another try may succeed."""
+_CREDENTIALS = {
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "CredentialRetrievalError",
+    "DefaultCredentialsError",
+}
+"""Classes of errors of botocore and google.auth."""
+
+
+def explain(error: Exception, url: str, what: str) -> HyphaError:
+    """The error to raise in place of one of a file system; its causes are looked at too.
+
+    Args:
+        error: error that the file system raised.
+        url: folder of the dataset.
+        what: name of the file in it.
+
+    """
+    place, got, chain = redacted(f"{url}/{what}"), line_of(error, url), list(_chain(error))
+    if isinstance(error, ImportError | ValueError):
+        return _of_kind(error, url.partition("://")[0], got)
+    status = next((found for link in chain if (found := _status(link)) is not None), None)
+    if _is_refused(chain, status):
+        fix = "give this machine access, such as AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS or HF_TOKEN"
+        return AuthenticationError("AUTH004", f"access to {place} is refused", got, fix=fix)
+    if isinstance(error, FileNotFoundError) or status in (404, 410):
+        return DataError(UNREADABLE, f"there is nothing at {place}", got, fix="check the URL")
+    if any(isinstance(link, socket.gaierror) and link.errno == socket.EAI_NONAME for link in chain):
+        return DataError(UNREADABLE, f"the host of {place} doesn't exist", got, fix="check the URL and the network")
+    if _may_pass(chain, status):
+        return HubError("DATA065", f"{place} can't be reached now", got, fix="try again; the run goes on from there")
+    return DataError(UNREADABLE, f"{place} can't be read", got, fix="check the URL, and the settings for its kind")
+
+
+def _of_kind(error: Exception, kind: str, got: str) -> ConfigError:
+    """Error of a URL of a kind that is unknown, or for which a package is missing."""
+    if isinstance(error, ImportError):
+        fix = f"pip install 'hypha_ray[{EXTRAS[kind]}]'" if kind in EXTRAS else "install it on all machines"
+        return ConfigError("DATA064", f"{kind}:// needs a package that isn't installed here", got, fix=fix)
+    return ConfigError("CFG003", f"a URL of the kind {kind}:// can't be read", got, KINDS, "use another one")
+
+
+def _is_refused(chain: list[BaseException], status: int | None) -> bool:
+    """Whether access needs credentials, or others."""
+    names = {type(link).__name__ for link in chain}
+    return status in (401, 403, 407) or isinstance(chain[0], PermissionError) or bool(names & _CREDENTIALS)
+
+
+def _may_pass(chain: list[BaseException], status: int | None) -> bool:
+    """Whether another try may succeed."""
+    if status is not None:
+        return status >= 500 or status in _AGAIN
+    transient = (ConnectionError, TimeoutError, socket.gaierror)
+    numbers = (errno.EBUSY, errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT)
+    names = ("ConnectionError", "Timeout", "TimeoutError", "ConnectorError", "Disconnected", "PayloadError")
+    return any(
+        isinstance(link, transient) or getattr(link, "errno", None) in numbers or type(link).__name__.endswith(names)
+        for link in chain
+    )
+
+
+def _status(error: BaseException) -> int | None:
+    """Status of HTTP in an error of aiohttp, of huggingface_hub or of botocore."""
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):
+        found = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    else:
+        found = getattr(error, "status", None) or getattr(response, "status_code", None)
+    return found if isinstance(found, int) else None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,95 @@
+"""The cache of slices on a machine's disk: its limit, what it may remove, and what it survives."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from pathlib import Path
+
+from hypha_ray.data.disk_cache import DiskCache
+
+
+def content(number: int, size: int = 1000) -> tuple[str, bytes]:
+    data = bytes([number]) * size
+    return hashlib.sha256(data).hexdigest(), data
+
+
+def fill(cache: DiskCache, *numbers: int) -> None:
+    for number in numbers:
+        assert cache.write(*content(number)) is None
+
+
+def kept(cache: DiskCache, *numbers: int) -> list[int]:
+    return [number for number in numbers if cache.read(content(number)[0]) is not None]
+
+
+def test_file_that_was_written_is_read_and_is_its_owners_alone(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path / "home" / "cache", 10_000)
+    sha256, data = content(1)
+    assert cache.read(sha256) is None
+    assert cache.write(sha256, data) is None and cache.read(sha256) == data
+    assert DiskCache(tmp_path / "home" / "cache", 10_000).read(sha256) == data
+    path = tmp_path / "home" / "cache" / sha256[:2] / sha256
+    assert [stat.S_IMODE(one.stat().st_mode) for one in (path, path.parent, path.parents[1])] == [0o600, 0o700, 0o700]
+
+
+def test_file_that_was_used_longest_ago_is_removed_first(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, 3000)
+    for age, number in enumerate((1, 2, 3)):
+        fill(cache, number)
+        path = tmp_path / content(number)[0][:2] / content(number)[0]
+        os.utime(path, ns=(age * 10**9, age * 10**9))
+    assert kept(cache, 1) == [1]  # From here on, 2 was used longest ago.
+    fill(cache, 4)
+    assert kept(cache, 1, 2, 3, 4) == [1, 3, 4]
+
+
+def test_file_larger_than_the_limit_is_not_kept_and_removes_nothing(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, 2500)
+    fill(cache, 1, 2)
+    problem = cache.write(*content(3, 2501))
+    assert problem == "a file of 2,501 bytes is larger than the cache's limit of 2,500"
+    assert kept(cache, 1, 2, 3) == [1, 2]
+
+
+def test_files_of_others_are_never_removed(tmp_path: Path) -> None:
+    sha256 = content(9)[0]
+    target = tmp_path / "elsewhere"
+    target.write_bytes(b"x" * 5000)
+    cache_folder = tmp_path / "cache"
+    others = [cache_folder / "notes.txt", cache_folder / "ab" / "notes.txt", cache_folder / "00" / sha256]
+    for path in others:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x" * 5000)
+    link = cache_folder / sha256[:2] / sha256
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(target)
+    cache = DiskCache(cache_folder, 2000)
+    fill(cache, 1, 2, 3)
+    assert all(path.read_bytes() == b"x" * 5000 for path in (*others, target)) and link.is_symlink()
+    assert len(kept(cache, 1, 2, 3)) == 2
+
+
+def test_leftover_of_a_killed_writer_counts_and_is_removed(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, 2000)
+    fill(cache, 1)
+    sha256 = content(7)[0]
+    part = tmp_path / sha256[:2] / f"{sha256}.{'0' * 32}.part"
+    part.parent.mkdir(exist_ok=True)
+    part.write_bytes(b"x" * 1000)
+    os.utime(part, ns=(0, 0))
+    fill(cache, 2)
+    assert not part.exists() and kept(cache, 1, 2) == [1, 2]
+
+
+def test_folder_that_cannot_be_written_is_a_reason_and_no_error(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_bytes(b"a file")
+    problem = DiskCache(tmp_path / "cache", 5000).write(*content(1))
+    assert problem is not None and "can't be written" in problem
+
+
+def test_default_limit_is_a_share_of_the_free_disk(tmp_path: Path) -> None:
+    free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
+    limit = DiskCache(tmp_path / "not" / "yet").limit_bytes
+    assert abs(limit - min(50e9, free / 5)) < 0.1 * free
