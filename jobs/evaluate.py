@@ -66,9 +66,9 @@ def main() -> None:
     arguments = parse_options(Evaluate, __doc__, sys.argv[1:])
     if arguments.batch_size < 1:
         raise ConfigError("CFG003", "--batch-size is out of range", str(arguments.batch_size), "1 or more")
-    from hypha_ray.driver.data_source import dataset_of, opened
+    from hypha_ray.driver.data_source import meant_by, opened
 
-    with opened(dataset_of(arguments.dataset)) as source:
+    with opened(meant_by(arguments.dataset)) as source:
         manifest, start = source.manifest, time.monotonic()
         infos = manifest.of(arguments.split)
         if not infos:

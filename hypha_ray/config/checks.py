@@ -41,7 +41,7 @@ def require_complete(job: Job) -> None:
         raise ConfigError("CFG012", "the job has no model", fix=fix)
     if not job.model.repository and "model_type" not in (job.model.config or {}):
         raise ConfigError("CFG012", "model.config has no model_type", fix='give one, such as model_type = "llama"')
-    if not job.dataset.path and not job.dataset.name:
+    if not job.dataset.given:
         fix = "give dataset.path, a folder that jobs/prepare.py made, or dataset.name"
         raise ConfigError("CFG012", "the job has no dataset", fix=fix)
 

@@ -16,6 +16,7 @@ _OF_A_TRAINING: tuple[KeyPath, ...] = (
     ("preprocessor",),
     ("dataset", "path"),
     ("dataset", "name"),
+    ("dataset", "mix"),
     ("run", "seed"),
     ("run", "mode"),
     ("sync", "strategy"),
@@ -46,7 +47,7 @@ class Difference:
     @property
     def of_data(self) -> bool:
         """Whether the key locates the dataset, which may be the same one in another place."""
-        return self.path[:1] == DATA
+        return self.path[:1] == DATA and self.path[-1] != "weight"
 
     def __str__(self) -> str:
         return f"{dotted(self.path)} is {_value(self.here)} here and {_value(self.there)} in the run"

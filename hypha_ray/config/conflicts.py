@@ -51,10 +51,17 @@ def conflicts(job: Job) -> Iterator[Conflict]:
     if job.model.repository is not None and (others or job.model.config == {}):
         fix = "drop model.config to fine-tune, or model.repository for random weights; labels and tokens may stay"
         yield Conflict("model.repository", ".".join(["model.config", *others[:1]]), fix)
+    yield from _of_mixtures(job)
     yield from _of_labels(job)
     yield from _of_adapters(job)
     if job.rl.algorithm is not None:
         yield from _of_rl(job, strategy)
+
+
+def _of_mixtures(job: Job) -> Iterator[Conflict]:
+    if job.dataset.mix and (job.dataset.path or job.dataset.name):
+        other = "dataset.path" if job.dataset.path else "dataset.name"
+        yield Conflict("dataset.mix", other, "name all datasets in [[dataset.mix]]")
 
 
 def _of_rl(job: Job, strategy: str) -> Iterator[Conflict]:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, SecretStr
 
 from hypha_ray.config.strategy import STRATEGIES, StrategyName, StrategyTraits
+from hypha_ray.config.tables.dataset import Dataset
 from hypha_ray.config.tables.outputs import Checkpoint, Telemetry
 from hypha_ray.config.tables.resources import Bridge, Resources, Worker, WorkerGroup, groups_of
 from hypha_ray.config.tables.rl import RL
@@ -78,21 +79,6 @@ class Preprocessor(Table):
 
     repository: str | None = Field(None, description="hub id or local folder; default: the dataset's")
     revision: str | None = Field(None, description="branch, tag or commit of the repository")
-
-
-class Dataset(Table):
-    """The prepared dataset: a folder, or a name by which data nodes serve it."""
-
-    path: str | None = Field(None, description="prepared folder, or its URL: s3, gs, http, https, hf or file")
-    name: str | None = Field(None, description="name in $HYPHA_RAY_HOME/datasets, or of data nodes")
-    shards: Count = Field(1, description="data shard actors that serve it")
-    cache_gb: NotNegative | None = Field(
-        None, description="disk of each machine for slices of URLs; default: a fifth of what is free, at most 50"
-    )
-    allow_quarantine: bool = Field(
-        False,
-        description="train on without damaged slices instead of ending; leave out bad samples, not their batches",
-    )
 
 
 class Rounds(Table):

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from hypha_ray.config.schema import Dataset
+from hypha_ray.config.tables.dataset import Dataset
 from hypha_ray.data.index import index
 from hypha_ray.data.manifest import MANIFEST, Manifest, read_manifest
 from hypha_ray.errors import ConfigError, DataError

@@ -58,7 +58,7 @@ def records(job: Job, run: str, directory: RunDirectory, source: DataSource) -> 
     owner = _here(ActorOwner, OWNER, run, max_restarts=-1).remote()
     specials = specials_of(job, source.folder)
     try:
-        yield from _attempts(job, run, directory, (source.place, specials, owner), control)
+        yield from _attempts(job, run, directory, (source.places, specials, owner), control)
     finally:
         ray.kill(owner)
 
@@ -83,7 +83,7 @@ def _attempts(
     job: Job,
     run: str,
     directory: RunDirectory,
-    given: tuple[Place, SpecialTokens | None, Any],
+    given: tuple[tuple[Place, ...], SpecialTokens | None, Any],
     control: ControlService,
 ) -> Iterator[dict[str, Any]]:
     """Run schedulers one after the other, with one owner for their workers and parameter servers."""
@@ -115,7 +115,7 @@ def _attempt(
     job: Job,
     run: str,
     directory: RunDirectory,
-    given: tuple[Place, SpecialTokens | None, Any],
+    given: tuple[tuple[Place, ...], SpecialTokens | None, Any],
     control: ControlService,
 ) -> Iterator[dict[str, Any]]:
     """Start a scheduler on this node, and yield what it streams.
@@ -125,8 +125,8 @@ def _attempt(
         HyphaError: the error that ended the run.
 
     """
-    dataset, specials, owner = given
-    arguments = (job, run, str(directory.path), dataset, directory.begin_attempt(), owner, specials)
+    places, specials, owner = given
+    arguments = (job, run, str(directory.path), places, directory.begin_attempt(), owner, specials)
     scheduler = _here(Scheduler, "scheduler", run).remote(*arguments)
     try:
         yield from _stream(scheduler, job.resources.start_deadline_s, control)

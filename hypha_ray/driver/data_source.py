@@ -5,20 +5,22 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
-from hypha_ray.config.schema import Dataset
+from hypha_ray.config.tables.dataset import Dataset
 from hypha_ray.config.value_types import CLUSTER
 from hypha_ray.data.catalogue import load, local_names, locate
 from hypha_ray.data.files import Place, files_at, is_url
 from hypha_ray.data.manifest import MANIFEST, Manifest, parse_manifest
+from hypha_ray.data.mixture import mixed
 from hypha_ray.data.preprocessor_files import preprocessor_files, write_files
 from hypha_ray.data.slices import Arrays, read_slice
 from hypha_ray.driver.ray_cluster import connected
@@ -26,7 +28,7 @@ from hypha_ray.errors import ClusterError, DataError, first_line
 from hypha_ray.modes import make_tree_private
 from hypha_ray.scheduler.runtime.data_nodes import Replica, replicas_of
 from hypha_ray.store.directory import RunDirectory
-from hypha_ray.types import SliceInfo
+from hypha_ray.types import SLICES_PER_DATASET, SliceInfo, dataset_of
 
 COPY = "dataset"
 """Folder in a run directory with manifest and tokenizer of a dataset that isn't on the driver's machine."""
@@ -36,19 +38,22 @@ COPY = "dataset"
 class DataSource:
     """A prepared dataset that can be read.
 
-    `folder` is on this machine and has manifest and tokenizer; it has slices only if it is the `place`.
+    `folder` is on this machine and has the tokenizer. It has slices only if it is one of the `places`.
+    A mixture has several places.
     """
 
     manifest: Manifest
     folder: Path
-    place: Place
+    places: tuple[Place, ...]
     read: Callable[[SliceInfo], Arrays]
 
     def keep(self, directory: RunDirectory) -> None:
-        """Copy manifest and tokenizer from elsewhere to the run directory, since the end of the run needs them."""
-        if self.place.served or is_url(self.place.where):
-            write_files(preprocessor_files(self.folder), directory.path / COPY)
-            make_tree_private(directory.path / COPY)
+        """Copy manifest and tokenizer to the run directory, unless they are in one folder: the end needs them."""
+        if self.places != (Place(str(self.folder)),):
+            copy = directory.path / COPY
+            write_files(preprocessor_files(self.folder), copy)
+            self.manifest.save(copy)
+            make_tree_private(copy)
 
 
 def in_folder(folder: Path, manifest: Manifest | None = None) -> DataSource:
@@ -59,16 +64,16 @@ def in_folder(folder: Path, manifest: Manifest | None = None) -> DataSource:
 
     """
     known = load(folder) if manifest is None else manifest
-    return DataSource(known, folder, Place(str(folder)), lambda info: read_slice(folder, info, known))
+    return DataSource(known, folder, (Place(str(folder)),), lambda info: read_slice(folder, info, known))
 
 
 def is_served(dataset: Dataset) -> bool:
-    """Whether data nodes of a cluster have to be asked for the dataset: it has a name that no folder here has."""
-    named = dataset.path is None and dataset.name is not None
-    return named and dataset.name not in local_names() and bool(os.environ.get("RAY_ADDRESS"))
+    """Whether data nodes of a cluster have to be asked: the dataset, or a part, has a name that no folder has."""
+    names = [part.name for part in dataset.parts if part.path is None and part.name is not None]
+    return bool(os.environ.get("RAY_ADDRESS")) and not set(names) <= local_names()
 
 
-def dataset_of(text: str) -> Dataset:
+def meant_by(text: str) -> Dataset:
     """The dataset that a command line means: a folder if there is one, or else a name if data nodes may have it."""
     is_name = "/" not in text and not Path(text).exists()
     return Dataset(name=text) if is_name and is_served(Dataset(name=text)) else Dataset(path=text)
@@ -79,17 +84,34 @@ def opened(dataset: Dataset) -> Iterator[DataSource]:
     """The dataset of a job; if it `is_served`, this process stays connected to the cluster meanwhile.
 
     Raises:
-        HyphaError: there is no such dataset, it is damaged, or it can't be reached.
+        HyphaError: there is no such dataset, it is damaged, or it can't be reached; or datasets can't be mixed.
 
     """
     with ExitStack() as held:
-        if dataset.path is not None and dataset.name is None and is_url(dataset.path):
-            yield _at_url(dataset, Path(held.enter_context(tempfile.TemporaryDirectory())))
-        elif is_served(dataset):
+        if is_served(dataset):
             held.enter_context(connected(CLUSTER))
-            yield _at_nodes(str(dataset.name), Path(held.enter_context(tempfile.TemporaryDirectory())))
-        else:
-            yield in_folder(locate(dataset))
+        sources = [_opened(part, held) for part in dataset.parts]
+        yield sources[0] if not dataset.mix else _mixed(sources)
+
+
+def _opened(dataset: Dataset, held: ExitStack) -> DataSource:
+    """A dataset that is no mixture."""
+    if dataset.path is not None and dataset.name is None and is_url(dataset.path):
+        return _at_url(dataset, Path(held.enter_context(tempfile.TemporaryDirectory())))
+    if is_served(dataset):
+        return _at_nodes(str(dataset.name), Path(held.enter_context(tempfile.TemporaryDirectory())))
+    return in_folder(locate(dataset))
+
+
+def _mixed(sources: Sequence[DataSource]) -> DataSource:
+    """A mixture, whose tokenizer is that of the first dataset."""
+
+    def read(info: SliceInfo) -> Arrays:
+        own = replace(info, index=info.index % SLICES_PER_DATASET)
+        return sources[dataset_of(info.index)].read(own)
+
+    manifest, places = mixed([source.manifest for source in sources]), [source.places for source in sources]
+    return DataSource(manifest, sources[0].folder, tuple(chain.from_iterable(places)), read)
 
 
 def _at_url(dataset: Dataset, folder: Path) -> DataSource:
@@ -111,7 +133,7 @@ def _copied(
 ) -> DataSource:
     write_files(files, folder)
     manifest.save(folder)
-    return DataSource(manifest, folder, place, read)
+    return DataSource(manifest, folder, (place,), read)
 
 
 def kept(dataset: Dataset, directory: RunDirectory) -> DataSource:

@@ -107,7 +107,7 @@ def dry_run(loaded: Loaded) -> None:
     require_secrets(job)
     check_places(job)
     check_job(job)
-    has_model, has_data = bool(job.model.repository or job.model.config), bool(job.dataset.path or job.dataset.name)
+    has_model, has_data = bool(job.model.repository or job.model.config), job.dataset.given
     with ExitStack() as held:
         if has_data and is_served(job.dataset):
             held.enter_context(connected("dry-run"))

@@ -47,7 +47,7 @@ class Scheduler:
         job: the job file.
         run: name of the run.
         directory: the run directory.
-        dataset: place of the prepared dataset.
+        places: place of each dataset; more than one in a mixture.
         attempt: number of this scheduler, over the whole run.
         owner: the actor that starts what outlives this scheduler.
         specials: what workers have to know of the tokenizer, or None.
@@ -59,7 +59,7 @@ class Scheduler:
         job: Job,
         run: str,
         directory: str,
-        dataset: Place,
+        places: tuple[Place, ...],
         attempt: int,
         owner: Any,
         specials: SpecialTokens | None,
@@ -71,10 +71,10 @@ class Scheduler:
         self._commits: set[asyncio.Task[None]] = set()
         """Commits that the end of the run waits for; a failed one stays, so that its error is raised there."""
         self._telemetry = TelemetryClient()
-        self._actors = RunActors(job, run, directory, dataset, owner, self._telemetry.replaced, specials)
+        self._actors = RunActors(job, run, directory, owner, self._telemetry.replaced, specials)
         self._telemetry.telemetry = self._actors.telemetry
         self._weights = GlobalWeights(job, self._actors)
-        self._reader = reader_of(dataset, job, self._actors, self._telemetry.problem)
+        self._reader = reader_of(places, job, self._actors, self._telemetry.problem)
         self._slice_cache = SliceCache(job, self._actors, self._reader)
         self._core: SchedulerCore | None = None
         self._dispatcher = WorkerDispatcher(

@@ -5,7 +5,7 @@ delta. Every event from a worker carries its `Source`, so late, repeated and for
 """
 
 from hypha_ray.types.commits import Commit, Contribution, Rejection, Saved, Verdict
-from hypha_ray.types.data import Arrays, Samples, SliceInfo, Span, joined, window
+from hypha_ray.types.data import SLICES_PER_DATASET, Arrays, Samples, SliceInfo, Span, dataset_of, joined, window
 from hypha_ray.types.events import (
     Alive,
     Damaged,
@@ -25,6 +25,7 @@ from hypha_ray.types.plans import FragmentUpdate, Plan, RoundProgress, Source, W
 from hypha_ray.types.sums import Sums, added, means
 
 __all__ = [
+    "SLICES_PER_DATASET",
     "Alive",
     "Arrays",
     "Commit",
@@ -56,6 +57,7 @@ __all__ = [
     "Verdict",
     "WeightsVersion",
     "added",
+    "dataset_of",
     "joined",
     "means",
     "window",

@@ -64,6 +64,15 @@ class Span:
         return self.stop - self.start
 
 
+SLICES_PER_DATASET = 1 << 24
+"""Numbers of slices of one dataset in a mixture: those of dataset d begin at d times this."""
+
+
+def dataset_of(index: int) -> int:
+    """Number of the dataset in a mixture that a slice is of."""
+    return index // SLICES_PER_DATASET
+
+
 def window(spans: Iterable[Span], start: int, stop: int) -> tuple[Span, ...]:
     """Samples ``start … stop - 1`` of the spans taken together."""
     parts: list[Span] = []

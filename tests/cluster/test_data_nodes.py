@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,16 @@ from ray._private.state import actors
 
 from hypha_ray.config import Job
 from hypha_ray.config.load import parse, resolved_toml
+from hypha_ray.config.tables.dataset import Dataset
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.files import Place
 from hypha_ray.driver.data_nodes import problems, serve, served, withdraw
 from hypha_ray.driver.data_source import kept
+from hypha_ray.driver.find_run import find_run
 from hypha_ray.driver.launch import launch
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.store.directory import RunDirectory
+from hypha_ray.types import dataset_of
 from tests.support.clusters import cluster_of
 from tests.support.faults import events
 from tests.support.jobs import Outcome, job_of, run_job
@@ -101,7 +105,7 @@ def test_damage_on_one_replica_is_read_from_the_other_and_nothing_is_set_aside(
     nodes: list[str], corpus: Path, tmp_path: Path
 ) -> None:
     damaged = shutil.copytree(corpus, tmp_path / "damaged")
-    near, far = serve(str(damaged), "twice", nodes[2]), serve(str(corpus), "twice", nodes[3])
+    near, far = [serve(str(damaged), "twice", node) for node in nodes[1:3]], serve(str(corpus), "twice", nodes[3])
     file = damaged / load(corpus).of("train")[3].file
     content = bytearray(file.read_bytes())
     content[-5] ^= 1
@@ -109,10 +113,10 @@ def test_damage_on_one_replica_is_read_from_the_other_and_nothing_is_set_aside(
     run = run_job(named_job("both", "twice"), tmp_path, corpus, place=Place("twice", served=True))
     assert every_sample_was_used_once(run, corpus) and not events(run, "quarantine")
     texts = [event["text"] for event in events(run, "problem")]
-    assert any(near.name in text and file.name in text for text in texts)
+    assert any(one.name in text and file.name in text for text in texts for one in near)
     assert not any(far.name in text for text in texts)
-    found = problems([near, far])
-    assert len(found[near.name]) == 1 and file.name in found[near.name][0] and found[far.name] == []
+    found = problems([near[0], far])
+    assert len(found[near[0].name]) == 1 and file.name in found[near[0].name][0] and found[far.name] == []
 
 
 def test_job_goes_on_with_another_replica_when_one_is_withdrawn(nodes: list[str], corpus: Path, tmp_path: Path) -> None:
@@ -137,15 +141,15 @@ def test_dataset_that_is_only_served_trains_and_exports_with_its_tokenizer(
     file = tmp_path / "job.toml"
     job = named_job("only", "only", rounds)
     file.write_text(resolved_toml(job))
-    launch(parse(["@", str(file), "--dry-run"], "", lambda *_: Path()), "diloco")
-    launch(parse(["@", str(file)], "", lambda *_: Path()), "diloco")
+    launch(parse(["@", str(file), "--dry-run"], None, find_run), "diloco")
+    launch(parse(["@", str(file)], None, find_run), "diloco")
     directory = RunDirectory(home / "only")
     assert (directory.path / "model" / "tokenizer_config.json").is_file()
     withdraw("only", None)
     shutil.rmtree(folder)
     assert kept(job.dataset, directory).manifest.identity == load(corpus).identity
     shutil.rmtree(directory.path / "model")
-    launch(parse(["@", str(file)], "", lambda *_: Path()), "diloco")
+    launch(parse(["@", str(file)], None, find_run), "diloco")
     assert (directory.path / "model" / "tokenizer_config.json").is_file()
 
 
@@ -196,3 +200,28 @@ def test_slices_of_a_url_are_fetched_once_in_three_epochs_if_the_cache_is_large_
     else:
         assert len(notes) == (1 if most_bytes == 0 else 0) or all("larger than" in note for note in notes)
         assert bool(kept) == (most_bytes > 0)
+
+
+def test_mixture_of_a_data_node_a_url_and_a_folder_has_exact_shares_through_a_kill_and_a_resumption(
+    nodes: list[str], corpus: Path, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
+    serve(str(corpus), "part", nodes[3])
+    file = tmp_path / "job.toml"
+    rounds = {"update_rounds": 6, "samples_between_updates": 160, "max_batch_size": 10}
+    job = job_of("mix", corpus, rounds=rounds).model_copy(update={"dataset": Dataset()})
+    with web_of(corpus) as web:
+        mix = [("name", "part", 0.5), ("path", web.url, 0.3), ("path", str(corpus), 0.2)]
+        tables = "".join(f'[[dataset.mix]]\n{key} = "{place}"\nweight = {weight}\n' for key, place, weight in mix)
+        file.write_text(resolved_toml(job).replace("[dataset]", f"{tables}[dataset]"))
+        killer = ("--testing.failpoints", "worker.step:0=kill@9", "--testing.failpoint_log", str(tmp_path / "fired"))
+        launch(parse(["@", str(file), *killer], None, find_run), "diloco")
+        more = ("--rounds.update_rounds", "9")
+        launch(parse(["@", str(file), "--resume", "mix", *more], None, find_run), "diloco")
+    run = Outcome(home / "mix", [])
+    assert (tmp_path / "fired").read_text()
+    assert len(run.commits()) == 9 and set(run.used().values()) == {1}
+    shares = Counter(dataset_of(index) for _, index, _ in run.used())
+    for number, (_, _, weight) in enumerate(mix):
+        assert abs(shares[number] - weight * sum(shares.values())) <= 10, "one batch"
+    assert (home / "mix" / "model" / "tokenizer_config.json").is_file()

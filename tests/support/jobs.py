@@ -96,7 +96,7 @@ def run_job(
     assert job.run.name is not None
     directory = RunDirectory.create(parent, job.run.name, resolved_toml(job))
     outcome, source = Outcome(directory.path, []), in_folder(dataset)
-    source = source if place is None else replace(source, place=place)
+    source = source if place is None else replace(source, places=(place,))
     for record in records(job, job.run.name, directory, source):
         outcome.records.append(record)
         if seen is not None:

@@ -71,8 +71,8 @@ class Ledger:
 
     # ── the life of a sample ──────────────────────────────────────────────────────────────────────────────────────
 
-    def assign(self, worker: int, samples: int, cached: Collection[int] = ()) -> tuple[Span, ...]:
-        """Give `samples` samples to a worker, of the oldest epochs that have some.
+    def assign(self, worker: int, samples: int, cached: Collection[int] = (), batch: int = 1) -> tuple[Span, ...]:
+        """Give `samples` samples to a worker, of the oldest epochs that have some; all batches are alike here.
 
         In each epoch, slices that the worker has or is being sent come first, and untouched ones second. Rests of
         slices without a holder follow, and slices that other workers hold a part of come last.
@@ -128,6 +128,11 @@ class Ledger:
             self._oldest += 1
 
     # ── what the books say ────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def sizes(self) -> Mapping[int, int]:
+        """Samples of each slice."""
+        return self._sizes
 
     @property
     def epoch(self) -> int:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hypha_ray.config import Job
 from hypha_ray.scheduler.fleet.worker_state import WorkerState
 from hypha_ray.scheduler.ledger.ledger import Ledger
+from hypha_ray.scheduler.ledger.mixture import Mixture
 from hypha_ray.scheduler.messages import Assign, Command, Feed, Merge, RestoreInnerState
 from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.types import Plan, SliceInfo, Span, WeightsVersion, window
@@ -39,12 +41,17 @@ class WorkerPlans:
         self._assigned: set[int] = set()
         """Workers that were given samples since the last commit."""
         train = [info for info in slices if info.split == "train"]
-        self.ledger = Ledger.restore(train, job.run.seed, past.used, most)
+        self.ledger: Ledger | Mixture
+        if weights := [share.weight for share in job.dataset.mix]:
+            self.ledger = Mixture(train, weights, job.run.seed, most, past.used, past.state.get("mixture", {}))
+        else:
+            self.ledger = Ledger.restore(train, job.run.seed, past.used, most)
 
     def assign(self, member: WorkerState, samples: int) -> tuple[Span, ...]:
         """Assign samples to a worker; in replay mode regardless of its cache, so that every run assigns the same."""
         self._assigned.add(member.source.worker)
-        return self.ledger.assign(member.source.worker, samples, () if self._fixed else member.cached_slices)
+        cached = () if self._fixed else member.cached_slices
+        return self.ledger.assign(member.source.worker, samples, cached, member.batch_size)
 
     def feed(self, member: WorkerState, slices: Sequence[int]) -> list[Command]:
         """Send the slices that the worker lacks; it never drops a slice that is needed now."""
@@ -104,6 +111,10 @@ class WorkerPlans:
         plan = replace(member.plan, version=member.plan.version + 1, spans=spans, keep=frozenset(member.cached_slices))
         member.follow(plan)
         return [*feeds, Assign(worker, plan)]
+
+    def state(self) -> dict[str, Any]:
+        """State for a `ResumePoint`, beside the used samples: the shares of a mixture."""
+        return {"mixture": self.ledger.shares()} if isinstance(self.ledger, Mixture) else {}
 
     def commit(self, spans: Mapping[int, Sequence[Span]], ahead: Mapping[int, Sequence[Span]]) -> None:
         """Mark samples as used, and release all others except those of later rounds."""

@@ -10,6 +10,7 @@ from hypha_ray.config import Job
 from hypha_ray.model.tasks.table import find_task
 from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.ledger.ledger import Ledger
+from hypha_ray.scheduler.ledger.mixture import Mixture
 from hypha_ray.scheduler.messages import Outbox
 from hypha_ray.scheduler.resume_point import RunTotals
 from hypha_ray.scheduler.rounds.evaluation import Evaluation
@@ -45,7 +46,7 @@ class PendingRounds(Generic[C]):
 
     """
 
-    def __init__(self, job: Job, tally: RunTotals, ledger: Ledger, out: Outbox) -> None:
+    def __init__(self, job: Job, tally: RunTotals, ledger: Ledger | Mixture, out: Outbox) -> None:
         self._rounds, self._totals, self._ledger, self._out = job.rounds.update_rounds, tally, ledger, out
         self._perplexity = find_task(job.model.type).perplexity
         self.awaiting_merge: deque[C] = deque()

@@ -15,7 +15,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hypha_ray.config import Job
 from hypha_ray.data.actor import READS_AT_ONCE, DataShard
-from hypha_ray.data.files import Place, is_url
 from hypha_ray.errors import ClusterError
 from hypha_ray.market.allocator import Lease, Leases, draining_nodes, on_this_node
 from hypha_ray.market.requirements import Need, NodeResources, server_need, worker_needs
@@ -47,7 +46,6 @@ class RunActors:
         job: the job file.
         run: name of the run, which is the Ray namespace.
         directory: the run directory, on this node.
-        dataset: place of the prepared dataset; shards of a folder are on this node.
         owner: actor that starts the actors which outlive this scheduler.
         note: takes name and reason of each replaced actor.
         specials: special tokens or whole tokenizer, as `specials_of` finds them.
@@ -59,7 +57,6 @@ class RunActors:
         job: Job,
         run: str,
         directory: str,
-        dataset: Place,
         owner: Any,
         note: Callable[[str, str], None],
         specials: SpecialTokens | None = None,
@@ -78,11 +75,8 @@ class RunActors:
         keeper = (directory, job.checkpoint, job.rounds.update_rounds, job.testing)
         self.telemetry = self._post("telemetry", partial(self._here, Telemetry, "telemetry", *writer))
         self.store = self._post("store", partial(self._here, Store, "store", *keeper))
-        in_folder = not dataset.served and not is_url(dataset.where)
-        self.shards = [
-            self._post(name, partial(self._here, DataShard, name, dataset.where, job.testing))
-            for name in (f"shard-{number}" for number in range(job.dataset.shards if in_folder else 0))
-        ]
+        self.shards: list[SupervisedActor] = []
+        """Shards of all datasets."""
         self.servers = [
             self._post(name, partial(self._serve, name))
             for name in (f"server-{fragment}" for fragment in range(job.sync.fragments))
@@ -124,6 +118,13 @@ class RunActors:
     def worker(self, number: int) -> tuple[Any, Source] | None:
         """Handle and incarnation of a worker; None without one."""
         return self._workers.get(number)
+
+    def shards_of(self, folder: str) -> list[SupervisedActor]:
+        """Further shards, which read a folder of this node."""
+        for _ in range(self._job.dataset.shards):
+            name = f"shard-{len(self.shards)}"
+            self.shards.append(self._post(name, partial(self._here, DataShard, name, folder, self._job.testing)))
+        return self.shards[-self._job.dataset.shards :]
 
     def shard_near(self, node_id: str | None, url: str) -> SupervisedActor:
         """A further shard, which reads a URL on a node, or on another one if that is gone; None: on this node."""

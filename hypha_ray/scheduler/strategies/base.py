@@ -107,7 +107,7 @@ class RoundStrategy(Generic[R, C]):
     def _persist(self, number: int, verdict: Verdict, used: c.Used, now: float, **more: int) -> dict[str, Any]:
         """Persist a round's weights and the state that a later scheduler needs; return the run's totals."""
         totals, ledger = self._totals.totals(now), self.plans.ledger
-        state = {"totals": totals, "workers": self._roster.state(), **more}
+        state = {"totals": totals, "workers": self._roster.state(), **self.plans.state(), **more}
         figures = (ledger.cursors(), ledger.epoch, ledger.ahead(), state)
         self._out.put(c.Persist(number, verdict, used, *figures))
         return totals

@@ -79,6 +79,7 @@ def jobs(draw: st.DrawFn) -> Job:
         array = key.path[: key.path.index(EACH)] if EACH in key.path else None
         paths = [key.path] if array is None else [(*array, str(n), key.path[-1]) for n in range(lengths[array])]
         replaced = lengths["workers",] and in_groups(key.path)
+        replaced = replaced or (lengths["dataset", "mix"] and key.path in (("dataset", "path"), ("dataset", "name")))
         for path in paths:
             if key.path[-1] not in _DEPENDENT and not replaced and draw(st.booleans()):
                 found.append((path, draw(_values(key))))

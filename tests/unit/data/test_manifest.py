@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from hypha_ray.config.schema import Dataset
+from hypha_ray.config.tables.dataset import Dataset
 from hypha_ray.data.catalogue import find, load, locate
 from hypha_ray.data.manifest import PreprocessorInfo, TensorInfo
 from hypha_ray.data.slices import read_slice

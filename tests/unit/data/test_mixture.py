@@ -1,0 +1,50 @@
+"""Manifests of mixtures: slices that can be told apart, and datasets that don't go together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hypha_ray.data.manifest import ClassInfo, Manifest, PreprocessorInfo, TensorInfo
+from hypha_ray.data.mixture import mixed
+from hypha_ray.errors import DataError
+from hypha_ray.types import SLICES_PER_DATASET, SliceInfo
+
+TENSORS = (TensorInfo("input_ids", "int32", (8,), 0, 9),)
+TOKENIZER = PreprocessorInfo("gpt2", folder="tokenizer", vocab_size=10)
+
+
+def manifest(name: str = "texts", **fields: Any) -> Manifest:
+    slices = tuple(SliceInfo(index, f"{index}", f"{index}" * 64, 10) for index in range(2))
+    known = {"modality": "language", "slices": slices, "tensors": TENSORS, "preprocessor": TOKENIZER}
+    return Manifest(name=name, **{**known, **fields})
+
+
+def test_mixture_has_all_slices_under_numbers_of_their_own_and_bounds_of_both() -> None:
+    other = manifest("code", tensors=(TensorInfo("input_ids", "int32", (8,), 3, 30),))
+    both = mixed([manifest(), other])
+    assert [info.index for info in both.slices] == [0, 1, SLICES_PER_DATASET, SLICES_PER_DATASET + 1]
+    assert both.tensors == (TensorInfo("input_ids", "int32", (8,), 0, 30),)
+    assert (both.name, both.samples("train")) == ("texts+code", 40)
+    alone = manifest("alone", slices=(SliceInfo(0, "0", "f" * 64, 10),))
+    assert mixed([manifest(), alone]).identity != mixed([alone, manifest()]).identity
+
+
+@pytest.mark.parametrize(
+    ("fields", "thing"),
+    [
+        ({"modality": "prompts"}, "modality"),
+        ({"tensors": (TensorInfo("input_ids", "int32", (9,), 0, 9),)}, "tensors"),
+        ({"tensors": (TensorInfo("input_ids", "int64", (8,), 0, 9),)}, "tensors"),
+        ({"preprocessor": PreprocessorInfo("bert", folder="tokenizer", vocab_size=10)}, "tokenizer"),
+        ({"preprocessor": None}, "tokenizer"),
+        ({"classes": ClassInfo(("good", "bad"))}, "classes"),
+        ({"slices": (SliceInfo(0, "0", "0" * 64, 10, "validation"),)}, "nothing to train on"),
+        ({"slices": (SliceInfo(SLICES_PER_DATASET, "0", "0" * 64, 10),)}, "too many slices"),
+    ],
+)
+def test_datasets_that_do_not_go_together_are_refused(fields: dict[str, Any], thing: str) -> None:
+    with pytest.raises(DataError, match=f"DATA062.*{thing}") as caught:
+        mixed([manifest(), manifest("other", **fields)])
+    assert "'other'" in str(caught.value)
