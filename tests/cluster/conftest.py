@@ -7,6 +7,15 @@ from collections.abc import Iterator
 import pytest
 import ray
 
+from tests.support.forked_workers import forked_workers
+
+
+@pytest.fixture(scope="session", autouse=True)
+def workers_are_forked() -> Iterator[None]:
+    """Ray's workers come from a process that has loaded their libraries."""
+    with forked_workers():
+        yield
+
 
 @pytest.fixture(scope="module")
 def local_ray() -> Iterator[None]:

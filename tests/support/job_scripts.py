@@ -21,13 +21,25 @@ PATIENCE_S = 60.0
 
 
 def started_with(folder: Path) -> list[int]:
-    """Processes that have this folder as RAY_TMPDIR in their environment: a job, its Ray, and that one's workers."""
+    """Processes of a job and its Ray: with this folder as RAY_TMPDIR in their environment.
+
+    A forked worker is known by its log files, since /proc shows the environment of a process's first program only.
+    """
     mark, found = f"RAY_TMPDIR={folder}\0".encode(), []
     for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # ended meanwhile, or someone else's
-            if mark in (process / "environ").read_bytes():
+        with suppress(OSError):  # ended meanwhile, or another user's
+            if mark in (process / "environ").read_bytes() or any(
+                folder in file.parents for file in open_files(process)
+            ):
                 found.append(int(process.name))
     return found
+
+
+def open_files(process: Path) -> Iterator[Path]:
+    """Files that a process of /proc has open."""
+    for descriptor in (process / "fd").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            yield descriptor.readlink()
 
 
 def left_behind(folder: Path) -> list[str]:

@@ -1,0 +1,62 @@
+"""Workers that tests fork are like those that Ray starts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+OWN = {"RAY_RAYLET_PID", "TEST_FORKS"}
+"""Variables of each Ray, and of tests that fork."""
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
+
+
+class Mirror:
+    """A worker that describes its own process."""
+
+    def look(self) -> dict[str, Any]:
+        import numpy as np
+
+        process = Path("/proc/self")
+        return {
+            "parent": Path(f"/proc/{os.getppid()}/cmdline").read_text(),
+            "random": float(np.random.random()),
+            "alike": {
+                "arguments": [argument.partition("=")[0] for argument in sys.argv],
+                "environment": {name: value for name, value in os.environ.items() if name not in OWN},
+                "folder": str(Path.cwd()),
+                "path": sys.path,
+                "leads its group": os.getpgid(0) == os.getpid(),
+                "priority": (os.nice(0), (process / "oom_score_adj").read_text()),
+                "handlers": [getattr(signal.getsignal(number), "__name__", None) for number in SIGNALS],
+                "blocked": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+            },
+        }
+
+
+def mirrors() -> list[dict[str, Any]]:
+    """Start a Ray, and describe two of its workers."""
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80_000_000)
+    try:
+        workers = [ray.remote(Mirror).remote() for _ in range(2)]
+        seen: list[dict[str, Any]] = ray.get([worker.look.remote() for worker in workers])
+        return seen
+    finally:
+        ray.shutdown()
+
+
+def test_forked_workers_are_like_those_that_ray_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    forked = mirrors()
+    monkeypatch.delenv("TEST_FORKS")
+    started = mirrors()
+    assert all("forked_workers" in worker["parent"] for worker in forked)
+    assert not any("forked_workers" in worker["parent"] for worker in started)
+    for one, other in zip(forked, started, strict=True):
+        assert one["alike"] == other["alike"]
+    assert forked[0]["random"] != forked[1]["random"]

@@ -1,0 +1,46 @@
+"""Hand-over of a Ray worker that starts, to the process that forks it; other interpreters start as usual.
+
+Python runs this module by itself if its folder is in PYTHONPATH. See `tests.support.forked_workers`.
+"""
+
+import os
+import sys
+
+LIBRARIES_READ = (
+    "CUDA",
+    "HF_",
+    "KMP_",
+    "LD_",
+    "MKL_",
+    "NUMBA_",
+    "OMP_",
+    "PYTHONHASHSEED",
+    "PYTHONPATH",
+    "TOKENIZERS_",
+    "TORCH",
+    "TRANSFORMERS_",
+)
+"""Beginnings of variables that libraries may read as they are loaded."""
+
+
+def hand_over(forks: str, command: list[str]) -> None:
+    """Ask for a fork with this process's environment and streams, and end; return if it wouldn't do."""
+    import json
+    import signal
+    import socket
+    from pathlib import Path
+
+    loaded, own = json.loads(Path(forks, "environment").read_text()), dict(os.environ)
+    if any(loaded.get(name) != own.get(name) for name in loaded.keys() | own if name.startswith(LIBRARIES_READ)):
+        return
+    start = {"command": command, "environment": own, "folder": str(Path.cwd()), "nice": os.nice(0)}
+    start["blocked_signals"] = [*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))]
+    start["oom_score_adj"] = Path("/proc/self/oom_score_adj").read_text()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asked:
+        asked.connect(f"{forks}/socket")
+        socket.send_fds(asked, [json.dumps(start).encode()], [0, 1, 2])
+    os._exit(0)
+
+
+if "TEST_FORKS" in os.environ and "".join(sys.orig_argv[1:2]).endswith("/ray/_private/workers/default_worker.py"):
+    hand_over(os.environ["TEST_FORKS"], sys.orig_argv[1:])

@@ -1,0 +1,21 @@
+"""All that actors and job scripts load but Ray, loaded by importing this module. Ray reads its variables then."""
+
+import pkgutil
+import sys
+from contextlib import suppress
+from importlib import import_module
+
+import hypha_ray
+from hypha_ray.heavy_imports import uncollected
+
+LIBRARIES = ("datasets", "grpc", "matplotlib.pyplot", "numba")
+MODELS = ("bert", "gpt2", "llama", "vit")
+
+with uncollected():
+    for name in (*LIBRARIES, *(f"transformers.models.{model}.modeling_{model}" for model in MODELS)):
+        import_module(name)
+    sys.modules["ray"] = None  # type: ignore[assignment] # Modules that import it fail, and are loaded with it.
+    for module in pkgutil.walk_packages(hypha_ray.__path__, "hypha_ray."):
+        with suppress(ImportError):
+            import_module(module.name)
+    del sys.modules["ray"]
