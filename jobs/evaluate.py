@@ -24,7 +24,6 @@ from hypha_ray.config.cli.options import parse_options
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.errors import CheckpointError, ConfigError, DataError
 from hypha_ray.heavy_imports import uncollected
-from hypha_ray.types.sums import means
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -132,6 +131,7 @@ def score_answers(arguments: Evaluate, source: DataSource, infos: Sequence[Slice
         from hypha_ray.rl.scoring import Scorer
         from hypha_ray.rl.tokens import end_tokens
         from hypha_ray.rl.workers.in_process import master_of, validate
+        from hypha_ray.types.sums import means
 
     network, task = open_saved(arguments.model, arguments.type)
     if task.name != "causal-lm":
