@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,3 +29,5 @@ class Step:
     """Further figures of the batch."""
     bad: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 3), np.int64))
     """Keys, as `Samples.keys`, of samples that were left out because loss or gradient weren't finite."""
+    shown: tuple[Mapping[str, Any], ...] = ()
+    """Records of a few responses, for people to read."""

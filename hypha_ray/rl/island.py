@@ -117,7 +117,8 @@ class Island:
         damaged = any(facts["damaged"] for facts in (actor, *others))
         loss, norm = (torch.tensor(actor[name]) for name in ("loss", "norm"))
         bad = batch.keys if damaged else batch.keys[:0]
-        return Step(loss, actor["scored"], norm, actor["tokens"], sums_of(replies), bad)
+        shown = replies["rew_inf"][0].facts["shown"]
+        return Step(loss, actor["scored"], norm, actor["tokens"], sums_of(replies), bad, shown)
 
 
 def _models(job: Job, model: torch.nn.Module, tokenizer: Any) -> dict[str, Role]:
@@ -126,7 +127,7 @@ def _models(job: Job, model: torch.nn.Module, tokenizer: Any) -> dict[str, Role]
     policy = Policy(exported(model), job.rl.generation.temperature, autocast)
     roles: dict[str, Role] = {
         "actor": Actor(job, policy, end_tokens(policy.model, tokenizer)),
-        "reward": Reward(Scorer(job.rl, tokenizer)),
+        "reward": Reward(Scorer(job.rl, tokenizer), job.rl.shown_responses),
     }
     if isinstance(model, ActorCritic):
         roles["critic"] = Values(job, model.critic, autocast)

@@ -27,6 +27,8 @@ class Scored:
     """Weighted sum."""
     parts: dict[str, npt.NDArray[np.float64]]
     """Reward of each function before weighting, by name."""
+    responses: tuple[Response, ...]
+    """Responses to the first prompt, then those to the next one."""
 
     @property
     def passed(self) -> npt.NDArray[np.bool_]:
@@ -68,13 +70,12 @@ class Scorer:
             ConfigError: RWD001, a function failed; RWD002, not one response of the batch got a reward.
 
         """
-        scored_texts, size = list(self._responses(prompts, responses)), len(prompts["input_ids"])
+        given, size = tuple(self._responses(prompts, responses)), len(prompts["input_ids"])
         parts = {
-            name: np.array([self._reward(name, one) for one in scored_texts]).reshape(size, -1)
-            for name in self._functions
+            name: np.array([self._reward(name, one) for one in given]).reshape(size, -1) for name in self._functions
         }
         total = sum(weight * parts[name] for name, weight in self._weights.items())
-        scored = Scored(np.asarray(total, np.float64), parts)
+        scored = Scored(np.asarray(total, np.float64), parts, given)
         if not np.isfinite(scored.total).any():
             fix = "look at what the functions give for a response of this dataset"
             raise ConfigError("RWD002", "no response of a batch got a reward", ", ".join(parts), "finite numbers", fix)

@@ -211,8 +211,8 @@ class SchedulerCore:
                     self._strategy.correct_plans(now)
             case t.Left() if trusted:
                 self._lost(source, "left", now, blame=False)
-            case t.Damaged() if trusted:
-                self._out.damaged(event, now)
+            case t.Damaged() | t.RolloutReport() if trusted:
+                self._out.logged(event, now)
             case t.Failed(error=error) if trusted:
                 self._out.finish(error)
             case t.RoundEvent() | t.Merged() if trusted and member and self._strategy.accepts(member, event):

@@ -11,6 +11,7 @@ from hypha_ray.types import (
     Event,
     Merged,
     Plan,
+    RolloutReport,
     RoundEvent,
     RoundProgress,
     Saved,
@@ -239,7 +240,15 @@ class Outbox:
             fields["round"] = event.round
         self.event("stale", now, **fields)
 
-    def damaged(self, event: Damaged, now: float) -> None:
+    def logged(self, event: Damaged | RolloutReport, now: float) -> None:
+        """Add lines for damaged samples to events.jsonl, or lines for responses to rollouts.jsonl."""
+        if isinstance(event, Damaged):
+            self._damaged(event, now)
+            return
+        for response in event.responses:
+            self.event("rollout", now, round=event.round, worker=event.source.worker, **response)
+
+    def _damaged(self, event: Damaged, now: float) -> None:
         """Log samples that can't be trained on."""
         worker = {"worker": event.source.worker, "incarnation": event.source.incarnation}
         for index, sample in event.samples[:NAMED]:

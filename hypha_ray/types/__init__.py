@@ -18,6 +18,7 @@ from hypha_ray.types.events import (
     Merged,
     Ready,
     Report,
+    RolloutReport,
     RoundEvent,
 )
 from hypha_ray.types.layout import Entry, Flat, Layout
@@ -46,6 +47,7 @@ __all__ = [
     "Ready",
     "Rejection",
     "Report",
+    "RolloutReport",
     "RoundEvent",
     "RoundProgress",
     "Samples",

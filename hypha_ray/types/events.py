@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from hypha_ray.types.data import Span
 from hypha_ray.types.plans import Source, WeightsVersion
@@ -93,6 +95,13 @@ class Damaged(RoundEvent):
 
     samples: tuple[tuple[int, int], ...]
     whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutReport(RoundEvent):
+    """A few of the round's responses with their rewards, as records for people to read."""
+
+    responses: tuple[Mapping[str, Any], ...]
 
 
 @dataclass(frozen=True, slots=True)

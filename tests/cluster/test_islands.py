@@ -63,7 +63,8 @@ def test_islands_killed_at_every_call_learn_on_and_count_every_prompt_once(probl
     assert [commit["round"] for commit in run.commits()] == list(range(28))
     assert epochs_used(run, problems) == 3
     assert len(events(run, "loss")) >= 4
-    assert run.of_kind("eval")[-1]["pass@1"] >= 0.95
+    rewards = [record["reward"] for record in run.of_kind("round")]
+    assert rewards[0] < 0.1 and min(rewards[-3:]) > 0.8
 
 
 REPLAY = {

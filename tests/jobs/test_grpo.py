@@ -65,6 +65,15 @@ def test_records_have_the_figures_of_reinforcement_learning(run: Path) -> None:
     assert summary["best_reward"] >= 0.95
 
 
+def test_responses_can_be_read_with_their_prompts_and_rewards(run: Path) -> None:
+    responses = read_jsonl(run / "rollouts.jsonl")
+    assert [one["round"] for one in responses] == [number for number in range(20) for _ in range(4)]
+    for one in responses:
+        answer = "".join(sorted(one["prompt"][:2]))
+        assert (one["reward"] == 1) == (one["response"] == answer and one["ended"])
+    assert sum(one["reward"] == 1 for one in responses[-20:]) > sum(one["reward"] == 1 for one in responses[:20])
+
+
 def test_every_prompt_of_a_round_is_in_its_commit(run: Path) -> None:
     commits = [json.loads(one.read_text(encoding="utf-8")) for one in sorted((run / "commits").glob("*.json"))]
     assert [sum(delta["samples"] for delta in commit["deltas"]) for commit in commits] == [320] * 20

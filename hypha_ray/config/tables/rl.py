@@ -125,6 +125,9 @@ class RL(Table):
     behaviour_cap: Positive | None = Field(
         None, description="cap of truncated importance weights; default: generation's log-probabilities are trusted"
     )
+    shown_responses: Annotated[int, Field(ge=0)] = Field(
+        4, description="responses of each worker and round that rollouts.jsonl has"
+    )
     generation: Generation = Generation()
     reward: Reward = Reward()
     critic: Critic = Critic()

@@ -12,6 +12,7 @@ from hypha_ray.rl.dataflow.sample import Sample
 from hypha_ray.rl.engines.native import Responses
 from hypha_ray.rl.packing import packed_numbers, prompts_of, responses_of
 from hypha_ray.rl.roles.role import Outcome, Role
+from hypha_ray.rl.rollout_records import rollout_records
 from hypha_ray.rl.scoring import Scored, Scorer
 from hypha_ray.types import Sums
 
@@ -21,11 +22,12 @@ class Reward(Role):
 
     Args:
         scorer: the functions.
+        shown: number of responses of a batch to training prompts that replies have records of.
 
     """
 
-    def __init__(self, scorer: Scorer) -> None:
-        self._scorer = scorer
+    def __init__(self, scorer: Scorer, shown: int = 0) -> None:
+        self._scorer, self._shown = scorer, shown
 
     def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
         """Compute the reward of each response, NaN if absent; with `evaluation` also the shares of right ones."""
@@ -37,7 +39,8 @@ class Reward(Role):
         sums = scored.sums() | _lengths(responses)
         if arguments.get("evaluation"):
             sums |= _passed(scored)
-        return Outcome(packed_numbers(sample, {"rewards": scored.total}), sums)
+        facts = {"shown": rollout_records(sample.ids, scored, self._shown)}
+        return Outcome(packed_numbers(sample, {"rewards": scored.total}), sums, facts)
 
 
 def _passed(scored: Scored) -> Sums:

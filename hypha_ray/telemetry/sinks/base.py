@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
-from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, SUMMARY, JsonLines, Record, write_json
+from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, ROLLOUTS, SUMMARY, JsonLines, Record, write_json
 
 _logger = logging.getLogger(__name__)
 
@@ -84,13 +84,15 @@ class Tally:
 
 
 class Files:
-    """The sink of every run, without a queue: metrics.jsonl, events.jsonl and summary.json of the run directory."""
+    """The sink of every run, without a queue: the .jsonl files and summary.json of the run directory."""
 
     def __init__(self, directory: Path) -> None:
         self.tally = Tally("files")
         self._directory = directory
         self._metrics = JsonLines(directory / METRICS)
         self._events = JsonLines(directory / EVENTS)
+        self._rollouts: JsonLines | None = None
+        """File of responses; None before the first one, which most runs never have."""
 
     def start(self, config: Record) -> None:
         """Nothing to do: the run directory has the job's configuration already."""
@@ -100,17 +102,23 @@ class Files:
         self._try(lambda: self._metrics.write(record))
 
     def event(self, event: Record) -> None:
-        """Append to events.jsonl."""
-        self._try(lambda: self._events.write(event))
+        """Append to events.jsonl, or to rollouts.jsonl if it is a response."""
+        self._try(lambda: self._file_of(event).write(event))
 
     def summary(self, figures: Record) -> None:
         """Write summary.json."""
         self._try(lambda: write_json(self._directory / SUMMARY, figures))
 
     def close(self) -> None:
-        """Close both files."""
-        self._metrics.close()
-        self._events.close()
+        """Close all files."""
+        for file in filter(None, (self._metrics, self._events, self._rollouts)):
+            file.close()
+
+    def _file_of(self, event: Record) -> JsonLines:
+        if event["kind"] != "rollout":
+            return self._events
+        self._rollouts = self._rollouts or JsonLines(self._directory / ROLLOUTS)
+        return self._rollouts
 
     def _try(self, call: Call) -> None:
         try:

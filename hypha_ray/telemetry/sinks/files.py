@@ -25,6 +25,7 @@ Record: TypeAlias = Mapping[str, Any]
 
 METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
+ROLLOUTS = "rollouts.jsonl"
 SUMMARY = "summary.json"
 _REPEATED = frozenset({"step", "round", "eval"})
 """Kinds of records that are written again when a round is trained again."""

@@ -25,6 +25,7 @@ from hypha_ray.types import (
     Merged,
     Plan,
     Ready,
+    RolloutReport,
     Samples,
     Source,
     WeightsVersion,
@@ -226,6 +227,8 @@ class TrainingLoop:
         self._throttle(time.monotonic() - began)
         meter.step(result, size, rate)
         self._see_to_damage(plan.round, result)
+        if result.shown and meter.batches == 1:
+            self._emit(RolloutReport(self._source, plan.round, result.shown))
         if meter.due and meter is not self._begun:
             self._emit(meter.report())
         failpoint("worker.step", self._source.worker)

@@ -47,6 +47,8 @@ def test_a_step_of_grpo_is_that_of_plain_torch() -> None:
 
     assert rewards.std(1).max() > 0
     assert result.sums["reward"] == (pytest.approx(float(rewards.sum())), 16)
+    assert [one["prompt"] for one in result.shown] == ["12="] * 4
+    assert [one["reward"] for one in result.shown] == pytest.approx(rewards[0].tolist())
     for name, tensor in plain.named_parameters():
         torch.testing.assert_close(dict(ours.model.named_parameters())[name], tensor, atol=2e-4, rtol=1e-3)
 

@@ -13,6 +13,7 @@ import torch
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.errors import ConfigError
 from hypha_ray.rl.engines.native import Responses
+from hypha_ray.rl.rollout_records import rollout_records
 from hypha_ray.rl.scoring import Scored, Scorer
 from tests.support.rl import CHARACTERS, END, PAD, prompts, tokenizer
 
@@ -110,3 +111,20 @@ def test_functions_that_give_nothing_are_named(function: str, code: str, told: s
     assert caught.value.code == code
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_records_of_responses_say_what_a_person_wants_to_read() -> None:
+    records = rollout_records(["2-5-30", "2-5-31"], score("own_rewards:wild", "exact", weights=[1.0, 0.5]), 3)
+
+    assert records[1] == {
+        "epoch": 2,
+        "slice": 5,
+        "sample": 30,
+        "prompt": "7=",
+        "response": "12",
+        "tokens": 3,
+        "ended": True,
+        "reward": None,
+        "rewards": {"own_rewards:wild": None, "exact": 1.0},
+    }
+    assert [(record["sample"], record["response"]) for record in records] == [(30, "1"), (30, "12"), (31, "123")]

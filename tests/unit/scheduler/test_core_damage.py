@@ -1,4 +1,4 @@
-"""Rejected deltas and damaged samples: what the scheduler tells workers and users of them."""
+"""Rejected deltas, damaged samples, responses to be shown: what the scheduler tells workers and users of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from hypha_ray.scheduler import messages as c
-from hypha_ray.types import Damaged, Delta, Source
+from hypha_ray.types import Damaged, Delta, RolloutReport, Source
 from tests.support.fleet import Faults, Fleet, done, fleet_of, job_of, rounds, slices_of
 
 
@@ -63,3 +63,17 @@ def test_damaged_samples_are_named_and_nobody_is_blamed() -> None:
         "slice 5, sample 0 and 19 more: no finite loss and gradient, left out",
     ]
     assert not fleet.noted("loss") and not fleet.noted("exclude")
+
+
+def test_responses_that_are_shown_are_told_one_by_one() -> None:
+    fleet = fleet_of(0.1, 0.1)
+    shown = RolloutReport(
+        Source("virtual", 1, 10_001), 0, ({"response": "38", "reward": 1.0}, {"response": "83", "reward": 0.0})
+    )
+    fleet.later(1.0, lambda: fleet.tell(shown))
+    done(fleet)
+    told = fleet.noted("rollout")
+    assert [(note["round"], note["worker"], note["response"], note["reward"]) for note in told] == [
+        (0, 1, "38", 1.0),
+        (0, 1, "83", 0.0),
+    ]

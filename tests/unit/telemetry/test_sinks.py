@@ -156,6 +156,16 @@ def test_files_on_a_full_disk_are_counted_and_stop_nothing(tmp_path: Path) -> No
     assert healthy.got[1:-2] == RECORDS
 
 
+def test_files_have_responses_apart_from_events(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    assert not (tmp_path / "rollouts.jsonl").exists()
+    for event in ({"kind": "join"}, {"kind": "rollout", "response": "38"}, {"kind": "loss"}):
+        files.event(event)
+    files.close()
+    assert read_jsonl(tmp_path / "events.jsonl") == [{"kind": "join"}, {"kind": "loss"}]
+    assert read_jsonl(tmp_path / "rollouts.jsonl") == [{"kind": "rollout", "response": "38"}]
+
+
 @pytest.fixture
 def silent_port() -> Iterator[int]:
     """A port that takes connections and never answers."""
