@@ -14,8 +14,13 @@ from hypha_ray.errors import ConfigError
 PROBLEMS, GYM = "problems:", "reasoning-gym:"
 GENERATED: Final = (PROBLEMS, GYM)
 """Beginnings of sources whose prompts are generated."""
-Kind: TypeAlias = Literal["documents", "images", "prompts", "chats", "texts", "recordings"]
+Kind: TypeAlias = Literal["documents", "images", "prompts", "chats", "texts", "recordings", "pairs"]
 """Samples of a dataset, in the plural."""
+
+_OF_ANSWERS = ("answer_column", "answer_pattern", "task", "keep_columns")
+_OF_CHATS = ("messages_column", "completion_column")
+_OF_PAIRS = ("source_column", "target_column")
+_OF_FILES = ("image_column", "audio_column")
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,10 @@ class Options:
     """column that has completions of prompts, which alone have a loss; without --chat no template is applied"""
     chat_template: Path | None = None
     """file of a Jinja template for chats; default: the tokenizer's"""
+    source_column: str | None = None
+    """column that has texts for an encoder"""
+    target_column: str | None = None
+    """column that has the text that a decoder has to make of each of them"""
     image_column: str | None = None
     """column that has images: paths, or contents of files"""
     audio_column: str | None = None
@@ -98,6 +107,7 @@ class Options:
             ("prompts", self.source.startswith(GENERATED)),
             ("images", self.image_column is not None or self.source == "digits"),
             ("recordings", self.audio_column is not None),
+            ("pairs", self.source_column is not None or self.target_column is not None),
             ("texts", self.label_column is not None),
             ("chats", self.completion_column is not None or self.messages_column is not None),
             ("prompts", self.prompt_column is not None),
@@ -132,29 +142,38 @@ class Options:
             raise _out_of_range("validation_fraction", self.validation_fraction, "0 ≤ x < 1")
         if not self.source:
             raise _out_of_range("source", "nothing", "stdlib, digits, a path, or a Hugging Face name")
+        self._check_source()
         self._check_columns()
+        self._check_media()
+        self._check_prompts()
+
+    def _check_source(self) -> None:
+        """Refuse columns of a source that has none."""
+        columns = (*_OF_CHATS, *_OF_PAIRS, *_OF_FILES, "prompt_column", "label_column", "preprocessor")
+        if self.source.startswith(GENERATED):
+            self._refuse((*columns, *_OF_ANSWERS), f"has no effect on generated prompts, --source {self.source}")
+        elif self.source in ("stdlib", "digits"):
+            self._refuse((*columns, "chat"), f"has no effect on --source {self.source}, which has no columns")
 
     def _check_columns(self) -> None:
-        """Refuse options of prompts, chats and labels that would have no effect."""
-        of_answers = ("answer_column", "answer_pattern", "task", "keep_columns")
-        columns = ("messages_column", "prompt_column", "completion_column", "label_column")
-        media = ("image_column", "audio_column", "preprocessor")
-        if self.source.startswith(GENERATED):
-            self._refuse((*columns, *media, *of_answers), f"has no effect on generated prompts, --source {self.source}")
-        elif self.source in ("stdlib", "digits"):
-            self._refuse((*columns, *media, "chat"), f"has no effect on --source {self.source}, which has no columns")
+        """Refuse columns of several kinds of samples."""
         if self.messages_column is not None:
             self._refuse(("prompt_column", "completion_column"), "and --messages-column exclude each other")
-        for name in ("label_column", "image_column", "audio_column"):
+        if (self.source_column is None) != (self.target_column is None):
+            raise ConfigError("PREP007", "--source-column and --target-column belong together", fix="give both or none")
+        for name in ("source_column", "label_column", *_OF_FILES):
             if getattr(self, name) is not None:
-                self._refuse((*columns[:-1], "chat"), f"and --{name.replace('_', '-')} exclude each other")
-        self._check_media()
-        if self.kind == "chats":
-            self._refuse(of_answers, "has no effect on chats")
-        if self.prompt_column is None:
-            self._refuse(("completion_column", *of_answers), "has no effect without --prompt-column")
+                others = (*_OF_CHATS, "prompt_column", "chat", *(() if name in _OF_PAIRS else _OF_PAIRS))
+                self._refuse(others, f"and --{name.replace('_', '-')} exclude each other")
         if self.report and self.kind in ("images", "recordings", "prompts"):
             raise ConfigError("PREP007", f"--report has no effect on {self.kind}", fix="leave it out")
+
+    def _check_prompts(self) -> None:
+        """Refuse options of prompts and chats that would have no effect."""
+        if self.kind == "chats":
+            self._refuse(_OF_ANSWERS, "has no effect on chats")
+        if self.prompt_column is None:
+            self._refuse(("completion_column", *_OF_ANSWERS), "has no effect without --prompt-column")
         if not self.is_templated:
             self._refuse(("system", "chat_template"), "has no effect without --chat")
         if self.answer_column is None:

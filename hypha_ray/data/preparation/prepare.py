@@ -21,6 +21,7 @@ from hypha_ray.data.preparation.encoders import Encoder, Tokens, load_encoder
 from hypha_ray.data.preparation.kinds.chats import write_chats
 from hypha_ray.data.preparation.kinds.labelled_texts import write_texts
 from hypha_ray.data.preparation.kinds.media import write_media
+from hypha_ray.data.preparation.kinds.pairs import write_pairs
 from hypha_ray.data.preparation.kinds.prompts import write_prompts
 from hypha_ray.data.preparation.options import Kind, Options
 from hypha_ray.data.preparation.packing import Held, batches, digest, hold_out, pack, shuffle
@@ -42,6 +43,7 @@ _MODALITIES: Final[dict[Kind, Modality]] = {
     "documents": "language",
     "chats": "language",
     "texts": "language",
+    "pairs": "language",
     "images": "vision",
     "recordings": "audio",
     "prompts": "prompts",
@@ -50,6 +52,7 @@ _USED: Final[dict[Kind, str]] = {
     "prompts": "prompt and answer are",
     "chats": "those of the chats are",
     "texts": "text and label are",
+    "pairs": "source and target are",
     "images": "image and label are",
     "recordings": "recording and label are",
 }
@@ -93,6 +96,8 @@ def _write(options: Options, writer: SliceWriter, report: Report, account: Accou
             return write_prompts(options, writer, report, account)
         case "chats":
             return write_chats(options, writer, report, account)
+        case "pairs":
+            return write_pairs(options, writer, report, account)
         case "texts":
             return write_texts(options, writer, report, account)
         case "documents":
