@@ -8,6 +8,7 @@ boot ──► merge the weights that are due ──► evaluate ──► train
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from hypha_ray.config import Job
@@ -228,7 +229,7 @@ class SimulatedWorker:
         assert self._longest is not None
         self._longest = max(self._longest, plan, key=lambda one: one.samples)
         size, seconds = min(plan.batch_size, plan.samples - self._samples), self._world.batch_s(self.source)
-        self._spend(seconds, lambda: self._trained(size, seconds))
+        self._spend(seconds, partial(self._trained, size, seconds))
 
     def _trained(self, size: int, seconds: float) -> None:
         """End a batch."""

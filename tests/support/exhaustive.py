@@ -19,7 +19,7 @@ from tests.support.tiny_run import State
 
 def key(state: State) -> bytes:
     """Of all that matters, without times and statistics."""
-    workers = sorted((number, repr(worker)) for number, worker in state.workers.items())
+    workers = sorted((number, worker.key()) for number, worker in state.workers.items())
     said = sorted(state.said, key=repr) if state.repeats else []
     outside = (sorted(state.arriving.items()), said, state.reduce, state.unwritten)
     rest = (state.crashes, state.repeats, state.over, [(p.round, p.spans) for p in state.books.log])

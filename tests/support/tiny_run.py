@@ -7,8 +7,7 @@ for each step, so nothing is taken for silent: a crash is told.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from hypha_ray.config import Job
@@ -16,42 +15,53 @@ from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.core import SchedulerCore
 from hypha_ray.scheduler.planning.worker_plans import Sizes
 from hypha_ray.scheduler.resume_point import ResumePoint
-from hypha_ray.types import (
-    Commit,
-    Contribution,
-    Delta,
-    Evaluated,
-    Event,
-    Merged,
-    Plan,
-    Ready,
-    Report,
-    Saved,
-    SliceInfo,
-    Source,
-    Verdict,
-    window,
-)
+from hypha_ray.types import Commit, Contribution, Delta, Event, Ready, Report, Saved, SliceInfo, Source, Verdict
 from tests.support.simulation_books import Books
+from tests.support.walk_worker import WalkWorker
 
 STEP_S = 1e-4
 
 
-@dataclass
-class Worker:
-    """What a worker knows, and its words that are on their way."""
+class Worker(WalkWorker):
+    """Ends a batch when that is the next step; an evaluation takes no time."""
 
-    source: Source
-    plan: Plan | None = None
-    longest: Plan | None = None
-    round: int = -1
-    weights: int = -1
-    done: int = 0
-    trained: bool = True
-    evaluated: bool = False
-    alive: bool = True
-    inner: int = -1
-    words: list[Event] = field(default_factory=list)
+    def __init__(self, source: Source, world: State) -> None:
+        super().__init__(source, world)
+        self.words: list[c.Input] = []
+        """Its words that are on their way."""
+        self.training: Callable[[], None] | None = None
+        """What follows the batch that it trains on."""
+
+    def _spend(self, seconds: float, then: Callable[[], None]) -> None:
+        if seconds:
+            self._busy = self.training = then
+        else:
+            then()
+            self.go()
+
+    def train(self) -> None:
+        """End the batch."""
+        assert self.training is not None
+        then, self.training, self._busy = self.training, None, None
+        then()
+        self.go()
+
+    def _pulse(self) -> None:
+        pass
+
+    def key(self) -> str:
+        """All that makes a difference for what it does."""
+        left_out = {
+            "_world",
+            "_ahead",
+            "_reported",
+            "_seconds",
+            "_busy",
+            "training",
+            *(() if self.training else ("_longest",)),
+        }
+        known = {name: value for name, value in vars(self).items() if name not in left_out}
+        return repr((known, self.training is not None))
 
 
 class State:
@@ -114,7 +124,7 @@ class State:
         for number, worker in self.workers.items():
             if worker.words:
                 yield "hear", number
-            if self._can_train(worker):
+            if worker.alive and worker.training is not None:
                 yield "train", number
             if self.crashes and worker.alive:
                 yield from (("lose", number, kept) for kept in ((True, False) if worker.words else (False,)))
@@ -142,8 +152,8 @@ class State:
 
     def _arrive(self, number: int) -> None:
         source = self.arriving.pop(number)
-        self.workers[number] = Worker(source)
-        self._tell(Ready(source, "layout", "cpu", 1))
+        self.workers[number] = Worker(source, self)
+        self.workers[number].boot("layout")
 
     def _hear(self, number: int) -> None:
         words = self.workers[number].words
@@ -156,14 +166,12 @@ class State:
         self._tell(event)
 
     def _train(self, number: int) -> None:
-        worker = self.workers[number]
-        worker.done += 1
-        self._go(worker)
+        self.workers[number].train()
 
     def _lose(self, number: int, kept: bool) -> None:
         worker = self.workers[number]
         self.crashes, worker.alive = 0, False
-        worker.words = [*worker.words, c.Lost(worker.source, "killed")] if kept else [c.Lost(worker.source, "killed")]  # type: ignore[list-item]
+        worker.words = [*(worker.words if kept else []), c.Lost(worker.source, "killed")]
 
     def _crash(self, survivors: int) -> None:
         self.crashes = 0
@@ -190,20 +198,8 @@ class State:
                 case c.Dismiss(worker=number):
                     self.arriving.pop(number, None)
                     self.workers.pop(number, None)
-                case c.Assign(worker=number, plan=plan):
-                    worker = self.workers[number]
-                    worker.plan = plan
-                    if worker.longest is None or (plan.round, plan.samples) > (
-                        worker.longest.round,
-                        worker.longest.samples,
-                    ):
-                        worker.longest = plan
-                    self._go(worker)
-                case c.Merge(worker=number, version=version):
-                    self.workers[number].weights = version
-                    self._go(self.workers[number])
-                case c.RestoreInnerState(worker=number):
-                    self.workers[number].inner = self.books.inner[number]
+                case c.Feed() | c.Assign() | c.Merge() | c.RestoreInnerState():
+                    self.workers[command.worker].order(command, self.books.inner.get(command.worker))
                 case c.Reduce():
                     self.reduce = command
                 case c.Persist(round=round_):
@@ -215,48 +211,26 @@ class State:
                     return
         self.books.check(self.core)
 
-    def _go(self, worker: Worker) -> None:
-        """Do all that takes no time."""
-        plan = worker.plan
-        if not worker.alive or plan is None or worker.weights != plan.round:
-            return
-        if worker.weights > worker.round:
-            proof = f"theta-{worker.weights - 1}" if worker.round < 0 else None
-            worker.round, worker.done, worker.evaluated, worker.trained = worker.weights, 0, False, False
-            worker.words.append(Merged(worker.source, worker.round, proof))
-        if plan.evaluate and not worker.evaluated:
-            worker.evaluated = True
-            worker.words.append(Evaluated(worker.source, worker.round, {"val_loss": (float(worker.weights), 1.0)}, 0.1))
-        if worker.done and worker.done >= plan.samples and not worker.trained:
-            self._deliver(worker)
+    def say(self, worker: WalkWorker, event: Event) -> None:
+        if isinstance(event, Ready):
+            self._tell(event)
+        else:
+            self.workers[worker.source.worker].words.append(event)
 
-    def _can_train(self, worker: Worker) -> bool:
-        plan = worker.plan
-        return (
-            worker.alive and plan is not None and plan.round == worker.round and bool(plan.spans) and not worker.trained
-        )
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        raise AssertionError("no time passes")
 
-    def _deliver(self, worker: Worker) -> None:
-        assert worker.longest is not None
-        spans, inner = window(worker.longest.spans, 0, worker.done), worker.inner
-        report = Report(
-            worker.source, worker.round, worker.done, worker.done, worker.done, worker.done, 1.0, 0.1, 1, 0.0, 1e-3
-        )
-        replay = self.job.run.mode == "replay"
-        delta = Delta(
-            worker.source,
-            worker.round,
-            spans,
-            worker.done,
-            inner,
-            worker.done,
-            worker.done,
-            1.0,
-            1,
-            8,
-            0.1,
-            0.0,
-            replay,
-        )
-        worker.inner, worker.trained = worker.round, True
-        worker.words += [report, delta]
+    def batch_s(self, source: Source) -> float:
+        return 0.1
+
+    def evaluate_s(self, source: Source) -> float:
+        return 0.0
+
+    def pulse_s(self) -> float:
+        return 1.0
+
+    def report_due(self, batches: float, seconds: float) -> bool:
+        return False
+
+    def theta_sha256(self, source: Source, version: int) -> str:
+        return f"theta-{version - 1}"
