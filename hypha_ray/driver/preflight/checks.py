@@ -100,12 +100,12 @@ def check_model(job: Job, source: DataSource) -> list[str]:
         from hypha_ray.model.loading.build import compare_weights, describe
         from hypha_ray.model.lora import has_adapter, needs_whole
         from hypha_ray.model.tasks.table import find_task, require_trainable
-        from hypha_ray.model.trained import sketch_trained
+        from hypha_ray.model.trained import exported, sketch_trained
 
     task = find_task(job.model.type, job.model.input_names)
     if not all(group.bridged for group in job.worker_groups):
         require_trainable(task)
-    network = sketch_trained(job)
+    network = exported(sketch_trained(job))
     case = Case(job, source, network, task, describe(network, task))
     for check in CHECKS:
         check(case)

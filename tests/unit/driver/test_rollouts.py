@@ -55,8 +55,9 @@ def check(dataset: Path, *flags: str, **config: object) -> list[str]:
     return check_model(job, in_folder(dataset))
 
 
-def test_a_job_that_fits_is_accepted_without_a_note(problems: Path) -> None:
-    assert check(problems) == []
+@pytest.mark.parametrize("flags", [[], ["--rl.algorithm=ppo"], ["--rl.algorithm=ppo", "--sync.fragments=4"], OPT])
+def test_a_job_that_fits_is_accepted_without_a_note(problems: Path, flags: list[str]) -> None:
+    assert check(problems, *flags) == []
 
 
 @pytest.mark.parametrize(
