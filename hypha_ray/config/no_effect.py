@@ -50,6 +50,8 @@ def _of_rl(job: Job) -> Iterator[tuple[str, str]]:
         yield "rl.algorithm", " ".join(".".join(path) for path in keys() if path[0] == "rl")
         return
     yield "rl.algorithm", "worker.compile model.input_names"
+    if rl.reward.deadline_s is None:
+        yield "rl.reward.deadline_s", "rl.reward.processes"
     if rl.reference == "none":
         yield "rl.reference", "rl.kl_estimator"
     if not rl.kl:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ import numpy.typing as npt
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.errors import ConfigError
 from hypha_ray.rl.engines.native import Responses
-from hypha_ray.rl.rewards.registry import reward_of
+from hypha_ray.rl.rewards.evaluators import Evaluator, InPlace, Processes
 from hypha_ray.rl.rewards.response import Response
 from hypha_ray.types import Arrays, Sums
 from hypha_ray.types.prompts import unpack_records
@@ -59,7 +58,8 @@ class Scorer:
 
     def __init__(self, rl: RL, tokenizer: Any) -> None:
         names, weights = rl.reward.functions, rl.reward.weights
-        self._functions = {name: reward_of(name) for name in names}
+        limit_s, count = rl.reward.deadline_s, rl.reward.processes
+        self._evaluator: Evaluator = InPlace(names) if limit_s is None else Processes(names, count, limit_s)
         self._weights = dict(zip(names, weights or [1.0] * len(names), strict=True))
         self._tokenizer, self._longest = tokenizer, rl.generation.max_response_tokens
 
@@ -71,13 +71,12 @@ class Scorer:
 
         """
         given, size = tuple(self._responses(prompts, responses)), len(prompts["input_ids"])
-        parts = {
-            name: np.array([self._reward(name, one) for one in given]).reshape(size, -1) for name in self._functions
-        }
+        rewards = np.array(self._evaluator.rewards(given))
+        parts = {name: rewards[:, place].reshape(size, -1) for place, name in enumerate(self._weights)}
         total = sum(weight * parts[name] for name, weight in self._weights.items())
         scored = Scored(np.asarray(total, np.float64), parts, given)
         if not np.isfinite(scored.total).any():
-            fix = "look at what the functions give for a response of this dataset"
+            fix = "look at what the functions give for a response of this dataset, and at rl.reward.deadline_s"
             raise ConfigError("RWD002", "no response of a batch got a reward", ", ".join(parts), "finite numbers", fix)
         return scored
 
@@ -88,10 +87,9 @@ class Scorer:
             ConfigError: RWD001, a function failed.
 
         """
-        for text, record in zip(self._prompts(prompts), unpack_records(prompts["reward_data"]), strict=True):
-            response = Response(text, str(record.get("answer", "")), (), True, record, self._longest)
-            for name in self._functions:
-                self._reward(name, response)
+        pairs = zip(self._prompts(prompts), unpack_records(prompts["reward_data"]), strict=True)
+        right = [Response(text, str(data.get("answer", "")), (), True, data, self._longest) for text, data in pairs]
+        self._evaluator.rewards(right)
 
     def _prompts(self, prompts: Arrays) -> list[str]:
         rows = zip(prompts["input_ids"], prompts["attention_mask"].astype(bool), strict=True)
@@ -107,16 +105,6 @@ class Scorer:
 
     def _text(self, ids: Any) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
-
-    def _reward(self, name: str, response: Response) -> float:
-        try:
-            found = self._functions[name](response)
-            reward = math.nan if found is None else float(found)
-        except Exception as error:  # A function of users may raise anything.
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            fix = f"mend the function; the response was {response.text[:80]!r}"
-            raise ConfigError("RWD001", f"reward function {name} failed", reason, "a number or None", fix) from error
-        return reward if math.isfinite(reward) else math.nan
 
 
 def _sum(rewards: npt.NDArray[np.float64]) -> tuple[float, float]:

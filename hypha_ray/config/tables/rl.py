@@ -64,6 +64,11 @@ class Reward(Table):
     weights: list[Annotated[float, Field(allow_inf_nan=False)]] = Field(
         [], fail_fast=True, description="weight of each function; default: 1 for each"
     )
+    deadline_s: Positive | None = Field(
+        None,
+        description="limit for a response, after which it has no reward; default: none, in the worker's own process",
+    )
+    processes: Count = Field(1, description="processes of a worker that functions with a limit run in")
 
 
 class Critic(Table):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hypha_ray.errors import ConfigError
-from hypha_ray.rl.rewards import text
+from hypha_ray.rl.rewards import mathematics, text
 from hypha_ray.rl.rewards.response import Reward
 
 REWARDS: dict[str, Reward] = {
@@ -17,6 +17,9 @@ REWARDS: dict[str, Reward] = {
     "positions": text.positions,
     "contains": text.contains,
     "number": text.number,
+    "format": text.boxed,
+    "length": text.length,
+    "math": mathematics.equal,
 }
 """Reward functions by name."""
 

@@ -9,6 +9,9 @@ from hypha_ray.rl.rewards.response import Response
 
 _NUMBER = re.compile(r"(?:(?<![\w.)])[-+−])?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d+)?(?:[eE][-+]?\d+)?")
 
+_BOX = re.compile(r"\\boxed\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}")
+"""A box, whose content has braces in one level at most."""
+
 
 def exact(response: Response) -> float:
     """Give 1 for the answer and nothing else, ended by the model, otherwise 0."""
@@ -55,3 +58,20 @@ def last_number(text: str) -> Decimal | None:
         return Decimal(found[-1].replace(",", "").replace("−", "-"))
     except InvalidOperation:
         return None
+
+
+def boxed(response: Response) -> float:
+    r"""Give 1 if the model ended the response, and it has one ``\boxed{…}`` with something in it, otherwise 0."""
+    found = _BOX.findall(response.text)
+    return float(response.ended and len(found) == 1 and bool(found[0].strip()))
+
+
+def length(response: Response) -> float:
+    """Take up to 1 off in the last fifth of the allowed tokens, and 1 for a response that is cut off.
+
+    This is the overlong punishment of DAPO (arXiv 2503.14476).
+    """
+    if not response.ended:
+        return -1.0
+    fifth = response.most_tokens / 5
+    return -max(0.0, len(response.ids) - (response.most_tokens - fifth)) / fifth

@@ -1,0 +1,42 @@
+"""Reward of mathematical answers, compared as expressions by the package math-verify."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from hypha_ray.errors import ConfigError
+from hypha_ray.rl.rewards.response import Response
+
+
+def equal(response: Response) -> float:
+    r"""Give 1 if the last ``\boxed{…}``, or without one the last expression, equals the answer, otherwise 0.
+
+    Comparison may take long, so `rl.reward.deadline_s` should be set. The package's own limits are off, because they
+    work by signals, in main threads alone.
+
+    Raises:
+        ConfigError: RWD004, the package isn't installed.
+        ValueError: the answer is no expression.
+
+    """
+    package = _package()
+    wanted = _parsed(package, response.answer) or _parsed(package, f"${response.answer}$")
+    if not wanted:
+        raise ValueError(f"no expression in the answer {response.answer[:80]!r}")
+    return float(package.verify(wanted, _parsed(package, response.text), timeout_seconds=None))
+
+
+def _parsed(package: Any, text: str) -> Any:
+    kinds = [package.LatexExtractionConfig(boxed_match_priority=0), package.ExprExtractionConfig()]
+    return package.parse(text, extraction_config=kinds, parsing_timeout=None)
+
+
+def _package() -> Any:
+    try:
+        import math_verify
+    except ImportError as error:
+        fix = "pip install 'hypha_ray[rl]' on all machines"
+        raise ConfigError("RWD004", "reward function math needs the package math-verify", fix=fix) from error
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # It warns of the limits that are off.
+    return math_verify
