@@ -97,9 +97,9 @@ def check(dataset: str) -> None:
 
     """
     from hypha_ray.driver.data_nodes import problems
-    from hypha_ray.scheduler.runtime.data_nodes import replicas_of
+    from hypha_ray.scheduler.runtime.data_nodes import look_up
 
-    replicas, damaged = replicas_of(dataset), 0
+    (replicas, _), damaged = look_up(dataset), 0
     found = problems(replicas)
     for replica in replicas:
         for text in found[replica.name]:

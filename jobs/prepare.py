@@ -39,9 +39,14 @@ MOST_CLASSES = 20
 def main() -> None:
     """Parse, prepare with a progress line, and say what was made."""
     options = parse_options(Options, __doc__, sys.argv[1:])
+    if options.nodes is not None:
+        prepare_parts(options)
+        return
     from rich.console import Console
 
     from hypha_ray.data.preparation.prepare import prepare
+    from hypha_ray.data.url_folder import is_url
+    from hypha_ray.redaction import redacted
 
     begin, counts, console = time.monotonic(), Counter[str](), Console(stderr=True)
     with console.status("reading") as status:
@@ -54,16 +59,39 @@ def main() -> None:
     size = sum(info.samples for info in manifest.slices) * manifest.sample_bytes
     for split in ("train", "validation"):
         print(f"{split:<10} {manifest.samples(split):>9,} samples in {len(manifest.of(split)):,} slices")
-    if manifest.modality == "language":
-        show_tokens(options.out.expanduser(), manifest, options.report)
-    if manifest.modality == "prompts":
-        show_prompts(options.out.expanduser(), manifest)
-    if manifest.classes is not None:
-        show_classes(options.out.expanduser(), manifest)
+    if is_url(options.out):
+        place = redacted(options.out)
+    else:
+        place = str(options.folder.resolve())
+        show_samples(options.folder, manifest, options.report)
     print(f"{'size':<10} {size / 1e6:>9,.1f} MB in {time.monotonic() - begin:.1f} s")
     if manifest.origin is not None:
         show_origin(manifest.origin, options.kind)
-    print(f"dataset: {options.out.expanduser().resolve()}")
+    print(f"dataset: {place}")
+
+
+def prepare_parts(options: Options) -> None:
+    """Prepare on nodes of the cluster, and say what each of them serves."""
+    options.check()
+    from hypha_ray.config.value_types import CLUSTER
+    from hypha_ray.driver.prepare_parts import prepare_on_nodes
+    from hypha_ray.driver.ray_cluster import connected
+
+    with connected(CLUSTER, alone="auto"):
+        for replica in prepare_on_nodes(options):
+            manifest = replica.manifest
+            samples = ", ".join(f"{manifest.samples(split):,} {split}" for split in ("train", "validation"))
+            print(f"{replica.name} on {replica.address}: {samples} samples in {len(manifest.slices):,} slices")
+
+
+def show_samples(folder: Path, manifest: Manifest, whole: bool) -> None:
+    """Say what the slices contain, which are read for that."""
+    if manifest.modality == "language":
+        show_tokens(folder, manifest, whole)
+    if manifest.modality == "prompts":
+        show_prompts(folder, manifest)
+    if manifest.classes is not None:
+        show_classes(folder, manifest)
 
 
 def show_tokens(folder: Path, manifest: Manifest, whole: bool) -> None:

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
-
-import fsspec
+from typing import Protocol
 
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.disk_cache import DiskCache
 from hypha_ray.data.manifest import MANIFEST, Manifest, parse_manifest
 from hypha_ray.data.preprocessor_files import LARGEST_BYTES, preprocessor_files
 from hypha_ray.data.slices import Arrays, container, decode_slice, read_slice
-from hypha_ray.data.url_errors import explain
-from hypha_ray.errors import AuthenticationError, DataError, TryAgainError
+from hypha_ray.data.url_folder import UrlFolder, is_url
+from hypha_ray.errors import AuthenticationError, DataError
 from hypha_ray.redaction import redacted
 from hypha_ray.store.directory import home
 from hypha_ray.types import SliceInfo
 
-T = TypeVar("T")
-
-WAITS_S = (0.5, 2.0, 8.0)
-"""Seconds between tries of a request that may succeed later."""
 USUAL = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -78,11 +71,6 @@ class DatasetFiles(Protocol):
         """
 
 
-def is_url(place: str) -> bool:
-    """Whether a place is a URL, and no folder."""
-    return "://" in place
-
-
 def files_at(place: str, cache_gb: float | None = None, note: Callable[[str], None] | None = None) -> DatasetFiles:
     """The dataset in a folder of this machine, or at a URL.
 
@@ -130,17 +118,16 @@ class UrlFiles:
     """
 
     def __init__(self, url: str, cache: DiskCache, note: Callable[[str], None] | None = None) -> None:
-        self._url, self._cache, self._note = url.rstrip("/"), cache, note
+        self._folder, self._cache, self._note = UrlFolder(url), cache, note
         self._noted = False
         self._manifest: Manifest | None = None
-        self._opened: tuple[Any, str] | None = None
 
     def manifest(self) -> Manifest:
         """See `DatasetFiles`."""
         if self._manifest is None:
-            shown = redacted(self._url)
+            shown = redacted(self._folder.url)
             try:
-                data = self._fetch(MANIFEST)
+                data = self._folder.read(MANIFEST)
             except DataError as error:
                 fix = "check the URL; it names the folder that has manifest.json"
                 raise DataError("DATA001", f"there is no dataset at {shown}", error.got, fix=fix) from None
@@ -156,12 +143,12 @@ class UrlFiles:
                 return decode_slice(kept, info, manifest)
             except DataError:  # The copy is damaged, which tells nothing about the original.
                 self._cache.remove(info.sha256)
-        data = container(self._fetch(info.file), f"slice {info.index} ({info.file})")
+        data = container(self._folder.read(info.file), f"slice {info.index} ({info.file})")
         arrays = decode_slice(data, info, manifest)
         problem = None if fresh else self._cache.write(info.sha256, data)
         if problem is not None and self._note is not None and not self._noted:
             self._noted = True
-            self._note(f"slices of {redacted(self._url)} are fetched anew for each use: {problem}")
+            self._note(f"slices of {redacted(self._folder.url)} are fetched anew for each use: {problem}")
         return arrays
 
     def preprocessor(self) -> dict[str, bytes]:
@@ -170,46 +157,13 @@ class UrlFiles:
         if made_by is None or made_by.folder is None:
             return {}
         found = {}
-        for name in self._listed(made_by.folder) or [f"{made_by.folder}/{name}" for name in USUAL]:
+        for name in self._small(made_by.folder) or [f"{made_by.folder}/{name}" for name in USUAL]:
             try:
-                found[name] = self._fetch(name)
+                found[name] = self._folder.read(name)
             except (DataError, AuthenticationError):  # S3 refuses what is missing, where it mustn't be listed.
                 continue
         return found
 
-    def _listed(self, folder: str) -> list[str]:
-        """Files of a folder, by path in the dataset's; none if the place can't list them."""
-        try:
-            fs, root = self._place()
-            rows = fs.find(f"{root}/{folder}", detail=True)
-        except Exception:  # What can't be listed is tried by name.
-            return []
-        small = [name for name, row in rows.items() if (row.get("size") or 0) <= LARGEST_BYTES]
-        return [name.removeprefix(root).lstrip("/") for name in small if name.startswith(root)]
-
-    def _place(self) -> tuple[Any, str]:
-        """File system, and the dataset's folder in it."""
-        if self._opened is None:
-            fs, root = fsspec.core.url_to_fs(self._url)
-            self._opened = fs, root.rstrip("/")
-        return self._opened
-
-    def _fetch(self, name: str) -> bytes:
-        """Content of a file; tried again if that may help.
-
-        Raises:
-            HyphaError: it can't be read.
-
-        """
-        for wait_s in (*WAITS_S, None):
-            try:
-                fs, root = self._place()
-                folder, mark, query = root.partition("?") if "?" in self._url else (root, "", "")
-                data: bytes = fs.cat_file(f"{folder.rstrip('/')}/{name}{mark}{query}")
-                return data
-            except Exception as error:  # Each kind of file system has errors of its own.
-                problem = explain(error, self._url, name)
-                if wait_s is None or not isinstance(problem, TryAgainError):
-                    raise problem from None
-                time.sleep(wait_s)
-        raise AssertionError("unreachable")
+    def _small(self, folder: str) -> list[str]:
+        """Files of a folder that may be those of a preprocessor; none if the place can't list them."""
+        return [name for name, size in self._folder.sizes(folder).items() if size <= LARGEST_BYTES]

@@ -89,6 +89,8 @@ class Manifest(BaseModel):
     preprocessor: PreprocessorInfo | None = None
     classes: ClassInfo | None = None
     """Classes of the labels; None if labels aren't classes, or have no names."""
+    part: tuple[int, int] | None = None
+    """Number of the part, from 0, and of all parts; None if this is the whole dataset."""
     origin: Origin | None = None
     """Account of the sources of the slices; None if they weren't made from texts or prompts."""
 

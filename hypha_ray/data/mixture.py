@@ -1,4 +1,4 @@
-"""Several datasets as one: their slices get numbers that tell them apart."""
+"""Several datasets as one: mixtures, whose slices get numbers that tell them apart, and datasets in parts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from functools import reduce
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.slices import merge
 from hypha_ray.errors import DataError
-from hypha_ray.types import SLICES_PER_DATASET
-
-MOST_DATASETS = 100
-"""Most datasets in a mixture."""
+from hypha_ray.types import SLICES_PER_DATASET, SliceInfo
 
 
 def mixed(manifests: Sequence[Manifest]) -> Manifest:
@@ -22,22 +19,55 @@ def mixed(manifests: Sequence[Manifest]) -> Manifest:
         DataError: the datasets differ in modality, tensors or preprocessor, or one of them has nothing to train on.
 
     """
-    first = manifests[0]
-    for other in manifests:
-        _require_like(first, other)
-    tensors = [manifest.tensors for manifest in manifests]
+    _require_alike(manifests, "mixed")
+    for manifest in manifests:
+        if not manifest.of("train") or any(info.index >= SLICES_PER_DATASET for info in manifest.slices):
+            what = f"dataset {manifest.name!r} can't be part of a mixture"
+            got = "nothing to train on" if not manifest.of("train") else "too many slices"
+            raise DataError("DATA062", what, got, fix="prepare it again")
     slices = tuple(
         replace(info, index=number * SLICES_PER_DATASET + info.index)
         for number, manifest in enumerate(manifests)
         for info in manifest.slices
     )
-    name = "+".join(manifest.name for manifest in manifests)
-    bounds = reduce(lambda known, found: merge(known, found, name), tensors)
-    return first.model_copy(update={"name": name, "slices": slices, "tensors": bounds, "origin": None})
+    return _joined(manifests, "+".join(manifest.name for manifest in manifests), slices)
 
 
-def _require_like(first: Manifest, other: Manifest) -> None:
-    what = f"datasets {first.name!r} and {other.name!r} can't be mixed"
+def whole(manifests: Sequence[Manifest]) -> Manifest:
+    """The manifest of a dataset, of whose parts these are some; the same part may be there more than once.
+
+    Raises:
+        DataError: parts are missing, or differ in modality, tensors or preprocessor.
+
+    """
+    parts = {manifest.part: manifest for manifest in manifests}
+    if None in parts:
+        return parts[None]
+    numbers = {part[0] for part in parts if part is not None}
+    count = max(part[1] for part in parts if part is not None)
+    if missing := sorted(set(range(count)) - numbers):
+        what = f"dataset {manifests[0].name!r} has parts, and not all of them are here"
+        listed = ", ".join(f"{number}/{count}" for number in missing[:8])
+        fix = "serve all parts under one name: `python jobs/data.py --serve DIR --name NAME` on the machine of each"
+        raise DataError("DATA045", what, f"no part {listed}", f"all {count}", fix)
+    ordered = [parts[number, count] for number in range(count)]
+    _require_alike(ordered, "parts of one dataset")
+    return _joined(ordered, ordered[0].name, tuple(info for manifest in ordered for info in manifest.slices))
+
+
+def _joined(manifests: Sequence[Manifest], name: str, slices: tuple[SliceInfo, ...]) -> Manifest:
+    bounds = reduce(lambda known, found: merge(known, found, name), [manifest.tensors for manifest in manifests])
+    update = {"name": name, "slices": slices, "tensors": bounds, "origin": None, "part": None}
+    return manifests[0].model_copy(update=update)
+
+
+def _require_alike(manifests: Sequence[Manifest], use: str) -> None:
+    for other in manifests[1:]:
+        _require_like(manifests[0], other, use)
+
+
+def _require_like(first: Manifest, other: Manifest, use: str) -> None:
+    what = f"datasets {first.name!r} and {other.name!r} can't be {use}"
     for thing, got, allowed in (
         ("modality", other.modality, first.modality),
         ("tensors", _tensors(other), _tensors(first)),
@@ -47,10 +77,6 @@ def _require_like(first: Manifest, other: Manifest) -> None:
         if got != allowed:
             fix = f"prepare both with the same {thing}"
             raise DataError("DATA062", f"{what}: they differ in their {thing}", got, allowed, fix)
-    if not other.of("train") or any(info.index >= SLICES_PER_DATASET for info in other.slices):
-        what = f"dataset {other.name!r} can't be part of a mixture"
-        got = "nothing to train on" if not other.of("train") else "too many slices"
-        raise DataError("DATA062", what, got, fix="prepare it again")
 
 
 def _tensors(manifest: Manifest) -> str:

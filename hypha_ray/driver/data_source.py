@@ -18,11 +18,12 @@ from ray.exceptions import RayError
 from hypha_ray.config.tables.dataset import Dataset
 from hypha_ray.config.value_types import CLUSTER
 from hypha_ray.data.catalogue import load, local_names, locate
-from hypha_ray.data.files import Place, files_at, is_url
+from hypha_ray.data.files import Place, files_at
 from hypha_ray.data.manifest import MANIFEST, Manifest, parse_manifest
-from hypha_ray.data.mixture import mixed
+from hypha_ray.data.mixture import mixed, whole
 from hypha_ray.data.preprocessor_files import preprocessor_files, write_files
 from hypha_ray.data.slices import Arrays, read_slice
+from hypha_ray.data.url_folder import is_url
 from hypha_ray.driver.ray_cluster import connected
 from hypha_ray.errors import ClusterError, DataError, first_line
 from hypha_ray.modes import make_tree_private
@@ -100,7 +101,9 @@ def _opened(dataset: Dataset, held: ExitStack) -> DataSource:
         return _at_url(dataset, Path(held.enter_context(tempfile.TemporaryDirectory())))
     if is_served(dataset):
         return _at_nodes(str(dataset.name), Path(held.enter_context(tempfile.TemporaryDirectory())))
-    return in_folder(locate(dataset))
+    source = in_folder(locate(dataset))
+    whole([source.manifest])
+    return source
 
 
 def _mixed(sources: Sequence[DataSource]) -> DataSource:
@@ -118,14 +121,15 @@ def _at_url(dataset: Dataset, folder: Path) -> DataSource:
     """A dataset at a URL, of which `folder` gets manifest and tokenizer."""
     url = str(dataset.path)
     files = files_at(url, dataset.cache_gb, lambda text: print(f"note: {text}", file=sys.stderr))
-    return _copied(files.manifest(), files.preprocessor(), folder, Place(url), files.read)
+    return _copied(whole([files.manifest()]), files.preprocessor(), folder, Place(url), files.read)
 
 
 def _at_nodes(name: str, folder: Path) -> DataSource:
     """A dataset that data nodes serve, of which `folder` gets manifest and tokenizer."""
     replicas = replicas_of(name)
     files = _asked(replicas, lambda actor: actor.preprocessor.remote())
-    return _copied(replicas[0].manifest, files, folder, Place(name, served=True), _reader(replicas))
+    manifest = whole([replica.manifest for replica in replicas])
+    return _copied(manifest, files, folder, Place(name, served=True), _reader(replicas))
 
 
 def _copied(
@@ -150,7 +154,13 @@ def kept(dataset: Dataset, directory: RunDirectory) -> DataSource:
 
 
 def _reader(replicas: list[Replica]) -> Callable[[SliceInfo], Arrays]:
-    return lambda info: _asked(replicas, lambda actor: actor.read.remote(info.index))
+    def read(info: SliceInfo) -> Arrays:
+        arrays: Arrays = _asked(
+            [one for one in replicas if one.has(info.index)], lambda one: one.read.remote(info.index)
+        )
+        return arrays
+
+    return read
 
 
 def _asked(replicas: list[Replica], call: Callable[[Any], Any]) -> Any:

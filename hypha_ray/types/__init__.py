@@ -5,7 +5,17 @@ delta. Every event from a worker carries its `Source`, so late, repeated and for
 """
 
 from hypha_ray.types.commits import Commit, Contribution, Rejection, Saved, Verdict
-from hypha_ray.types.data import SLICES_PER_DATASET, Arrays, Samples, SliceInfo, Span, dataset_of, joined, window
+from hypha_ray.types.data import (
+    SLICES_PER_DATASET,
+    SLICES_PER_PART,
+    Arrays,
+    Samples,
+    SliceInfo,
+    Span,
+    dataset_of,
+    joined,
+    window,
+)
 from hypha_ray.types.events import (
     Alive,
     Damaged,
@@ -27,6 +37,7 @@ from hypha_ray.types.sums import Sums, added, means
 
 __all__ = [
     "SLICES_PER_DATASET",
+    "SLICES_PER_PART",
     "Alive",
     "Arrays",
     "Commit",

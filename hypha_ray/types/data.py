@@ -64,7 +64,9 @@ class Span:
         return self.stop - self.start
 
 
-SLICES_PER_DATASET = 1 << 24
+SLICES_PER_PART = 1 << 20
+"""Numbers of slices of one part of a dataset: those of part i begin at i times this."""
+SLICES_PER_DATASET = 1 << 30
 """Numbers of slices of one dataset in a mixture: those of dataset d begin at d times this."""
 
 

@@ -33,7 +33,7 @@ def relay() -> dict[str, dict[str, Any]]:
     """Tokens/s of an external trainer between synchronisations ÷ those of the same one in a loop of its own."""
     with tempfile.TemporaryDirectory() as scratch, connected("bench"):
         dataset = Path(scratch) / "corpus"
-        prepare(Options("stdlib", dataset, seq_len=128, max_samples=20_000), lambda what, count: None)
+        prepare(Options("stdlib", str(dataset), seq_len=128, max_samples=20_000), lambda what, count: None)
         external = ("--bridge.commands", f'["{sys.executable} {TRAINER}"]')
         job = load(["@", str(TINY), *flags(dataset, workers=1), *external]).job
         ratios = []

@@ -64,7 +64,7 @@ def inner_loop() -> dict[str, dict[str, Any]]:
     """Tokens/s of a job's two workers between synchronisations ÷ those of two bare loops, and where the rest goes."""
     with tempfile.TemporaryDirectory() as scratch, connected("bench"):
         dataset = Path(scratch) / "corpus"
-        prepare(Options("stdlib", dataset, seq_len=128, max_samples=20_000), lambda what, count: None)
+        prepare(Options("stdlib", str(dataset), seq_len=128, max_samples=20_000), lambda what, count: None)
         job = load(["@", str(TINY), *flags(dataset, workers=2)]).job
         batches = _batches(dataset, job.rounds.max_batch_size)
         plain, turns = [_plain(job, batches)], []

@@ -42,7 +42,7 @@ _MODEL = {
 
 def make_corpus(folder: Path) -> None:
     """Prepare a dataset of the standard library's text."""
-    options = Corpus("stdlib", folder, seq_len=SEQ_LEN, samples_per_slice=1000, max_samples=SAMPLES)
+    options = Corpus("stdlib", str(folder), seq_len=SEQ_LEN, samples_per_slice=1000, max_samples=SAMPLES)
     prepare(options, lambda what, count: None)
 
 

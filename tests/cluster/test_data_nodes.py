@@ -19,13 +19,15 @@ from hypha_ray.config.load import parse, resolved_toml
 from hypha_ray.config.tables.dataset import Dataset
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.files import Place
+from hypha_ray.data.preparation.options import Options
 from hypha_ray.driver.data_nodes import problems, serve, served, withdraw
 from hypha_ray.driver.data_source import kept
 from hypha_ray.driver.find_run import find_run
 from hypha_ray.driver.launch import launch
+from hypha_ray.driver.prepare_parts import prepare_on_nodes
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.store.directory import RunDirectory
-from hypha_ray.types import dataset_of
+from hypha_ray.types import SLICES_PER_PART, dataset_of
 from tests.support.clusters import cluster_of
 from tests.support.faults import events
 from tests.support.jobs import Outcome, job_of, run_job
@@ -225,3 +227,23 @@ def test_mixture_of_a_data_node_a_url_and_a_folder_has_exact_shares_through_a_ki
     for number, (_, _, weight) in enumerate(mix):
         assert abs(shares[number] - weight * sum(shares.values())) <= 10, "one batch"
     assert (home / "mix" / "model" / "tokenizer_config.json").is_file()
+
+
+def test_dataset_in_parts_on_two_nodes_is_one_dataset_and_a_missing_part_is_named(
+    nodes: list[str], tmp_path: Path
+) -> None:
+    options = Options("stdlib", str(tmp_path / "parts"), seq_len=32, samples_per_slice=100, max_documents=40, nodes=2)
+    replicas = prepare_on_nodes(options)
+    assert {one.node_id for one in replicas} == set(nodes[1:3])
+    assert all(one.name.startswith("data/parts/") for one in replicas)
+    assert [one.manifest.part for one in replicas] == [(0, 2), (1, 2)]
+    rounds = {"update_rounds": 4, "samples_between_updates": 200, "max_batch_size": 8}
+    source = tmp_path / "parts" / "part-0"
+    run = run_job(named_job("parts", "parts", rounds), tmp_path, source, place=Place("parts", served=True))
+    assert set(run.used().values()) == {1} and len(run.commits()) == 4
+    assert {index // SLICES_PER_PART for _, index, _ in run.used()} == {0, 1}
+    withdraw("parts", nodes[1])
+    missing = next(one for one in replicas if one.node_id == nodes[1]).manifest.part
+    assert missing is not None
+    with pytest.raises(DataError, match=rf"DATA045.*no part {missing[0]}/2"):
+        run_job(named_job("less", "parts", rounds), tmp_path, source, place=Place("parts", served=True))

@@ -14,6 +14,8 @@ from hypha_ray.errors import ConfigError
 PROBLEMS, GYM = "problems:", "reasoning-gym:"
 GENERATED: Final = (PROBLEMS, GYM)
 """Beginnings of sources whose prompts are generated."""
+MOST_PARTS = 1000
+"""Most parts of a dataset."""
 Kind: TypeAlias = Literal["documents", "images", "prompts", "chats", "texts", "recordings", "pairs"]
 """Samples of a dataset, in the plural."""
 
@@ -30,8 +32,8 @@ class Options:
     source: str
     """stdlib, digits, a file of text, CSV, JSON or Parquet, a folder or pattern of them, a Hugging Face dataset,
     problems:NAME such as problems:sort2, or reasoning-gym:NAME"""
-    out: Path
-    """folder to create; its name becomes the dataset's name"""
+    out: str
+    """folder to create, or its URL: s3, gs, hf or file; its name becomes the dataset's name"""
     tokenizer: str = "byte"
     """byte or characters (no download), or a Hugging Face name or local folder"""
     tokenizer_revision: str | None = None
@@ -95,6 +97,12 @@ class Options:
     """split of a Hugging Face dataset to read"""
     revision: str | None = None
     """branch, tag or commit of a Hugging Face dataset"""
+    part: str | None = None
+    """I/N: prepare only part I of N, counted from 0; each document is in one of them, validation in part 0"""
+    nodes: int | None = None
+    """prepare in that many parts, each on another node of the Ray cluster, which serves it from there"""
+    name: str | None = None
+    """name by which --nodes serves the dataset; default: that of OUT"""
     overwrite: bool = False
     """replace the dataset in OUT"""
     report: bool = False
@@ -115,6 +123,19 @@ class Options:
         )
         marked = next((kind for kind, there in marks if there), None)
         return marked or medium_of(self.source, mixed=self.preprocessor is not None) or "documents"
+
+    @property
+    def folder(self) -> Path:
+        """Folder to create; for a URL, a path that doesn't exist."""
+        return Path(self.out).expanduser()
+
+    @property
+    def numbered_part(self) -> tuple[int, int] | None:
+        """Number of the part, and of all parts; None: the whole."""
+        if self.part is None:
+            return None
+        number, _, parts = self.part.partition("/")
+        return int(number), int(parts)
 
     @property
     def media_column(self) -> str | None:
@@ -142,6 +163,9 @@ class Options:
             raise _out_of_range("validation_fraction", self.validation_fraction, "0 ≤ x < 1")
         if not self.source:
             raise _out_of_range("source", "nothing", "stdlib, digits, a path, or a Hugging Face name")
+        if not str(self.out):
+            raise ConfigError("CFG003", "--out is out of range", "nothing", "text", "name one")
+        self._check_part()
         self._check_source()
         self._check_columns()
         self._check_media()
@@ -154,6 +178,30 @@ class Options:
             self._refuse((*columns, *_OF_ANSWERS), f"has no effect on generated prompts, --source {self.source}")
         elif self.source in ("stdlib", "digits"):
             self._refuse((*columns, "chat"), f"has no effect on --source {self.source}, which has no columns")
+
+    def _check_part(self) -> None:
+        """Refuse parts of samples that aren't documents, and a number that no part has."""
+        if self.nodes is not None:
+            self._check_nodes()
+        elif self.name is not None:
+            self._refuse(("name",), "has no effect without --nodes")
+        if self.part is None:
+            return
+        found = re.fullmatch(r"(\d{1,4})/(\d{1,4})", self.part)
+        if found is None or not int(found[1]) < int(found[2]) <= MOST_PARTS:
+            raise _out_of_range("part", self.part, f"0/N to N-1/N, with N up to {MOST_PARTS}")
+        if self.kind != "documents":
+            self._refuse(("part",), f"has no effect on {self.kind}")
+
+    def _check_nodes(self) -> None:
+        """Refuse a number of nodes that isn't one, and places that aren't on the nodes."""
+        if not 1 <= int(self.nodes or 0) <= MOST_PARTS:
+            raise _out_of_range("nodes", self.nodes, f"1 to {MOST_PARTS}")
+        self._refuse(("part",), "and --nodes exclude each other")
+        if self.kind != "documents":
+            self._refuse(("nodes",), f"has no effect on {self.kind}")
+        if "://" in str(self.out):
+            raise ConfigError("PREP007", "--nodes and a URL as --out exclude each other", fix="name a folder")
 
     def _check_columns(self) -> None:
         """Refuse columns of several kinds of samples."""

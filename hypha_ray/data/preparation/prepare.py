@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from typing import Final
 
@@ -28,9 +29,12 @@ from hypha_ray.data.preparation.packing import Held, batches, digest, hold_out, 
 from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
 from hypha_ray.data.preparation.sources.documents import digits, documents
 from hypha_ray.data.preparation.staging import staged
+from hypha_ray.data.preparation.upload import uploaded
 from hypha_ray.data.provenance import Account, readable
 from hypha_ray.data.slices import Arrays
+from hypha_ray.data.url_folder import is_url
 from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.types import SLICES_PER_PART
 
 WINDOW_CHARACTERS = 1 << 26
 """Characters in the buffer in which documents are shuffled; the first buffer gives the validation documents."""
@@ -69,19 +73,26 @@ def prepare(options: Options, report: Report) -> Manifest:
 
     """
     options.check()
-    out = options.out.expanduser()
-    account = Account(_USED.get(options.kind, "the text is"))
-    with staged(out, options.overwrite) as folder:
-        writer = SliceWriter(folder, options.samples_per_slice, report)
+    account, part = Account(_USED.get(options.kind, "the text is")), options.numbered_part
+    first = 0 if part is None else part[0] * SLICES_PER_PART
+    with ExitStack() as held:
+        if is_url(str(options.out)):
+            upload = held.enter_context(uploaded(str(options.out), options.overwrite))
+            folder, name = upload.folder, upload.place.url.rpartition("/")[2]
+            writer = SliceWriter(folder, options.samples_per_slice, report, first, upload.slice)
+        else:
+            folder, name = held.enter_context(staged(options.folder, options.overwrite)), options.folder.resolve().name
+            writer = SliceWriter(folder, options.samples_per_slice, report, first)
         preprocessor = _write(options, writer, report, account)
         manifest = Manifest(
-            name=readable(out.resolve().name),
+            name=readable(name),
             modality=_MODALITIES[options.kind],
             slices=tuple(writer.slices),
             tensors=writer.tensors,
             preprocessor=preprocessor,
             classes=writer.classes,
             origin=None if options.source == "digits" else account.origin(),
+            part=part,
         )
         manifest.save(folder)
     return manifest
@@ -109,10 +120,10 @@ def _write_text(options: Options, writer: SliceWriter, report: Report, account: 
     if encoder.advice:
         account.note(encoder.advice)
     generator = np.random.default_rng(options.seed)
-    source = _documents(options, account)
+    source = _of_part(_documents(options, account), options.numbered_part, account)
     window = next(batches(source, WINDOW_CHARACTERS), [])
     generator.shuffle(window)
-    limit, fraction = options.validation_samples, options.validation_fraction
+    limit, fraction = options.validation_samples, options.validation_fraction if _has_validation(options) else 0.0
     held = hold_out(window, encoder.encode, options.seq_len, fraction, limit)
     account.leave_out("tokens", "left over from validation documents", held.cut_tokens)
     rest = shuffle(itertools.chain(window, source), generator, WINDOW_CHARACTERS)
@@ -123,7 +134,7 @@ def _write_text(options: Options, writer: SliceWriter, report: Report, account: 
         raise _too_small(options, account)
     if len(held.sequences):
         writer.add(_language(held.sequences), "validation")
-    elif held.why_none:
+    elif held.why_none and _has_validation(options):
         account.note(f"no validation samples: {held.why_none}")
     if options.max_documents is not None and account.documents >= options.max_documents:
         account.note(f"the source is read up to --max-documents {options.max_documents}")
@@ -132,6 +143,23 @@ def _write_text(options: Options, writer: SliceWriter, report: Report, account: 
 
 def _documents(options: Options, account: Account | None = None) -> Iterator[str]:
     return itertools.islice(documents(options, account), options.max_documents)
+
+
+def _has_validation(options: Options) -> bool:
+    return options.numbered_part is None or options.numbered_part[0] == 0
+
+
+def _of_part(documents: Iterator[str], part: tuple[int, int] | None, account: Account) -> Iterator[str]:
+    """Documents of one part of N; equal documents are in the same part."""
+    if part is None:
+        yield from documents
+        return
+    number, parts = part
+    for document in documents:
+        if int.from_bytes(digest(document)[:8]) % parts == number:
+            yield document
+        else:
+            account.leave_out("documents", "of other parts")
 
 
 def _unheld(documents: Iterable[str], held: Held, encoder: Encoder, account: Account) -> Iterator[str]:

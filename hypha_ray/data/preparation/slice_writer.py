@@ -15,10 +15,26 @@ Report: TypeAlias = Callable[[str, int], None]
 
 
 class SliceWriter:
-    """Writes samples as slices and records them."""
+    """Writes samples as slices and records them.
 
-    def __init__(self, folder: Path, samples_per_slice: int, report: Report) -> None:
-        self.folder = folder
+    Args:
+        folder: folder of the dataset, which preprocessors are saved in too.
+        samples_per_slice: samples of a slice.
+        report: receives the progress.
+        first: number of the first slice.
+        written: takes the file of each slice, to move it elsewhere.
+
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        samples_per_slice: int,
+        report: Report,
+        first: int = 0,
+        written: Callable[[Path], None] = lambda file: None,
+    ) -> None:
+        self.folder, self._first, self._written = folder, first, written
         self.slices: list[SliceInfo] = []
         self.tensors: tuple[TensorInfo, ...] = ()
         self.classes: ClassInfo | None = None
@@ -29,7 +45,8 @@ class SliceWriter:
         samples = len(next(iter(arrays.values())))
         for start in range(0, samples, self._size):
             part = {name: array[start : start + self._size] for name, array in arrays.items()}
-            info = write_slice(self.folder, len(self.slices), split, part)
+            info = write_slice(self.folder, self._first + len(self.slices), split, part)
+            self._written(self.folder / info.file)
             _, found = describe(part, info.file)
             self.tensors = merge(self.tensors or found, found, info.file)
             self.slices.append(info)

@@ -15,7 +15,9 @@ from hypha_ray.config.value_types import CLUSTER
 from hypha_ray.data.actor import PROTOCOL, Announcement
 from hypha_ray.data.catalogue import local_names
 from hypha_ray.data.manifest import Manifest, parse_manifest
+from hypha_ray.data.mixture import whole
 from hypha_ray.errors import ClusterError, DataError, HyphaError, first_line
+from hypha_ray.types import SLICES_PER_PART
 
 PREFIX = "data"
 """First part of the names of data nodes; the others are the dataset's name and the beginning of the node's id."""
@@ -38,6 +40,11 @@ class Replica:
     address: str
     manifest: Manifest
     readers: tuple[str, ...] = ()
+
+    def has(self, index: int) -> bool:
+        """Whether the data node serves a slice; it lacks those of other parts."""
+        part = self.manifest.part
+        return part is None or part[0] == index // SLICES_PER_PART
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +113,10 @@ def look_up(dataset: str) -> tuple[list[Replica], list[LostReplica]]:
 
 
 def replicas_of(dataset: str) -> list[Replica]:
-    """The data nodes of a dataset that answer; they serve the same samples.
+    """The data nodes of a dataset that answer; they serve the same samples, or all parts of a dataset.
 
     Raises:
-        DataError: there is no such dataset, or its data nodes serve different ones.
+        DataError: there is no such dataset, its data nodes serve different ones, or parts are missing.
         HyphaError: none of its data nodes serves it.
 
     """
@@ -117,23 +124,34 @@ def replicas_of(dataset: str) -> list[Replica]:
     if not found:
         raise lost[0].error
     require_equal(dataset, found)
+    whole([replica.manifest for replica in found])
     return found
 
 
 def require_equal(dataset: str, replicas: Sequence[Replica]) -> None:
-    """Refuse data nodes of one name that serve different samples.
+    """Refuse data nodes of one name that serve different samples, or parts of different divisions.
 
     Raises:
         DataError: they do.
 
     """
     first = replicas[0]
+    seen = {first.manifest.part: first}
     for other in replicas[1:]:
-        if other.manifest.identity != first.manifest.identity:
-            what = f"two datasets are served as {dataset!r}: on {first.address} ({first.name}) and"
+        same = seen.setdefault(other.manifest.part, other)
+        one, two = first.manifest.part, other.manifest.part
+        divided_alike = (one is None) == (two is None) and (one is None or two is None or one[1] == two[1])
+        if same.manifest.identity != other.manifest.identity or not divided_alike:
+            same = same if divided_alike else first
+            what = f"two datasets are served as {dataset!r}: on {same.address} ({same.name}) and"
             what = f"{what} on {other.address} ({other.name})"
             fix = "withdraw one of them, or serve it under another --name"
-            raise DataError("DATA040", what, other.manifest.identity[:12], first.manifest.identity[:12], fix)
+            raise DataError("DATA040", what, _shown(other.manifest), _shown(same.manifest), fix)
+
+
+def _shown(manifest: Manifest) -> str:
+    part = "" if manifest.part is None else f" (part {manifest.part[0]}/{manifest.part[1]})"
+    return f"{manifest.identity[:12]}{part}"
 
 
 def unknown(dataset: str, known: Iterable[str]) -> DataError:

@@ -14,6 +14,7 @@ from ray.exceptions import RayError
 
 from hypha_ray.config import Job
 from hypha_ray.data.manifest import Manifest
+from hypha_ray.data.mixture import whole
 from hypha_ray.data.slices import UNREADABLE
 from hypha_ray.errors import ClusterError, DataError, HyphaError, first_line
 from hypha_ray.scheduler.runtime.data_nodes import Replica, look_up, replicas_of
@@ -60,6 +61,8 @@ class ReplicaReader:
         self._nodes: dict[str, _Node] = {}
         self._sites: Mapping[str, str] = {}
         self._manifest: Manifest | None = None
+        self._identities: set[str] = set()
+        """Identities of the dataset or of its parts."""
         self._sizes: dict[int, int] = {}
         """Bytes of each slice."""
         self._bytes: Counter[str] = Counter()
@@ -75,7 +78,10 @@ class ReplicaReader:
         """See `SliceReader` of `slice_readers`."""
         place, idle_until, reads = await self._actors.node_of(worker), time.monotonic() + self._idle_s, 0
         while True:
-            asked = sorted(self._nodes.values(), key=lambda node: self._distance(node, place))
+            asked = sorted(
+                (node for node in self._nodes.values() if node.replica.has(index)),
+                key=lambda node: self._distance(node, place),
+            )
             damages: list[DataError] = []
             for node in asked:
                 try:
@@ -86,7 +92,7 @@ class ReplicaReader:
                 except (RayError, TimeoutError) as error:
                     node.away_until = time.monotonic() + AWAY_S
                     self._tell(node, first_line(error))
-            reads += len(damages) == len(asked)
+            reads += bool(damages) and len(damages) == len(asked)
             if reads >= READS:
                 raise next((damage for damage in damages if damage.code == UNREADABLE), damages[0])
             if time.monotonic() > idle_until:
@@ -136,12 +142,13 @@ class ReplicaReader:
         """Look data nodes up, keep those that serve the samples of the first look, and learn the sites of nodes."""
         if self._manifest is None:
             found = await asyncio.to_thread(replicas_of, self._dataset)
-            self._manifest = found[0].manifest
+            self._manifest = whole([one.manifest for one in found])
+            self._identities = {one.manifest.identity for one in found}
             per_sample = self._manifest.sample_bytes
             self._sizes = {info.index: info.samples * per_sample for info in self._manifest.slices}
         else:
             found, _ = await asyncio.to_thread(look_up, self._dataset)
-        same = [one for one in found if one.manifest.identity == self._manifest.identity]
+        same = [one for one in found if one.manifest.identity in self._identities]
         self._nodes = {one.name: self._nodes.get(one.name) or _Node(one) for one in same} or self._nodes
         nodes = await asyncio.to_thread(ray.nodes)
         self._sites = {node["NodeID"]: node["Labels"]["site"] for node in nodes if "site" in node["Labels"]}

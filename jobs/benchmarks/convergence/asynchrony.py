@@ -55,7 +55,7 @@ def asynchrony() -> dict[str, dict[str, Any]]:
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in VARIANTS}
     with tempfile.TemporaryDirectory() as scratch, connected("bench"):
         dataset = Path(scratch) / "corpus"
-        prepare(Options("stdlib", dataset, seq_len=SEQ_LEN, max_samples=40_000), lambda what, count: None)
+        prepare(Options("stdlib", str(dataset), seq_len=SEQ_LEN, max_samples=40_000), lambda what, count: None)
         for seed in range(SEEDS):
             for name, sync in VARIANTS.items():
                 found[name].append(_run(_job(f"{name}-{seed}", seed, dataset, sync), Path(scratch), dataset))

@@ -234,7 +234,7 @@ def tune() -> None:
 
 def _dataset(scratch: Path) -> Path:
     folder = scratch / "corpus"
-    options = Options("stdlib", folder, seq_len=SEQ_LEN, max_samples=100_000, validation_samples=HELD_OUT)
+    options = Options("stdlib", str(folder), seq_len=SEQ_LEN, max_samples=100_000, validation_samples=HELD_OUT)
     prepare(options, lambda what, count: None)
     return folder
 

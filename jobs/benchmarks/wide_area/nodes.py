@@ -108,7 +108,7 @@ def linked(link: Link, workers: int, seq_len: int) -> Iterator[tuple[Cluster, Pa
     """A head and so many nodes, each behind such a link; with them a dataset of samples of `seq_len` bytes."""
     with tempfile.TemporaryDirectory() as scratch:
         dataset = Path(scratch) / "corpus"
-        prepare(Options("stdlib", dataset, seq_len=seq_len, max_samples=20_000), lambda what, count: None)
+        prepare(Options("stdlib", str(dataset), seq_len=seq_len, max_samples=20_000), lambda what, count: None)
         with Network([link] * (1 + workers)) as network, nodes(network) as cluster:
             yield cluster, dataset
 

@@ -123,7 +123,7 @@ def test_status_of_http_has_its_error_without_a_second_try(
 def test_place_that_cannot_be_read_has_one_error(
     url: str, code: str, exit_code: int, cache: DiskCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hypha_ray.data.files.WAITS_S", ())
+    monkeypatch.setattr("hypha_ray.data.url_folder.WAITS_S", ())
     error = refusal(url, cache)
     assert (error.code, error.exit_code) == (code, exit_code), str(error)
 

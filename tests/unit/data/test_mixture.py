@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from hypha_ray.data.manifest import ClassInfo, Manifest, PreprocessorInfo, TensorInfo
-from hypha_ray.data.mixture import mixed
+from hypha_ray.data.mixture import mixed, whole
 from hypha_ray.errors import DataError
-from hypha_ray.types import SLICES_PER_DATASET, SliceInfo
+from hypha_ray.types import SLICES_PER_DATASET, SLICES_PER_PART, SliceInfo
 
 TENSORS = (TensorInfo("input_ids", "int32", (8,), 0, 9),)
 TOKENIZER = PreprocessorInfo("gpt2", folder="tokenizer", vocab_size=10)
@@ -48,3 +48,26 @@ def test_datasets_that_do_not_go_together_are_refused(fields: dict[str, Any], th
     with pytest.raises(DataError, match=f"DATA062.*{thing}") as caught:
         mixed([manifest(), manifest("other", **fields)])
     assert "'other'" in str(caught.value)
+
+
+def part(number: int, count: int, **fields: Any) -> Manifest:
+    slices = (SliceInfo(number * SLICES_PER_PART, "0", f"{number}" * 64, 10),)
+    return manifest("texts", slices=slices, part=(number, count), **fields)
+
+
+def test_parts_are_one_dataset_whatever_their_order_and_repetition() -> None:
+    joined = whole([part(2, 3), part(0, 3), part(1, 3), part(0, 3)])
+    assert [info.index for info in joined.slices] == [0, SLICES_PER_PART, 2 * SLICES_PER_PART]
+    assert (joined.name, joined.part, joined.samples("train")) == ("texts", None, 30)
+    assert whole([part(0, 1)]).identity == part(0, 1).identity
+    assert whole([manifest(), manifest()]) == manifest()
+
+
+def test_missing_parts_are_named() -> None:
+    with pytest.raises(DataError, match=r"DATA045.*no part 1/4, 3/4, allowed all 4"):
+        whole([part(0, 4), part(2, 4)])
+
+
+def test_parts_that_differ_are_refused() -> None:
+    with pytest.raises(DataError, match=r"DATA062.*tokenizer"):
+        whole([part(0, 2), part(1, 2, preprocessor=None)])
