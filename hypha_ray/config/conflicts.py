@@ -47,6 +47,16 @@ def conflicts(job: Job) -> Iterator[Conflict]:
         yield from _of_overlap(job, replay)
     if not traits.has_barrier:
         yield from _of_asynchrony(job, strategy, replay)
+    yield from _of_model(job)
+    if job.checkpoint.best and not job.rounds.evaluate_every:
+        fix = "evaluate every few rounds: a single evaluation is the best one"
+        yield Conflict("checkpoint.best", "rounds.evaluate_every = 0", fix)
+    if job.rl.algorithm is not None:
+        yield from _of_rl(job, strategy)
+
+
+def _of_model(job: Job) -> Iterator[Conflict]:
+    """Conflicts between the sources of a model, its labels, and an adapter."""
     others = sorted((job.model.config or {}).keys() - LABELS - TOKENS)
     if job.model.repository is not None and (others or job.model.config == {}):
         fix = "drop model.config to fine-tune, or model.repository for random weights; labels and tokens may stay"
@@ -54,8 +64,6 @@ def conflicts(job: Job) -> Iterator[Conflict]:
     yield from _of_mixtures(job)
     yield from _of_labels(job)
     yield from _of_adapters(job)
-    if job.rl.algorithm is not None:
-        yield from _of_rl(job, strategy)
 
 
 def _of_mixtures(job: Job) -> Iterator[Conflict]:

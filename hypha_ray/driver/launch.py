@@ -184,9 +184,27 @@ def finish(job: Job, directory: RunDirectory, dataset: Path) -> None:
         from hypha_ray.telemetry.plots import draw
 
     export_round(job, directory, dataset, committed(directory) - 1, directory.path / "model")
+    if job.checkpoint.best:
+        _export_best(job, directory, dataset)
     draw(directory.path)
     if job.checkpoint.mirror and (problem := deliver(Mirror(job.checkpoint.mirror, directory.path))):
         print(f"note: {problem}", file=sys.stderr)
+
+
+def _export_best(job: Job, directory: RunDirectory, dataset: Path) -> None:
+    """Save the model with the best evaluation, and say which it is."""
+    from hypha_ray.store.evaluations import Evaluations
+    from hypha_ray.store.snapshots import rounds
+
+    evaluations = Evaluations(directory.path)
+    if (best := evaluations.best) is None:
+        return
+    value = f"after round {best['round'] + 1}, with {evaluations.objective.name} {best[evaluations.objective.name]:.4g}"
+    if best["round"] in rounds(directory.path):
+        export_round(job, directory, dataset, best["round"], directory.path / "model-best")
+        _tell([f"model-best is the model {value}"])
+    else:
+        _tell([f"the best model was that {value}; its checkpoint isn't there, so there is no model-best"])
 
 
 def export_round(job: Job, directory: RunDirectory, dataset: Path, round: int, folder: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import ray
 
-from hypha_ray.config.schema import Testing
+from hypha_ray.config.schema import Rounds, Testing
 from hypha_ray.config.tables.outputs import Checkpoint
 from hypha_ray.errors import CheckpointError
 from hypha_ray.failpoints import arm, failpoint
@@ -32,15 +32,13 @@ class Store:
     Args:
         directory: the run directory.
         checkpoint: interval of snapshots, number of snapshots to keep, and the mirror.
-        update_rounds: number of rounds in the run.
+        rounds: number of rounds in the run, and of those between evaluations.
         testing: failpoints to arm.
 
     """
 
-    def __init__(
-        self, directory: str, checkpoint: Checkpoint, update_rounds: int, testing: Testing | None = None
-    ) -> None:
-        self._directory, self._checkpoint, self._update_rounds = Path(directory), checkpoint, update_rounds
+    def __init__(self, directory: str, checkpoint: Checkpoint, rounds: Rounds, testing: Testing | None = None) -> None:
+        self._directory, self._checkpoint, self._rounds = Path(directory), checkpoint, rounds
         self._past: tuple[RestorePoint | None] | None = None
         self._lock: Lock | None = None
         if testing is not None:
@@ -118,7 +116,8 @@ class Store:
 
     @cached_property
     def _keeper(self) -> CommitWriter:
-        return CommitWriter(self._held_directory(), self._checkpoint, self._update_rounds)
+        counts = self._rounds.update_rounds, self._rounds.evaluate_every
+        return CommitWriter(self._held_directory(), self._checkpoint, *counts)
 
     def _held_directory(self) -> Path:
         if self._lock is None:

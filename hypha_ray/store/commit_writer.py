@@ -11,6 +11,7 @@ from hypha_ray.errors import CheckpointError, TryAgainError
 from hypha_ray.failpoints import failpoint
 from hypha_ray.store.commits import CommitLog, Outcome, broken_chain, commit_of
 from hypha_ray.store.disk import sweep
+from hypha_ray.store.evaluations import Evaluations
 from hypha_ray.store.mirroring.courier import Courier
 from hypha_ray.store.mirroring.mirror import Mirror
 from hypha_ray.store.snapshots import prune, read_header, rounds, write_snapshot
@@ -27,14 +28,17 @@ class CommitWriter:
         directory: the run directory.
         checkpoint: interval of snapshots, number of snapshots to keep, and the mirror.
         update_rounds: number of rounds in the run; weights of the first and the last are always saved.
+        evaluate_every: rounds between evaluations, of which the best may be kept; 0: only the last weights are
+            evaluated.
 
     Raises:
         CheckpointError: the newest record is damaged.
 
     """
 
-    def __init__(self, directory: Path, checkpoint: Checkpoint, update_rounds: int) -> None:
+    def __init__(self, directory: Path, checkpoint: Checkpoint, update_rounds: int, evaluate_every: int = 1) -> None:
         self._directory, self._checkpoint, self._update_rounds = directory, checkpoint, update_rounds
+        self._evaluate_every, self._evaluations = evaluate_every, Evaluations(directory)
         for folder in ("commits", "checkpoints"):
             sweep(directory / folder)
         self._log = CommitLog(directory)
@@ -128,7 +132,12 @@ class CommitWriter:
     def _is_due(self, round: int) -> bool:
         """Whether a snapshot is due: by its interval, or because an earlier one failed, and there is no good one."""
         regular = (round + 1) % self._checkpoint.every_rounds == 0 or round in (0, self._update_rounds - 1)
+        regular = regular or (self._checkpoint.best and self._is_evaluated(round))
         return (regular or self._failures > 0) and not self._is_good(round)
+
+    def _is_evaluated(self, round: int) -> bool:
+        """Whether the weights after a round are to be evaluated, apart from those after the last."""
+        return self._evaluate_every > 0 and (round + 1) % self._evaluate_every == 0
 
     def _is_good(self, round: int) -> bool:
         """Whether the round has a snapshot whose header names the same hashes as the commit record."""
@@ -177,9 +186,14 @@ class CommitWriter:
         return problem
 
     def _prune(self, good: list[int]) -> None:
-        """Remove old snapshots, except the one that is being copied."""
+        """Remove old snapshots, except the one that is being copied, the best, and those that may turn out to be it."""
         busy = None if self._courier is None else self._courier.busy
-        prune(self._directory, min(good[-self._checkpoint.keep :], default=0), spared=busy)
+        spared = set() if busy is None else {busy}
+        if self._checkpoint.best:
+            newest, best = self._evaluations.newest, self._evaluations.best
+            spared |= {round for round in good if self._is_evaluated(round) and (newest is None or round > newest)}
+            spared |= set() if best is None else {best["round"]}
+        prune(self._directory, min(good[-self._checkpoint.keep :], default=0), spared)
 
     def _refused(self, commit: Commit, refusal: TryAgainError) -> Saved:
         """Tolerate a disk that can't be written for `checkpoint.failures` rounds, but not in the last round."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,10 +147,10 @@ def rounds(directory: Path) -> list[int]:
     return sorted(int(name[1]) for name in names if name)
 
 
-def prune(directory: Path, first: int, spared: int | None = None) -> None:
-    """Remove the snapshots of all rounds before `first`, except `spared`."""
+def prune(directory: Path, first: int, spared: Container[int] = ()) -> None:
+    """Remove the snapshots of all rounds before `first`, except those of `spared`."""
     for round in rounds(directory):
-        if round < first and round != spared:
+        if round < first and round not in spared:
             _clear(snapshot_path(directory, round))
 
 

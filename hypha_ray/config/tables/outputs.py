@@ -14,6 +14,9 @@ class Checkpoint(Table):
 
     every_rounds: Count = Field(1, description="rounds between snapshots")
     keep: Count = Field(2, description="number of newest snapshots that are kept")
+    best: bool = Field(
+        False, description="also keep the snapshot with the best evaluation, and save its model as model-best"
+    )
     failures: Count = Field(10, description="consecutive rounds that may fail to be written before the run ends")
     mirror: str | None = Field(None, description="folder or fsspec URL that a run is copied to")
     export_dtype: Literal["float32", "bfloat16", "float16"] | None = Field(

@@ -57,6 +57,13 @@ def check_cut(case: Case) -> None:
     layout_of(case.network, case.job.sync.fragments, case.job.sync.partition)
 
 
+def check_best(case: Case) -> None:
+    """Refuse to keep the best snapshot of a run that has no evaluations."""
+    if case.job.checkpoint.best and not case.manifest.of("validation"):
+        what = f"checkpoint.best needs evaluations, and dataset {case.manifest.name!r} has no validation split"
+        raise DataError("DATA051", what, fix="prepare it with one, or leave checkpoint.best out")
+
+
 def check_ranges(case: Case) -> None:
     """Refuse token ids and labels beyond the model's vocabulary and classes.
 
@@ -175,6 +182,7 @@ Check: TypeAlias = Callable[[Case], None]
 
 CHECKS: Final[tuple[Check, ...]] = (
     check_cut,
+    check_best,
     check_special_tokens,
     check_positions,
     check_channels,

@@ -72,7 +72,7 @@ class RunActors:
         """Id of the node of each worker for which it was asked."""
         told, config = job.telemetry, redacted_tree(job.model_dump(mode="json", exclude={"model": {"token"}}))
         writer = (directory, told.sinks, run, config, told.aim_repository, job.testing, told.status_bridge)
-        keeper = (directory, job.checkpoint, job.rounds.update_rounds, job.testing)
+        keeper = (directory, job.checkpoint, job.rounds, job.testing)
         self.telemetry = self._post("telemetry", partial(self._here, Telemetry, "telemetry", *writer))
         self.store = self._post("store", partial(self._here, Store, "store", *keeper))
         self.shards: list[SupervisedActor] = []

@@ -32,7 +32,7 @@ _SNAPSHOT = re.compile(r"checkpoints/round_(\d{6,})/\w[\w.-]*")
 _OTHERS = ("config.toml", "dataset.json", "origin.json", "quarantine.json")
 _HISTORY = ("metrics.jsonl", "events.jsonl", "rollouts.jsonl")
 """Files that grow with every round; each copy is a whole one."""
-_RESULTS = ("summary.json", "model", "plots")
+_RESULTS = ("summary.json", "model", "model-best", "plots")
 HISTORY_S = 60.0
 """Least time in seconds between two copies of growing files that are larger than a snapshot."""
 
