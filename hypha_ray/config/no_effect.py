@@ -9,6 +9,9 @@ from hypha_ray.config.keys import KeyPath, arrays, keys, shown
 from hypha_ray.config.schema import Job
 
 NO_MARKET = "yet: machines of a Ray cluster have no prices"
+_OF_TRAINERS = (
+    "worker.device worker.autocast worker.compile worker.attention worker.gradient_checkpointing rounds.accumulation"
+)
 _PRICES = ("worker_price", "parameter_server_price")
 
 
@@ -29,7 +32,7 @@ def _idle(job: Job) -> Iterator[tuple[str, str]]:
     if not any(group.dials_in for group in job.worker_groups):
         yield groups, "bridge.listen bridge.certificate bridge.key"
     if all(group.bridged for group in job.worker_groups):
-        yield groups, "worker.device worker.autocast worker.compile rounds.accumulation"
+        yield groups, _OF_TRAINERS
     if "aim" not in job.telemetry.sinks:
         yield "telemetry.sinks", "telemetry.aim_repository"
     if job.model.repository is None:
@@ -49,7 +52,7 @@ def _of_rl(job: Job) -> Iterator[tuple[str, str]]:
     if rl.algorithm is None:
         yield "rl.algorithm", " ".join(".".join(path) for path in keys() if path[0] == "rl")
         return
-    yield "rl.algorithm", "worker.compile model.input_names"
+    yield "rl.algorithm", "worker.compile worker.attention model.input_names"
     if rl.reward.deadline_s is None:
         yield "rl.reward.deadline_s", "rl.reward.processes"
     if rl.reference == "none":

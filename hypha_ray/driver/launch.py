@@ -118,7 +118,7 @@ def dry_run(loaded: Loaded) -> None:
             require_complete(job)
             job = with_classes(job, source.manifest)
             _hold_against_the_run(job, loaded.resume, source.manifest)
-            _tell(check_model(job, source))
+            _tell(check_model(job, source, estimates=True))
             check_end(job, source.folder)
         if job.rl.algorithm is not None:
             print(step_graph(job.rl).text())

@@ -57,23 +57,24 @@ def trains_head(task: Task) -> bool:
     return not task.perplexity
 
 
-def adapted(network: PreTrainedModel, model: Model, seed: int) -> PreTrainedModel:
+def adapted(network: PreTrainedModel, model: Model, seed: int, *, weights: bool = True) -> PreTrainedModel:
     """Return the network with a job's adapter attached, if the job trains one.
 
     Raises:
         HyphaError: any error of `attach_adapter`.
 
     """
-    return attach_adapter(network, model, seed) if has_adapter(model) else network
+    return attach_adapter(network, model, seed, weights=weights) if has_adapter(model) else network
 
 
-def attach_adapter(network: PreTrainedModel, model: Model, seed: int) -> PreTrainedModel:
+def attach_adapter(network: PreTrainedModel, model: Model, seed: int, *, weights: bool = True) -> PreTrainedModel:
     """Attach a job's adapter to its base model, in place, and freeze all other weights.
 
     Args:
         network: base model; on torch's meta device, the adapter has no weights either.
         model: table of the job file, for which `has_adapter` holds.
         seed: seed of a new adapter's weights.
+        weights: load the weights of an adapter in a repository.
 
     Returns:
         The network.
@@ -97,7 +98,7 @@ def attach_adapter(network: PreTrainedModel, model: Model, seed: int) -> PreTrai
     _refuse_tied(network, [*targets, *(config.modules_to_save or ())])
     with seeded(seed), _silent(), errors_as(ConfigError, "MODEL019", f"{names} can't be attached to the model"):
         LoraModel(network, config, _NAME)
-    if folder is not None and not any(parameter.is_meta for parameter in network.parameters()):
+    if folder is not None and weights:
         _load(network, folder)
     return network.train()
 

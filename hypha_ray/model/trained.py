@@ -35,7 +35,7 @@ def sketch_trained(job: Job) -> Any:
         HyphaError: any error of `skeleton`.
 
     """
-    return _with_critic(job, lambda: adapted(skeleton(job.model), job.model, job.run.seed))
+    return _with_critic(job, lambda: adapted(skeleton(job.model), job.model, job.run.seed, weights=False))
 
 
 def exported(trained: Any) -> PreTrainedModel:

@@ -75,6 +75,12 @@ class Worker(Table):
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU if the lease has one")
     autocast: Literal["none", "bf16"] = Field("none", description="bf16: mixed precision in forward and backward")
     compile: bool = Field(False, description="torch.compile the model")
+    gradient_checkpointing: bool = Field(
+        False, description="compute activations again in the backward pass, to save their memory"
+    )
+    attention: Literal["eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3"] | None = Field(
+        None, description="implementation of attention; default: the model's own choice"
+    )
     report_every_s: Positive = Field(1.0, description="seconds between progress reports; at least num_workers / 500")
     lease_s: Positive = Field(
         5.0,

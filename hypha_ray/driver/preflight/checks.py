@@ -79,7 +79,7 @@ def check_end(job: Job, dataset: Path) -> None:
     load_preprocessor(job.preprocessor, dataset, job.model)
 
 
-def check_model(job: Job, source: DataSource) -> list[str]:
+def check_model(job: Job, source: DataSource, *, estimates: bool = False) -> list[str]:
     """Refuse a model that can't be built as configured, or doesn't fit the dataset or the given weights.
 
     A resumed run was checked when it began.
@@ -96,6 +96,7 @@ def check_model(job: Job, source: DataSource) -> list[str]:
     with uncollected():  # Loading torch takes seconds.
         from hypha_ray.driver.preflight.compatibility import CHECKS, Case
         from hypha_ray.driver.preflight.loss_on_samples import check_loss
+        from hypha_ray.driver.preflight.memory import memory_notes
         from hypha_ray.driver.preflight.rollouts import check_rollouts
         from hypha_ray.model.loading.build import compare_weights, describe
         from hypha_ray.model.lora import has_adapter, needs_whole
@@ -113,11 +114,17 @@ def check_model(job: Job, source: DataSource) -> list[str]:
     notes = compare_weights(job.model, whole=needs_whole(job.model))
     if has_adapter(job.model):
         notes.extend(_check_adapter(job, network))
-    return [*notes, *(check_loss(case) if job.rl.algorithm is None else check_rollouts(case))]
+    notes.extend(check_loss(case) if job.rl.algorithm is None else check_rollouts(case))
+    return [*notes, *(memory_notes(case) if estimates else [])]
 
 
 def _check_adapter(job: Job, network: PreTrainedModel) -> list[str]:
     """Refuse trainers whose base model can't be proved; returns a note with the number of trained parameters."""
+    if job.rl.has_critic:
+        what = (
+            f"rl.algorithm = {job.rl.algorithm!r} trains a critic beside the policy, and adapters of two models at once"
+        )
+        raise ConfigError("CFG011", f"{what} aren't supported", fix="choose grpo, or train all weights")
     if any(group.bridged for group in job.worker_groups):
         what = f"{job.model.repository} is an adapter, and the base model of an external trainer can't be proved"
         raise ConfigError("CFG011", what, fix="give a whole model, or have Ray start the workers")

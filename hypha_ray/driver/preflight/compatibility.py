@@ -17,6 +17,7 @@ from hypha_ray.config import Job
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.driver.data_source import DataSource
 from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.model.execution import check_execution
 from hypha_ray.model.layout import layout_of
 from hypha_ray.model.loading.build import Facts
 from hypha_ray.model.positions import require_positions
@@ -55,6 +56,12 @@ class Case:
 def check_cut(case: Case) -> None:
     """Refuse more fragments than the model can be cut into."""
     layout_of(case.network, case.job.sync.fragments, case.job.sync.partition)
+
+
+def check_settings(case: Case) -> None:
+    """Refuse an attention or a saving of memory that the model doesn't know; trainers outside of Ray have their own."""
+    if not all(group.bridged for group in case.job.worker_groups):
+        check_execution(case.network, case.job.worker)
 
 
 def check_best(case: Case) -> None:
@@ -182,6 +189,7 @@ Check: TypeAlias = Callable[[Case], None]
 
 CHECKS: Final[tuple[Check, ...]] = (
     check_cut,
+    check_settings,
     check_best,
     check_special_tokens,
     check_positions,

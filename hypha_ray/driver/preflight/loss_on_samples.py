@@ -38,20 +38,31 @@ def check_loss(case: Case) -> list[str]:
         HyphaError: the loss isn't the task's, the model can't be run on the dataset, or nothing in it can be scored.
 
     """
-    job, masks = case.job, case.task.labels == "masked"
+    job = case.job
     if all(group.bridged for group in job.worker_groups):
         return []
+    task, samples = scored_samples(case)
+    tried = check_loss_on_copy(
+        task, samples, case.network.config, partial(random_model, job.model, case.task), case.facts.parameters
+    )
+    return [*_left_out(case, task, samples), *([] if tried else [_untried(case.network)])]
+
+
+def scored_samples(case: Case) -> tuple[Task, Samples]:
+    """Return the completed task, and training samples of which some are scored.
+
+    Raises:
+        HyphaError: the loss can't be had as the job wants it, or nothing in the dataset can be scored.
+
+    """
+    job, masks = case.job, case.task.labels == "masked"
     specials = load_special_tokens(job.preprocessor, case.source.folder, job.model) if masks else None
     task = task_of(job.model, case.network, specials)
     require_mean(task, job.sync.traits)
     tensors = {tensor.name for tensor in case.manifest.tensors}
     if masks and task.masking is None and "labels" not in tensors:
         raise missing_mask_token(task.name)
-    samples = _scored(case, task)
-    tried = check_loss_on_copy(
-        task, samples, case.network.config, partial(random_model, job.model, case.task), case.facts.parameters
-    )
-    return [*_left_out(case, task, samples), *([] if tried else [_untried(case.network)])]
+    return task, _scored(case, task)
 
 
 def _scored(case: Case, task: Task) -> Samples:

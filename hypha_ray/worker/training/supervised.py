@@ -14,6 +14,7 @@ import torch
 from hypha_ray.config import Job
 from hypha_ray.model.environment import device_of, seed_all
 from hypha_ray.model.evaluation import evaluate, tensors_of
+from hypha_ray.model.execution import set_execution
 from hypha_ray.model.loading.build import random_model, task_of
 from hypha_ray.model.loading.preprocess import load_special_tokens
 from hypha_ray.model.loss_check import check_loss_on_copy
@@ -43,6 +44,7 @@ class SupervisedTrainer:
         self.device = device_of(job.worker.device)
         require_trainable(find_task(job.model.type))
         self.model = build_trained(job).to(self.device).train()
+        set_execution(self.model, job.worker)
         self.optimizer = build_optimizer(self.model, job.inner_optimizer, inner_steps(job), job.num_workers)
         if specials is None and find_task(job.model.type).labels == "masked":
             specials = load_special_tokens(job.preprocessor, None, job.model)

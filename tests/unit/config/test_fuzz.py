@@ -55,6 +55,7 @@ _DEPENDENT = {
     "warmup_steps",
     "total_steps",
     "rank",
+    "gradient_checkpointing",
 }
 _DEPENDENT |= {"repository", "token", "mode", "warmup_rounds", "in_flight", "k_aware", "kl", "minibatches", "weights"}
 

@@ -1,0 +1,166 @@
+"""Memory that a training step of a worker takes, found by a step on tensors that have shapes and no memory."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
+
+from hypha_ray.config import Job
+from hypha_ray.driver.preflight.compatibility import Case
+from hypha_ray.driver.preflight.loss_on_samples import scored_samples
+from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
+from hypha_ray.model.execution import set_execution
+from hypha_ray.model.losses import compute_losses
+from hypha_ray.model.tasks.task import Task
+from hypha_ray.model.trained import sketch_trained
+from hypha_ray.optim.optimizers import build_optimizer
+from hypha_ray.types import Samples
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True)
+class StepSizes:
+    """Bytes of tensors at the peak of a step after the first, when the optimizer has its state."""
+
+    weights: int
+    optimizer: int
+    """State of the optimizer."""
+    rest: int
+    """Activations, gradients, and what single operations need."""
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.weights + self.optimizer + self.rest
+
+    def __str__(self) -> str:
+        parts = (("weights", self.weights), ("optimizer", self.optimizer), ("activations and gradients", self.rest))
+        listed = ", ".join(f"{name} {_shown(size)}" for name, size in parts)
+        return f"a training step of a worker takes {_shown(self.total)}: {listed}"
+
+
+def memory_notes(case: Case) -> list[str]:
+    """Return a note with the memory of a step, and another one if it is more than workers without a GPU reserve."""
+    job = case.job
+    if job.rl.algorithm is not None or all(group.bridged for group in job.worker_groups):
+        return []
+    found = step_memory(job, *scored_samples(case))
+    if found is None:
+        return []
+    reserved = [group.memory_gb for group in job.worker_groups if group.memory_gb and not group.gpu]
+    short = min(reserved, default=None)
+    if short is None or found.total <= short * 1e9:
+        return [str(found)]
+    return [str(found), f"that is more than the {short:g} GB that a worker reserves: raise memory_gb, or save memory"]
+
+
+def step_memory(job: Job, task: Task, samples: Samples) -> StepSizes | None:
+    """Estimate the memory of a step of supervised training, by attention as CPUs compute it.
+
+    Args:
+        job: the job file.
+        task: task from `resolve_task`.
+        samples: some samples of the dataset; they are repeated up to the size of a micro-batch.
+
+    Returns:
+        None if the model can't be run without values.
+
+    """
+    size = -(-job.rounds.max_batch_size // job.rounds.accumulation)
+    rows = [index % len(samples) for index in range(size)]
+    repeated = Samples({name: array[rows] for name, array in samples.arrays.items()}, samples.keys[rows])
+    inputs = task.inputs(tensors_of(repeated), repeated.keys, MASKING_SEED)
+    try:
+        network = sketch_trained(job).train()
+        set_execution(network, job.worker)
+        with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+            _move_to_cpu(network)
+            return _measured(job, task, network, {name: fake.from_tensor(one) for name, one in inputs.items()})
+    except Exception:  # Models branch on values, or call kernels that know no shapes.
+        return None
+
+
+def _move_to_cpu(network: torch.nn.Module) -> None:
+    """Replace all tensors by those of a mode that has CPUs without memory; tied ones stay tied."""
+    moved: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # The old ones are kept, so that no id is used again.
+    for module in network.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is None:
+                    continue
+                if id(tensor) not in moved:
+                    empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+                    trained = isinstance(tensor, torch.nn.Parameter)
+                    moved[id(tensor)] = tensor, torch.nn.Parameter(empty, tensor.requires_grad) if trained else empty
+                tensors[name] = moved[id(tensor)][1]  # type: ignore[assignment]
+
+
+class _LiveBytes(TorchDispatchMode):
+    """Size of all tensors that operations make, as long as they live.
+
+    Args:
+        others: tensors that aren't counted, although operations return parts of them.
+
+    """
+
+    def __init__(self, others: Iterable[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.peak = 0
+        known: dict[torch.UntypedStorage, bool] = {one.untyped_storage(): True for one in others}
+        self._known = WeakIdKeyDictionary(known)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(found):
+            if isinstance(tensor, torch.Tensor):
+                self._add(tensor.untyped_storage())
+        return found
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        if storage not in self._known:
+            self._known[storage] = True
+            weakref.finalize(storage, self._remove, storage.nbytes())
+            self.now += storage.nbytes()
+            self.peak = max(self.peak, self.now)
+
+    def _remove(self, size: int) -> None:
+        self.now -= size
+
+
+def _measured(job: Job, task: Task, network: PreTrainedModel, inputs: Mapping[str, Any]) -> StepSizes:
+    """Take two steps, and return the peak of the second."""
+    optimizer = build_optimizer(network, job.inner_optimizer, None if job.inner_optimizer.total_steps else 100)
+    tensors = {id(one): one for one in chain(network.parameters(), network.buffers())}.values()
+    weights = sum(one.numel() * one.element_size() for one in tensors)
+    state = 0
+    with _LiveBytes([*tensors, *inputs.values()]) as live:
+        for _ in range(2):
+            live.peak = live.now
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=job.worker.autocast == "bf16"):
+                losses = compute_losses(task, network, inputs)
+            losses.trained.backward()
+            del losses
+            optimizer.step(torch.ones(()))
+            state = sum(_state_bytes(one) for one in optimizer.optimizers)
+        return StepSizes(weights, state, live.peak - state)
+
+
+def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    tensors = (one for state in optimizer.state.values() for one in state.values() if isinstance(one, torch.Tensor))
+    return sum(one.numel() * one.element_size() for one in tensors)
+
+
+def _shown(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB" if size >= 2**28 else f"{size / 2**20:.0f} MiB"

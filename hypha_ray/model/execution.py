@@ -1,0 +1,50 @@
+"""Settings of how a worker computes its model: the implementation of attention, and activations computed twice."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hypha_ray.config.tables.resources import Worker
+from hypha_ray.errors import ConfigError
+from hypha_ray.model.loading.configuration import errors_as
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def check_execution(network: PreTrainedModel, worker: Worker) -> None:
+    """Refuse settings that the model's class doesn't know; packages of the workers' machines aren't looked for.
+
+    Raises:
+        ConfigError: MODEL020.
+
+    """
+    name = type(network).__name__
+    if worker.gradient_checkpointing and not network.supports_gradient_checkpointing:
+        what = f"worker.gradient_checkpointing: {name} can't compute its activations again"
+        raise ConfigError("MODEL020", what, fix="leave it out, and set rounds.accumulation to save memory")
+    known = {
+        "sdpa": network._supports_sdpa,
+        "flex_attention": network._supports_flex_attn,
+        "flash_attention_2": network._supports_flash_attn,
+        "flash_attention_3": network._supports_flash_attn,
+    }
+    if not known.get(worker.attention or "eager", True):
+        allowed = ", ".join(["eager", *(one for one, supported in known.items() if supported)])
+        what = f"worker.attention: {name} lacks this implementation"
+        raise ConfigError("MODEL020", what, str(worker.attention), allowed)
+
+
+def set_execution(network: PreTrainedModel, worker: Worker) -> None:
+    """Set up a model as a worker is to compute it.
+
+    Raises:
+        ConfigError: MODEL020, the model doesn't know a setting, or MODEL008, a package is missing on this machine.
+
+    """
+    check_execution(network, worker)
+    if worker.attention is not None:
+        with errors_as(ConfigError, "MODEL020", f"worker.attention = {worker.attention!r} can't be used"):
+            network.set_attn_implementation(worker.attention)
+    if worker.gradient_checkpointing:
+        network.activation_checkpointing_enable()
