@@ -1,0 +1,71 @@
+"""The end of a run that keeps its best model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from hypha_ray.config import Job
+from hypha_ray.config.load import resolved_toml
+from hypha_ray.driver.launch import finish
+from hypha_ray.model.layout import gather, layout_of
+from hypha_ray.model.loading.build import build_model
+from hypha_ray.scheduler.messages import Persist
+from hypha_ray.store.commit_writer import CommitWriter
+from hypha_ray.store.directory import RunDirectory
+from hypha_ray.store.snapshots import rounds
+from hypha_ray.types import Contribution, Flat, Span, Verdict
+
+MODEL = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 32, "vocab_size": 384}
+LOSSES = (5.0, 3.0, 3.5, 4.0)
+
+
+@pytest.fixture
+def run(tmp_path: Path, corpus: Path) -> tuple[Job, RunDirectory]:
+    """A run of four rounds, each of which adds one to all weights; the second is the best."""
+    rounds_ = {"update_rounds": len(LOSSES)}
+    tables = {"model": {"config": MODEL}, "dataset": {"path": str(corpus)}, "checkpoint": {"best": True, "keep": 1}}
+    job = Job.model_validate({"run": {"name": "mine"}, "rounds": rounds_, **tables})
+    directory = RunDirectory.create(tmp_path, "mine", resolved_toml(job))
+    network = build_model(job.model, 0)
+    layout = layout_of(network)
+    theta: Flat = gather(network, layout, 0)
+    writer = CommitWriter(directory.path, job.checkpoint, len(LOSSES))
+    writer.begin(layout, theta)
+    for number, loss in enumerate(LOSSES):
+        theta = {group: array + np.float32(1) for group, array in theta.items()}
+        spans = ((0, (Span(0, 0, 4 * number, 4 * number + 4),)),)
+        verdict = Verdict(number, (Contribution(0, 1, 4, 1.0),), (), 1.0)
+        writer.commit(Persist(number, verdict, spans, {0: 4 * number + 4}, 0, {}), layout, (), theta, theta)
+        with (directory.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            record = {"round": number, "loss": loss, "time_s": 1.0, "samples": 4, "samples_total": 4 * number + 4}
+            file.write(json.dumps({"kind": "round", **record}) + "\n")
+            file.write(json.dumps({"kind": "eval", "round": number, "val_loss": loss}) + "\n")
+    return job, directory
+
+
+def test_best_model_is_saved_beside_the_last_and_named(
+    run: tuple[Job, RunDirectory], corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job, directory = run
+    assert rounds(directory.path) == [1, 3]
+    finish(job, directory, corpus)
+    last, best = (load_file(directory.path / name / "model.safetensors") for name in ("model", "model-best"))
+    assert best and all(np.allclose(last[name], array + 2) for name, array in best.items())
+    assert "note: model-best is the model after round 2, with val_loss 3\n" in capsys.readouterr().err
+
+
+def test_best_model_without_its_checkpoint_is_not_replaced_by_another(
+    run: tuple[Job, RunDirectory], corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job, directory = run
+    (directory.path / "checkpoints" / "round_000001").rename(directory.path / "gone")
+    finish(job, directory, corpus)
+    assert not (directory.path / "model-best").exists()
+    assert (
+        "note: the best model was that after round 2, with val_loss 3; its checkpoint isn't" in capsys.readouterr().err
+    )
