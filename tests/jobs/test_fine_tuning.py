@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+import torch
 from PIL import Image
 from scipy.io import wavfile
-from transformers import Wav2Vec2FeatureExtractor
+from transformers import AutoModelForCausalLM, Wav2Vec2FeatureExtractor
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from hypha_ray.config.schema import Model
+from hypha_ray.data.preparation.plain_tokenizers import byte_tokenizer
 from hypha_ray.model.loading.build import build_model
 from tests.support.job_scripts import Done, Jobs
+from tests.support.prepared import arrays_of
 
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
 BERT = {"model_type": "bert", "vocab_size": 384, "max_position_embeddings": 64, **SMALL}
@@ -34,6 +38,13 @@ WAV2VEC2 = {
     "layerdrop": 0.0,
     **SMALL,
 }
+
+LLAMA = {"model_type": "llama", "vocab_size": 384, "max_position_embeddings": 256, "pad_token_id": 0, **SMALL}
+ROLES = ("user", "assistant") * 2
+CHATML = (
+    "{% for m in messages %}<extra_id_0>{{ m.role }}\n{{ m.content }}<extra_id_1>\n{% endfor %}"
+    "{% if add_generation_prompt %}<extra_id_0>assistant\n{% endif %}"
+)
 
 
 def train(run_job: Jobs, model: Path, kind: str, data: Path, *further: str) -> Path:
@@ -65,8 +76,8 @@ def succeeded(done: Done) -> Done:
     return done
 
 
-def score(run_job: Jobs, run: Path, data: Path) -> dict[str, Any]:
-    done = succeeded(run_job("--model", run / "model", "--dataset", data, "--json", script="evaluate"))
+def score(run_job: Jobs, folder: Path, data: Path) -> dict[str, Any]:
+    done = succeeded(run_job("--model", folder, "--dataset", data, "--json", script="evaluate"))
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -83,7 +94,7 @@ def test_csv_with_labels_trains_a_pretrained_encoder_to_tell_its_classes(run_job
     done = succeeded(run_job(*source, script="prepare"))
     assert "classes            2: early " in done.stdout
     run = train(run_job, tmp_path / "encoder", "sequence-classification", data)
-    assert score(run_job, run, data)["accuracy"] >= 0.95
+    assert score(run_job, run / "model", data)["accuracy"] >= 0.95
     config = json.loads((run / "model" / "config.json").read_text())
     assert config["id2label"] == {"0": "early", "1": "late"}
 
@@ -100,7 +111,7 @@ def test_image_folder_trains_a_pretrained_model_to_tell_its_folders(run_job: Job
     data = tmp_path / "data"
     succeeded(run_job("--source", tmp_path / "photos", "--preprocessor", model, "--out", data, script="prepare"))
     run = train(run_job, model, "image-classification", data)
-    assert score(run_job, run, data)["accuracy"] >= 0.95
+    assert score(run_job, run / "model", data)["accuracy"] >= 0.95
     config = json.loads((run / "model" / "config.json").read_text())
     assert config["id2label"] == {"0": "dark", "1": "light"}
     assert (run / "model" / "preprocessor_config.json").is_file()
@@ -118,6 +129,37 @@ def test_audio_folder_trains_a_pretrained_model_to_tell_its_folders(run_job: Job
     data = tmp_path / "data"
     succeeded(run_job("--source", tmp_path / "sounds", "--preprocessor", model, "--out", data, script="prepare"))
     run = train(run_job, model, "audio-classification", data)
-    assert score(run_job, run, data)["accuracy"] >= 0.95
+    assert score(run_job, run / "model", data)["accuracy"] >= 0.95
     config = json.loads((run / "model" / "config.json").read_text())
     assert config["id2label"] == {"0": "high", "1": "low"}
+
+
+def test_chats_in_the_three_commands_of_the_readme(run_job: Jobs, tmp_path: Path) -> None:
+    model, data, source = tmp_path / "model", tmp_path / "chats", tmp_path / "chats.jsonl"
+    build_model(Model(config=LLAMA), seed=0).save_pretrained(model)
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = CHATML
+    tokenizer.save_pretrained(model)
+    turns = [[f"{n}?", "yes", f"{n + 1}?", "no"] for n in range(500)]
+    rows = ([{"role": role, "content": text} for role, text in zip(ROLES, chat, strict=True)] for chat in turns)
+    source.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+    done = succeeded(
+        run_job("--source", source, "--chat", "--tokenizer", model, "--out", data, "--report", script="prepare")
+    )
+    answers = len("yes") + 1 + len("no") + 1
+    assert f"of which {475 * answers:,} are scored" in done.stdout
+    where = ("--model.repository", model, "--dataset.path", data, "--inner_optimizer.learning_rate", "3e-3")
+    done = succeeded(run_job("@", "jobs/configs/chat.toml", *where))
+    run = Path(done.stdout.splitlines()[-1].removeprefix("run: "))
+    before, after = score(run_job, model, data), score(run_job, run / "model", data)
+    assert before["tokens"] == after["tokens"] == 25 * answers
+    assert after["val_loss"] < 0.2 * before["val_loss"]
+    assert before["val_loss"] == pytest.approx(loss_of_transformers(model, data), abs=1e-5)
+
+
+def loss_of_transformers(model: Path, data: Path) -> float:
+    """Loss of the validation samples, all of which have equally many scored tokens."""
+    network = AutoModelForCausalLM.from_pretrained(model)
+    batch = {name: torch.from_numpy(array).long() for name, array in arrays_of(data, "validation").items()}
+    with torch.no_grad():
+        return float(network(**batch).loss)
