@@ -77,6 +77,7 @@ def _check(task: Task, network: Any, samples: Samples) -> None:
         inputs = _inputs(task, samples, network)
         if not task.count(inputs):
             return
+        _check_apart(task, network, samples, inputs)
         whole = compute_losses(task, network, inputs)
         _check_against_own(task, network, inputs, whole)
         _check_additive(task, network, samples, float(whole.reported) * task.count(inputs))
@@ -99,6 +100,26 @@ def _check_against_own(task: Task, network: Any, inputs: dict[str, Any], ours: L
         return
     if found is not None and not any(_close(found, one) for one in expected):
         raise _wrong_loss(network, task, f"{found:.6g} where the cross entropy of its tokens is {expected[0]:.6g}")
+
+
+def _check_apart(task: Task, network: Any, samples: Samples, inputs: dict[str, Any]) -> None:
+    """Compare two packed sequences with each of them by itself, if positions of the samples begin anew."""
+    positions = samples.arrays.get("position_ids")
+    if positions is None or "attention_mask" in samples.arrays or not (positions[:, 1:] == 0).any():
+        return
+    ids = inputs["input_ids"][:1]
+    half = ids.shape[1] // 2
+    count = torch.arange(half, device=ids.device)[None]
+    found = math.inf
+    if "position_ids" in inputs:
+        both = {"input_ids": ids[:, : 2 * half], "position_ids": torch.cat([count, count], dim=1)}
+        parts = [{"input_ids": part, "position_ids": count} for part in (ids[:, :half], ids[:, half : 2 * half])]
+        alone = torch.cat([forward(task, network, part).logits for part in parts], dim=1)
+        found = float((forward(task, network, both).logits - alone).abs().max() / alone.abs().max())
+    if found > _LEAK:
+        what = f"{type(network).__name__} doesn't keep the packed sequences of a sample apart"
+        fix = "prepare the dataset without --pack, or choose another model"
+        raise ConfigError("MODEL020", what, f"logits that differ by {found:.1g}", f"up to {_LEAK:g}", fix)
 
 
 def _check_additive(task: Task, network: Any, samples: Samples, whole: float) -> None:

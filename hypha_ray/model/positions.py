@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from hypha_ray.errors import DataError
@@ -75,3 +77,20 @@ def _tables(model: torch.nn.Module) -> Iterator[tuple[str, int]]:
     for name, buffer in model.named_buffers():
         if name.endswith("embed_positions") and buffer.ndim == 2 and not _OF_IMAGES.search(name):
             yield name, buffer.shape[0]
+
+
+def token_counts(arrays: Mapping[str, npt.NDArray[np.generic]]) -> npt.NDArray[np.int64]:
+    """Tokens of each sample without padding, [N].
+
+    In packed samples, which have no `attention_mask`, positions count from 0 in each sequence, and are 0 at padding.
+    A sequence has two tokens at least, so the number of its ones is that of its beginnings.
+    """
+    tokens = arrays["input_ids"]
+    if "attention_mask" in arrays:
+        real = arrays["attention_mask"].astype(np.int64)
+    elif "position_ids" in arrays:
+        positions = arrays["position_ids"].astype(np.int64)
+        real = (positions > 0).astype(np.int64) + (positions == 1)
+    else:
+        real = np.ones(tokens.shape, np.int64)
+    return np.asarray(real.reshape(len(tokens), -1).sum(axis=1), np.int64)

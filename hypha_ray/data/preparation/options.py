@@ -69,6 +69,8 @@ class Options:
     """column that has completions of prompts, which alone have a loss; without --chat no template is applied"""
     chat_template: Path | None = None
     """file of a Jinja template for chats; default: the tokenizer's"""
+    pack: bool = False
+    """put several chats into a sample of --seq-len tokens, each without attention to the others"""
     source_column: str | None = None
     """column that has texts for an encoder"""
     target_column: str | None = None
@@ -218,6 +220,8 @@ class Options:
 
     def _check_prompts(self) -> None:
         """Refuse options of prompts and chats that would have no effect."""
+        if self.kind != "chats":
+            self._refuse(("pack",), f"has no effect on {self.kind}")
         if self.kind == "chats":
             self._refuse(_OF_ANSWERS, "has no effect on chats")
         if self.prompt_column is None:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.preparation.encoders import FOLDER, load_tokenizer
 from hypha_ray.data.slices import Arrays, read_slice
+from hypha_ray.model.positions import token_counts
 from hypha_ray.model.tasks.task import IGNORE_INDEX
 
 _BARS, _WIDTH = 8, 40
@@ -74,7 +75,7 @@ def lengths_of(folder: Path, manifest: Manifest) -> Lengths:
     labelled = manifest.shapes.get(_LABELS) == manifest.shapes["input_ids"]
     for info in manifest.of("train"):
         arrays = read_slice(folder, info, manifest)
-        lengths.append(arrays["attention_mask"].sum(axis=1, dtype=np.int64))
+        lengths.append(token_counts(arrays))
         scored += int(_scored(arrays, manifest).sum())
     return Lengths(np.concatenate(lengths), scored if labelled else None)
 
@@ -87,7 +88,7 @@ def sample_of(folder: Path, manifest: Manifest) -> list[Part]:
 
     """
     arrays = read_slice(folder, manifest.slices[0], manifest)
-    ids = arrays["input_ids"][0][arrays["attention_mask"][0] == 1]
+    ids = arrays["input_ids"][0][: token_counts(arrays)[0]]
     tokenizer, scored = load_tokenizer(str(folder / FOLDER)), _scored(arrays, manifest)[0]
     runs = groupby(zip(ids.tolist(), scored.tolist(), strict=False), key=lambda token: token[1])
     return [(tokenizer.decode([one for one, _ in run]), is_scored) for is_scored, run in runs]

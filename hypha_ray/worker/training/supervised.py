@@ -19,6 +19,7 @@ from hypha_ray.model.loading.build import random_model, task_of
 from hypha_ray.model.loading.preprocess import load_special_tokens
 from hypha_ray.model.loss_check import check_loss_on_copy
 from hypha_ray.model.losses import Losses, compute_losses, require_mean
+from hypha_ray.model.positions import token_counts
 from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.model.tasks.table import find_task, require_trainable
 from hypha_ray.model.trained import build_trained
@@ -200,4 +201,4 @@ def _tokens(batch: Arrays) -> int | None:
     """Number of tokens that aren't padding; None for data without tokens."""
     if "input_ids" not in batch:
         return None
-    return int(batch["attention_mask"].sum()) if "attention_mask" in batch else batch["input_ids"].size
+    return int(token_counts(batch).sum())

@@ -4,7 +4,8 @@
                                                       └─► the rest, shuffled ───────────────► training slices
 
 Tensors: ``input_ids``, ``attention_mask`` and ``labels``, int32 [N, L], padded on the right to the longest chat. A
-label is the token itself if it is scored, otherwise -100. Chats are held in memory as a whole.
+label is the token itself if it is scored, otherwise -100. Chats are held in memory as a whole. `packed_chats` puts
+several of them into a sample instead.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 from hypha_ray.data.manifest import PreprocessorInfo
 from hypha_ray.data.preparation.encoders import padding_of, require_end, require_fast, save_tokenizer, tokenizer_of
 from hypha_ray.data.preparation.kinds.chat_templates import ChatTemplate, ScoredText, ScoredTokens, tokenized
+from hypha_ray.data.preparation.kinds.packed_chats import write_packed
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
 from hypha_ray.data.preparation.sources.chats import Chat, chats
@@ -49,7 +51,10 @@ def write_chats(options: Options, writer: SliceWriter, report: Report, account: 
     longest = max(len(sample.ids) for sample in samples)
     keys = [sample.ids.tobytes() + sample.scored.tobytes() for sample in samples]
     splits = split(keys, options, account, "chats")
-    write_split(splits, lambda rows: _arrays(samples, rows, longest, padding), options.samples_per_slice, writer)
+    if options.pack:
+        write_packed(samples, splits, options, padding, writer)
+    else:
+        write_split(splits, lambda rows: _arrays(samples, rows, longest, padding), options.samples_per_slice, writer)
     return save_tokenizer(tokenizer, writer.folder, options.tokenizer, options.tokenizer_revision)
 
 
