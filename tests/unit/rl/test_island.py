@@ -66,6 +66,24 @@ def test_micro_batches_change_no_gradient(aggregation: str) -> None:
             torch.testing.assert_close(other[name], gradient, atol=1e-6, rtol=1e-4)
 
 
+@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "rloo", "dapo", "gspo"])
+def test_gradients_of_two_workers_add_up_to_that_of_the_joined_batch(algorithm: str) -> None:
+    whole, first, second = (Island(job(algorithm=algorithm), tokenizer()) for _ in range(3))
+    scored = [first.backward(_rows(0, 1), summed=True).scored, second.backward(_rows(1, 4), summed=True).scored]
+
+    joined = whole.backward(BATCH)
+
+    assert joined.scored == sum(scored) and min(scored) > 0
+    parts = zip(first.model.parameters(), second.model.parameters(), strict=True)
+    for parameter, (one, other) in zip(whole.model.parameters(), parts, strict=True):
+        assert parameter.grad is not None and one.grad is not None and other.grad is not None
+        torch.testing.assert_close((one.grad + other.grad) / sum(scored), parameter.grad, atol=1e-6, rtol=1e-4)
+
+
+def _rows(start: int, stop: int) -> Samples:
+    return Samples({name: array[start:stop] for name, array in BATCH.arrays.items()}, BATCH.keys[start:stop])
+
+
 def test_responses_without_a_difference_in_reward_change_nothing() -> None:
     island = Island(job(), tokenizer())
     before = weights(island)
