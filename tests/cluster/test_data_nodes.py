@@ -50,7 +50,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def nodes(home: Path) -> Iterator[list[str]]:
     """Ids of a head, two nodes for a worker each, and two machines without CPUs that have data."""
     with cluster_of([{"num_cpus": 1}] * 2 + [{"num_cpus": 0, "labels": {"site": "a"}}] * 2) as cluster:
-        yield [node.node_id for node in (cluster.head_node, *cluster.worker_nodes)]
+        cpus = {node["NodeID"]: node["Resources"].get("CPU", 0) for node in ray.nodes()}
+        others = sorted((node.node_id for node in cluster.worker_nodes), key=lambda node: -cpus[node])
+        yield [cluster.head_node.node_id, *others]
 
 
 @pytest.fixture(autouse=True)
