@@ -11,7 +11,7 @@ from hypha_ray.data.slices import UNREADABLE
 from hypha_ray.errors import DataError, QuarantinedError
 from hypha_ray.scheduler.runtime.run_actors import RunActors
 from hypha_ray.scheduler.runtime.slice_readers import SliceReader
-from hypha_ray.types import SliceInfo
+from hypha_ray.types import SliceInfo, dataset_of
 
 SLICES_PER_WORKER = 4
 """Slices per worker that stay in the object store for the next reader, beside those that workers hold."""
@@ -35,12 +35,12 @@ class SliceCache:
         """Return the slices that aren't in quarantine.
 
         Raises:
-            DataError: nothing to train on is left.
+            DataError: nothing to train on is left, in one of the datasets.
 
         """
         aside = await (await self._actors.store.ask(lambda store: store.quarantined.remote()))
         left = [info for info in slices if info.index not in aside]
-        if not any(info.split == "train" for info in left):
+        if not _datasets(left) or _datasets(left) != _datasets(slices):
             what = f"nothing to train on is left: {len(aside)} slices are damaged"
             raise DataError("DATA028", what, next(iter(aside.values()), ""), fix="prepare the dataset again")
         return left
@@ -72,3 +72,8 @@ class SliceCache:
     def forget(self, index: int) -> None:
         """Drop the reference to a slice whose object is lost."""
         self._slices.pop(index, None)
+
+
+def _datasets(slices: Sequence[SliceInfo]) -> set[int]:
+    """Numbers of the datasets that have something to train on."""
+    return {dataset_of(info.index) for info in slices if info.split == "train"}
