@@ -59,7 +59,7 @@ class ReceivedDelta:
     """A delivered delta, and the local round that it ends."""
 
     delta: Delta
-    turn: LocalRound
+    local_round: LocalRound
 
 
 @dataclass(slots=True)

@@ -136,4 +136,4 @@ class ArrivalQueue:
 
     def _staleness(self, arrival: ReceivedDelta) -> int:
         """Number of deltas merged since the weights that a delta was trained from."""
-        return self.merged - arrival.turn.merged
+        return self.merged - arrival.local_round.merged

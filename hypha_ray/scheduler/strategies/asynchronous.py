@@ -145,26 +145,26 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         samples = self._trained() - self._totals.samples + current.samples
         record = step_record(report, samples, self._job.rounds.samples_between_updates)
         self._out.put(c.LogMetric({**record, "round": current.number}))
-        if self.open and (turn := self.training.rounds.get(member.source.worker)) is not None:
-            self._out.put(*self._planner.resize(member, self._roster.assignable_and(member), turn.began_at, now))
+        if self.open and (local := self.training.rounds.get(member.source.worker)) is not None:
+            self._out.put(*self._planner.resize(member, self._roster.assignable_and(member), local.began_at, now))
 
     def _arrived(self, member: WorkerState, current: AsyncRound, delta: Delta, now: float) -> None:
         worker = member.source.worker
-        turn = self.training.pop(member)
-        if turn is None:
+        local = self.training.pop(member)
+        if local is None:
             self._out.stale(delta, now)
             return
         current.bytes_up += delta.payload_bytes
-        member.delivered(delta, now - turn.began_at, turn.evaluating)
-        self.queue.receive(ReceivedDelta(delta, turn))
+        member.delivered(delta, now - local.began_at, local.evaluating)
+        self.queue.receive(ReceivedDelta(delta, local))
         self._handed_over_at[worker] = now
         self._advance(now)
 
     def _merged(self, member: WorkerState, event: Merged, now: float) -> None:
-        turn = self.training.rounds.get(member.source.worker)
-        if turn is not None and self.current is not None and member.merged_version != event.version:
-            waited_s = None if turn.handed_over_at is None else now - turn.handed_over_at
-            since = turn.began_at if member.merged_at is None else member.merged_at
+        local = self.training.rounds.get(member.source.worker)
+        if local is not None and self.current is not None and member.merged_version != event.version:
+            waited_s = None if local.handed_over_at is None else now - local.handed_over_at
+            since = local.began_at if member.merged_at is None else member.merged_at
             self.current.began(member.source.worker, waited_s, now - since, self.sent_bytes[0])
         member.merged_at, member.merged_version = now, event.version
         if member.plan is not None and not member.plan.evaluate:
@@ -181,7 +181,7 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
             self._unplanned.add(rejection.worker)
             self._reject(rejection, now)
         for member in self._idle():
-            self._give_turn(member, now)
+            self._plan_local_round(member, now)
         if not self.queue.arrived:
             return
         if self.state.grace_until is None:
@@ -189,7 +189,7 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         if not self.training.rounds or now >= self.state.grace_until:
             self._reduce(self.state)
 
-    def _give_turn(self, member: WorkerState, now: float) -> None:
+    def _plan_local_round(self, member: WorkerState, now: float) -> None:
         assert self.current is not None
         worker, share, version = member.source.worker, self._share(member), self.queue.version
         handed_over_at = self._handed_over_at.pop(worker, None)
