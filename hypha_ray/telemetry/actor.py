@@ -48,8 +48,8 @@ class Telemetry:
     ) -> None:
         if testing is not None:
             arm(testing.failpoints, testing.failpoint_log)
-        if "aim" in sinks and aim_repository is None:
-            os.umask(0o077)  # Aim's files in the run directory are the owner's alone, as all others there.
+        if "tensorboard" in sinks or ("aim" in sinks and aim_repository is None):
+            os.umask(0o077)  # Trackers' files in the run directory are the owner's alone, as all others there.
         self._directory = Path(directory)
         self._sinks = build(self._directory, run, sinks, aim_repository, status_bridge)
         self._sinks.start(config)

@@ -269,6 +269,10 @@ def build(
         from hypha_ray.telemetry.sinks.aim import Aim
 
         others.append(Isolated(Aim(run, aim_repository or str(directory)), Tally("aim")))
+    if "tensorboard" in names:
+        from hypha_ray.telemetry.sinks.tensorboard import TensorBoard
+
+        others.append(Isolated(TensorBoard(directory), Tally("tensorboard")))
     if status_bridge is not None:
         from hypha_ray.telemetry.sinks.status import StatusBridge
 
