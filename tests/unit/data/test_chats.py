@@ -335,6 +335,23 @@ def test_table_without_chats_names_the_columns_of_chats(tmp_path: Path) -> None:
         run(source, tmp_path / "out", tokenizer=tokenizer_with(tmp_path, CHATML))
 
 
+def test_template_without_an_end_is_noted(tmp_path: Path, chatty: str) -> None:
+    source = table(tmp_path / "a.jsonl", {"messages": said("Hi", "Hello")})
+    endless = tokenizer_with(tmp_path / "endless", CHATML.replace("<extra_id_1>", ""))
+    for name, noted in ((endless, 1), (chatty, 0)):
+        manifest = run(source, tmp_path / f"out{noted}", tokenizer=name)
+        assert manifest.origin is not None
+        assert sum("no answer ends in a special token" in note for note in manifest.origin.notes) == noted
+
+
+def test_chats_without_the_flag_are_told_of_it(tmp_path: Path) -> None:
+    source = table(tmp_path / "a.jsonl", {"messages": said("Hi", "Hello")})
+    with pytest.raises(
+        DataError, match=r"DATA032.*no column 'text' — got messages\. Fix: train on chats with --chat, or"
+    ):
+        run(source, tmp_path / "out", chat=False)
+
+
 def test_template_that_refuses_a_chat_names_the_row(tmp_path: Path) -> None:
     source = table(tmp_path / "a.jsonl", {"messages": said("Hi", "Hello")})
     name = tokenizer_with(tmp_path, "{{ raise_exception('roles must alternate') }}")

@@ -47,6 +47,8 @@ def write_chats(options: Options, writer: SliceWriter, report: Report, account: 
     if not samples:
         what, fix = f"there are no chats with an answer in {options.source}", "name other columns, or raise --seq-len"
         raise DataError("DATA033", what, account.left_out or "an empty source", fix=fix)
+    if not any(_is_ended(sample, tokenizer.all_special_ids) for sample in samples):
+        account.note("no answer ends in a special token, so a trained model won't stop: choose another --chat-template")
     padding = padding_of(tokenizer, options.tokenizer)
     longest = max(len(sample.ids) for sample in samples)
     keys = [sample.ids.tobytes() + sample.scored.tobytes() for sample in samples]
@@ -103,6 +105,11 @@ def _fitting(samples: Iterable[ScoredTokens], most: int, account: Account) -> It
         yield ScoredTokens(ids[:most], scored[:most])
     if cut:
         account.note(f"{counted(cut, 'chats')} cut off at --seq-len {most}")
+
+
+def _is_ended(sample: ScoredTokens, special: Sequence[int]) -> bool:
+    """Whether a sample's last scored token is a special one."""
+    return int(sample.ids[sample.scored][-1]) in special
 
 
 def _arrays(samples: Sequence[ScoredTokens], rows: Rows, length: int, padding: int) -> Arrays:

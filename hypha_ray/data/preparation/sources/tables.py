@@ -20,6 +20,7 @@ JSON = frozenset({".jsonl", ".ndjson", ".json"})
 CSV = frozenset({".csv", ".tsv"})
 
 DEFAULT_COLUMN, TEXT_FLAG = "text", "--text-column"
+_OF_CHATS = frozenset({"messages", "conversations"})
 _DELIMITERS = ",;\t|"
 _SAMPLE_ROWS = 1000
 """Number of first rows that decide which columns contain text."""
@@ -111,8 +112,11 @@ def texts(rows: Iterable[Row], wanted: Column, account: Account) -> Iterator[str
 
 def no_column(where: str, column: Column, names: Iterable[str]) -> DataError:
     """The error for a table without a column."""
+    names, fix = set(names), f"name one with {column.flag}"
+    if column.flag == TEXT_FLAG and names & _OF_CHATS:
+        fix = f"train on chats with --chat, or {fix}"
     found = ", ".join(sorted(map(readable, names))) or "no columns"
-    return DataError("DATA032", f"{where} has no column {column.name!r}", found, fix=f"name one with {column.flag}")
+    return DataError("DATA032", f"{where} has no column {column.name!r}", found, fix=fix)
 
 
 def json_rows(file: IO[str], path: Path) -> Iterator[Row]:
