@@ -73,10 +73,18 @@ def _explained(error: ValidationError, settings: Sequence[Setting]) -> ConfigErr
 def _agree(job: Job, settings: Sequence[Setting]) -> None:
     workers, steps = job.num_workers, job.inner_optimizer.total_steps
     counts = "workers" if job.workers else "resources.num_workers"
+    worker_price, server_price = job.resources.worker_price, job.resources.parameter_server_price
     limits = (
         ("resources.min_workers", job.resources.min_workers, counts, workers),
         ("bridge.commands", len(job.bridge.commands), "resources.num_workers", workers),
         ("sync.quorum", job.sync.quorum, counts, workers),
+        ("resources.worker_price.bid", worker_price.bid, "resources.worker_price.max", worker_price.max),
+        (
+            "resources.parameter_server_price.bid",
+            server_price.bid,
+            "resources.parameter_server_price.max",
+            server_price.max,
+        ),
         ("rounds.warmup_rounds", job.rounds.warmup_rounds, "rounds.update_rounds", job.rounds.update_rounds),
         ("rl.minibatches", job.rl.minibatches, "rounds.max_batch_size", job.rounds.max_batch_size),
         ("inner_optimizer.warmup_steps", job.inner_optimizer.warmup_steps, "inner_optimizer.total_steps", steps),

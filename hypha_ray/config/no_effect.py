@@ -8,18 +8,15 @@ from functools import reduce
 from hypha_ray.config.keys import KeyPath, arrays, keys, shown
 from hypha_ray.config.schema import Job
 
-NO_MARKET = "yet: machines of a Ray cluster have no prices"
 _OF_TRAINERS = (
     "worker.device worker.autocast worker.compile worker.attention worker.gradient_checkpointing rounds.accumulation"
 )
-_PRICES = ("worker_price", "parameter_server_price")
 
 
 def idle(job: Job) -> dict[KeyPath, str]:
     """The keys that aren't at their default but have no effect, each with the reason."""
     found = {tuple(name.split(".")): beside for beside, names in _idle(job) for name in names.split()}
     reasons = {path: f"beside {_shown(job, beside)}" for path, beside in found.items()}
-    reasons |= {("resources", price, name): NO_MARKET for price in _PRICES for name in ("bid", "max")}
     return {path: reason for path, reason in reasons.items() if _value(job, path) != keys()[path].default}
 
 

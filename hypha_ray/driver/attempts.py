@@ -17,7 +17,7 @@ from hypha_ray.driver.data_source import DataSource
 from hypha_ray.driver.ray_cluster import ControlService
 from hypha_ray.driver.run_identity import committed
 from hypha_ray.errors import ClusterError, HyphaError, LostError, QuarantinedError, first_line
-from hypha_ray.market.allocator import on_this_node
+from hypha_ray.market.nodes import on_this_node
 from hypha_ray.model.loading.tokenizer import pack, tokenizer_of
 from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.model.tasks.table import find_task

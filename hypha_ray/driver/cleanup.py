@@ -10,7 +10,7 @@ from ray._private.state import state
 from ray.util import list_named_actors
 
 from hypha_ray.errors import ClusterError
-from hypha_ray.market.allocator import reclaim
+from hypha_ray.market.groups import reclaim
 
 DEADLINE_S = 15.0
 """Longest wait for the cleanup, in seconds. Ray needs 5 s to end a stopped process."""

@@ -3,6 +3,7 @@
     acquire ──placed──► lease ──options──► an actor on it ──release──► gone, the actor too
        └──not placed by the deadline──► CapacityError, and nothing stays behind
 
+Where owners have terms, the buyer chooses a node and the group is pinned to it; bid and price are in the group's name.
 A placement group outlives the actor that made it. So a resumed run first reclaims what was held before.
 """
 
@@ -11,87 +12,61 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Container, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
-import ray
-from ray._private.state import available_resources_per_node, state
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from hypha_ray.config.tables.resources import Resources
 from hypha_ray.errors import CapacityError, ClusterError, first_line
+from hypha_ray.market.buyer import Buyer
+from hypha_ray.market.groups import group_name, lease_entries
 from hypha_ray.market.leases import Lease, LeaseBook
-from hypha_ray.market.requirements import Need, NodeResources, shortage
+from hypha_ray.market.nodes import cluster_nodes, own_node
+from hypha_ray.market.offers import Offer, has_room
+from hypha_ray.market.requirements import ID_LABEL, Need, NodeResources, shortage
+from hypha_ray.market.staffing import trades
 
-__all__ = ["Lease", "Leases", "cluster_nodes", "draining_nodes", "on_this_node", "reclaim"]
+OFFER_S, OFFER_WAITS = 2.0, 15
+"""Seconds after which a node that has made an offer is asked whether it still has room, and how often at most."""
+LOOK_AGAIN_S = 1.0
+"""Seconds between two looks for an offer."""
 
-
-def cluster_nodes(leased: Mapping[str, Mapping[str, float]] | None = None) -> list[NodeResources]:
-    """The nodes that are alive, and what is free on them at this moment.
-
-    Args:
-        leased: amounts by node id that are to be counted as free.
-
-    """
-    free, leased = available_resources_per_node(), leased or {}
-    return [
-        NodeResources(
-            node["NodeManagerAddress"],
-            node["Resources"],
-            Counter(free.get(node["NodeID"], {})) + Counter(leased.get(node["NodeID"], {})),
-            node["Labels"],
-        )
-        for node in ray.nodes()
-        if node["Alive"]
-    ]
+__all__ = ["Lease", "Leases"]
 
 
-def draining_nodes() -> frozenset[str]:
-    """Ids of nodes that Ray is about to take away, such as spot machines with notice."""
-    return frozenset(state.get_draining_nodes())
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """A look at the cluster: its nodes, and the run's leases if owners have terms: whether each is placed, by name."""
 
-
-def on_this_node() -> dict[str, Any]:
-    """Options that place an actor on the node of this process, where it reserves nothing."""
-    node = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    return {"num_cpus": 0, "scheduling_strategy": node}
-
-
-def reclaim(run: str, spared: Container[str] = ()) -> int:
-    """End all leases of a run but placed ones of some names; returns their number."""
-    found = [row for name, row in _rows(run) if row["state"] != "CREATED" or name not in spared]
-    for row in found:
-        remove_placement_group(_group(row))
-    return len(found)
-
-
-def _rows(run: str) -> list[tuple[str, dict[str, Any]]]:
-    """Names of the run's leases, and what Ray knows of them."""
-    rows = [row for row in placement_group_table().values() if row["state"] != "REMOVED"]
-    return [(row["name"].removeprefix(f"{run}/"), row) for row in rows if row["name"].startswith(f"{run}/")]
-
-
-def _group(row: dict[str, Any]) -> PlacementGroup:
-    return PlacementGroup(ray.PlacementGroupID(bytes.fromhex(row["placement_group_id"])))
+    nodes: list[NodeResources]
+    leases: Mapping[str, bool]
 
 
 class Leases:
     """The leases of one run. Ray counts what is free; the book says which leases are good.
 
     Args:
-        run: name of the run; its groups are called ``<run>/<name>``.
+        run: name of the run; its groups are called ``<run>/<name>``, with bid and price behind a semicolon.
+        resources: the job's prices, strategy and limit among offers.
 
     """
 
-    def __init__(self, run: str) -> None:
-        self._run = run
-        self._book = LeaseBook()
+    def __init__(self, run: str, resources: Resources | None = None) -> None:
+        self._run, self._resources = run, resources or Resources()
+        self._book, self._buyer = LeaseBook(), Buyer(self._resources)
         self._groups: dict[str, tuple[Need, PlacementGroup]] = {}
         """Placement groups of all leases, and of those that still wait for room."""
-        self._looking: asyncio.Task[list[NodeResources]] | None = None
+        self._looking: asyncio.Task[_Look] | None = None
         """The latest look at the cluster's nodes."""
+        self._asked: dict[str, Need] = {}
+        """Needs by name of leases whose machines are yet to be chosen."""
+        self._offers: dict[str, Offer] = {}
+        """Offers by name of leases that aren't asked for yet."""
 
     async def acquire(self, name: str, need: Need, deadline_s: float) -> Lease:
         """Lease what `need` says, under the name of the actor that will live there.
@@ -101,35 +76,72 @@ class Leases:
             ClusterError: a group of that name is there already, or Ray doesn't answer.
 
         """
-        group = self._open(name, need, await self._look())
-        lease = None
+        if name in self._groups:
+            raise _refused(group_name(self._run, name), "it is there already")
+        deadline, self._asked[name] = time.monotonic() + deadline_s, need
         try:
-            await asyncio.wait_for(group.ready(), deadline_s)
-            lease = self._book.grant(name, need.bundle(), time.monotonic())
-        except TimeoutError:
-            raise self._no_room(name, need, await self._look()) from None
+            while True:
+                look = await self._look()
+                if not trades(self._resources, look.nodes):
+                    return await self._lease(name, need, look, deadline_s)
+                offer = self._choose(name, look)
+                if offer is not None:
+                    with suppress(CapacityError):
+                        return await self._lease(name, need, look, OFFER_S, offer)
+                    self._buyer.fail(offer.node.id, time.monotonic())  # Another run was faster.
+                if time.monotonic() > deadline:
+                    raise self._buyer.refusal(need, look.nodes, own_node())
+                self._asked[name] = need
+                await asyncio.sleep(0.0 if offer else LOOK_AGAIN_S)
+        finally:
+            self._asked.pop(name, None)
+            self._offers.pop(name, None)
+            if name not in self._groups:
+                self._buyer.end(name, time.monotonic())
+
+    async def _lease(self, name: str, need: Need, look: _Look, wait_s: float, offer: Offer | None = None) -> Lease:
+        """Lease on the node of an offer while it has room, or on any node if it is placed within `wait_s` seconds."""
+        group, lease = self._open(name, need, offer, look), None
+        try:
+            ready, waits = group.ready(), 1
+            while not await _done(ready, wait_s):
+                nodes, waits = (await self._look()).nodes, waits + 1
+                if offer is None or waits > OFFER_WAITS or not has_room(offer, nodes):
+                    raise self._no_room(name, need, nodes)
+            amounts = need.bundle() if offer is None else offer.amounts
+            lease = self._book.grant(name, amounts, time.monotonic())
+            if offer is not None:
+                self._buyer.begin(name)
         except RayError as error:
-            raise _refused(f"{self._run}/{name}", error) from error
+            raise _refused(group_name(self._run, name), first_line(error)) from error
         finally:
             if lease is None:
                 self._close(name)
         return lease
 
+    def _choose(self, name: str, look: _Look) -> Offer | None:
+        """Offer for a lease; the first of those that have waited for a look chooses for all of them."""
+        if name in self._asked:
+            asked, self._asked = self._asked, {}
+            placed = {lease for lease, is_placed in look.leases.items() if is_placed}
+            self._offers |= self._buyer.choose(asked, look.nodes, own_node(), placed, time.monotonic())
+        return self._offers.pop(name, None)
+
     def adopt(self, needs: Mapping[str, Need]) -> dict[str, Lease]:
         """Take over what an earlier holder of the run has leased under these names, and what has been placed."""
-        found = {name: _group(row) for name, row in _rows(self._run) if name in needs and row["state"] == "CREATED"}
-        for name, group in found.items():
-            self._groups[name] = needs[name], group
-        return {name: self._book.grant(name, needs[name].bundle(), time.monotonic()) for name in found}
+        found = {entry.name: entry for entry in lease_entries(self._run) if entry.name in needs and entry.placed}
+        for name, entry in found.items():
+            self._groups[name] = needs[name], entry.group
+            if entry.agreement is not None:
+                self._buyer.adopt(name, entry.agreement)
+        return {name: self._book.grant(name, entry.amounts, time.monotonic()) for name, entry in found.items()}
 
     def nodes(self) -> list[NodeResources]:
         """The nodes that are alive, and what would be free there without these leases."""
         amounts = {lease.holder: lease.amounts for lease in self._book.leases}
         held: dict[str, Counter[str]] = {}
-        for name, row in _rows(self._run):  # One look at the table for all leases.
-            node = row["bundles_to_node_id"].get(0)
-            if name in amounts and node is not None:
-                held.setdefault(node, Counter()).update(amounts[name])
+        for name, node in self.placed().items():
+            held.setdefault(node, Counter()).update(amounts.get(name, {}))
         return cluster_nodes(held)
 
     def options(self, lease: Lease) -> dict[str, Any]:
@@ -150,7 +162,34 @@ class Leases:
 
     def placed(self) -> dict[str, str]:
         """Id of the node that each lease is on, by name: one look at Ray's table for all of them."""
-        return {name: node for name, row in _rows(self._run) if (node := row["bundles_to_node_id"].get(0))}
+        return {entry.name: entry.node for entry in lease_entries(self._run) if entry.node is not None}
+
+    def terms(self, name: str) -> dict[str, Any]:
+        """Node and price per hour of a lease; nothing if its owner has no terms."""
+        agreed = self._buyer.agreement(name)
+        return {} if agreed is None else {"node": agreed.node, "price": agreed.price}
+
+    @property
+    def pays(self) -> bool:
+        """Whether the run has leases on owners' terms."""
+        return self._buyer.pays
+
+    async def ending(self) -> dict[str, str]:
+        """Reasons by name of the leases whose machines the owners want back soon."""
+        nodes = await asyncio.to_thread(cluster_nodes) if self._buyer.pays else []
+        return self._buyer.ending(nodes, time.monotonic())
+
+    def over(self) -> list[str]:
+        """Names of the leases that have come to their end."""
+        return self._buyer.over(time.monotonic())
+
+    def bill(self) -> float | None:
+        """Cost since the last bill; None without any price."""
+        return self._buyer.bill(time.monotonic())
+
+    def billed(self, until_s: float) -> None:
+        """Don't bill anew for what an earlier scheduler has billed, up to a monotonic time."""
+        self._buyer.billed(until_s)
 
     def release(self, lease: Lease) -> None:
         """Give a lease back, which ends the actors on it; nothing happens if it is over."""
@@ -164,23 +203,34 @@ class Leases:
         for name in list(self._groups):
             self._close(name)
 
-    async def _look(self) -> list[NodeResources]:
+    async def _look(self) -> _Look:
         """Look at the cluster's nodes: one look for all leases that are asked for at the same time."""
         if self._looking is None or self._looking.done():
-            self._looking = asyncio.ensure_future(asyncio.to_thread(cluster_nodes))
+            self._looking = asyncio.ensure_future(asyncio.to_thread(self._look_around))
         return await asyncio.shield(self._looking)
 
-    def _open(self, name: str, need: Need, nodes: list[NodeResources]) -> PlacementGroup:
+    def _look_around(self) -> _Look:
+        nodes = cluster_nodes()
+        leases = lease_entries(self._run) if trades(self._resources, nodes) else []
+        return _Look(nodes, {lease.name: lease.placed for lease in leases})
+
+    def _open(self, name: str, need: Need, offer: Offer | None, look: _Look) -> PlacementGroup:
         """Ask Ray for the group; it says at once if the name is taken."""
+        bundle, selector, full_name = need.bundle(), need.selector(look.nodes), group_name(self._run, name)
+        if offer is not None:
+            if name in look.leases:
+                raise _refused(full_name, "it is there already")
+            bundle, selector = dict(offer.amounts), {ID_LABEL: offer.node.id}
+            full_name = group_name(self._run, name, self._buyer.agreement(name))
         try:
-            labels = [need.selector(nodes)]
-            group = placement_group([need.bundle()], "PACK", f"{self._run}/{name}", bundle_label_selector=labels)
+            group = placement_group([bundle], "PACK", full_name, bundle_label_selector=[selector])
         except RayError as error:
-            raise _refused(f"{self._run}/{name}", error) from error
+            raise _refused(full_name, first_line(error)) from error
         self._groups[name] = need, group
         return group
 
     def _close(self, name: str) -> None:
+        self._buyer.end(name, time.monotonic())
         found = self._groups.pop(name, None)
         if found is not None:
             remove_placement_group(found[1])
@@ -191,11 +241,19 @@ class Leases:
         missing = shortage(Counter(wanted for wanted, _ in self._groups.values()), idle) or shortage({need: 1}, nodes)
         if missing is not None:
             return missing.error()
-        return CapacityError(
-            "CFG004", f"Ray placed {self._run}/{name} too late", fix="raise resources.start_deadline_s"
-        )
+        late = f"Ray placed {self._run}/{name} too late"
+        return CapacityError("CFG004", late, fix="raise resources.start_deadline_s")
 
 
-def _refused(group: str, error: RayError) -> ClusterError:
-    what = f"Ray refused the lease {group}: {first_line(error)}"
+async def _done(ready: Any, wait_s: float) -> bool:
+    """Whether Ray has placed a group before the end of a wait."""
+    try:
+        await asyncio.wait_for(ready, wait_s)
+    except TimeoutError:
+        return False
+    return True
+
+
+def _refused(group: str, why: str) -> ClusterError:
+    what = f"Ray refused the lease {group}: {why}"
     return ClusterError("CAP003", what, fix="end the run of that name first")

@@ -20,6 +20,8 @@ from hypha_ray.errors import CapacityError, ConfigError
 GB = 1_000_000_000
 OWN_LABEL, RAY_LABEL = "gpu_type", "ray.io/accelerator-type"
 """The labels that name a node's GPU: the one its owner gives, and the one that Ray finds out by itself."""
+ID_LABEL = "ray.io/node-id"
+"""The label in which Ray gives each node its id."""
 NOT_NVIDIA = re.compile(r"AMD-|Intel-|MXC|Apple-|M\d")
 """Beginnings of Ray's names of GPUs of other vendors; NVIDIA's have no prefix."""
 LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
@@ -33,6 +35,11 @@ class NodeResources:
     total: Mapping[str, float]
     free: Mapping[str, float]
     labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        """Ray's id of the node, or its address without one."""
+        return self.labels.get(ID_LABEL, self.address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +168,7 @@ def _pack(
         admitted = [index for index, admits in enumerate(need.admits(nodes)) if admits]
         short = wanted[need]
         for index in admitted:
-            count = min(short, _times(need, left[index]))
+            count = min(short, times_in(need, left[index]))
             for name, amount in need.bundle().items():
                 left[index][name] = left[index].get(name, 0.0) - count * amount
             short -= count
@@ -171,7 +178,7 @@ def _pack(
     return None
 
 
-def _times(need: Need, amounts: Mapping[str, float]) -> int:
+def times_in(need: Need, amounts: Mapping[str, float]) -> int:
     """Number of times that a need fits, counted in ten-thousandths as Ray does."""
     asked = need.bundle().items()
     fits = (_units(amounts.get(name, 0.0)) // max(1, _units(amount)) for name, amount in asked)

@@ -18,12 +18,14 @@ from hypha_ray.data.files import Place
 from hypha_ray.errors import CapacityError, HyphaError, LostError, QuarantinedError, first_line
 from hypha_ray.exchange_schedule import fragments_of_round
 from hypha_ray.failpoints import arm, failpoint
-from hypha_ray.market.requirements import workers_to_start
+from hypha_ray.market.nodes import own_node
+from hypha_ray.market.staffing import workers_to_hire
 from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.core import SchedulerCore
 from hypha_ray.scheduler.planning.worker_plans import Sizes
 from hypha_ray.scheduler.resume_point import ResumePoint
+from hypha_ray.scheduler.runtime.cost_book import CostBook
 from hypha_ray.scheduler.runtime.global_weights import GlobalWeights
 from hypha_ray.scheduler.runtime.run_actors import RunActors
 from hypha_ray.scheduler.runtime.slice_cache import SliceCache
@@ -76,6 +78,7 @@ class Scheduler:
         self._weights = GlobalWeights(job, self._actors)
         self._reader = reader_of(places, job, self._actors, self._telemetry.problem)
         self._slice_cache = SliceCache(job, self._actors, self._reader)
+        self._costs = CostBook(self._actors, self._telemetry, self._directory)
         self._core: SchedulerCore | None = None
         self._dispatcher = WorkerDispatcher(
             self._actors, self._weights, self._slice_cache, self._telemetry, self._said, self._spawn
@@ -141,6 +144,7 @@ class Scheduler:
             known = used, survey.state, inner, evaluated, survey.layout, survey.skipped
             past = ResumePoint(self._attempt, survey.next_round, *known)
         await asyncio.to_thread(rewind, metrics, past.next_round)
+        await self._costs.recall()
         self._telemetry.open()
         return past
 
@@ -153,7 +157,7 @@ class Scheduler:
     async def _fitting(self, past: ResumePoint) -> list[int]:
         """Return the numbers of the workers that fit now; a run that has begun waits for room."""
         try:
-            return workers_to_start(self._job, await asyncio.to_thread(self._actors.nodes))
+            return workers_to_hire(self._job, await asyncio.to_thread(self._actors.nodes), own_node())
         except CapacityError:
             if past.attempt == 1 and past.next_round == 0:
                 raise
@@ -167,8 +171,9 @@ class Scheduler:
         while True:
             await asyncio.sleep(DRAIN_CHECK_S)
             with suppress(RayError):  # The control service doesn't answer: the next look will find it.
-                if workers := await asyncio.to_thread(self._actors.draining):
-                    self._inbox.put_nowait(c.Draining(workers, "its node is being drained"))
+                for worker, reason in (await self._actors.leaving()).items():
+                    self._inbox.put_nowait(c.Draining((worker,), reason))
+                self._actors.evict()
 
     # ── events in, commands out ───────────────────────────────────────────────────────────────────────────────────
 
@@ -204,10 +209,14 @@ class Scheduler:
                 self._commits.add(commit)
                 commit.add_done_callback(self._committed)
             case c.LogMetric(fields=fields):
-                read = self._reader.traffic() if fields["kind"] == "round" else {}
-                self._telemetry.record({**fields, "bytes_from": read} if read else fields)
+                self._telemetry.record({**fields, **self._of_round()} if fields["kind"] == "round" else fields)
             case c.LogEvent(fields=fields):
                 self._telemetry.event(fields)
+
+    def _of_round(self) -> dict[str, Any]:
+        """Fields of a round's record that the core doesn't know of: bytes by data node, and cost."""
+        read = self._reader.traffic()
+        return ({"bytes_from": read} if read else {}) | self._costs.bill()
 
     async def _reduce(self, command: c.Reduce) -> None:
         failpoint("scheduler.before_reduce")
@@ -235,6 +244,7 @@ class Scheduler:
     # ── the end ───────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _finish(self) -> dict[str, Any]:
+        self._costs.bill()
         return await self._telemetry.finish({"parameter_bytes": self._weights.bytes, "attempt": self._attempt})
 
     async def _settled(self) -> None:

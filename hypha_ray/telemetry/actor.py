@@ -74,7 +74,7 @@ class Telemetry:
         `extra` is added to it; its `parameter_bytes` is the base of the run's traffic ratio.
         """
         records = read_jsonl(self._directory / METRICS, kinds=("round", "eval"))
-        events = read_jsonl(self._directory / EVENTS, kinds=("loss", "quarantine"))
+        events = read_jsonl(self._directory / EVENTS, kinds=("loss", "quarantine", "cost"))
         figures = {**summary(records, events, extra.get("parameter_bytes")), **extra}
         self._sinks.summary(figures)  # before the sinks are waited for: little time may be left
         self._sinks.close()

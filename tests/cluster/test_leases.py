@@ -14,7 +14,9 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError
 from ray.util.placement_group import placement_group, placement_group_table
 
 from hypha_ray.errors import CapacityError, ClusterError
-from hypha_ray.market.allocator import Lease, Leases, cluster_nodes, reclaim
+from hypha_ray.market.allocator import Lease, Leases
+from hypha_ray.market.groups import reclaim
+from hypha_ray.market.nodes import cluster_nodes
 from hypha_ray.market.requirements import Need, NodeResources
 
 T = TypeVar("T")

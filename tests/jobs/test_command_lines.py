@@ -24,6 +24,7 @@ JOBS = (
     "sync",
     "grpo",
     "ppo",
+    "market",
 )
 
 
@@ -54,6 +55,14 @@ def shell(command: str, cwd: Path, **environment: str) -> subprocess.CompletedPr
         ("worker.py --device tpu --connect h:1", 2, "error[CFG003]: --device is out of range — got 'tpu', allowed"),
         ("prepare.py --source digits --out=d --seed x", 2, "error[CFG002]: --seed has the wrong type — got 'x'"),
         ("worker.py --connect h:1 --patience-s nan", 2, "error[CFG003]: --patience-s is out of range — got nan"),
+        ("market.py --offer --price=-1", 2, "error[CFG003]: the terms are out of range — got price = -1.0"),
+        (
+            "market.py --offer --accepts all",
+            2,
+            "error[CFG003]: the terms are out of range — got accepts = all",
+        ),
+        ("market.py --price 3", 2, "error[CFG012]: --offer is missing — got --price alone"),
+        ("market.py --offer --withdraw", 2, "error[CFG011]: --offer and --withdraw exclude each other"),
         ("prepare.py digits", 2, "error[CFG015]: unexpected argument 'digits'"),
         (r"plot.py --run $'no\xff'", 3, "error[DATA044]: "),
         (r"prepare.py --source $'no\xff.txt' --out d", 3, "error[DATA030]: there is no file or folder no?.txt"),

@@ -82,6 +82,23 @@ EXAMPLES: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
         """,
         {"model": MODEL},
     ),
+    "prices": (
+        """
+        [scheduler.job.resources]
+        num_workers = 2
+        worker = {cpu = 1.0}
+        parameter_server = {cpu = 1.0}
+        worker_price = {bid = 110.0, max = 160.0}
+        parameter_server_price = {bid = 30.0, max = 50.0}
+        """,
+        {
+            "resources": {
+                "num_workers": 2,
+                "worker_price": {"bid": 110.0, "max": 160.0},
+                "parameter_server_price": {"bid": 30.0, "max": 50.0},
+            }
+        },
+    ),
     "aim": (
         """
         [scheduler]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from pydantic import Field
 
 from hypha_ray.config.value_types import Count, NotNegative, Positive, Table
 
 MB_PER_GB = 1000
+MarketStrategy: TypeAlias = Literal["cheapest", "value", "near", "spread"]
+"""Orders in which a job takes offers."""
 
 
 class WorkerResources(Table):
@@ -47,10 +49,17 @@ class ServerResources(WorkerResources):
 
 
 class Price(Table):
-    """Price of a lease."""
+    """Price of a lease per hour, on nodes whose owners have terms."""
 
-    bid: NotNegative = Field(100.0, description="public bid")
-    max: NotNegative = Field(100.0, description="private limit")
+    bid: NotNegative | None = Field(
+        None, description="public bid, which an owner's floor is compared with; default: 100, or max if that is less"
+    )
+    max: NotNegative = Field(100.0, description="highest price of a lease; it stays in the job")
+
+    @property
+    def public_bid(self) -> float:
+        """Bid that owners see."""
+        return min(100.0, self.max) if self.bid is None else self.bid
 
 
 class Resources(Table):
@@ -62,6 +71,11 @@ class Resources(Table):
     parameter_server: ServerResources = Field(ServerResources(), description="resources of a parameter server")
     worker_price: Price = Field(Price(), description="price of a worker's lease")
     parameter_server_price: Price = Field(Price(), description="price of a server's lease")
+    strategy: MarketStrategy = Field(
+        "cheapest",
+        description="order of offers: by price, price per throughput, site of the run, or leases on a node",
+    )
+    max_price_per_hour: Positive | None = Field(None, description="highest sum of all leases' prices; default: none")
     min_memory_mb: Count | None = Field(None, description="the training guide's name for worker.memory_gb, in MB")
     min_gpus: int | None = Field(None, ge=0, description="the training guide's name for worker.gpu")
     gpu_type: str | None = Field(None, description="the training guide's name for worker.gpu_type")

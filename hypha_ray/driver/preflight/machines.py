@@ -1,15 +1,55 @@
-"""Lines of a dry run about machines: the workers that fit, in each group and in all."""
+"""Lines of a dry run about machines: offers and refusals where owners have terms, and the workers that fit."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 
 from hypha_ray.config import Job
+from hypha_ray.market.offers import Offer
 from hypha_ray.market.requirements import NodeResources, group_need
+from hypha_ray.market.selection import Choice
+from hypha_ray.market.staffing import choices, trades, workers_to_hire
 
 
-def machine_lines(job: Job, workers: Collection[int], nodes: Sequence[NodeResources]) -> Iterator[str]:
-    """Lines about the workers of these numbers, which fit on the nodes; the last one is of the whole job."""
+def machine_lines(job: Job, nodes: Sequence[NodeResources], home: str) -> Iterator[str]:
+    """Lines about the machines that a job would have now; the last one is of the whole job.
+
+    Args:
+        job: the job file.
+        nodes: nodes of the cluster.
+        home: id of the driver's node.
+
+    Raises:
+        CapacityError: there is no room for `min_workers`, after the lines that say why.
+
+    """
+    if trades(job.resources, nodes):
+        found = choices(job, nodes, home)
+        for choice in found:
+            yield from _choice_lines(choice)
+        yield f"price: {sum(choice.price for choice in found):.2f} an hour"
+    workers = workers_to_hire(job, nodes, home)
+    yield from _group_lines(job, workers)
+    yield f"resources: {len(workers)} of {job.num_workers} workers fit; nodes: {len(nodes)}"
+
+
+def _choice_lines(choice: Choice) -> Iterator[str]:
+    """The answer of each node to a request, and the number of leases that are chosen there."""
+    taken = Counter(offer.node.id for offer in choice.chosen)
+    request = choice.request
+    yield f"offers for {choice.wanted} × {request.need.role} with {request.need}, bid {request.bid:g}:"
+    for answer in choice.answers:
+        node = f"  {answer.node.address} ({answer.node.id[:8]})"
+        if isinstance(answer, Offer):
+            count = taken[answer.node.id]
+            yield f"{node}: {answer.price:g} an hour each, room for {answer.room}; {count or 'none'} chosen"
+        else:
+            yield f"{node}: refused, {answer.reason}"
+
+
+def _group_lines(job: Job, workers: Collection[int]) -> Iterator[str]:
+    """Numbers, needs and fitting workers of each of the ``[[workers]]``."""
     first = 0
     for group in job.workers:
         last = first + group.count - 1
@@ -17,4 +57,3 @@ def machine_lines(job: Job, workers: Collection[int], nodes: Sequence[NodeResour
         fitting = sum(first <= worker <= last for worker in workers)
         yield f"{numbers} with {group_need(group)}: {fitting} of {group.count} fit"
         first += group.count
-    yield f"resources: {len(workers)} of {job.num_workers} workers fit; nodes: {len(nodes)}"

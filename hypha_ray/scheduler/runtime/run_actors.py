@@ -16,7 +16,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from hypha_ray.config import Job
 from hypha_ray.data.actor import READS_AT_ONCE, DataShard
 from hypha_ray.errors import ClusterError
-from hypha_ray.market.allocator import Lease, Leases, draining_nodes, on_this_node
+from hypha_ray.market.allocator import Lease, Leases
+from hypha_ray.market.nodes import draining_nodes, on_this_node
 from hypha_ray.market.requirements import Need, NodeResources, server_need, worker_needs
 from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.redaction import redacted_tree
@@ -62,10 +63,10 @@ class RunActors:
         specials: SpecialTokens | None = None,
     ) -> None:
         self._job, self._run, self._owner, self._note, self._specials = job, run, owner, note, specials
-        self._leases = Leases(run)
+        self.leases = Leases(run, job.resources)
         self._held: dict[str, Lease] = {}
         self._needs = outliving(job)
-        self._left = dict.fromkeys(self._needs) | self._leases.adopt(self._needs)
+        self._left = dict.fromkeys(self._needs) | self.leases.adopt(self._needs)
         """Lease by name of each actor that the previous scheduler may have left; None without a lease."""
         self._workers: dict[int, tuple[Any, Source]] = {}
         self._nodes: dict[Source, str | None] = {}
@@ -142,19 +143,34 @@ class RunActors:
             return None
         source = self._workers[number][1]
         if source not in self._nodes:
-            placed = await asyncio.to_thread(self._leases.placed)
+            placed = await asyncio.to_thread(self.leases.placed)
             self._nodes[source] = placed.get(f"worker-{number}")
         return self._nodes[source]
 
     def nodes(self) -> list[NodeResources]:
         """Live nodes, with the resources that would be free without this run."""
-        return self._leases.nodes()
+        return self.leases.nodes()
 
-    def draining(self) -> tuple[int, ...]:
-        """Workers on nodes that Ray is draining; safe to call from another thread."""
+    def terms(self, worker: int) -> dict[str, Any]:
+        """Node and price per hour of a worker's lease; nothing if its owner has no terms."""
+        return self.leases.terms(f"worker-{worker}")
+
+    async def leaving(self) -> dict[int, str]:
+        """Reasons of the workers that are to leave their machines soon."""
+        drained = await asyncio.to_thread(self._drained)
+        ending = await self.leases.ending() | dict.fromkeys(drained, "its node is being drained")
+        names = {f"worker-{worker}": worker for worker in self._workers}
+        return {names[name]: reason for name, reason in ending.items() if name in names}
+
+    def _drained(self) -> list[str]:
+        """Names of the leases on nodes that Ray is draining."""
         nodes = draining_nodes()
-        placed = self._leases.placed() if nodes else {}
-        return tuple(worker for worker in list(self._workers) if placed.get(f"worker-{worker}") in nodes)
+        return [name for name, node in (self.leases.placed() if nodes else {}).items() if node in nodes]
+
+    def evict(self) -> None:
+        """End the actors whose leases have come to their end."""
+        for name in self.leases.over():
+            self._give_back(name)
 
     def end(self) -> None:
         """End every actor and every lease of the run."""
@@ -162,7 +178,7 @@ class RunActors:
             self.dismiss(worker)
         for post in [*self.servers, *self.shards, self.store, self.telemetry]:
             post.close()
-        self._leases.release_all()
+        self.leases.release_all()
 
     def _post(self, name: str, start: Callable[[], Any]) -> SupervisedActor:
         end = partial(self._end, name)
@@ -175,7 +191,7 @@ class RunActors:
     def _give_back(self, name: str) -> None:
         lease = self._held.pop(name, None)
         if lease is not None:
-            self._leases.release(lease)
+            self.leases.release(lease)
 
     async def _serve(self, name: str) -> Any:
         server = await self._kept(name, lambda actor: actor.ping.remote())
@@ -209,14 +225,14 @@ class RunActors:
         deadline = time.monotonic() + NAME_S
         while True:
             try:
-                lease = await self._leases.acquire(name, need, self._job.resources.start_deadline_s)
+                lease = await self.leases.acquire(name, need, self._job.resources.start_deadline_s)
                 break
             except ClusterError:
                 if time.monotonic() > deadline:
                     raise
                 await asyncio.sleep(0.1)
         self._held[name] = lease
-        return self._leases.options(lease)
+        return self.leases.options(lease)
 
     async def _here(self, cls: type, name: str, *arguments: Any) -> Any:
         """Start an actor on this node, where the run directory is, and the dataset if it is in a folder."""

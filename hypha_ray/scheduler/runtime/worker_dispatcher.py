@@ -122,7 +122,8 @@ class WorkerDispatcher:
             return
         finally:
             self._hiring.pop(source, None)
-        self._telemetry.note("lease", worker=source.worker, incarnation=source.incarnation, kept=kept)
+        told = {"worker": source.worker, "incarnation": source.incarnation, "kept": kept}
+        self._telemetry.note("lease", **told, **self._actors.terms(source.worker))
         if self._actors.bridges(source.worker):
             self._spawn(self._describe(source))
         self._listening[source.worker] = self._spawn(self._listen(source, stream))

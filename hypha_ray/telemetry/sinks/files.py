@@ -194,6 +194,7 @@ def summary(
         **_traffic(rounds, parameter_bytes),
         "rejected": int(_total(rounds, "rejected")),
         "workers_lost": sum(event.get("kind") == "loss" for event in events),
+        "cost": sum(costs) if (costs := [event["cost"] for event in events if event.get("kind") == "cost"]) else None,
         "slices_quarantined": len({event["slice"] for event in events if event.get("kind") == "quarantine"}),
     }
 

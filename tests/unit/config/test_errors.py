@@ -75,6 +75,8 @@ IN_FILES = [
     ("[resources]\nnum_workers = 0", "CFG003", "resources.num_workers"),
     ("[resources]\nnum_workers = 2\nmin_workers = 3", "CFG003", "job.toml:3: resources.min_workers is more than"),
     ("[resources]\nmin_workers = 3", "CFG003", "got 3, allowed up to 2"),
+    ("[resources]\nworker_price = {bid = 110, max = 50}", "CFG003", "worker_price.max — got 110.0, allowed up to 50.0"),
+    ("[resources]\nparameter_server_price.bid = 101", "CFG003", "parameter_server_price.bid is more than resources.p"),
     (
         "[bridge]\ncommands = ['a', 'b', 'c']",
         "CFG003",
@@ -169,7 +171,7 @@ IN_FLAGS = [
     (["--run.", "x"], "CFG001", "unknown flag"),
     (["--run.seed.x", "1"], "CFG001", "unknown flag --run.seed.x"),
     (["--run.seed.x.y", "1"], "CFG001", "unknown flag --run.seed.x.y"),
-    (["--resources.x", "1"], "CFG001", "parameter_server, parameter_server_price, start_deadline_s, worker, worker_p"),
+    (["--resources.x", "1"], "CFG001", "parameter_server_price, start_deadline_s, strategy, worker, worker_price"),
     (["--" + "x" * 100_000], "CFG001", "unknown flag --xxx"),
     (["--rounds.update_rounds", "ten"], "CFG002", "--rounds.update_rounds has the wrong type — got 'ten', allowed in"),
     (["--rounds.update_rounds", "1e3"], "CFG002", "got 1000.0"),

@@ -88,14 +88,6 @@ def test_job_file_that_a_run_keeps_has_notes_only_for_what_its_user_set(tmp_path
         assert len(load(["--resume", str(tmp_path)], lambda *_: tmp_path).notes) == expected
 
 
-@pytest.mark.parametrize("price", ["worker_price.bid", "worker_price.max", "parameter_server_price.bid"])
-def test_prices_are_noted_as_long_as_there_is_no_market(price: str) -> None:
-    assert notes(f"resources.{price}=100") == []
-    assert notes(f"resources.{price}=20") == [
-        f"CFG103: --resources.{price} has no effect yet: machines of a Ray cluster have no prices"
-    ]
-
-
 def read_outside_of_the_configuration() -> set[str]:
     """Keys whose last name is read as an attribute in a file that speaks of their table, too."""
     files = [
@@ -118,7 +110,4 @@ METHODS = ("schema.py", "resources.py")
 
 
 def test_every_key_is_read_where_the_job_is_carried_out_or_noted() -> None:
-    prices = {
-        f"resources.{price}.{name}" for price in ("worker_price", "parameter_server_price") for name in ("bid", "max")
-    }
-    assert {key.name for key in keys().values()} - read_outside_of_the_configuration() == prices
+    assert {key.name for key in keys().values()} - read_outside_of_the_configuration() == set()

@@ -126,6 +126,7 @@ def test_summary_of_three_rounds_adds_up() -> None:
         "traffic_ratio": 4.0,
         "rejected": 3,
         "workers_lost": 1,
+        "cost": None,
         "slices_quarantined": 0,
     }
 
@@ -133,7 +134,8 @@ def test_summary_of_three_rounds_adds_up() -> None:
 def test_summary_of_rewards_has_the_highest_one() -> None:
     rewards = {0: 0.1, 1: 0.9, 2: 0.4}
     evaluations = [{"kind": "eval", "round": n, "reward": one, "pass@1": one / 2} for n, one in rewards.items()]
-    figures = summary([*(a_round(n) for n in range(3)), *evaluations])
+    figures = summary([*(a_round(n) for n in range(3)), *evaluations], [{"kind": "cost", "cost": 0.5}] * 3)
+    assert figures["cost"] == 1.5
     found = {name: figures[name] for name in ("reward", "pass@1", "best_reward", "best_pass@1", "best_round")}
     assert found == {"reward": 0.4, "pass@1": 0.2, "best_reward": 0.9, "best_pass@1": 0.45, "best_round": 1}
     assert not {"val_loss", "best_val_loss"} & figures.keys()

@@ -1,0 +1,194 @@
+"""The buyer of a run: chooses machines on their owners' terms, and keeps what has been agreed.
+
+    choose ──► begin ──► ending: the owner wants the machine back; the actor leaves ──► end
+       └─────► fail: Ray had no room after all, and the node is left out for a while
+
+Without terms in the cluster it isn't asked, and nothing costs anything.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hypha_ray.config.tables.resources import Resources
+from hypha_ray.errors import CapacityError
+from hypha_ray.market.offers import Offer, share
+from hypha_ray.market.requirements import Need, NodeResources
+from hypha_ray.market.selection import Preference, plan, without
+from hypha_ray.market.staffing import preference, request_of, sites, too_few
+from hypha_ray.market.terms import read_terms
+
+LEFT_OUT_S = 10.0
+"""Seconds for which a node is left out that offered room and didn't give it."""
+GRACE_S = 30.0
+"""Longest time in seconds that an actor has to leave a machine; half of the longest lease if that is shorter."""
+HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Terms on which a lease was made: id of the node, bid and price per hour, and the lease's beginning.
+
+    Attributes:
+        since_s: monotonic time, of the machine that the run's schedulers are on.
+
+    """
+
+    node: str
+    role: str
+    amounts: Mapping[str, float]
+    bid: float
+    price: float
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Notice:
+    """Notice to leave: the reason, and the monotonic time at which the lease ends."""
+
+    reason: str
+    end_s: float
+
+
+class Buyer:
+    """Chooses machines for the leases of one run.
+
+    Args:
+        resources: the job's prices, strategy and limit.
+
+    """
+
+    def __init__(self, resources: Resources) -> None:
+        self._resources = resources
+        self._agreed: dict[str, Agreement] = {}
+        """Agreement of each lease by its name."""
+        self._left_out: dict[str, float] = {}
+        """Monotonic time by node id until which the node is left out."""
+        self._notices: dict[str, _Notice] = {}
+        """Notice to each lease whose end is near."""
+        self._billed_s: dict[str, float] = {}
+        """Monotonic time up to which each lease is billed."""
+        self._owed: float | None = None
+        """Cost of time that isn't billed yet, of leases that are over; None before the first lease with a price."""
+
+    def choose(
+        self,
+        wanted: Mapping[str, Need],
+        nodes: Sequence[NodeResources],
+        home: str,
+        placed: Container[str],
+        now: float,
+    ) -> dict[str, Offer]:
+        """Agree on an offer for each name; a name that finds none isn't in the result.
+
+        Args:
+            wanted: needs by name of the lease.
+            nodes: nodes of the cluster.
+            home: id of the scheduler's node.
+            placed: names of leases that the nodes' free amounts are without.
+            now: monotonic time in seconds.
+
+        """
+        free = [self._as_left(node, placed) for node in nodes if self._left_out.get(node.id, now) <= now]
+        names: dict[Need, list[str]] = {}
+        for name, need in sorted(wanted.items(), key=lambda one: one[1].role == "worker"):  # Servers come first.
+            names.setdefault(need, []).append(name)
+        requests = [(request_of(self._resources, need), len(same)) for need, same in names.items()]
+        found: dict[str, Offer] = {}
+        for choice in plan(requests, free, self._preference(nodes, home)):
+            for name, offer in zip(names[choice.request.need], choice.chosen, strict=False):
+                found[name] = offer
+                role, bid = choice.request.need.role, choice.request.bid
+                self._agreed[name] = Agreement(offer.node.id, role, offer.amounts, bid, offer.price, now)
+        return found
+
+    def adopt(self, name: str, agreement: Agreement) -> None:
+        """Take over what an earlier buyer of the run has agreed on."""
+        self._agreed[name] = agreement
+        self.begin(name)
+
+    def begin(self, name: str) -> None:
+        """Bill a lease from its beginning."""
+        self._billed_s[name], self._owed = self._agreed[name].since_s, self._owed or 0.0
+
+    @property
+    def pays(self) -> bool:
+        """Whether the run has leases on owners' terms."""
+        return bool(self._agreed)
+
+    def agreement(self, name: str) -> Agreement | None:
+        """Terms of a lease; None if it has none."""
+        return self._agreed.get(name)
+
+    def end(self, name: str, now: float) -> None:
+        """End a lease, or forget one that never began."""
+        if name in self._billed_s:
+            self._owed = self._bill(name, now) + (self._owed or 0.0)
+        for known in (self._agreed, self._billed_s, self._notices):
+            known.pop(name, None)
+
+    def billed(self, until_s: float) -> None:
+        """Don't bill anew for what an earlier buyer has billed, up to a monotonic time."""
+        self._billed_s = {name: max(since_s, until_s) for name, since_s in self._billed_s.items()}
+
+    def bill(self, now: float) -> float | None:
+        """Cost since the last bill, of all leases; None if there never was one on owners' terms."""
+        if self._owed is None:
+            return None
+        cost = self._owed + sum(self._bill(name, now) for name in self._billed_s)
+        self._owed, self._billed_s = 0.0, dict.fromkeys(self._billed_s, now)
+        return cost
+
+    def ending(self, nodes: Sequence[NodeResources], now: float) -> dict[str, str]:
+        """Reasons by name of the leases whose end is near, by the terms that their nodes have now."""
+        here = {node.id: node for node in nodes}
+        for name, agreed in list(self._agreed.items()):
+            node = here.get(agreed.node)
+            if name not in self._notices and node is not None and (notice := _notice(agreed, node, now)):
+                self._notices[name] = notice
+        return {name: notice.reason for name, notice in self._notices.items()}
+
+    def over(self, now: float) -> list[str]:
+        """Names of the leases that have come to their end."""
+        return [name for name, notice in self._notices.items() if now >= notice.end_s]
+
+    def fail(self, node: str, now: float) -> None:
+        """Leave a node out for a while that had no room after all."""
+        self._left_out[node] = now + LEFT_OUT_S
+
+    def refusal(self, need: Need, nodes: Sequence[NodeResources], home: str) -> CapacityError:
+        """The reason that no node has an acceptable offer."""
+        return too_few(plan([(request_of(self._resources, need), 1)], nodes, self._preference(nodes, home)), 0, 1)
+
+    def _bill(self, name: str, now: float) -> float:
+        return self._agreed[name].price * max(0.0, now - self._billed_s[name]) / HOUR_S
+
+    def _as_left(self, node: NodeResources, placed: Container[str]) -> NodeResources:
+        """A node without what was agreed on there and isn't placed yet."""
+        for name, agreed in self._agreed.items():
+            if agreed.node == node.id and name not in placed:
+                node = without(node, agreed.amounts, 1)
+        return node
+
+    def _preference(self, nodes: Sequence[NodeResources], home: str) -> Preference:
+        held = Counter(agreed.node for agreed in self._agreed.values())
+        spent = sum(agreed.price for agreed in self._agreed.values())
+        return replace(preference(self._resources, sites(nodes, {home, *held}), spent), held=held)
+
+
+def _notice(agreed: Agreement, node: NodeResources, now: float) -> _Notice | None:
+    """Notice to a lease, because its time is nearly up or the owner's terms no longer allow it; None if all is well."""
+    terms = read_terms(node.labels)
+    if isinstance(terms, str):
+        return None
+    longest_s = terms.max_lease_s
+    if agreed.role not in terms.accepts or not longest_s:
+        return _Notice("its owner lets the machine no longer", now + GRACE_S)
+    if agreed.bid < (floor := terms.floor * (1.0 if terms.offer == "whole" else share(agreed.amounts, node))):
+        return _Notice(f"the machine's floor is {floor:g} now, and the bid is {agreed.bid:g}", now + GRACE_S)
+    grace_s = min(GRACE_S, longest_s / 2)
+    if now >= agreed.since_s + longest_s - grace_s:
+        return _Notice(f"its lease ends after {longest_s:g} s", now + grace_s)
+    return None

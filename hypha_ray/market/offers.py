@@ -1,0 +1,130 @@
+"""Answers of nodes to a request: an offer with its price, or a refusal with its reason.
+
+evaluate(node, terms, request) → Offer | Refusal        pure: every job of a cluster comes to the same answer
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hypha_ray.market.requirements import Need, NodeResources, times_in
+from hypha_ray.market.terms import Terms, read_terms
+
+LEASED = ("CPU", "GPU", "memory")
+"""Resources of a node that leases divide among them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Request for leases of one need.
+
+    Attributes:
+        bid: public bid per hour of a lease, which an owner's floor is compared with.
+        max_price: highest price per hour of a lease; it stays in the job.
+
+    """
+
+    need: Need
+    bid: float
+    max_price: float
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Offer of a node: `room` leases, each of these amounts at this price per hour.
+
+    Attributes:
+        terms: terms of the node.
+        room: number of leases that find room now.
+
+    """
+
+    node: NodeResources
+    terms: Terms
+    price: float
+    amounts: Mapping[str, float]
+    room: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Refusal of a node or of its price.
+
+    Attributes:
+        ask: price per hour if it alone is the reason; else None.
+
+    """
+
+    node: NodeResources
+    reason: str
+    ask: float | None = None
+
+
+def evaluate(node: NodeResources, terms: Terms, request: Request) -> Offer | Refusal:
+    """Answer of one node, whose labels the request admits."""
+    need = request.need
+    if reason := _objection(terms, need.role):
+        return Refusal(node, reason)
+    whole = terms.offer == "whole"
+    part = 1.0 if whole else share(need.bundle(), node)
+    if not times_in(need, node.total):
+        return Refusal(node, f"it is too small: {_amounts(node.total)} in all")
+    amounts = {name: node.total[name] for name in LEASED if node.total.get(name)} if whole else need.bundle()
+    room = int(fits(amounts, node.free)) if whole else times_in(need, node.free)
+    if not room:
+        busy = "it is let as a whole, and is in use" if whole else f"it has too little left: {_amounts(node.free)}"
+        return Refusal(node, busy)
+    floor, price = terms.floor * part, terms.price * part
+    if request.bid < floor:
+        return Refusal(node, f"the bid {request.bid:g} is below its floor, {floor:g}")
+    if price > request.max_price:
+        return Refusal(node, f"it asks {price:g}, and {request.max_price:g} is the most to be paid", price)
+    return Offer(node, terms, price, amounts, room)
+
+
+def answers(request: Request, nodes: Sequence[NodeResources]) -> list[Offer | Refusal]:
+    """Answers of all nodes, in their order."""
+    return [
+        _answer(node, request) if admitted else Refusal(node, f"its gpu_type isn't {request.need.gpu_type}")
+        for node, admitted in zip(nodes, request.need.admits(nodes), strict=True)
+    ]
+
+
+def _answer(node: NodeResources, request: Request) -> Offer | Refusal:
+    terms = read_terms(node.labels)
+    if isinstance(terms, str):
+        return Refusal(node, f"its label {terms} can't be used")
+    return evaluate(node, terms, request)
+
+
+def _objection(terms: Terms, role: str) -> str | None:
+    """Objection of the owner to a role, whatever it pays; None without one."""
+    if role not in terms.accepts:
+        return f"its owner accepts no {role}"
+    if not terms.max_lease_s:
+        return "its owner lets it no longer"
+    if role == "server" and terms.max_lease_s < math.inf:
+        return f"its leases end after {terms.max_lease_s:g} s, and a server stays"
+    return None
+
+
+def share(amounts: Mapping[str, float], node: NodeResources) -> float:
+    """Largest of the shares of CPUs, GPUs and memory that these amounts are; at most the whole node."""
+    return min(1.0, max(amount / (node.total.get(name) or amount) for name, amount in amounts.items()))
+
+
+def fits(amounts: Mapping[str, float], free: Mapping[str, float]) -> bool:
+    """Whether these amounts are free, counted in ten-thousandths as Ray does."""
+    return all(free.get(name, 0.0) >= amount - 1e-4 for name, amount in amounts.items())
+
+
+def has_room(offer: Offer, nodes: Sequence[NodeResources]) -> bool:
+    """Whether the node of an offer still has what it has offered, by a later look at the nodes."""
+    return any(node.id == offer.node.id and fits(offer.amounts, node.free) for node in nodes)
+
+
+def _amounts(amounts: Mapping[str, float]) -> str:
+    found = Need("", amounts.get("CPU", 0.0), amounts.get("GPU", 0.0), round(amounts.get("memory", 0.0)))
+    return str(found) if found.bundle() else "nothing"

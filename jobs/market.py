@@ -1,0 +1,88 @@
+"""Show the machines of a Ray cluster with their owners' terms and leases, or change a machine's terms.
+
+    python jobs/market.py                                       machines, terms, leases and prices
+    python jobs/market.py --offer --price 80 --floor 50         on the machine itself, or with --node
+    python jobs/market.py --withdraw                            no further lease, and the present ones end
+
+Prices are per hour of the whole machine. An offer takes the place of the one before; for what it doesn't say, the
+labels of `ray start --labels` hold. The cluster is the one of RAY_ADDRESS, by default the one that this machine is a
+node of.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from hypha_ray.config.cli.entry_point import run
+from hypha_ray.config.cli.options import parse_options
+from hypha_ray.errors import ConfigError
+from hypha_ray.market.terms import require_terms
+
+
+@dataclass(frozen=True)
+class Market:
+    """Show a cluster's machines with terms and leases, or change a machine's terms."""
+
+    offer: bool = False
+    """post the terms that are given here"""
+    price: float | None = None
+    """price of the whole machine per hour"""
+    floor: float | None = None
+    """lowest bid for the whole machine per hour"""
+    whole: bool = False
+    """let the machine as a whole instead of in the parts that are asked for"""
+    accepts: str | None = None
+    """roles: worker, server or worker_server"""
+    max_lease_s: float | None = None
+    """longest lease in seconds"""
+    throughput: float | None = None
+    """speed of the whole machine, in a unit that all owners use"""
+    withdraw: bool = False
+    """let the machine no longer: its workers hand over their work and leave"""
+    node: str | None = None
+    """address or beginning of the id of the machine; default: this one"""
+    json: Path | None = None
+    """file for machines and leases, as JSON"""
+
+    def labels(self) -> dict[str, str]:
+        """Labels of the terms that are given."""
+        told = {
+            "price": self.price,
+            "floor": self.floor,
+            "offer": "whole" if self.whole else None,
+            "accepts": self.accepts,
+            "max_lease_s": self.max_lease_s,
+            "throughput": self.throughput,
+        }
+        return {name: str(value) for name, value in told.items() if value is not None}
+
+
+def main() -> None:
+    """Parse first, import later: `--help` and a mistyped flag answer at once."""
+    options = parse_options(Market, __doc__, sys.argv[1:])
+    if options.offer and options.withdraw:
+        raise ConfigError("CFG011", "--offer and --withdraw exclude each other", fix="give one of them")
+    stray = [f"--{name.replace('_', '-')}" for name in options.labels() if not options.offer]
+    if stray:
+        raise ConfigError("CFG012", "--offer is missing", f"{stray[0]} alone", fix="give --offer, too")
+    require_terms(options.labels())
+    from hypha_ray.driver.market import lines, overview, post
+    from hypha_ray.driver.ray_cluster import connected
+
+    with connected("market", alone="auto"):
+        if options.offer:
+            print(post(options.node, options.labels()))
+        elif options.withdraw:
+            print(post(options.node, {"accepts": "none", "max_lease_s": "0"}))
+        found = overview()
+        if options.json is not None:
+            options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        if not options.offer and not options.withdraw:
+            print(*lines(found), sep="\n")
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,160 @@
+"""Machines with prices on a real cluster: chosen by price, pinned, and changed while the cluster runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray._private.state import actors
+
+from hypha_ray.config.tables.resources import Resources
+from hypha_ray.driver.market import lines, overview, post
+from hypha_ray.errors import CapacityError, ConfigError
+from hypha_ray.market.allocator import Lease, Leases
+from hypha_ray.market.groups import reclaim
+from hypha_ray.market.nodes import cluster_nodes, own_node, post_labels
+from hypha_ray.market.requirements import Need
+from hypha_ray.market.staffing import trades
+from tests.support.clusters import cluster_of
+from tests.support.faults import events
+from tests.support.jobs import job_of, run_job
+
+WAIT_S = 30.0
+TERMS = ({"price": "5"}, {"price": "1"}, {"price": "2"}, {"price": "3", "floor": "200"}, {"price": "4"})
+NEED = Need("worker", 1.0)
+
+
+@pytest.fixture(scope="module")
+def five() -> Iterator[list[str]]:
+    """Ids of five nodes with a CPU each, whose owners ask 5, 1, 2, 3 with a floor of 200, and 4."""
+    with cluster_of([{"num_cpus": 1, "labels": terms} for terms in TERMS]) as cluster:
+        yield [node.node_id for node in cluster.worker_nodes]
+
+
+@pytest.fixture
+def nodes(five: list[str]) -> Iterator[list[str]]:
+    """The same, without leases and with the terms of their labels."""
+    yield five
+    for run in ("run", "other"):
+        reclaim(run)
+    for node in five:
+        post_labels(node, {})
+
+
+def acquire(leases: Leases, *names: str, wait_s: float = WAIT_S) -> list[Lease]:
+    async def all_at_once() -> list[Lease]:
+        return list(await asyncio.gather(*(leases.acquire(name, NEED, wait_s) for name in names)))
+
+    return asyncio.run(all_at_once())
+
+
+def test_leases_are_on_the_cheapest_nodes_that_accept_the_bid(nodes: list[str]) -> None:
+    leases = Leases("run")
+    held = acquire(leases, "worker-0", "worker-1", "worker-2")
+    assert sorted(leases.placed().values()) == sorted([nodes[1], nodes[2], nodes[4]])
+    found = {entry["name"]: entry for entry in overview()["leases"]}
+    assert sorted(entry["price"] for entry in found.values()) == [1.0, 2.0, 4.0]
+    assert {entry["bid"] for entry in found.values()} == {100.0}
+    assert list(lines(overview()))[-1] == "6 machines, 3 leases; 7 per hour"
+    place = leases.placed()[held[0].holder]
+
+    @ray.remote
+    def where() -> str:
+        return str(ray.get_runtime_context().get_node_id())
+
+    assert ray.get(where.options(**leases.options(held[0])).remote(), timeout=WAIT_S) == place
+
+
+def test_terms_posted_later_take_the_place_of_labels(nodes: list[str]) -> None:
+    assert post(nodes[1], {"price": "9"}).endswith(": price 9")
+    leases = Leases("run", Resources.model_validate({"worker_price": {"bid": 8.0, "max": 8.0}}))
+    acquire(leases, "worker-0", "worker-1", "worker-2")
+    assert sorted(leases.placed().values()) == sorted([nodes[2], nodes[4], nodes[0]])
+    with pytest.raises(CapacityError, match="no node is cheap enough — got 9 per hour at the cheapest, allowed 8"):
+        acquire(leases, "worker-3", wait_s=0.1)
+    post(nodes[1], {"accepts": "none"})
+    machine = next(machine for machine in overview()["nodes"] if machine["node"] == nodes[1])
+    assert machine["terms"] == {"accepts": "none", "price": "1"}
+    with pytest.raises(CapacityError, match="owners' terms leave 0 of 1 workers"):
+        acquire(leases, "worker-3", wait_s=0.1)
+
+
+def test_lease_that_another_run_was_faster_with_goes_to_the_next_node(nodes: list[str]) -> None:
+    first, second = Leases("run"), Leases("other")
+
+    async def both() -> None:
+        names = ["worker-0", "worker-1"]
+        await asyncio.gather(*(leases.acquire(name, NEED, WAIT_S) for leases in (first, second) for name in names))
+
+    asyncio.run(both())
+    places = [*first.placed().values(), *second.placed().values()]
+    assert sorted(places) == sorted([nodes[1], nodes[2], nodes[4], nodes[0]])
+
+
+def test_successor_adopts_leases_with_their_prices(nodes: list[str]) -> None:
+    limit = Resources.model_validate({"max_price_per_hour": 3.5})
+    acquire(Leases("run", limit), "worker-0", "worker-1")
+    successor = Leases("run", limit)
+    assert set(successor.adopt({"worker-0": NEED, "worker-1": NEED, "worker-2": NEED})) == {"worker-0", "worker-1"}
+    with pytest.raises(CapacityError, match="max_price_per_hour pays for 0 of 1 workers"):
+        acquire(successor, "worker-2", wait_s=0.1)
+
+
+def test_whole_node_is_leased_with_all_that_it_has(nodes: list[str]) -> None:
+    post(nodes[0], {"price": "0.5", "offer": "whole"})
+    leases = Leases("run")
+    (lease,) = acquire(leases, "worker-0")
+    total = next(node.total for node in cluster_nodes() if node.id == nodes[0])
+    assert leases.placed() == {"worker-0": nodes[0]}
+    assert lease.amounts == {"CPU": 1.0, "memory": total["memory"]}
+
+
+def test_post_of_a_node_that_is_not_there_lists_those_that_are(nodes: list[str]) -> None:
+    with pytest.raises(ConfigError, match=f"--node f00 names 0 machines — allowed .*{nodes[4][:8]}"):
+        post("f00", {"price": "1"})
+    assert not trades(Resources(), [node for node in cluster_nodes() if node.id == own_node()])
+
+
+def test_job_trains_on_the_nodes_that_it_pays_for(nodes: list[str], corpus: Path, tmp_path: Path) -> None:
+    run = run_job(job_of("paid", corpus, resources={"num_workers": 2, "max_price_per_hour": 3.0}), tmp_path, corpus)
+    places = {actor["Name"]: actor["Address"]["NodeID"] for actor in actors().values()}
+    assert {places["worker-0"], places["worker-1"]} == {nodes[1], nodes[2]}
+    assert len(run.commits()) == 3
+    assert set(run.used().values()) == {1}
+    assert overview()["leases"] == []
+
+
+def test_withdrawn_machine_gets_its_workers_delta_and_the_run_tells_its_cost(
+    nodes: list[str], corpus: Path, tmp_path: Path
+) -> None:
+    """A second worker is on the machine at 2 an hour, until its owner wants that back in the second round."""
+    rounds = {"update_rounds": 4, "samples_between_updates": 240, "max_batch_size": 4, "evaluate_every": 0}
+    job = job_of("withdrawn", corpus, rounds=rounds, testing={"batch_s": 0.2})
+    withdrawn: list[int] = []
+
+    def seen(record: dict[str, Any]) -> None:
+        if not withdrawn and (record["kind"], record.get("round")) == ("step", 1):
+            places = {actor["Name"]: actor["Address"]["NodeID"] for actor in actors().values()}
+            withdrawn.append(next(worker for worker in (0, 1) if places[f"worker-{worker}"] == nodes[2]))
+            post(nodes[2], {"accepts": "none"})
+
+    run = run_job(job, tmp_path, corpus, seen=seen)
+    left = [(event["worker"], event["reason"]) for event in events(run, "leaving")]
+    assert left == [(withdrawn[0], "its owner lets the machine no longer")]
+    assert [event["worker"] for event in events(run, "leave")] == withdrawn and not events(run, "loss")
+    assert set(run.used().values()) == {1}
+    leaver = events(run, "leaving")[0]["incarnation"]
+    deltas = [delta for commit in run.commits() for delta in commit["deltas"]]
+    assert [one["samples"] for one in deltas if (one["worker"], one["incarnation"]) == (withdrawn[0], leaver)][-1] > 0
+    assert sum(record["cost"] for record in run.of_kind("round")) <= run.records[-1]["cost"]
+
+    leases = {(one["worker"], one["incarnation"]): one for one in events(run, "lease")}
+    assert sorted(one["price"] for one in leases.values()) == [1.0, 2.0, 4.0]
+    end = max(event["monotonic_s"] for event in events(run, "cost"))
+    ends = {(one["worker"], one["incarnation"]): one["monotonic_s"] for one in events(run, "leave")}
+    cost = sum(one["price"] * (ends.get(key, end) - one["monotonic_s"]) / 3600 for key, one in leases.items())
+    assert run.records[-1]["cost"] == pytest.approx(cost, rel=0.05)

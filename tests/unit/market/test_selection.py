@@ -1,0 +1,112 @@
+"""Selection among offers, held against all sets that there are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hypha_ray.market.offers import Offer, Request, answers
+from hypha_ray.market.requirements import Need, NodeResources
+from hypha_ray.market.selection import Preference, plan, select
+from tests.unit.market.nodes import node
+
+REQUEST = Request(Need("worker", 1), bid=1000, max_price=1000)
+STRATEGIES = ("cheapest", "value", "near", "spread")
+NODES = st.lists(
+    st.tuples(
+        st.integers(1, 3),
+        st.integers(0, 9),
+        st.sampled_from(["whole", "flexible"]),
+        st.integers(1, 3),
+        st.sampled_from("xyz"),
+    ),
+    max_size=5,
+)
+
+
+def offers_of(machines: Sequence[tuple[int, int, str, int, str]]) -> list[Offer]:
+    nodes = [
+        node(f"n{i}", cpus, price=price * cpus, offer=offer, throughput=speed, site=site)
+        for i, (cpus, price, offer, speed, site) in enumerate(machines)
+    ]
+    return [answer for answer in answers(REQUEST, nodes) if isinstance(answer, Offer)]
+
+
+def ranks(
+    strategy: str, offers: Sequence[Offer], counts: Sequence[int], held: dict[str, int]
+) -> list[tuple[float, ...]]:
+    """Ranks of a set of leases, so many on each node, from the best to the worst."""
+
+    def of(offer: Offer, before: int) -> tuple[float, ...]:
+        match strategy:
+            case "cheapest":
+                return (offer.price,)
+            case "value":
+                return offer.terms.price / offer.terms.throughput, offer.price
+            case "near":
+                return 0 if offer.terms.site == "x" else 1, offer.price
+        return held.get(offer.node.id, 0) + before, offer.price
+
+    return sorted(of(offer, before) for offer, count in zip(offers, counts, strict=True) for before in range(count))
+
+
+def sets(offers: Sequence[Offer], wanted: int, budget: float) -> Iterator[tuple[int, ...]]:
+    for counts in product(*(range(offer.room + 1) for offer in offers)):
+        price = sum(count * offer.price for count, offer in zip(counts, offers, strict=True))
+        if sum(counts) <= wanted and price <= budget + 1e-9:
+            yield counts
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@settings(max_examples=200, deadline=None)
+@given(
+    machines=NODES,
+    wanted=st.integers(0, 7),
+    budget=st.just(math.inf) | st.integers(0, 40).map(float),
+    held=st.dictionaries(st.sampled_from(["n0", "n1", "n2"]), st.integers(1, 2)),
+)
+def test_selection_is_the_best_of_all_sets(
+    strategy: str, machines: list[tuple[int, int, str, int, str]], wanted: int, budget: float, held: dict[str, int]
+) -> None:
+    """The largest set that the budget allows, and of these the one with the best ranks in order."""
+    offers = offers_of(machines)
+    chosen = select(offers, wanted, Preference(strategy, budget, {"x"}, held))
+    counts = [sum(one is offer for one in chosen) for offer in offers]
+    possible = list(sets(offers, wanted, budget))
+    size = max(sum(counts) for counts in possible)
+    best = min(ranks(strategy, offers, counts, held) for counts in possible if sum(counts) == size)
+    assert tuple(counts) in possible
+    assert ranks(strategy, offers, counts, held) == best
+
+
+def five() -> list[NodeResources]:
+    prices = ({"price": 5}, {"price": 1}, {"price": 2}, {"price": 3, "floor": 200}, {"price": 4})
+    return [node(f"n{i}", **terms) for i, terms in enumerate(prices)]
+
+
+def test_plan_chooses_the_cheapest_nodes_that_accept_the_bid() -> None:
+    (choice,) = plan([(Request(Need("worker", 1), 100, 100), 3)], five(), Preference())
+    assert [offer.node.id for offer in choice.chosen] == ["n1", "n2", "n4"]
+    assert choice.price == 7.0
+
+
+def test_plan_leaves_the_second_request_what_the_first_has_not_taken() -> None:
+    nodes = [node("a", 3, price=3), node("b", 3, price=6)]
+    requests = [(Request(Need("server", 1), 9, 9), 1), (Request(Need("worker", 1), 9, 9), 3)]
+    server, workers = plan(requests, nodes, Preference(budget=5.0))
+    assert [offer.node.id for offer in server.chosen] == ["a"]
+    assert [offer.node.id for offer in workers.chosen] == ["a", "a", "b"]
+    assert server.price + workers.price == 5.0
+    _, fewer = plan(requests, nodes, Preference(budget=4.0))
+    assert [offer.node.id for offer in fewer.chosen] == ["a", "a"]
+
+
+def test_value_without_measured_throughput_goes_by_what_is_leased() -> None:
+    nodes = [node("small", 1, price=2), node("large", 8, price=8, offer="whole")]
+    (choice,) = plan([(REQUEST, 1)], nodes, Preference("value"))
+    assert [offer.node.id for offer in choice.chosen] == ["large"]
