@@ -31,8 +31,9 @@ NEED = Need("worker", 1.0)
 @pytest.fixture(scope="module")
 def five() -> Iterator[list[str]]:
     """Ids of five nodes with a CPU each, whose owners ask 5, 1, 2, 3 with a floor of 200, and 4."""
-    with cluster_of([{"num_cpus": 1, "labels": terms} for terms in TERMS]) as cluster:
-        yield [node.node_id for node in cluster.worker_nodes]
+    with cluster_of([{"num_cpus": 1, "labels": terms} for terms in TERMS]):
+        asked = {node["Labels"].get("price"): node["NodeID"] for node in ray.nodes()}
+        yield [asked[terms["price"]] for terms in TERMS]
 
 
 @pytest.fixture

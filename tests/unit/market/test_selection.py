@@ -5,18 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import product
+from random import Random
+from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hypha_ray.config.tables.resources import MarketStrategy
 from hypha_ray.market.offers import Offer, Request, answers
 from hypha_ray.market.requirements import Need, NodeResources
 from hypha_ray.market.selection import Preference, plan, select
+from tests.support.mutants_market import MUTANTS, mutant
 from tests.unit.market.nodes import node
 
 REQUEST = Request(Need("worker", 1), bid=1000, max_price=1000)
-STRATEGIES = ("cheapest", "value", "near", "spread")
+STRATEGIES: tuple[MarketStrategy, ...] = ("cheapest", "value", "near", "spread")
+Machine: TypeAlias = tuple[int, int, str, int, str]
+"""CPUs, price of each, offer, throughput and site of a node."""
 NODES = st.lists(
     st.tuples(
         st.integers(1, 3),
@@ -29,7 +35,7 @@ NODES = st.lists(
 )
 
 
-def offers_of(machines: Sequence[tuple[int, int, str, int, str]]) -> list[Offer]:
+def offers_of(machines: Sequence[Machine]) -> list[Offer]:
     nodes = [
         node(f"n{i}", cpus, price=price * cpus, offer=offer, throughput=speed, site=site)
         for i, (cpus, price, offer, speed, site) in enumerate(machines)
@@ -71,17 +77,51 @@ def sets(offers: Sequence[Offer], wanted: int, budget: float) -> Iterator[tuple[
     held=st.dictionaries(st.sampled_from(["n0", "n1", "n2"]), st.integers(1, 2)),
 )
 def test_selection_is_the_best_of_all_sets(
-    strategy: str, machines: list[tuple[int, int, str, int, str]], wanted: int, budget: float, held: dict[str, int]
+    strategy: MarketStrategy,
+    machines: list[tuple[int, int, str, int, str]],
+    wanted: int,
+    budget: float,
+    held: dict[str, int],
 ) -> None:
     """The largest set that the budget allows, and of these the one with the best ranks in order."""
-    offers = offers_of(machines)
-    chosen = select(offers, wanted, Preference(strategy, budget, {"x"}, held))
+    examine(select, offers_of(machines), wanted, Preference(strategy, budget, {"x"}, held))
+
+
+def examine(select: Any, offers: list[Offer], wanted: int, preference: Preference) -> None:
+    strategy, held = preference.strategy, dict(preference.held)
+    chosen = select(offers, wanted, preference)
     counts = [sum(one is offer for one in chosen) for offer in offers]
-    possible = list(sets(offers, wanted, budget))
+    possible = list(sets(offers, wanted, preference.budget))
     size = max(sum(counts) for counts in possible)
     best = min(ranks(strategy, offers, counts, held) for counts in possible if sum(counts) == size)
     assert tuple(counts) in possible
     assert ranks(strategy, offers, counts, held) == best
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_defect_of_the_selection_shows_among_random_offers(name: str) -> None:
+    defective = mutant(name)
+    for seed in range(300):
+        random = Random(seed)
+        machines = [
+            (
+                random.randint(1, 3),
+                random.randint(0, 9),
+                random.choice(["whole", "flexible"]),
+                random.randint(1, 3),
+                site,
+            )
+            for site in random.choices("xyz", k=random.randint(1, 5))
+        ]
+        strategy: MarketStrategy = random.choice(STRATEGIES)
+        budget = random.choice([math.inf, float(random.randint(0, 40))])
+        held = {"n0": random.randint(0, 2), "n1": random.randint(0, 2)}
+        preference = Preference(strategy, budget, {"x"}, held)
+        try:
+            examine(defective.select, offers_of(machines), random.randint(0, 7), preference)
+        except Exception:
+            return
+    raise AssertionError("no set of offers shows it")
 
 
 def five() -> list[NodeResources]:
