@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hypha_ray.errors import ConfigError
-from hypha_ray.rl.rewards import mathematics, text
+from hypha_ray.rl.rewards import code, mathematics, text
 from hypha_ray.rl.rewards.response import Reward
 
 REWARDS: dict[str, Reward] = {
@@ -20,6 +20,7 @@ REWARDS: dict[str, Reward] = {
     "format": text.boxed,
     "length": text.length,
     "math": mathematics.equal,
+    "code": code.passes,
 }
 """Reward functions by name."""
 

@@ -58,6 +58,12 @@ def response(text: str, answer: str, ended: bool = True) -> Response:
         ("math", "The answer is 72.", "72", False, 1.0),
         ("math", r"72, so \boxed{71}", "72", True, 0.0),
         ("math", "no idea", "72", True, 0.0),
+        ("code", "Here:\n```python\ndef f(a):\n    return a + 1\n```\nDone.", "assert f(1) == 2", True, 1.0),
+        ("code", "def f(a):\n    return a", "assert f(1) == 2", True, 0.0),
+        ("code", "def f(a): return 2\nraise SystemExit(0)", "assert f(1) == 2", True, 0.0),
+        ("code", "f = lambda a: len(bytes(1 << 31))", "assert f(1)", True, 0.0),
+        ("code", "def f(a", "assert f(1) == 2", True, 0.0),
+        ("code", "import os\nf = lambda a: len(os.environ)", "assert f(1) <= 1", True, 1.0),
     ],
 )
 def test_reward_of_a_response(name: str, text: str, answer: str, ended: bool, score: float) -> None:

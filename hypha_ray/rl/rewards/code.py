@@ -1,0 +1,62 @@
+"""Reward of programs: tests that they pass, in a process with limits."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from hypha_ray.rl.rewards.response import Response
+
+_BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
+_LIMIT_S = 10
+"""Longest time of a program, and of its processor."""
+_BOOT = f"""
+import ctypes, resource, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+limits = {{"CPU": {_LIMIT_S}, "AS": 1 << 30, "FSIZE": 1 << 24, "NOFILE": 64, "CORE": 0}}
+for name, limit in limits.items():
+    resource.setrlimit(getattr(resource, "RLIMIT_" + name), (limit, limit))
+exec(compile(open("program.py", encoding="utf-8").read(), "program.py", "exec"), {{"__name__": "__main__"}})
+"""
+"""Program that sets the limits of its process, asks to end with its parent, and then runs the file beside it."""
+
+
+def passes(response: Response) -> float:
+    """Give 1 if the program in the response passes the tests, which are the answer, otherwise 0.
+
+    The program is the last block of code, or without one all of the text; the tests are statements of Python behind
+    it. They run with an empty environment, in a folder of their own, with limits of time, memory, files and their
+    sizes. This keeps mistakes in, and isn't a wall against hostile programs.
+    """
+    program, proof = (_BLOCK.findall(response.text) or [response.text])[-1], secrets.token_hex(16)
+    with tempfile.TemporaryDirectory() as folder:
+        text = f"{program}\n{response.answer}\nprint({proof!r})\n"
+        Path(folder, "program.py").write_text(text, encoding="utf-8", errors="replace")
+        output = _output(Path(folder))
+    return float(output.rstrip().endswith(proof.encode()))  # A program that ends early doesn't get there.
+
+
+def _output(folder: Path) -> bytes:
+    """Run the program; return the standard output of one that ends well and in time."""
+    command = [sys.executable, "-I", "-c", _BOOT]
+    silent = subprocess.DEVNULL
+    with (folder / "output").open("w+b") as output:
+        process = subprocess.Popen(
+            command, cwd=folder, env={}, stdin=silent, stdout=output, stderr=silent, start_new_session=True
+        )
+        try:
+            code = process.wait(_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            code = None
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # What it started, too.
+        process.wait()
+        output.seek(0)
+        return output.read() if code == 0 else b""
