@@ -54,6 +54,8 @@ def _of_rl(job: Job) -> Iterator[tuple[str, str]]:
         yield "rl.reward.deadline_s", "rl.reward.processes"
     if rl.reference == "none":
         yield "rl.reference", "rl.kl_estimator"
+    if rl.reference != "average":
+        yield "rl.reference", "rl.reference_rate"
     if not rl.kl:
         yield "rl.kl", "rl.kl_place rl.kl_target"
     if rl.recipe.kl_place == "loss":

@@ -39,6 +39,9 @@ from hypha_ray.rl.tokens import end_tokens
 from hypha_ray.rl.workers.in_process import master_of, sums_of, validate
 from hypha_ray.types import Flat, Samples, Sums
 
+_REFERENCE = "reference/"
+"""Prefix of the reference's tensors in a trainer's state."""
+
 
 class Island:
     """Trainer of a policy, and of a critic if the algorithm has one, on prompts.
@@ -59,7 +62,7 @@ class Island:
         self.device = device_of(job.worker.device)
         self.model = build_trained(job).to(self.device).eval()
         self._advantage = Advantage(job.rl)
-        roles = {**_models(job, self.model, tokenizer), "advantage": self._advantage}
+        self._roles = roles = {**_models(job, self.model, tokenizer), "advantage": self._advantage}
         self._graph, self._master = step_graph(job.rl), master_of(roles, steps=inner_steps(job))
         trained = {name: role for name, role in roles.items() if isinstance(role, TrainedRole)}
         for name in trained:
@@ -95,13 +98,21 @@ class Island:
         self._merged = self._rl.reference == "round"
 
     def state(self) -> Flat:
-        """Return the coefficient of the divergence in the reward, if that adapts itself."""
-        return {} if self._rl.kl_target is None else {"kl": np.array([self._advantage.kl])}
+        """Return what depends on earlier steps: an adapted coefficient of the divergence, an averaged reference."""
+        found: Flat = {} if self._rl.kl_target is None else {"kl": np.array([self._advantage.kl])}
+        if self._rl.reference == "average":
+            own = self._roles["reference"].weights()
+            found |= {f"{_REFERENCE}{name}": own[name].float().cpu().numpy().copy() for name in own}
+        return found
 
     def restore(self, state: Flat) -> None:
-        """Go on with the coefficient that `state` gave."""
+        """Go on with what `state` gave."""
         if "kl" in state:
             self._advantage.kl = float(state["kl"][0])
+        averaged = {name: array for name, array in state.items() if name.startswith(_REFERENCE)}
+        if averaged:
+            weights = {name.removeprefix(_REFERENCE): torch.from_numpy(array) for name, array in averaged.items()}
+            self._roles["reference"].take_weights(weights, 1.0)
 
     def close(self) -> None:
         """Do nothing: only memory is held."""
@@ -112,6 +123,9 @@ class Island:
         extras = {name: Extras(arguments) for name in training}
         if self._merged:
             extras["ref_inf"], self._merged = Extras(before=(Reallocate("actor", "reference"),)), False
+        if self._rl.reference == "average":
+            average = Reallocate("actor", "reference", self._rl.reference_rate)
+            extras["actor_train"] = Extras(arguments, after=(average,))
         replies = self._master.traverse(self._graph, sample_of(batch), extras)
         actor, *others = [replies[name][0].facts for name in training]
         damaged = any(facts["damaged"] for facts in (actor, *others))
@@ -132,5 +146,5 @@ def _models(job: Job, model: torch.nn.Module, tokenizer: Any) -> dict[str, Role]
     if isinstance(model, ActorCritic):
         roles["critic"] = Values(job, model.critic, autocast)
     if job.rl.reference != "none":
-        roles["reference"] = Reference(policy.of(copy.deepcopy(policy.model).requires_grad_(False)))
+        roles["reference"] = Reference(policy.of(copy.deepcopy(policy.model)))
     return roles

@@ -113,9 +113,12 @@ class RL(Table):
     )
     epochs: Count = Field(1, description="passes over a step's responses")
     minibatches: Count = Field(1, description="optimizer steps in a pass, each on a part of the prompts")
-    reference: Literal["none", "initial", "round"] = Field(
-        "none", description="weights that the policy is held to: the run's first, or the global ones of each round"
+    reference: Literal["none", "initial", "round", "average"] = Field(
+        "none",
+        description="weights that the policy is held to: the run's first, the global ones of each round, "
+        "or a moving average of its own",
     )
+    reference_rate: Share = Field(0.05, description="part of the policy's weights that the average takes in each step")
     kl: NotNegative = Field(0.0, description="coefficient of the divergence from the reference")
     kl_estimator: Estimator | None = Field(None, description="estimator of that divergence; default: by algorithm")
     kl_place: Place | None = Field(

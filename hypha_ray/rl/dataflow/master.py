@@ -82,7 +82,7 @@ class Master(Generic[R]):
             pending = self._post.wait()
             call = running.pop(pending.requests[0].number)
             self._take_in(buffer, call, pending)
-            done[call.name] = tuple(pending.replies)
+            done[call.name] = tuple(sorted(pending.replies, key=lambda reply: reply.worker))
             if over := buffer.end(call, batch.ids):
                 self._clear(over)
         return done

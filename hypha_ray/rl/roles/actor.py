@@ -43,7 +43,7 @@ class Actor(Generator, TrainedRole):
     def initialize(self, steps: int) -> None:
         """Build the optimizer."""
         job = self._job
-        self.optimizer = build_optimizer(self.policy.model, job.inner_optimizer, steps, job.resources.num_workers)
+        self.optimizer = build_optimizer(self.policy.model, job.inner_optimizer, steps, job.num_workers)
 
     def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
         """Compute the trainer's own log-probabilities, and their mean distance to those of generation."""

@@ -39,9 +39,7 @@ class Values(TrainedRole):
 
     def initialize(self, steps: int) -> None:
         """Build the optimizer."""
-        self.optimizer = build_optimizer(
-            self._critic, critic_settings(self._job), steps, self._job.resources.num_workers
-        )
+        self.optimizer = build_optimizer(self._critic, critic_settings(self._job), steps, self._job.num_workers)
 
     @torch.no_grad()
     def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:

@@ -28,14 +28,17 @@ class PolicyRole(Role):
         self.policy, self.device = policy, policy.model.device
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """Return the model's weights."""
-        return {name: tensor.detach() for name, tensor in self.policy.model.state_dict().items()}
+        """Return the model's weights that may change: frozen ones are those that the job began with."""
+        model = self.policy.model
+        frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+        return {name: tensor.detach() for name, tensor in model.state_dict().items() if name not in frozen}
 
     @torch.no_grad()
     def take_weights(self, weights: Mapping[str, torch.Tensor], eta: float) -> None:
         """Move the model's weights towards others; with an `eta` of 1 they are equal to them."""
-        for name, tensor in self.policy.model.state_dict().items():
-            source = weights[name].to(tensor.device)
+        own = self.policy.model.state_dict()
+        for name, given in weights.items():
+            tensor, source = own[name], given.to(own[name].device)
             tensor.copy_(torch.lerp(tensor, source, eta) if tensor.is_floating_point() else source)
 
 
@@ -65,7 +68,22 @@ class Generator(PolicyRole):
 
 
 class Reference(PolicyRole):
-    """Policy that the trained one is held to."""
+    """Policy that the trained one is held to; its model isn't trained, but may take the trained one's weights.
+
+    Args:
+        policy: policy with a copy of the trained model.
+
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy)
+        self._names = super().weights().keys()
+        policy.model.requires_grad_(False)
+
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """Return the weights that may change, as they do in the trained model."""
+        own = self.policy.model.state_dict()
+        return {name: own[name] for name in self._names}
 
     def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
         """Compute log-probabilities of responses."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from functools import reduce
 
-from hypha_ray.rl.dataflow.sample import Sample, gather
+from hypha_ray.rl.dataflow.sample import Meta, Sample, gather
 
 
 class Storage:
@@ -15,13 +14,16 @@ class Storage:
         self._samples: dict[str, list[Sample]] = {}  # by key
 
     def keep(self, sample: Sample) -> None:
-        """Add samples."""
+        """Add samples; they replace those of the same ids, which a repeated step makes again."""
         for key in sample.data:
-            self._samples.setdefault(key, []).append(sample.select([key]))
+            others = [one for one in self._samples.get(key, []) if not set(one.ids) & set(sample.ids)]
+            self._samples[key] = [*others, sample.select([key])]
 
     def sample(self, ids: Sequence[str], keys: Sequence[str]) -> Sample:
         """Return ids with these keys, in their order."""
-        return reduce(Sample.update, (self._column(ids, key) for key in keys))
+        columns = {key: self._column(ids, key) for key in keys}
+        lengths = {key: column.meta.lengths[key] for key, column in columns.items()}
+        return Sample(Meta(tuple(ids), lengths), {key: column.data[key] for key, column in columns.items()})
 
     def clear(self, ids: Collection[str]) -> None:
         """Drop samples of which all ids are among these."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from hypha_ray.config import Job
 from hypha_ray.model.critic import ActorCritic
+from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.rl.engines.native import generate
 from hypha_ray.rl.engines.sampling import draw, training_sampling
 from hypha_ray.rl.island import Island
+from hypha_ray.server.optimizer_step import ModelOptimizerStep
 from hypha_ray.types import Samples
 from tests.support.rl import BATCH, END, job, place_rewards, tokenizer
 
@@ -102,6 +105,21 @@ def test_micro_batches_change_no_gradient_of_actor_or_critic() -> None:
         torch.testing.assert_close(gradients[1][name], gradient, atol=1e-6, rtol=1e-4)
 
 
+def test_the_server_steps_actor_and_critic_at_their_own_rates_as_a_worker_does() -> None:
+    local, sender = islands(2)
+    layout = layout_of(sender.model)
+    theta = gather(sender.model, layout, 0)
+    sender.backward(BATCH)
+    gradient = gather(sender.model, layout, 0, gradients=True)
+
+    ModelOptimizerStep(job(**SETTINGS), layout).step(0, theta, {}, gradient)
+
+    local.step(BATCH)
+    expected = gather(local.model, layout, 0)
+    for group, array in gradient.items():
+        np.testing.assert_allclose(array, expected[group], atol=1e-6)
+
+
 def test_an_adapted_coefficient_goes_on_where_the_predecessor_was() -> None:
     one, successor = islands(2, kl_target=1e-6, kl_horizon=160)
     for _ in range(3):
@@ -112,6 +130,24 @@ def test_an_adapted_coefficient_goes_on_where_the_predecessor_was() -> None:
     # No divergence at first, then far more than the target: 0.3 · 0.98 · 1.02 · 1.02.
     expected = 0.3 * 0.98 * 1.02 * 1.02
     assert successor.step(BATCH).sums["kl_coefficient"] == (pytest.approx(expected), 1)
+
+
+def test_an_averaged_reference_follows_the_policy_and_its_successor_goes_on() -> None:
+    one, successor = islands(2, reference="average", reference_rate=0.25)
+    (first,) = islands(1)
+    average = {name: tensor.detach().clone() for name, tensor in first.model.actor.named_parameters()}
+    for _ in range(2):
+        one.step(BATCH)
+        for name, tensor in one.model.actor.named_parameters():
+            average[name] = 0.75 * average[name] + 0.25 * tensor.detach()
+
+    state = one.state()
+
+    assert set(state) >= {f"reference/{name}" for name in average}
+    for name, tensor in average.items():
+        np.testing.assert_allclose(state[f"reference/{name}"], tensor, atol=1e-6)
+    successor.restore(state)
+    assert all(np.array_equal(array, state[name]) for name, array in successor.state().items())
 
 
 def test_parameters_are_those_of_actor_and_critic() -> None:
