@@ -25,7 +25,7 @@ demo: setup         ## prepare data, start Ray here, submit a small training job
 	bash jobs/demo.sh
 
 test: setup         ## run the whole test suite, two files at a time
-	python -m pytest -n 2 --dist loadfile
+	python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: setup         ## ruff, mypy --strict, import contracts
 	ruff check .

@@ -10,7 +10,7 @@ import ray
 from tests.support.forked_workers import forked_workers
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def workers_are_forked() -> Iterator[None]:
     """Ray's workers come from a process that has loaded their libraries."""
     with forked_workers():

@@ -18,7 +18,7 @@ from tests.support.forked_workers import forked_workers
 from tests.support.job_scripts import Jobs, jobs_in, left_behind
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def workers_are_forked() -> Iterator[None]:
     """Ray's workers come from a process that has loaded their libraries."""
     with forked_workers():
