@@ -38,7 +38,7 @@ def forked_workers() -> Iterator[None]:
     ):
         patch.setenv("PYTHONPATH", str(AT_START), prepend=os.pathsep)
         patch.setenv("TEST_FORKS", folder)
-        Path(folder, "environment").write_text(json.dumps(dict(os.environ)))
+        Path(folder, "loaded").write_text(json.dumps([sys.prefix, dict(os.environ)]))
         server.bind(f"{folder}/socket")
         server.listen(128)
         command = [sys.executable, "-m", __name__, str(server.fileno())]
