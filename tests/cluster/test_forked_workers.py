@@ -26,7 +26,7 @@ class Mirror:
         process = Path("/proc/self")
         return {
             "parent": Path(f"/proc/{os.getppid()}/cmdline").read_text(),
-            "random": float(np.random.random()),
+            "random": (float(np.random.random()), ray.NodeID.from_random().hex()),
             "alike": {
                 "arguments": [argument.partition("=")[0] for argument in sys.argv],
                 "environment": {name: value for name, value in os.environ.items() if name not in OWN},
@@ -59,4 +59,4 @@ def test_forked_workers_are_like_those_that_ray_starts(monkeypatch: pytest.Monke
     assert not any("forked_workers" in worker["parent"] for worker in started)
     for one, other in zip(forked, started, strict=True):
         assert one["alike"] == other["alike"]
-    assert forked[0]["random"] != forked[1]["random"]
+    assert all(one != other for one, other in zip(forked[0]["random"], forked[1]["random"], strict=True))

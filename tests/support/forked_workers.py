@@ -1,8 +1,8 @@
 """Ray's worker processes, forked from one that has loaded their libraries: a start takes no seconds.
 
 A raylet starts a worker as always. `at_start/sitecustomize.py` hands the new process's command line, environment and
-streams over to the process that has loaded torch and transformers. For each raylet that one forks another, which loads
-Ray with that raylet's variables and forks its workers. A worker runs Ray's script as it is.
+streams over to a process that has loaded torch and transformers, and that one forks. The fork runs Ray's script as it
+is. Only the fork loads Ray, which then reads its variables, and seeds the random ids that forks mustn't share.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,44 +46,14 @@ def forked_workers() -> Iterator[None]:
             yield  # It ends when its standard input does.
 
 
-def fork_for_raylets(server: socket.socket) -> None:
-    """Fork a process for each raylet, and hand its workers' starts on to it, until standard input ends."""
-    raylets: dict[frozenset[tuple[str, str]], socket.socket] = {}
+def fork_workers(server: socket.socket) -> None:
+    """Fork for each worker that is handed over, until standard input ends."""
     while sys.stdin not in select.select([server, sys.stdin], [], [])[0]:
         asking, _ = server.accept()
         with asking:
             message, streams, _, _ = socket.recv_fds(asking, MOST_BYTES, 3)
-        environment = json.loads(message)["environment"]
-        key = frozenset(variable for variable in environment.items() if variable[0].startswith("RAY_"))
-        if key not in raylets:
-            raylets[key], its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            if os.fork() == 0:
-                server.close()
-                for other in raylets.values():
-                    other.close()
-                os.environ.clear()
-                os.environ.update(environment)
-                return fork_workers(its_end)
-            its_end.close()
-        with suppress(BrokenPipeError):  # The raylet has died.
-            socket.send_fds(raylets[key], [message], streams)
-        for stream in streams:
-            os.close(stream)
-    return None
-
-
-def fork_workers(starts: socket.socket) -> None:
-    """Fork the workers of one raylet, until it ends."""
-    import tests.support.job_libraries  # noqa: F401
-
-    raylet = os.pidfd_open(int(os.environ["RAY_RAYLET_PID"]))
-    while raylet not in select.select([starts, raylet], [], [])[0]:
-        message, streams, _, _ = socket.recv_fds(starts, MOST_BYTES, 3)
-        if not message:
-            return
         if os.fork() == 0:
-            starts.close()
-            os.close(raylet)
+            server.close()
             become_worker(json.loads(message), streams)
         for stream in streams:
             os.close(stream)
@@ -115,4 +85,4 @@ if __name__ == "__main__":
     import tests.support.libraries  # noqa: F401
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    fork_for_raylets(socket.socket(fileno=int(sys.argv[1])))
+    fork_workers(socket.socket(fileno=int(sys.argv[1])))

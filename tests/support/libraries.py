@@ -1,4 +1,7 @@
-"""All that actors and job scripts load but Ray, loaded by importing this module. Ray reads its variables then."""
+"""All that actors and job scripts load but Ray, loaded by importing this module.
+
+Processes that are forked afterwards load Ray by themselves: it reads variables, and draws the seed of its random ids.
+"""
 
 import pkgutil
 import sys
