@@ -14,15 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.forked_workers import forked_workers
 from tests.support.job_scripts import Jobs, jobs_in, left_behind
-
-
-@pytest.fixture(scope="package", autouse=True)
-def workers_are_forked() -> Iterator[None]:
-    """Ray's workers come from a process that has loaded their libraries."""
-    with forked_workers():
-        yield
 
 
 @pytest.fixture
