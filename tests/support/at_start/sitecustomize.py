@@ -17,7 +17,7 @@ LIBRARIES_READ = (
     "PYTHONHASHSEED",
     "PYTHONPATH",
     "TOKENIZERS_",
-    "TORCH",
+    "TORCH_",
     "TRANSFORMERS_",
 )
 """Beginnings of variables that libraries may read as they are loaded."""
