@@ -130,7 +130,8 @@ def score_answers(arguments: Evaluate, source: DataSource, infos: Sequence[Slice
         from hypha_ray.rl.roles.reward import Reward
         from hypha_ray.rl.scoring import Scorer
         from hypha_ray.rl.tokens import end_tokens
-        from hypha_ray.rl.workers.in_process import master_of, validate
+        from hypha_ray.rl.validation import validate
+        from hypha_ray.rl.workers.local import master_of
         from hypha_ray.types.sums import means
 
     network, task = open_saved(arguments.model, arguments.type)
@@ -145,7 +146,7 @@ def score_answers(arguments: Evaluate, source: DataSource, infos: Sequence[Slice
     generator = Generator(rl, arguments.seed, policy, end_tokens(network, tokenizer))
     slices = (source.read(info) for info in infos)
     batches = batches_of(slices, arguments.batch_size, [info.index for info in infos])
-    sums = validate(master_of({"actor": generator, "reward": Reward(Scorer(rl, tokenizer))}), batches)
+    sums = validate(master_of({"actor": generator, "reward": Reward(Scorer(rl, tokenizer))}).traverse, batches)
     return type(network).__name__, {**means(sums), "prompts": sum(info.samples for info in infos)}
 
 

@@ -144,8 +144,8 @@ class Leases:
             held.setdefault(node, Counter()).update(amounts.get(name, {}))
         return cluster_nodes(held)
 
-    def options(self, lease: Lease) -> dict[str, Any]:
-        """Options that place an actor on the lease and give it all that is leased.
+    def options(self, lease: Lease, parts: int = 1) -> dict[str, Any]:
+        """Options that place an actor on the lease and give it what is leased, or an equal part of it.
 
         Raises:
             ClusterError: the lease is over, or its node is gone; an actor would wait there for ever.
@@ -155,7 +155,7 @@ class Leases:
         if group is None or placement_group_table(group)["state"] != "CREATED":
             raise ClusterError("CAP004", f"the lease {self._run}/{lease.holder} is over", fix="acquire a new one")
         place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
-        amounts = lease.amounts
+        amounts = {name: amount / parts for name, amount in lease.amounts.items()}
         memory = {"memory": int(amounts["memory"])} if "memory" in amounts else {}
         cores = {"num_cpus": amounts.get("CPU", 0.0), "num_gpus": amounts.get("GPU", 0.0)}
         return {**cores, **memory, "scheduling_strategy": place}

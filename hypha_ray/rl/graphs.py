@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.rl.dataflow.graph import Call, Graph
+from hypha_ray.rl.dataflow.requests import Hook, Reallocate
 
 _DATASET = ("prompts", "keys", "reward_data")
 """Keys of samples before the first call."""
 _RESPONSES = ("prompts", "responses", "logprobs", "ended")
-_GENERATE = Call("actor_gen", "actor", "generate", ("prompts", "keys"), _RESPONSES[1:])
 _REWARD = Call("rew_inf", "reward", "inference", (*_RESPONSES, "reward_data"), ("rewards",))
 
 
@@ -19,13 +19,23 @@ def step_graph(rl: RL) -> Graph:
     return Graph.of(_calls(rl), _DATASET)
 
 
-def validation_graph() -> Graph:
+def validation_graph(model_workers: int = 1) -> Graph:
     """Return the graph of validation: generation and reward."""
-    return Graph.of([_GENERATE, _REWARD], _DATASET)
+    return Graph.of([_generation(model_workers), _REWARD], _DATASET)
+
+
+def generation_hooks(model_workers: int) -> tuple[Hook, ...]:
+    """Return hooks before generation: workers that don't train get the weights of the one that does."""
+    return (Reallocate("actor", "generator"),) if model_workers > 1 else ()
+
+
+def _generation(model_workers: int) -> Call:
+    role = "generator" if model_workers > 1 else "actor"
+    return Call("actor_gen", role, "generate", ("prompts", "keys"), _RESPONSES[1:])
 
 
 def _calls(rl: RL) -> Iterator[Call]:
-    yield _GENERATE
+    yield _generation(rl.model_workers)
     yield _REWARD
     known: tuple[str, ...] = ()
     if rl.reference != "none":

@@ -7,8 +7,8 @@ prompts ──► actor_gen ──► rew_inf, ref_inf, critic_inf ──► adv
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,31 +16,33 @@ import torch
 
 from hypha_ray.config import Job
 from hypha_ray.failpoints import failpoint
-from hypha_ray.model.critic import ActorCritic
 from hypha_ray.model.environment import device_of, seed_all
-from hypha_ray.model.trained import build_trained, exported
+from hypha_ray.model.loading.tokenizer import pack
+from hypha_ray.model.trained import build_trained
 from hypha_ray.optim.joint import Joint
 from hypha_ray.optim.optimizers import Inner
 from hypha_ray.optim.schedules import inner_steps
 from hypha_ray.optim.step import Step
-from hypha_ray.rl.dataflow.master import Extras
+from hypha_ray.rl.dataflow.graph import Graph
+from hypha_ray.rl.dataflow.master import Extras, Master
+from hypha_ray.rl.dataflow.mesh import Mesh
+from hypha_ray.rl.dataflow.post import Post, WorkerLostError
 from hypha_ray.rl.dataflow.requests import Reallocate
-from hypha_ray.rl.graphs import step_graph
+from hypha_ray.rl.dataflow.sample import Sample
+from hypha_ray.rl.graphs import generation_hooks, step_graph
 from hypha_ray.rl.packing import sample_of
-from hypha_ray.rl.policy import Policy
-from hypha_ray.rl.roles.actor import Actor
 from hypha_ray.rl.roles.advantage import Advantage
-from hypha_ray.rl.roles.critic import Values
-from hypha_ray.rl.roles.policies import Reference
-from hypha_ray.rl.roles.reward import Reward
-from hypha_ray.rl.roles.role import Role, TrainedRole
-from hypha_ray.rl.scoring import Scorer
-from hypha_ray.rl.tokens import end_tokens
-from hypha_ray.rl.workers.in_process import master_of, sums_of, validate
+from hypha_ray.rl.roles.build import trained_roles
+from hypha_ray.rl.roles.role import TrainedRole
+from hypha_ray.rl.validation import Replies, sums_of, validate
+from hypha_ray.rl.workers.local import Local
+from hypha_ray.rl.workers.model_worker import ModelWorker
 from hypha_ray.types import Flat, Samples, Sums
 
-_REFERENCE = "reference/"
-"""Prefix of the reference's tensors in a trainer's state."""
+_ATTEMPTS = 5
+"""Number of attempts at a step whose model workers die."""
+_DEADLINE_S = 3600.0
+"""Longest time in seconds to wait for the next reply."""
 
 
 class Island:
@@ -61,9 +63,12 @@ class Island:
         self._rl = job.rl
         self.device = device_of(job.worker.device)
         self.model = build_trained(job).to(self.device).eval()
-        self._advantage = Advantage(job.rl)
-        self._roles = roles = {**_models(job, self.model, tokenizer), "advantage": self._advantage}
-        self._graph, self._master = step_graph(job.rl), master_of(roles, steps=inner_steps(job))
+        self._graph, self._advantage = step_graph(job.rl), Advantage(job.rl)
+        roles = {**trained_roles(job, self.model, tokenizer), "advantage": self._advantage}
+        beside = tuple(range(1, job.rl.model_workers))
+        self._meshes = {call.role: Mesh((0,) if call.role in roles else beside) for call in self._graph.calls}
+        self._workers = _workers(job, ModelWorker(0, roles, {"steps": inner_steps(job)}), tokenizer)
+        self._master = self._new_master()
         trained = {name: role for name, role in roles.items() if isinstance(role, TrainedRole)}
         for name in trained:
             self._master.ask("initialize", name, **self._master.ask("spec", name).facts)
@@ -90,7 +95,7 @@ class Island:
 
     def evaluate(self, batches: Iterable[Samples]) -> Sums:
         """Return reward, pass@1 and length of responses, which are sampled with the same random numbers each time."""
-        return validate(self._master, batches)
+        return validate(self._traverse, batches, self._rl.model_workers)
 
     def merged(self, version: int) -> None:
         """Let the reference have the merged weights, if it is the policy that the round began with."""
@@ -115,36 +120,49 @@ class Island:
             self._roles["reference"].take_weights(weights, 1.0)
 
     def close(self) -> None:
-        """Do nothing: only memory is held."""
+        """End all model workers of other processes."""
+        self._workers.close()
 
     def _train(self, batch: Samples, **arguments: Any) -> Step:
         """Take a batch through the graph; without one step taken it is bad, unless it had nothing to score."""
         training = [call.name for call in self._graph.calls if call.op == "train_step"]
         extras = {name: Extras(arguments) for name in training}
+        extras["actor_gen"] = Extras(before=generation_hooks(self._rl.model_workers))
         if self._merged:
             extras["ref_inf"], self._merged = Extras(before=(Reallocate("actor", "reference"),)), False
-        if self._rl.reference == "average":
-            average = Reallocate("actor", "reference", self._rl.reference_rate)
-            extras["actor_train"] = Extras(arguments, after=(average,))
-        replies = self._master.traverse(self._graph, sample_of(batch), extras)
+        replies = self._traverse(self._graph, sample_of(batch), extras)
         actor, *others = [replies[name][0].facts for name in training]
         damaged = any(facts["damaged"] for facts in (actor, *others))
         loss, norm = (torch.tensor(actor[name]) for name in ("loss", "norm"))
         bad = batch.keys if damaged else batch.keys[:0]
-        shown = replies["rew_inf"][0].facts["shown"]
-        return Step(loss, actor["scored"], norm, actor["tokens"], sums_of(replies), bad, shown)
+        moved: Sums = {name: (float(number), 1.0) for name, number in self._master.collectives.items()}
+        sums, shown = sums_of(replies) | moved, replies["rew_inf"][0].facts["shown"]
+        return Step(loss, actor["scored"], norm, actor["tokens"], sums, bad, shown)
+
+    def _traverse(self, graph: Graph, batch: Sample, extras: Mapping[str, Extras]) -> Replies:
+        """Take a batch through a graph; from the beginning again if a model worker dies.
+
+        Those that die don't train, and responses depend on prompts and weights alone, so the step is the same.
+
+        Raises:
+            WorkerLostError: model workers die each time.
+
+        """
+        for _ in range(_ATTEMPTS - 1):
+            with contextlib.suppress(WorkerLostError):
+                return self._master.traverse(graph, batch, extras)
+            self._workers.revive()
+            self._master = self._new_master()
+        return self._master.traverse(graph, batch, extras)
+
+    def _new_master(self) -> Master[Any]:
+        return Master(self._meshes, Post(self._workers, _DEADLINE_S))
 
 
-def _models(job: Job, model: torch.nn.Module, tokenizer: Any) -> dict[str, Role]:
-    """Return the roles that the job's algorithm has, around the modules that are trained."""
-    autocast = torch.bfloat16 if job.worker.autocast == "bf16" else None
-    policy = Policy(exported(model), job.rl.generation.temperature, autocast)
-    roles: dict[str, Role] = {
-        "actor": Actor(job, policy, end_tokens(policy.model, tokenizer)),
-        "reward": Reward(Scorer(job.rl, tokenizer), job.rl.shown_responses),
-    }
-    if isinstance(model, ActorCritic):
-        roles["critic"] = Values(job, model.critic, autocast)
-    if job.rl.reference != "none":
-        roles["reference"] = Reference(policy.of(copy.deepcopy(policy.model)))
-    return roles
+def _workers(job: Job, first: ModelWorker, tokenizer: Any) -> Any:
+    """Return the way to an island's model workers, of which the first one is in this process."""
+    if job.rl.model_workers == 1:
+        return Local({0: first})
+    from hypha_ray.rl.workers.actor import Actors  # Without other processes, Ray has no part in this.
+
+    return Actors(first, job, pack(tokenizer))

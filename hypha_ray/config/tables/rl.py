@@ -136,10 +136,18 @@ class RL(Table):
     shown_responses: Annotated[int, Field(ge=0)] = Field(
         4, description="responses of each worker and round that rollouts.jsonl has"
     )
+    model_workers: Count = Field(
+        1, description="processes of a worker, which share its resources; all but the first generate and reward"
+    )
     generation: Generation = Generation()
     reward: Reward = Reward()
     critic: Critic = Critic()
     evaluation: Evaluation = Evaluation()
+
+    @property
+    def reference_is_trainers(self) -> bool:
+        """Whether the reference is with the trained policy: it is there alone, or takes its weights anew each round."""
+        return self.model_workers == 1 or self.reference == "round"
 
     @property
     def has_critic(self) -> bool:

@@ -5,6 +5,7 @@ fetch ─► [calls of a level] ─flush─► [calls of the next level] ─flus
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -42,6 +43,11 @@ class Master(Generic[R]):
 
     def __init__(self, meshes: Mapping[str, Mesh], post: Post[R]) -> None:
         self._meshes, self._post, self._numbers = dict(meshes), post, count()
+        self.collectives: Counter[str] = Counter()
+        """Number of collectives of each kind that the transfers of the latest batch stand for."""
+        self._over: tuple[str, ...] = ()
+        """Ids that all calls are through with. They are cleared before the next batch, so that a worker which is found
+        dead then costs nothing that was trained."""
 
     def ask(self, name: Name, role: str, **arguments: Any) -> Reply:
         """Send a request without samples to the workers of a role; return the reply of the first one."""
@@ -65,9 +71,12 @@ class Master(Generic[R]):
             Replies of the workers, by the names of the calls.
 
         Raises:
-            TryAgainError: a worker died, or didn't answer in time.
+            WorkerLostError: a worker died.
+            ClusterError: a worker didn't answer in time.
 
         """
+        self._clear()
+        self.collectives.clear()
         buffer, done = Buffer(graph), dict[str, tuple[Reply, ...]]()
         self._fetch(graph, batch, buffer)
         had: set[tuple[int, Shard]] = set()
@@ -83,8 +92,7 @@ class Master(Generic[R]):
             call = running.pop(pending.requests[0].number)
             self._take_in(buffer, call, pending)
             done[call.name] = tuple(sorted(pending.replies, key=lambda reply: reply.worker))
-            if over := buffer.end(call, batch.ids):
-                self._clear(over)
+            self._over += buffer.end(call, batch.ids)
         return done
 
     def _fetch(self, graph: Graph, batch: Sample, buffer: Buffer) -> None:
@@ -108,6 +116,7 @@ class Master(Generic[R]):
         parts = enumerate(_parts(call, ids, buffer, mesh))
         wanted = {worker: part for rank, part in parts if part for worker in mesh.copy(rank)}
         plan = moves(buffer.where(ids), wanted, call.takes, had)
+        self.collectives += plan.counts
         had.update((worker, shard) for worker, shards in plan.shards.items() for shard in shards)
         requests = [
             Request(
@@ -131,11 +140,12 @@ class Master(Generic[R]):
             if reply.meta is not None and reply.worker in self._meshes[call.role].heads:
                 buffer.amend(reply.meta, Shard(reply.worker, reply.request))
 
-    def _clear(self, ids: tuple[str, ...]) -> None:
-        number = next(self._numbers)
+    def _clear(self) -> None:
+        number, ids = next(self._numbers), self._over
         workers = sorted({worker for mesh in self._meshes.values() for worker in mesh.workers})
         requests = [Request(number, "clear_data_cache", worker, ids=ids) for worker in workers]
         self._wait_for(self._post.request(*requests))
+        self._over = ()
 
     def _wait_for(self, pending: Pending) -> None:
         while not pending.done:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -35,6 +35,11 @@ class Moves:
     """Number of shards of which workers get different ids."""
     broadcasts: int
     """Number of shards of which several workers get the same ids."""
+
+    @property
+    def counts(self) -> Counter[str]:
+        """Number of collectives of each kind."""
+        return Counter(gathers=self.gathers, scatters=self.scatters, broadcasts=self.broadcasts)
 
 
 def windows(samples: int, parts: int) -> tuple[range, ...]:

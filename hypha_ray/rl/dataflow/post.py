@@ -11,6 +11,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
+from hypha_ray.errors import ClusterError
 from hypha_ray.rl.dataflow.requests import Reply, Request
 
 R = TypeVar("R", bound=Hashable)
@@ -27,9 +28,13 @@ class Transport(Protocol[R]):
         """Wait for the first of some replies.
 
         Raises:
-            TryAgainError: none came within the deadline, or a worker died.
+            ClusterError: none came within the deadline, or a worker died.
 
         """
+
+
+class WorkerLostError(ClusterError):
+    """A model worker has died; nothing was trained on the batch that was under way."""
 
 
 @dataclass
@@ -84,7 +89,7 @@ class Post(Generic[R]):
         """Wait until one more request is answered by all of its workers, and return it.
 
         Raises:
-            TryAgainError: no reply came within the deadline, or a worker died.
+            ClusterError: no reply came within the deadline, or a worker died.
 
         """
         while True:

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import count
 
+from hypha_ray.rl.dataflow.master import Master
+from hypha_ray.rl.dataflow.mesh import Mesh
 from hypha_ray.rl.dataflow.plan import Shard
+from hypha_ray.rl.dataflow.post import Post
 from hypha_ray.rl.dataflow.requests import Reply, Request, Transfer
 from hypha_ray.rl.dataflow.sample import Sample
+from hypha_ray.rl.roles.role import Role
 from hypha_ray.rl.workers.model_worker import ModelWorker
 
 
@@ -39,3 +43,14 @@ class Local:
     def receive(self, replies: Sequence[int], deadline_s: float) -> tuple[int, Reply]:
         """Return the first reply: all are there."""
         return replies[0], self._replies.pop(replies[0])
+
+    def revive(self) -> None:
+        """Do nothing: workers of this process die with it."""
+
+    def close(self) -> None:
+        """Do nothing: only memory is held."""
+
+
+def master_of(roles: Mapping[str, Role]) -> Master[int]:
+    """Return a master with one model worker, which plays all roles and trains none."""
+    return Master({name: Mesh((0,)) for name in roles}, Post(Local({0: ModelWorker(0, roles, {})}), deadline_s=0.0))

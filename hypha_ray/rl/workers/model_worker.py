@@ -5,7 +5,7 @@ The same class is called within the island's process and within a Ray actor.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 from hypha_ray.rl.dataflow.requests import Hook, Reallocate, Reply, Request, Transfer
@@ -31,23 +31,28 @@ class ModelWorker:
         self._number, self._roles, self._spec = number, dict(roles), dict(spec)
         self._storage = Storage()
 
-    def handle(self, request: Request, *shards: Sample) -> Answer:
+    def handle(self, request: Request, *objects: Any) -> Answer:
         """Go through the hooks before a request, its operation, and the hooks after it.
 
         Args:
             request: the request.
-            shards: samples of other workers, as the request's transfer names them.
+            objects: samples and weights of other workers, in the order in which the hooks need them.
 
         """
+        others = iter(objects)
         for hook in request.before:
-            self._run(hook, shards)
+            self._run(hook, others)
         outcome = self._operation(request)
         for hook in request.after:
-            self._run(hook, shards)
+            self._run(hook, others)
         if outcome.sample is not None:
             self._storage.keep(outcome.sample)
         meta = None if outcome.sample is None else outcome.sample.meta
         return outcome.sample, Reply(self._number, request.number, meta, outcome.sums, outcome.facts)
+
+    def weights(self, role: str) -> Mapping[str, Any]:
+        """Return a role's weights."""
+        return self._roles[role].weights()
 
     def _operation(self, request: Request) -> Outcome:
         match request.name:
@@ -74,10 +79,11 @@ class ModelWorker:
                 operation = role.train_step
         return operation(self._storage.sample(request.ids, request.takes), request.arguments)
 
-    def _run(self, hook: Hook, shards: Sequence[Sample]) -> None:
+    def _run(self, hook: Hook, others: Iterator[Any]) -> None:
         match hook:
-            case Transfer():
-                for shard in shards:
-                    self._storage.keep(shard)
+            case Transfer(shards):
+                for _ in shards:
+                    self._storage.keep(next(others))
             case Reallocate(source, target, eta):
-                self._roles[target].take_weights(self._roles[source].weights(), eta)
+                weights = self.weights(source) if source in self._roles else next(others)
+                self._roles[target].take_weights(weights, eta)

@@ -100,7 +100,8 @@ class RunActors:
         if worker is None:
             group = self._job.group_of(source.worker)
             # A trainer that dials in has to find its worker: token and address are here.
-            options = on_this_node() if group.dials_in else await self._place(name)
+            parts = self._job.rl.model_workers
+            options = on_this_node() if group.dials_in else await self._place(name, parts)
             worker = await self._owned(group.kind, name, options, self._job, source, self._specials)
         self._workers[source.worker] = worker, source
         return worker.run.remote(source), kept
@@ -216,8 +217,8 @@ class RunActors:
         self._kill(name)
         return None
 
-    async def _place(self, name: str) -> dict[str, Any]:
-        """Ray options that place an actor, after the end of an earlier lease of that name."""
+    async def _place(self, name: str, parts: int = 1) -> dict[str, Any]:
+        """Ray options that place an actor on one of so many parts of a lease, after the end of an earlier one."""
         need = self._needs[name]
         if not need.bundle():
             return on_this_node()  # Not wherever Ray likes: a machine of the spot market would take θ with it.
@@ -232,7 +233,7 @@ class RunActors:
                     raise
                 await asyncio.sleep(0.1)
         self._held[name] = lease
-        return self.leases.options(lease)
+        return self._leases.options(lease, parts)
 
     async def _here(self, cls: type, name: str, *arguments: Any) -> Any:
         """Start an actor on this node, where the run directory is, and the dataset if it is in a folder."""

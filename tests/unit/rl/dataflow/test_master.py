@@ -103,3 +103,5 @@ def test_the_master_sees_little_of_a_large_batch() -> None:
     replies = master.traverse(GRAPH, batch(0, size=256, longest=512), {})
 
     assert sum(len(pickle.dumps(each)) for each in replies.values()) < 64_000
+    # Worker 2 gathers for inference; 0 and 1 for training, as parts are balanced anew, and they share the scores of 2.
+    assert master.collectives == {"gathers": 3, "scatters": 1}

@@ -1,0 +1,59 @@
+"""Roles of a job's algorithm, for the worker that trains and for those beside it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+from hypha_ray.config import Job
+from hypha_ray.model.critic import ActorCritic
+from hypha_ray.model.environment import device_of
+from hypha_ray.model.trained import build_trained, exported
+from hypha_ray.rl.policy import Policy
+from hypha_ray.rl.roles.actor import Actor
+from hypha_ray.rl.roles.critic import Values
+from hypha_ray.rl.roles.policies import Generator, Reference
+from hypha_ray.rl.roles.reward import Reward
+from hypha_ray.rl.roles.role import Role
+from hypha_ray.rl.scoring import Scorer
+from hypha_ray.rl.tokens import end_tokens
+
+
+def trained_roles(job: Job, model: torch.nn.Module, tokenizer: Any) -> dict[str, Role]:
+    """Return roles around the modules that are trained, and all others if there is no other worker."""
+    policy = _policy(job, exported(model))
+    roles: dict[str, Role] = {"actor": Actor(job, policy, end_tokens(policy.model, tokenizer))}
+    if isinstance(model, ActorCritic):
+        roles["critic"] = Values(job, model.critic, _autocast(job))
+    if job.rl.model_workers == 1:
+        roles["reward"] = _reward(job, tokenizer)
+    if job.rl.reference != "none" and job.rl.reference_is_trainers:
+        roles["reference"] = Reference(policy.of(copy.deepcopy(policy.model).requires_grad_(False)))
+    return roles
+
+
+def untrained_roles(job: Job, tokenizer: Any) -> dict[str, Role]:
+    """Return the roles of a worker beside the one that trains."""
+    policy = _policy(job, exported(build_trained(job)).to(device_of(job.worker.device)).eval().requires_grad_(False))
+    generator = Generator(job.rl, job.run.seed, policy, end_tokens(policy.model, tokenizer))
+    roles: dict[str, Role] = {
+        "generator": generator,
+        "reward": Reward(Scorer(job.rl, tokenizer), job.rl.shown_responses),
+    }
+    if job.rl.reference != "none" and not job.rl.reference_is_trainers:
+        roles["reference"] = Reference(policy.of(copy.deepcopy(policy.model)))
+    return roles
+
+
+def _reward(job: Job, tokenizer: Any) -> Reward:
+    return Reward(Scorer(job.rl, tokenizer), job.rl.shown_responses)
+
+
+def _policy(job: Job, model: Any) -> Policy:
+    return Policy(model, job.rl.generation.temperature, _autocast(job))
+
+
+def _autocast(job: Job) -> torch.dtype | None:
+    return torch.bfloat16 if job.worker.autocast == "bf16" else None

@@ -1,0 +1,198 @@
+"""Model workers in processes of their own: Ray actors within the lease of their island."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from itertools import count
+from typing import Any, TypeAlias
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+from ray.util.placement_group import get_current_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from hypha_ray.config import Job
+from hypha_ray.errors import ClusterError, HyphaError
+from hypha_ray.failpoints import arm
+from hypha_ray.model.loading.tokenizer import PackedTokenizer
+from hypha_ray.rl.dataflow.plan import Shard
+from hypha_ray.rl.dataflow.post import WorkerLostError
+from hypha_ray.rl.dataflow.requests import Reallocate, Reply, Request, Transfer
+from hypha_ray.rl.workers.model_worker import Answer, ModelWorker
+
+Reference: TypeAlias = Any
+"""Number of a reply of the worker in this process, or Ray's reference to that of an actor."""
+
+log = logging.getLogger(__name__)
+
+
+class ModelWorkerActor:
+    """Model worker as a Ray actor. Requests that need no other worker are answered beside those that compute.
+
+    Args:
+        job: the job file.
+        number: number of the worker in its island.
+        tokenizer: tokenizer of the run.
+
+    """
+
+    def __init__(self, job: Job, number: int, tokenizer: PackedTokenizer) -> None:
+        arm(job.testing.failpoints, job.testing.failpoint_log)
+        import torch
+
+        from hypha_ray.rl.roles.build import untrained_roles
+
+        torch.set_num_threads(max(1, int(ray.get_runtime_context().get_assigned_resources().get("CPU", 0))))
+        self._worker = ModelWorker(number, untrained_roles(job, tokenizer.load()), {})
+
+    @ray.method(num_returns=2)
+    def handle(self, request: Request, *objects: Any) -> Answer:
+        """Answer a request that computes, as `ModelWorker.handle`."""
+        return self._worker.handle(request, *objects)
+
+    @ray.method(num_returns=2, concurrency_group="control")
+    def handle_at_once(self, request: Request) -> Answer:
+        """Answer a request that doesn't compute."""
+        return self._worker.handle(request)
+
+    @ray.method(concurrency_group="control")
+    def ping(self) -> None:
+        """Do nothing, which shows that the process lives."""
+
+
+class Actors:
+    """Transport to worker 0, which is in this process, and to actors.
+
+    Args:
+        local: worker 0.
+        job: the job file.
+        tokenizer: tokenizer of the run.
+
+    """
+
+    def __init__(self, local: ModelWorker, job: Job, tokenizer: PackedTokenizer) -> None:
+        self._local, self._arguments, self._replies = local, (job, tokenizer), count()
+        self._actors = {number: self._start(number) for number in range(1, job.rl.model_workers)}
+        self._waiting: dict[Reference, Request] = {}
+        """Requests to worker 0, in their order; they run when all others are on their way."""
+        self._made: dict[Shard, Any] = {}
+        """Samples of worker 0, and references to those of actors."""
+        self._put: dict[Shard, Any] = {}
+        """References to samples of worker 0 that actors were given."""
+        self._weights: tuple[int, Any] | None = None
+        """Number of the latest request that moved weights, and the reference to them."""
+
+    def send(self, request: Request) -> Reference:
+        """Send a request, and with it the objects that its hooks name; return a reference to the reply."""
+        if request.worker == 0:
+            self._waiting[number := next(self._replies)] = request
+            return number
+        actor = self._actors[request.worker]
+        if request.at_once:
+            data, reply = actor.handle_at_once.remote(request)
+        else:
+            data, reply = actor.handle.remote(request, *self._objects(request))
+        self._made[Shard(request.worker, request.number)] = data
+        return reply
+
+    def receive(self, replies: Sequence[Reference], deadline_s: float) -> tuple[Reference, Reply]:
+        """Wait for the first of some replies.
+
+        Raises:
+            WorkerLostError: an actor has died.
+            ClusterError: RL015, no reply came within the deadline.
+            HyphaError: whatever a role raises.
+
+        """
+        if self._waiting:
+            number, request = next(iter(self._waiting.items()))
+            del self._waiting[number]
+            return number, self._handle(request)
+        ready, _ = ray.wait(list(replies), num_returns=1, timeout=deadline_s)
+        if not ready:
+            raise ClusterError("RL015", "no model worker has answered", f"{deadline_s:g} s of silence")
+        return ready[0], _value(ready[0])
+
+    def revive(self) -> None:
+        """Replace actors that have died, and forget all requests and samples."""
+        self._waiting, self._made, self._put, self._weights = {}, {}, {}, None
+        for number, actor in list(self._actors.items()):
+            try:
+                ray.get(actor.ping.remote())
+            except RayActorError:
+                log.warning("model worker %d has died and is replaced", number)
+                self._actors[number] = self._start(number)
+
+    def close(self) -> None:
+        """End all actors."""
+        for actor in self._actors.values():
+            ray.kill(actor)
+
+    def _handle(self, request: Request) -> Reply:
+        wanted = [shard for hook in request.before if isinstance(hook, Transfer) for shard in hook.shards]
+        made, reply = self._local.handle(request, *(_value(self._made[shard]) for shard in wanted))
+        if request.name == "clear_data_cache":  # It clears all: there is one batch at a time.
+            self._made, self._put = {}, {}
+        elif made is not None:
+            self._made[Shard(0, request.number)] = made
+        return reply
+
+    def _objects(self, request: Request) -> list[Any]:
+        """Return the objects for an actor's hooks, in the order of the hooks."""
+        found = []
+        for hook in (*request.before, *request.after):
+            match hook:
+                case Transfer(shards):
+                    found += [self._reference(shard) for shard in shards]
+                case Reallocate(source):
+                    found.append(self._weights_of(source, request.number))
+        return found
+
+    def _reference(self, shard: Shard) -> Any:
+        if shard.worker:
+            return self._made[shard]
+        if shard not in self._put:
+            self._put[shard] = ray.put(self._made[shard])
+        return self._put[shard]
+
+    def _weights_of(self, role: str, number: int) -> Any:
+        """Return a reference to a role's weights, the same for all workers that a request goes to."""
+        if self._weights is None or self._weights[0] != number:
+            self._weights = number, ray.put({name: one.cpu() for name, one in self._local.weights(role).items()})
+        return self._weights[1]
+
+    def _start(self, number: int) -> Any:
+        """Start an actor beside this process: in its lease if it has one, with as much as it has itself."""
+        context = ray.get_runtime_context()
+        group = get_current_placement_group()
+        place = (
+            NodeAffinitySchedulingStrategy(context.get_node_id(), soft=False)
+            if group is None
+            else PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
+        )
+        own = context.get_assigned_resources() if context.get_actor_id() else {}
+        amounts = {"num_cpus": own.get("CPU", 0), "num_gpus": own.get("GPU", 0), "memory": own.get("memory")}
+        job, tokenizer = self._arguments
+        kind = ray.remote(concurrency_groups={"control": 1}, max_restarts=0, max_task_retries=0)(ModelWorkerActor)
+        return kind.options(scheduling_strategy=place, **amounts).remote(job, number, tokenizer)
+
+
+def _value(made: Any) -> Any:
+    """Return what a reference stands for.
+
+    Raises:
+        WorkerLostError: the actor has died.
+        HyphaError: whatever a role raises.
+
+    """
+    if not isinstance(made, ray.ObjectRef):
+        return made
+    try:
+        return ray.get(made)
+    except RayActorError as error:
+        raise WorkerLostError("RL016", "a model worker has died", str(error).partition("\n")[0]) from None
+    except RayTaskError as error:
+        if isinstance(error.cause, HyphaError):
+            raise error.cause from None
+        raise

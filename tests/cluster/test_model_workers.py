@@ -1,0 +1,121 @@
+"""Model workers in processes of their own: the same steps as in one process, in order, and whatever dies."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+
+from hypha_ray.failpoints import arm, hits
+from hypha_ray.rl.dataflow.post import Post
+from hypha_ray.rl.dataflow.requests import Reply, Request
+from hypha_ray.rl.island import Island
+from tests.support.rl import BATCH, job, tokenizer
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+SETTINGS = {"algorithm": "ppo", "reference": "initial", "kl": 0.3, "evaluation.samples": 2}
+
+
+@pytest.fixture
+def disarmed() -> Iterator[None]:
+    """No failpoints outlive the test in this process."""
+    yield
+    arm([], None)
+
+
+def trained(steps: int, *flags: str, **settings: Any) -> tuple[Island, list[Any]]:
+    """An island after so many steps, and their results."""
+    island = Island(job(*flags, **{**SETTINGS, **settings}), tokenizer())
+    return island, [island.step(BATCH) for _ in range(steps)]
+
+
+def require_equal(one: Island, other: Island, tolerance: float) -> None:
+    for name, tensor in one.model.named_parameters():
+        torch.testing.assert_close(dict(other.model.named_parameters())[name], tensor, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("reference", ["initial", "round"])
+def test_steps_with_workers_beside_are_those_of_one_process(reference: str) -> None:
+    alone, expected = trained(3, reference=reference)
+    beside, found = trained(3, reference=reference, model_workers=3)
+    try:
+        for one, other in zip(expected, found, strict=True):
+            assert other.sums.keys() - one.sums.keys() == {"scatters", "gathers"}
+            for name, (total, weight) in one.sums.items():
+                assert other.sums[name] == (pytest.approx(total, rel=1e-3, abs=1e-3), weight)
+        require_equal(alone, beside, 2e-3)
+        alone.merged(1)
+        beside.merged(1)
+        assert beside.step(BATCH).sums["kl"] == (pytest.approx(alone.step(BATCH).sums["kl"][0], abs=1e-2), 76.0)
+        one, other = alone.evaluate([BATCH]), beside.evaluate([BATCH])
+        assert other == {name: (pytest.approx(total, abs=1e-6), weight) for name, (total, weight) in one.items()}
+    finally:
+        beside.close()
+
+
+@pytest.mark.parametrize("point", ["rl.generate", "rl.reward"])
+def test_a_step_whose_model_worker_is_killed_is_the_same_step(point: str, tmp_path: Path, disarmed: None) -> None:
+    log = tmp_path / "hits.jsonl"
+    unharmed, expected = trained(4, model_workers=3)
+    flags = (f'--testing.failpoints=["{point}=kill@3"]', f"--testing.failpoint_log={log}")
+    harmed, found = trained(4, *flags, model_workers=3)
+    try:
+        assert hits(log, point) == 1
+        assert [one.sums for one in found] == [one.sums for one in expected]
+        require_equal(unharmed, harmed, 0.0)
+    finally:
+        unharmed.close()
+        harmed.close()
+
+
+class Recorder:
+    """Writes down the numbers of requests in the order in which it handles them, each with all workers of its group."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    @ray.method(num_returns=2)
+    def handle(self, request: Request) -> tuple[None, Reply]:
+        self.seen.append(request.number)
+        return None, Reply(request.worker, request.number)
+
+    def all(self) -> list[int]:
+        return self.seen
+
+
+class Line:
+    """Transport to actors that only record."""
+
+    def __init__(self, actors: list[Any]) -> None:
+        self._actors = actors
+
+    def send(self, request: Request) -> Any:
+        return self._actors[request.worker].handle.remote(request)[1]
+
+    def receive(self, replies: Any, deadline_s: float) -> tuple[Any, Reply]:
+        (ready, *_), _ = ray.wait(list(replies), timeout=deadline_s)
+        return ready, ray.get(ready)
+
+
+def test_actors_see_common_requests_of_200_multicasts_in_one_order() -> None:
+    actors = [ray.remote(num_cpus=0)(Recorder).remote() for _ in range(3)]
+    post, rng = Post(Line(actors), 60), random.Random(5)
+    for number in range(200):
+        post.request(*(Request(number, "train_step", worker) for worker in rng.sample(range(3), rng.randint(1, 3))))
+        if rng.random() < 0.4:
+            post.flush()
+            post.wait()
+    post.flush()
+
+    seen = ray.get([actor.all.remote() for actor in actors])
+
+    assert sum(map(len, seen)) > 300
+    for one, other in itertools.combinations(seen, 2):
+        common = set(one) & set(other)
+        assert [number for number in one if number in common] == [number for number in other if number in common]
