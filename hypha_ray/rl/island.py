@@ -41,6 +41,8 @@ from hypha_ray.types import Flat, Samples, Sums
 
 _ATTEMPTS = 5
 """Number of attempts at a step whose model workers die."""
+_REFERENCE = "reference/"
+"""Prefix of the reference's tensors in a trainer's state."""
 _DEADLINE_S = 3600.0
 """Longest time in seconds to wait for the next reply."""
 
@@ -64,7 +66,7 @@ class Island:
         self.device = device_of(job.worker.device)
         self.model = build_trained(job).to(self.device).eval()
         self._graph, self._advantage = step_graph(job.rl), Advantage(job.rl)
-        roles = {**trained_roles(job, self.model, tokenizer), "advantage": self._advantage}
+        self._roles = roles = {**trained_roles(job, self.model, tokenizer), "advantage": self._advantage}
         beside = tuple(range(1, job.rl.model_workers))
         self._meshes = {call.role: Mesh((0,) if call.role in roles else beside) for call in self._graph.calls}
         self._workers = _workers(job, ModelWorker(0, roles, {"steps": inner_steps(job)}), tokenizer)
@@ -130,6 +132,9 @@ class Island:
         extras["actor_gen"] = Extras(before=generation_hooks(self._rl.model_workers))
         if self._merged:
             extras["ref_inf"], self._merged = Extras(before=(Reallocate("actor", "reference"),)), False
+        if self._rl.reference == "average":
+            average = Reallocate("actor", "reference", self._rl.reference_rate)
+            extras["actor_train"] = Extras(arguments, after=(average,))
         replies = self._traverse(self._graph, sample_of(batch), extras)
         actor, *others = [replies[name][0].facts for name in training]
         damaged = any(facts["damaged"] for facts in (actor, *others))

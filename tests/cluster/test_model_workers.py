@@ -19,6 +19,8 @@ from hypha_ray.rl.island import Island
 from tests.support.rl import BATCH, job, tokenizer
 
 pytestmark = pytest.mark.usefixtures("local_ray")
+SGD = "--inner_optimizer.name=sgd"
+"""Plain steps, in which rounding stays as small as it is."""
 SETTINGS = {"algorithm": "ppo", "reference": "initial", "kl": 0.3, "evaluation.samples": 2}
 
 
@@ -42,17 +44,18 @@ def require_equal(one: Island, other: Island, tolerance: float) -> None:
 
 @pytest.mark.parametrize("reference", ["initial", "round"])
 def test_steps_with_workers_beside_are_those_of_one_process(reference: str) -> None:
-    alone, expected = trained(3, reference=reference)
-    beside, found = trained(3, reference=reference, model_workers=3)
+    alone, expected = trained(3, SGD, reference=reference)
+    beside, found = trained(3, SGD, reference=reference, model_workers=3)
     try:
         for one, other in zip(expected, found, strict=True):
-            assert other.sums.keys() - one.sums.keys() == {"scatters", "gathers"}
+            assert other.sums.keys() - one.sums.keys() == {"gathers"}
             for name, (total, weight) in one.sums.items():
                 assert other.sums[name] == (pytest.approx(total, rel=1e-3, abs=1e-3), weight)
-        require_equal(alone, beside, 2e-3)
+        require_equal(alone, beside, 1e-5)
         alone.merged(1)
         beside.merged(1)
-        assert beside.step(BATCH).sums["kl"] == (pytest.approx(alone.step(BATCH).sums["kl"][0], abs=1e-2), 76.0)
+        divergences = [island.step(BATCH).sums["kl"] for island in (alone, beside)]
+        assert divergences[0] == pytest.approx(divergences[1], abs=1e-3)
         one, other = alone.evaluate([BATCH]), beside.evaluate([BATCH])
         assert other == {name: (pytest.approx(total, abs=1e-6), weight) for name, (total, weight) in one.items()}
     finally:

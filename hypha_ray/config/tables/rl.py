@@ -146,8 +146,8 @@ class RL(Table):
 
     @property
     def reference_is_trainers(self) -> bool:
-        """Whether the reference is with the trained policy: it is there alone, or takes its weights anew each round."""
-        return self.model_workers == 1 or self.reference == "round"
+        """Whether the reference is with the trained policy: it is there alone, or takes weights of that one."""
+        return self.model_workers == 1 or self.reference != "initial"
 
     @property
     def has_critic(self) -> bool:

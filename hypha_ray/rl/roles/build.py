@@ -30,13 +30,13 @@ def trained_roles(job: Job, model: torch.nn.Module, tokenizer: Any) -> dict[str,
     if job.rl.model_workers == 1:
         roles["reward"] = _reward(job, tokenizer)
     if job.rl.reference != "none" and job.rl.reference_is_trainers:
-        roles["reference"] = Reference(policy.of(copy.deepcopy(policy.model).requires_grad_(False)))
+        roles["reference"] = Reference(policy.of(copy.deepcopy(policy.model)))
     return roles
 
 
 def untrained_roles(job: Job, tokenizer: Any) -> dict[str, Role]:
     """Return the roles of a worker beside the one that trains."""
-    policy = _policy(job, exported(build_trained(job)).to(device_of(job.worker.device)).eval().requires_grad_(False))
+    policy = _policy(job, exported(build_trained(job)).to(device_of(job.worker.device)).eval())
     generator = Generator(job.rl, job.run.seed, policy, end_tokens(policy.model, tokenizer))
     roles: dict[str, Role] = {
         "generator": generator,
