@@ -100,7 +100,7 @@ class RunActors:
         if worker is None:
             group = self._job.group_of(source.worker)
             # A trainer that dials in has to find its worker: token and address are here.
-            parts = self._job.rl.model_workers
+            parts = self._job.rl.processes
             options = on_this_node() if group.dials_in else await self._place(name, parts)
             worker = await self._owned(group.kind, name, options, self._job, source, self._specials)
         self._workers[source.worker] = worker, source
@@ -233,7 +233,7 @@ class RunActors:
                     raise
                 await asyncio.sleep(0.1)
         self._held[name] = lease
-        return self._leases.options(lease, parts)
+        return self.leases.options(lease, parts)
 
     async def _here(self, cls: type, name: str, *arguments: Any) -> Any:
         """Start an actor on this node, where the run directory is, and the dataset if it is in a folder."""
