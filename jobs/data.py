@@ -23,7 +23,7 @@ from hypha_ray.config.cli.options import parse_options
 from hypha_ray.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from hypha_ray.scheduler.runtime.data_nodes import Replica
+    from hypha_ray.scheduler.runtime.slices.data_nodes import Replica
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def main() -> None:
         what, allowed = "one thing has to be done", "--serve, --list, --withdraw or --check"
         raise ConfigError("CFG012", what, f"{sum(actions)} of them", allowed, "see --help")
     from hypha_ray.config.value_types import CLUSTER
-    from hypha_ray.driver.data_nodes import serve, withdraw
+    from hypha_ray.driver.datasets.data_nodes import serve, withdraw
     from hypha_ray.driver.ray_cluster import connected
 
     with connected(CLUSTER, alone="auto"):
@@ -72,7 +72,7 @@ def main() -> None:
 
 def show(file: Path | None) -> None:
     """Print a line for each data node, and write them to a file."""
-    from hypha_ray.driver.data_nodes import served
+    from hypha_ray.driver.datasets.data_nodes import served
 
     rows: list[dict[str, Any]] = []
     for dataset, (replicas, lost) in served().items():
@@ -96,8 +96,8 @@ def check(dataset: str) -> None:
         DataError: there are damaged slices.
 
     """
-    from hypha_ray.driver.data_nodes import problems
-    from hypha_ray.scheduler.runtime.data_nodes import look_up
+    from hypha_ray.driver.datasets.data_nodes import problems
+    from hypha_ray.scheduler.runtime.slices.data_nodes import look_up
 
     (replicas, _), damaged = look_up(dataset), 0
     found = problems(replicas)

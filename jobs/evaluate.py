@@ -28,7 +28,7 @@ from hypha_ray.heavy_imports import uncollected
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hypha_ray.driver.data_source import DataSource
+    from hypha_ray.driver.datasets.data_source import DataSource
     from hypha_ray.types import SliceInfo
 
 
@@ -65,7 +65,7 @@ def main() -> None:
     arguments = parse_options(Evaluate, __doc__, sys.argv[1:])
     if arguments.batch_size < 1:
         raise ConfigError("CFG003", "--batch-size is out of range", str(arguments.batch_size), "1 or more")
-    from hypha_ray.driver.data_source import meant_by, opened
+    from hypha_ray.driver.datasets.data_source import meant_by, opened
 
     with opened(meant_by(arguments.dataset)) as source:
         manifest, start = source.manifest, time.monotonic()
@@ -85,10 +85,10 @@ def score_samples(arguments: Evaluate, source: DataSource, infos: Sequence[Slice
     with uncollected():
         import torch
 
+        from hypha_ray.model.checks.loss_check import check_loss_of
+        from hypha_ray.model.checks.positions import require_positions
         from hypha_ray.model.evaluation import batches_of, evaluate, metrics_of
         from hypha_ray.model.loading.build import describe
-        from hypha_ray.model.loss_check import check_loss_of
-        from hypha_ray.model.positions import require_positions
         from hypha_ray.model.saved_model import open_saved
         from hypha_ray.model.tasks.table import require_trainable
 
@@ -118,12 +118,12 @@ def score_answers(arguments: Evaluate, source: DataSource, infos: Sequence[Slice
     rl = rl_of(arguments)
     with uncollected():
         from hypha_ray.config.schema import Model, Preprocessor
+        from hypha_ray.model.checks.positions import require_positions
         from hypha_ray.model.environment import device_of
         from hypha_ray.model.evaluation import batches_of
         from hypha_ray.model.loading.build import describe
         from hypha_ray.model.loading.preprocess import load_preprocessor
         from hypha_ray.model.loading.tokenizer import tokenizer_of
-        from hypha_ray.model.positions import require_positions
         from hypha_ray.model.saved_model import open_saved
         from hypha_ray.rl.policy import Policy
         from hypha_ray.rl.roles.policies import Generator

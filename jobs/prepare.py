@@ -45,7 +45,7 @@ def main() -> None:
     from rich.console import Console
 
     from hypha_ray.data.preparation.prepare import prepare
-    from hypha_ray.data.url_folder import is_url
+    from hypha_ray.data.storage.url_folder import is_url
     from hypha_ray.redaction import redacted
 
     begin, counts, console = time.monotonic(), Counter[str](), Console(stderr=True)
@@ -74,7 +74,7 @@ def prepare_parts(options: Options) -> None:
     """Prepare on nodes of the cluster, and say what each of them serves."""
     options.check()
     from hypha_ray.config.value_types import CLUSTER
-    from hypha_ray.driver.prepare_parts import prepare_on_nodes
+    from hypha_ray.driver.datasets.prepare_parts import prepare_on_nodes
     from hypha_ray.driver.ray_cluster import connected
 
     with connected(CLUSTER, alone="auto"):

@@ -10,9 +10,9 @@ from functools import cached_property
 import ray
 
 from hypha_ray.config.schema import Testing
-from hypha_ray.data.files import files_at
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.slices import Arrays
+from hypha_ray.data.storage.files import files_at
 from hypha_ray.errors import DataError
 from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.types import SliceInfo

@@ -11,9 +11,9 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
 from hypha_ray.config import Job
-from hypha_ray.data.files import Place
+from hypha_ray.data.storage.files import Place
 from hypha_ray.driver.cleanup import end_leftovers
-from hypha_ray.driver.data_source import DataSource
+from hypha_ray.driver.datasets.data_source import DataSource
 from hypha_ray.driver.ray_cluster import ControlService
 from hypha_ray.driver.run_identity import committed
 from hypha_ray.errors import ClusterError, HyphaError, LostError, QuarantinedError, first_line

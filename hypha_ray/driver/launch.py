@@ -14,8 +14,8 @@ from hypha_ray.config import Job
 from hypha_ray.config.load import Loaded, require_complete, require_secrets, resolved_toml
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.driver.attempts import records
-from hypha_ray.driver.classes import with_classes
-from hypha_ray.driver.data_source import COPY, DataSource, is_served, kept, opened
+from hypha_ray.driver.datasets.classes import with_classes
+from hypha_ray.driver.datasets.data_source import COPY, DataSource, is_served, kept, opened
 from hypha_ray.driver.find_run import no_run
 from hypha_ray.driver.folders import check_places
 from hypha_ray.driver.preflight.advice import advice

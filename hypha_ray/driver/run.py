@@ -113,7 +113,7 @@ class Run:
             CheckpointError: the round has no snapshot that is as it was written.
 
         """
-        from hypha_ray.driver.data_source import kept
+        from hypha_ray.driver.datasets.data_source import kept
         from hypha_ray.driver.launch import export_round
 
         number = self.newest_snapshot if round is None else round

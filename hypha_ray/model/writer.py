@@ -10,10 +10,10 @@ from transformers import TextStreamer
 
 from hypha_ray.config.schema import Model, Preprocessor
 from hypha_ray.errors import ConfigError
+from hypha_ray.model.checks.positions import max_positions
 from hypha_ray.model.environment import device_of
 from hypha_ray.model.loading.preprocess import load_preprocessor
 from hypha_ray.model.loading.tokenizer import tokenizer_of
-from hypha_ray.model.positions import max_positions
 from hypha_ray.model.saved_model import open_saved
 
 

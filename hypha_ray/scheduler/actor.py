@@ -14,7 +14,7 @@ import ray
 from ray.exceptions import RayError
 
 from hypha_ray.config import Job
-from hypha_ray.data.files import Place
+from hypha_ray.data.storage.files import Place
 from hypha_ray.errors import CapacityError, HyphaError, LostError, QuarantinedError, first_line
 from hypha_ray.exchange_schedule import fragments_of_round
 from hypha_ray.failpoints import arm, failpoint
@@ -28,8 +28,8 @@ from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.scheduler.runtime.cost_book import CostBook
 from hypha_ray.scheduler.runtime.global_weights import GlobalWeights
 from hypha_ray.scheduler.runtime.run_actors import RunActors
-from hypha_ray.scheduler.runtime.slice_cache import SliceCache
-from hypha_ray.scheduler.runtime.slice_readers import reader_of
+from hypha_ray.scheduler.runtime.slices.slice_cache import SliceCache
+from hypha_ray.scheduler.runtime.slices.slice_readers import reader_of
 from hypha_ray.scheduler.runtime.supervised_actor import GONE
 from hypha_ray.scheduler.runtime.telemetry_client import TelemetryClient
 from hypha_ray.scheduler.runtime.worker_dispatcher import WorkerDispatcher

@@ -18,13 +18,13 @@ from hypha_ray.config import Job
 from hypha_ray.config.load import parse, resolved_toml
 from hypha_ray.config.tables.dataset import Dataset
 from hypha_ray.data.catalogue import load
-from hypha_ray.data.files import Place
 from hypha_ray.data.preparation.options import Options
-from hypha_ray.driver.data_nodes import problems, serve, served, withdraw
-from hypha_ray.driver.data_source import kept
+from hypha_ray.data.storage.files import Place
+from hypha_ray.driver.datasets.data_nodes import problems, serve, served, withdraw
+from hypha_ray.driver.datasets.data_source import kept
+from hypha_ray.driver.datasets.prepare_parts import prepare_on_nodes
 from hypha_ray.driver.find_run import find_run
 from hypha_ray.driver.launch import launch
-from hypha_ray.driver.prepare_parts import prepare_on_nodes
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.types import SLICES_PER_PART, dataset_of

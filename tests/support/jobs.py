@@ -11,9 +11,9 @@ from typing import Any
 
 from hypha_ray.config import Job
 from hypha_ray.config.load import resolved_toml
-from hypha_ray.data.files import Place
+from hypha_ray.data.storage.files import Place
 from hypha_ray.driver.attempts import records
-from hypha_ray.driver.data_source import in_folder
+from hypha_ray.driver.datasets.data_source import in_folder
 from hypha_ray.driver.launch import finish
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.types import Span

@@ -32,7 +32,7 @@ from hypha_ray.data.preparation.staging import staged
 from hypha_ray.data.preparation.upload import uploaded
 from hypha_ray.data.provenance import Account, readable
 from hypha_ray.data.slices import Arrays
-from hypha_ray.data.url_folder import is_url
+from hypha_ray.data.storage.url_folder import is_url
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.types import SLICES_PER_PART
 

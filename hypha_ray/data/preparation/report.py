@@ -14,7 +14,7 @@ import numpy.typing as npt
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.preparation.encoders import FOLDER, load_tokenizer
 from hypha_ray.data.slices import Arrays, read_slice
-from hypha_ray.model.positions import token_counts
+from hypha_ray.model.checks.positions import token_counts
 from hypha_ray.model.tasks.task import IGNORE_INDEX
 
 _BARS, _WIDTH = 8, 40

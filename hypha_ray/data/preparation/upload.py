@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hypha_ray.data.manifest import MANIFEST
 from hypha_ray.data.preparation.encoders import FOLDER, PREPROCESSOR
-from hypha_ray.data.url_folder import UrlFolder
+from hypha_ray.data.storage.url_folder import UrlFolder
 from hypha_ray.errors import ConfigError
 from hypha_ray.redaction import redacted
 

@@ -15,12 +15,12 @@ import torch
 
 from hypha_ray.config import Job
 from hypha_ray.data.manifest import Manifest
-from hypha_ray.driver.data_source import DataSource
+from hypha_ray.driver.datasets.data_source import DataSource
 from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.model.checks.positions import require_positions
 from hypha_ray.model.execution import check_execution
 from hypha_ray.model.layout import layout_of
 from hypha_ray.model.loading.build import Facts
-from hypha_ray.model.positions import require_positions
 from hypha_ray.model.tasks.task import IGNORE_INDEX, Task
 
 if TYPE_CHECKING:

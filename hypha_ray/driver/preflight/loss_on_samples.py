@@ -10,10 +10,10 @@ import numpy as np
 
 from hypha_ray.driver.preflight.compatibility import Case
 from hypha_ray.errors import DataError
+from hypha_ray.model.checks.loss_check import check_loss_on_copy
 from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
 from hypha_ray.model.loading.build import random_model, task_of
 from hypha_ray.model.loading.preprocess import load_special_tokens
-from hypha_ray.model.loss_check import check_loss_on_copy
 from hypha_ray.model.losses import require_mean
 from hypha_ray.model.tasks.masking import missing_mask_token
 from hypha_ray.model.tasks.task import Task

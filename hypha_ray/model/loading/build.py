@@ -16,11 +16,11 @@ import torch
 from hypha_ray.config.schema import Model
 from hypha_ray.errors import CheckpointError, ConfigError
 from hypha_ray.heavy_imports import uncollected
+from hypha_ray.model.checks.positions import max_positions
 from hypha_ray.model.loading.adapters import base_of
 from hypha_ray.model.loading.configuration import auto_class, configuration_of, errors_as, read_config, sets_labels
 from hypha_ray.model.loading.hub import remote_code_allowed
 from hypha_ray.model.loading.weights import LoadingReport, is_whole, meta_tensors, quiet, require_fit, simulate_loading
-from hypha_ray.model.positions import max_positions
 from hypha_ray.model.tasks.resolve import OWN_CLASSES, resolve_task
 from hypha_ray.model.tasks.table import TASKS, find_task
 from hypha_ray.model.tasks.task import Task

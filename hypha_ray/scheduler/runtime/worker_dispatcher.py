@@ -16,7 +16,7 @@ from hypha_ray.failpoints import failpoint
 from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.runtime.global_weights import GlobalWeights
 from hypha_ray.scheduler.runtime.run_actors import RunActors
-from hypha_ray.scheduler.runtime.slice_cache import SliceCache
+from hypha_ray.scheduler.runtime.slices.slice_cache import SliceCache
 from hypha_ray.scheduler.runtime.streams import upcoming
 from hypha_ray.scheduler.runtime.supervised_actor import GONE
 from hypha_ray.scheduler.runtime.telemetry_client import TelemetryClient

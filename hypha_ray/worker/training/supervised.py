@@ -12,14 +12,14 @@ import numpy.typing as npt
 import torch
 
 from hypha_ray.config import Job
+from hypha_ray.model.checks.loss_check import check_loss_on_copy
+from hypha_ray.model.checks.positions import token_counts
 from hypha_ray.model.environment import device_of, seed_all
 from hypha_ray.model.evaluation import evaluate, tensors_of
 from hypha_ray.model.execution import set_execution
 from hypha_ray.model.loading.build import random_model, task_of
 from hypha_ray.model.loading.preprocess import load_special_tokens
-from hypha_ray.model.loss_check import check_loss_on_copy
 from hypha_ray.model.losses import Losses, compute_losses, require_mean
-from hypha_ray.model.positions import token_counts
 from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.model.tasks.table import find_task, require_trainable
 from hypha_ray.model.trained import build_trained

@@ -7,7 +7,7 @@ import os
 import stat
 from pathlib import Path
 
-from hypha_ray.data.disk_cache import DiskCache
+from hypha_ray.data.storage.disk_cache import DiskCache
 
 
 def content(number: int, size: int = 1000) -> tuple[str, bytes]:

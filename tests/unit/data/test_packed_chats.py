@@ -17,8 +17,8 @@ from hypha_ray.data.preparation.kinds.chat_templates import ScoredTokens
 from hypha_ray.data.preparation.kinds.packed_chats import pack_chats
 from hypha_ray.data.preparation.report import lengths_of, marked, sample_of
 from hypha_ray.errors import ConfigError
+from hypha_ray.model.checks.loss_check import check_loss_of
 from hypha_ray.model.loading.build import build_model
-from hypha_ray.model.loss_check import check_loss_of
 from hypha_ray.model.losses import compute_losses
 from hypha_ray.model.tasks.resolve import resolve_task
 from hypha_ray.model.tasks.table import find_task

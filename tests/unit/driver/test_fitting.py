@@ -11,11 +11,11 @@ import torch
 from safetensors.numpy import save_file
 
 from hypha_ray.config import Job
-from hypha_ray.driver.data_source import in_folder
+from hypha_ray.driver.datasets.data_source import in_folder
 from hypha_ray.driver.preflight.compatibility import CHECKS, Case
 from hypha_ray.errors import HyphaError
+from hypha_ray.model.checks.positions import max_positions
 from hypha_ray.model.loading.build import build_model, describe, skeleton
-from hypha_ray.model.positions import max_positions
 from hypha_ray.model.tasks.table import find_task
 from tests.support.small_models import RESNET
 

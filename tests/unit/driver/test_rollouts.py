@@ -13,7 +13,7 @@ from hypha_ray.config.load import load
 from hypha_ray.data.catalogue import load as load_dataset
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.prepare import prepare
-from hypha_ray.driver.data_source import in_folder
+from hypha_ray.driver.datasets.data_source import in_folder
 from hypha_ray.driver.preflight.checks import check_model
 from hypha_ray.errors import HyphaError
 from tests.support.rl import settings

@@ -15,13 +15,13 @@ from hypha_ray.config.schema import Model
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.slices import describe, merge, write_slice
 from hypha_ray.driver.attempts import specials_of
-from hypha_ray.driver.data_source import in_folder
+from hypha_ray.driver.datasets.data_source import in_folder
 from hypha_ray.driver.preflight.checks import check_model
 from hypha_ray.errors import HyphaError
+from hypha_ray.model.checks.small_copies import small_copies
 from hypha_ray.model.evaluation import batches_of, evaluate
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.model.saved_model import open_saved
-from hypha_ray.model.small_copies import small_copies
 from hypha_ray.model.tasks.task import IGNORE_INDEX
 from hypha_ray.types import Arrays, Samples
 from hypha_ray.worker.training.supervised import SupervisedTrainer

@@ -28,6 +28,12 @@ def test_module_is_short_and_says_what_it_is(path: Path) -> None:
     assert ast.get_docstring(ast.parse(text))
 
 
+@pytest.mark.parametrize("folder", sorted({path.parent for path in CODE} - {ROOT / "jobs"}), ids=name)
+def test_folder_has_at_most_twelve_modules(folder: Path) -> None:
+    """The scripts in jobs/ are commands: their places are their names."""
+    assert len([path for path in folder.glob("*.py") if path.name != "__init__.py"]) <= 12
+
+
 @pytest.mark.parametrize("path", CODE, ids=name)
 def test_functions_have_at_most_fifty_lines(path: Path) -> None:
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from hypha_ray.data.preparation.options import Options
-from hypha_ray.data.preparation.sources.class_names import named_classes
 from hypha_ray.data.preparation.sources.files import (
     UNREADABLE,
     is_binary,
@@ -26,6 +25,7 @@ from hypha_ray.data.preparation.sources.files import (
     texts_among,
     walk,
 )
+from hypha_ray.data.preparation.sources.hub.class_names import named_classes
 from hypha_ray.data.preparation.sources.tables import CSV, JSON, Reader, TextReader, csv_rows, json_rows, parquet_rows
 from hypha_ray.data.provenance import Account, readable
 from hypha_ray.data.slices import Arrays
@@ -241,7 +241,7 @@ def _explained(name: str) -> Iterator[None]:
     except (HyphaError, GeneratorExit):
         raise
     except Exception as error:
-        from hypha_ray.data.preparation.sources.hub_errors import explain
+        from hypha_ray.data.preparation.sources.hub.hub_errors import explain
 
         raise explain(error, name, _near(Path(name), "stdlib", "digits")) from error
 

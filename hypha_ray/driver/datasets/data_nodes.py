@@ -12,9 +12,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hypha_ray.config.value_types import CLUSTER
 from hypha_ray.data.actor import NODE_GROUPS, READS_AT_ONCE, DataNode
-from hypha_ray.data.url_folder import is_url
+from hypha_ray.data.storage.url_folder import is_url
 from hypha_ray.errors import ConfigError, HyphaError
-from hypha_ray.scheduler.runtime.data_nodes import (
+from hypha_ray.scheduler.runtime.slices.data_nodes import (
     LostReplica,
     Replica,
     actor_name,

@@ -12,7 +12,7 @@ import torch
 
 from hypha_ray.errors import ConfigError, HyphaError
 from hypha_ray.heavy_imports import uncollected
-from hypha_ray.model.small_copies import small_copies
+from hypha_ray.model.checks.small_copies import small_copies
 
 BUDGET = 500_000_000
 """Number of parameters of the largest copy that is built."""

@@ -11,9 +11,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.prepare import prepare
-from hypha_ray.driver.data_nodes import serve
+from hypha_ray.driver.datasets.data_nodes import serve
 from hypha_ray.errors import CapacityError
-from hypha_ray.scheduler.runtime.data_nodes import Replica
+from hypha_ray.scheduler.runtime.slices.data_nodes import Replica
 
 
 def prepare_on_nodes(options: Options) -> list[Replica]:

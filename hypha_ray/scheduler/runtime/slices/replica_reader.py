@@ -17,8 +17,8 @@ from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.mixture import whole
 from hypha_ray.data.slices import UNREADABLE
 from hypha_ray.errors import ClusterError, DataError, HyphaError, first_line
-from hypha_ray.scheduler.runtime.data_nodes import Replica, look_up, replicas_of
 from hypha_ray.scheduler.runtime.run_actors import RunActors
+from hypha_ray.scheduler.runtime.slices.data_nodes import Replica, look_up, replicas_of
 from hypha_ray.scheduler.runtime.supervised_actor import PULSE_S, value
 
 READS = 3

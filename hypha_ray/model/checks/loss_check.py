@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from hypha_ray.errors import ConfigError, HyphaError
-from hypha_ray.model.copy_check import Build, check_on_copy, unusable
+from hypha_ray.model.checks.copy_check import Build, check_on_copy, unusable
 from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
 from hypha_ray.model.losses import Losses, compute_losses, forward, loss_of, token_cross_entropy
 from hypha_ray.model.tasks.task import Task

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import fsspec
 
-from hypha_ray.data.url_errors import explain
+from hypha_ray.data.storage.url_errors import explain
 from hypha_ray.errors import DataError, TryAgainError
 
 T = TypeVar("T")

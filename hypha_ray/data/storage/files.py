@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Protocol
 
 from hypha_ray.data.catalogue import load
-from hypha_ray.data.disk_cache import DiskCache
 from hypha_ray.data.manifest import MANIFEST, Manifest, parse_manifest
 from hypha_ray.data.preprocessor_files import LARGEST_BYTES, preprocessor_files
 from hypha_ray.data.slices import Arrays, container, decode_slice, read_slice
-from hypha_ray.data.url_folder import UrlFolder, is_url
+from hypha_ray.data.storage.disk_cache import DiskCache
+from hypha_ray.data.storage.url_folder import UrlFolder, is_url
 from hypha_ray.errors import AuthenticationError, DataError
 from hypha_ray.redaction import redacted
 from hypha_ray.store.directory import home

@@ -10,7 +10,7 @@ from hypha_ray.config import Job
 from hypha_ray.data.slices import UNREADABLE
 from hypha_ray.errors import DataError, QuarantinedError
 from hypha_ray.scheduler.runtime.run_actors import RunActors
-from hypha_ray.scheduler.runtime.slice_readers import SliceReader
+from hypha_ray.scheduler.runtime.slices.slice_readers import SliceReader
 from hypha_ray.types import SliceInfo, dataset_of
 
 SLICES_PER_WORKER = 4

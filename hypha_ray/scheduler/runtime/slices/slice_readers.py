@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from hypha_ray.config import Job
-from hypha_ray.data.files import Place
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.mixture import mixed
-from hypha_ray.data.url_folder import is_url
+from hypha_ray.data.storage.files import Place
+from hypha_ray.data.storage.url_folder import is_url
 from hypha_ray.errors import DataError
-from hypha_ray.scheduler.runtime.replica_reader import ReplicaReader
 from hypha_ray.scheduler.runtime.run_actors import RunActors
+from hypha_ray.scheduler.runtime.slices.replica_reader import ReplicaReader
 from hypha_ray.scheduler.runtime.supervised_actor import SupervisedActor
 from hypha_ray.types import SLICES_PER_DATASET, dataset_of
 

@@ -1,0 +1,1 @@
+"""Help for sources that are Hugging Face datasets."""

@@ -1,0 +1,1 @@
+"""Storage of prepared datasets: folders, URLs, and a cache on disk."""

@@ -1,0 +1,1 @@
+"""Checks of a model's loss before it is trained or scored."""

@@ -1,0 +1,1 @@
+"""Slices on their way from shards and data nodes to workers."""
