@@ -32,6 +32,16 @@ def run_shared_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
 
 
 @pytest.fixture(scope="module")
+def problems(run_shared_job: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prompts such as "83=" with the answer "38", as a prepared dataset."""
+    folder = tmp_path_factory.mktemp("data") / "sort2"
+    words = ("--source", "problems:sort2", "--tokenizer", "characters", "--out", folder)
+    done = run_shared_job(*words, script="prepare")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
 def head() -> Iterator[str]:
     """The address of a running cluster: one node with four logical CPUs and no GPU."""
     folder = Path(tempfile.mkdtemp(prefix="ray"))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
-from typing import Any, Protocol
 
 import pytest
 import torch
@@ -15,29 +13,13 @@ from hypha_ray.data.catalogue import load
 from hypha_ray.data.slices import read_slice
 from hypha_ray.telemetry.sinks.files import read_jsonl
 from hypha_ray.types.prompts import unpack_records
+from tests.support.job_scripts import Jobs
 
-Done = subprocess.CompletedProcess[str]
 TINY = ("@", "jobs/configs/grpo-tiny.toml")
 
 
-class RunJob(Protocol):
-    home: Path
-
-    def __call__(self, *arguments: str | Path, script: str = "grpo") -> Done: ...
-
-
 @pytest.fixture(scope="module")
-def problems(run_shared_job: RunJob, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Prompts such as "83=" with the answer "38"."""
-    folder = tmp_path_factory.mktemp("data") / "sort2"
-    words = ("--source", "problems:sort2", "--tokenizer", "characters", "--out", folder)
-    done = run_shared_job(*words, script="prepare")
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
-@pytest.fixture(scope="module")
-def run(run_shared_job: RunJob, problems: Path) -> Path:
+def run(run_shared_job: Jobs, problems: Path) -> Path:
     """The folder of a run with the ready job file."""
     done = run_shared_job(*TINY, "--dataset.path", problems, script="grpo")
     assert done.returncode == 0, done.stderr
@@ -94,7 +76,7 @@ def test_the_saved_model_answers_by_greedy_generation_of_transformers(run: Path,
     assert sum(right) >= 0.95 * len(right)
 
 
-def test_the_score_of_the_saved_model_is_that_of_the_run(run_shared_job: Any, run: Path, problems: Path) -> None:
+def test_the_score_of_the_saved_model_is_that_of_the_run(run_shared_job: Jobs, run: Path, problems: Path) -> None:
     words = ("--model", run / "model", "--dataset", problems, "--reward", "positions", "--max-response-tokens", "4")
     done = run_shared_job(*words, "--json", script="evaluate")
     assert done.returncode == 0, done.stderr
@@ -104,7 +86,7 @@ def test_the_score_of_the_saved_model_is_that_of_the_run(run_shared_job: Any, ru
         assert found[name] == pytest.approx(last[name], abs=0.02)
 
 
-def test_a_reward_that_nobody_has_is_refused_before_anything_starts(run_job: RunJob, problems: Path) -> None:
+def test_a_reward_that_nobody_has_is_refused_before_anything_starts(run_job: Jobs, problems: Path) -> None:
     words = ("--rl.reward.functions", '["exactly"]')
     done = run_job(*TINY, "--dataset.path", problems, *words, script="grpo")
     assert (done.returncode, done.stdout) == (2, "")

@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
 from hypha_ray.telemetry.sinks.files import read_jsonl
+from tests.support.job_scripts import Jobs
 
 TINY = ("@", "jobs/configs/ppo-tiny.toml")
 
 
 @pytest.fixture(scope="module")
-def problems(run_shared_job: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Prompts such as "83=" with the answer "38"."""
-    folder = tmp_path_factory.mktemp("data") / "sort2"
-    words = ("--source", "problems:sort2", "--tokenizer", "characters", "--out", folder)
-    done = run_shared_job(*words, script="prepare")
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
-@pytest.fixture(scope="module")
-def run(run_shared_job: Any, problems: Path) -> Path:
+def run(run_shared_job: Jobs, problems: Path) -> Path:
     """The folder of a run with the ready job file."""
     done = run_shared_job(*TINY, "--dataset.path", problems, script="ppo")
     assert done.returncode == 0, done.stderr
@@ -54,7 +44,7 @@ def test_the_exported_model_is_the_policy_and_checkpoints_have_the_critic(run: P
     assert "critic.head.weight" in names
 
 
-def test_a_dry_run_draws_the_graph_by_its_levels(run_job: Any, problems: Path) -> None:
+def test_a_dry_run_draws_the_graph_by_its_levels(run_job: Jobs, problems: Path) -> None:
     done = run_job(*TINY, "--dataset.path", problems, "--dry-run", script="ppo")
 
     assert done.returncode == 0, done.stderr
@@ -71,7 +61,7 @@ def test_a_dry_run_draws_the_graph_by_its_levels(run_job: Any, problems: Path) -
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(
-    run_job: Any, problems: Path, flags: list[str], told: str
+    run_job: Jobs, problems: Path, flags: list[str], told: str
 ) -> None:
     done = run_job(*TINY, "--dataset.path", problems, *flags, "--dry-run", script="ppo")
 

@@ -21,7 +21,7 @@ from typing import IO, Any, Final, TypeAlias
 
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.sources.documents import read
-from hypha_ray.data.preparation.sources.tables import Column, Row, no_column
+from hypha_ray.data.preparation.sources.tables import Column, Row, no_column, no_table
 from hypha_ray.data.provenance import Account, readable
 from hypha_ray.errors import DataError
 
@@ -105,8 +105,7 @@ class ChatReader:
     def of_text(self, path: Path, file: IO[str], alone: bool) -> Iterator[Chat]:
         """Refuse a plain text: it has no columns."""
         del file, alone
-        allowed = "CSV, TSV, JSON, JSON lines, Parquet, or a Hugging Face dataset"
-        raise DataError("DATA032", f"{path} has no chats", "a plain text", allowed)
+        raise no_table(path, "chats")
 
     def _chosen(self, where: str, row: Mapping[str, Any]) -> tuple[Column, ...]:
         """The column of the messages, or those of prompt and completion."""

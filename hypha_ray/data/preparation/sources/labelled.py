@@ -12,14 +12,12 @@ from typing import IO, Any, TypeAlias
 
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.sources.documents import read
-from hypha_ray.data.preparation.sources.tables import TEXT_FLAG, Column, Row, no_column
+from hypha_ray.data.preparation.sources.tables import TEXT_FLAG, Column, Row, complete, no_table
 from hypha_ray.data.provenance import Account, readable
 from hypha_ray.errors import DataError
 
 Label: TypeAlias = str | list[str]
 """Name of a class, or names of several."""
-
-_TABLES = "CSV, TSV, JSON, JSON lines, Parquet, or a Hugging Face dataset"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +62,7 @@ class LabelledTextReader:
             DataError: a row lacks a column, or has something in it that is of no use.
 
         """
-        for where, row in rows:
-            account.drop(sorted(row.keys() - {self._text.name, self._label.name}))
-            if missing := [column for column in self.columns if column.name not in row]:
-                raise no_column(where, missing[0], row)
+        for where, row in complete(rows, self.columns, account):
             text, label = _parsed(row[self._text.name]), _parsed(row[self._label.name])
             if text is None or text == [] or (isinstance(text, str) and not text.strip()):
                 account.leave_out("rows", "without text")
@@ -79,7 +74,7 @@ class LabelledTextReader:
     def of_text(self, path: Path, file: IO[str], alone: bool) -> Iterator[LabelledText]:
         """Refuse a plain text: it has no columns."""
         del file, alone
-        raise DataError("DATA032", f"{path} has no column {self._label.name!r}", "a plain text", _TABLES)
+        raise no_table(path, f"column {self._label.name!r}")
 
     def _words(self, where: str, value: Any) -> str | list[str]:
         if isinstance(value, str):

@@ -12,7 +12,7 @@ from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.sources.documents import read
 from hypha_ray.data.preparation.sources.labelled import Label, label_of
 from hypha_ray.data.preparation.sources.media_folders import classified, medium_of
-from hypha_ray.data.preparation.sources.tables import Column, Row, no_column
+from hypha_ray.data.preparation.sources.tables import Column, Row, complete, no_table
 from hypha_ray.data.provenance import Account
 from hypha_ray.errors import DataError
 
@@ -77,11 +77,7 @@ class MediaReader:
             DataError: a row lacks a column, or has something in it that is of no use.
 
         """
-        used = {column.name for column in self.columns}
-        for where, row in rows:
-            account.drop(sorted(row.keys() - used))
-            if missing := [column for column in self.columns if column.name not in row]:
-                raise no_column(where, missing[0], row)
+        for where, row in complete(rows, self.columns, account):
             data = self._data(where, row[self._file.name])
             label = None if self._label is None else row[self._label.name]
             if data is None:
@@ -94,8 +90,7 @@ class MediaReader:
     def of_text(self, path: Path, file: IO[str], alone: bool) -> Iterator[MediaFile]:
         """Refuse a plain text: it has no columns."""
         del file, alone
-        allowed = "CSV, TSV, JSON, JSON lines, Parquet, or a Hugging Face dataset"
-        raise DataError("DATA032", f"{path} has no column {self._file.name!r}", "a plain text", allowed)
+        raise no_table(path, f"column {self._file.name!r}")
 
     def _data(self, where: str, value: Any) -> Path | bytes | None:
         """A file's path, relative to the table, or its content; None if there is neither."""

@@ -9,7 +9,7 @@ from typing import IO, NamedTuple
 
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.sources.documents import read
-from hypha_ray.data.preparation.sources.tables import Column, Row, no_column
+from hypha_ray.data.preparation.sources.tables import Column, Row, complete, no_table
 from hypha_ray.data.provenance import Account, readable
 from hypha_ray.errors import DataError
 
@@ -53,10 +53,7 @@ class PairReader:
             DataError: a row lacks a column, or has something else than text in it.
 
         """
-        for where, row in rows:
-            account.drop(sorted(row.keys() - {column.name for column in self.columns}))
-            if missing := [column for column in self.columns if column.name not in row]:
-                raise no_column(where, missing[0], row)
+        for where, row in complete(rows, self.columns, account):
             texts = [_text(where, column, row[column.name]) for column in self.columns]
             if all(texts):
                 yield Pair(*texts)
@@ -66,8 +63,7 @@ class PairReader:
     def of_text(self, path: Path, file: IO[str], alone: bool) -> Iterator[Pair]:
         """Refuse a plain text: it has no columns."""
         del file, alone
-        allowed = "CSV, TSV, JSON, JSON lines, Parquet, or a Hugging Face dataset"
-        raise DataError("DATA032", f"{path} has no column {self._source.name!r}", "a plain text", allowed)
+        raise no_table(path, f"column {self._source.name!r}")
 
 
 def _text(where: str, column: Column, value: object) -> str:

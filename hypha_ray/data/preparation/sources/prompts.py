@@ -14,7 +14,7 @@ from typing import IO, Any, TypeAlias
 from hypha_ray.data.preparation.options import GENERATED, GYM, PROBLEMS, Options
 from hypha_ray.data.preparation.sources.documents import read
 from hypha_ray.data.preparation.sources.problems import problems
-from hypha_ray.data.preparation.sources.tables import Column, Row, no_column
+from hypha_ray.data.preparation.sources.tables import Column, Row, complete, no_table
 from hypha_ray.data.provenance import Account
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.rl.rewards.text import last_number
@@ -80,11 +80,7 @@ class PromptReader:
             DataError: a row lacks a column, or has something in it that is of no use.
 
         """
-        used = {column.name for column in self.columns}
-        for where, row in rows:
-            account.drop(sorted(row.keys() - used))
-            if missing := [column for column in self.columns if column.name not in row]:
-                raise no_column(where, missing[0], row)
+        for where, row in complete(rows, self.columns, account):
             text = self._text(where, row[self._prompt.name])
             data = {"task": self._options.task or "exact"}
             if not text:
@@ -101,8 +97,7 @@ class PromptReader:
     def of_text(self, path: Path, file: IO[str], alone: bool) -> Iterator[Prompt]:
         """Refuse a plain text: it has no columns."""
         del file, alone
-        allowed = "CSV, TSV, JSON, JSON lines, Parquet, or a Hugging Face dataset"
-        raise DataError("DATA032", f"{path} has no column {self._prompt.name!r}", "a plain text", allowed)
+        raise no_table(path, f"column {self._prompt.name!r}")
 
     def _text(self, where: str, value: Any) -> str | Messages:
         if value is None or (isinstance(value, str) and not value.strip()):

@@ -119,6 +119,27 @@ def no_column(where: str, column: Column, names: Iterable[str]) -> DataError:
     return DataError("DATA032", f"{where} has no column {column.name!r}", found, fix=fix)
 
 
+def no_table(path: Path, wanted: str) -> DataError:
+    """The error for a plain text where a table is needed."""
+    allowed = "CSV, TSV, JSON, JSON lines, Parquet, or a Hugging Face dataset"
+    return DataError("DATA032", f"{path} has no {wanted}", "a plain text", allowed)
+
+
+def complete(rows: Iterable[Row], columns: Sequence[Column], account: Account) -> Iterator[Row]:
+    """Rows and their places, checked to have all of these columns; others are put into the account as dropped.
+
+    Raises:
+        DataError: DATA032, a row lacks a column.
+
+    """
+    used = {column.name for column in columns}
+    for where, row in rows:
+        account.drop(sorted(row.keys() - used))
+        if missing := [column for column in columns if column.name not in row]:
+            raise no_column(where, missing[0], row)
+        yield where, row
+
+
 def json_rows(file: IO[str], path: Path) -> Iterator[Row]:
     """The objects of a file, one per line; a ``.json`` file may also be a list of objects, or one object.
 
