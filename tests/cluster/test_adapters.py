@@ -121,9 +121,9 @@ def test_run_goes_on_with_its_adapter_and_refuses_another_base(results: Path, co
     build_model(Model(config=MODEL), seed=3).save_pretrained(base)
     run = run_job(adapting("again", corpus, base, rounds={**ROUNDS, "update_rounds": 1}), results, corpus)
     longer = adapting("again", corpus, base, rounds={**ROUNDS, "update_rounds": 2})
-    list(records(longer, "again", RunDirectory(run.directory), corpus))
+    list(records(longer, "again", RunDirectory(run.directory), in_folder(corpus)))
     first, second = run.commits()
     assert second["parent_sha256"] == first["theta_sha256"]
     build_model(Model(config=MODEL), seed=4).save_pretrained(base)
     with pytest.raises(CheckpointError, match="of another model than it builds now"):
-        list(records(adapting("again", corpus, base), "again", RunDirectory(run.directory), corpus))
+        list(records(adapting("again", corpus, base), "again", RunDirectory(run.directory), in_folder(corpus)))
