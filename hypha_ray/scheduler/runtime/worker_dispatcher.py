@@ -147,7 +147,9 @@ class WorkerDispatcher:
                     await self._secured(source)
                 self._inbox(event)
             return  # It has done its final plan, or was asked to stop.
-        except (RayActorError, StopAsyncIteration) as error:
+        except StopAsyncIteration:
+            reason = "its stream ended in the middle of a delta"
+        except RayActorError as error:
             reason = first_line(error)
         except Exception as error:
             cause = getattr(error, "cause", error)
