@@ -122,7 +122,7 @@ def test_example_is_resolved_and_fits_the_cluster(run_job: Jobs, tmp_path: Path,
     file.write_text(text)
     done = run_job("@", file, "--dry-run", env={"RAY_ADDRESS": head})
     if "dataset" in expected:
-        assert (done.returncode, done.stderr.splitlines()[-1][:18]) == (3, "error[DATA001]: th"), done.stderr
+        assert (done.returncode, done.stderr.splitlines()[-1][:16]) == (3, "error[DATA001]: "), done.stderr
         config = done.stdout
     else:
         assert done.returncode == 0, done.stderr
