@@ -1,1 +1,1 @@
-"""Hands of the scheduler: the only modules beside its actor that know Ray."""
+"""Execution of the scheduler's commands; with its actor, the only modules of the scheduler that use Ray."""

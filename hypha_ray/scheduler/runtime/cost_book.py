@@ -1,4 +1,4 @@
-"""The book of a run's cost, which goes on over attempts: each bill is an event, and no event is ever taken back."""
+"""Account of a run's cost over all attempts: each bill is an event, and events are never rewound."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class CostBook:
         self._actors, self._telemetry, self._events = actors, telemetry, directory / EVENTS
 
     async def recall(self) -> None:
-        """Read up to when an earlier scheduler has billed the leases that were taken over."""
+        """Read the time up to which an earlier scheduler has billed the leases that were taken over."""
         if self._actors.leases.pays:
             bills = await asyncio.to_thread(lambda: list(read_jsonl(self._events, kinds=("cost",))))
             self._actors.leases.billed(max((bill["monotonic_s"] for bill in bills), default=0.0))
 
     def bill(self) -> dict[str, float]:
-        """Cost since the last bill, as the field of a record; nothing where owners have no terms."""
+        """Cost since the last bill, as a field of a record; empty if no owner has terms."""
         cost = self._actors.leases.bill()
         if cost is None:
             return {}

@@ -32,15 +32,15 @@ class GlobalWeights:
         self._differences: dict[int, Any] = {}
         """Difference of θ to its value before the last step, by fragment, if new weights are sent like that."""
         self._made: dict[int, tuple[Any, asyncio.Future[Any], Any]] = {}
-        """θ, momentum and difference of a step of which the brain hasn't heard yet, by fragment."""
+        """θ, momentum and difference of a step that isn't reported to the core yet, by fragment."""
         self.inner: dict[int, Any] = {}
         """Inner states after the last committed round, by worker; in replay mode."""
         self._saving, self._described = asyncio.Lock(), asyncio.Event()
         self.bytes: int | None = None
-        """Size of θ, once it is known."""
+        """Size of θ in bytes, once it is known."""
 
     async def initialise(self, resumed: bool, layout: Layout | None = None) -> Initialised:
-        """Have the store bring back what was saved, and the server build the model if its layout isn't known."""
+        """Get the saved weights from the store, or let the server build the model if its layout isn't known."""
         fragments = self._job.sync.fragments
         self.layout = await self._built() if layout is None else layout
         self._described.set()
@@ -73,7 +73,7 @@ class GlobalWeights:
         return layout
 
     async def _recall(self) -> None:
-        """Take weights, momentum and inner states from the snapshot that the store goes on from."""
+        """Take weights, momentum and inner states from the snapshot from which the store resumes."""
         fragments = self._job.sync.fragments
         workers = await (await self._actors.store.ask(lambda store: store.inner.remote()))
         count = 2 * fragments + len(workers) + 1
@@ -137,7 +137,7 @@ class GlobalWeights:
         return _joined(verdicts, tuple(rejected[worker] for worker in sorted(rejected)))
 
     def advance(self) -> None:
-        """Make the result of the last reduction the newest weights, which are sent and saved from now on."""
+        """Make the last reduction's result the newest weights, to be sent and saved from now on."""
         for fragment, (theta, momentum, difference) in self._made.items():
             self._theta[fragment], self._momentum[fragment] = theta, momentum
             if self._job.sync.downward_codec != "fp32":
@@ -145,7 +145,7 @@ class GlobalWeights:
         self._made.clear()
 
     async def _call(self, place: int, fragment: int, command: Reduce, kept: list[Any]) -> tuple[StepRequest, list[Any]]:
-        """A step as a server is asked for it, and refs of θ, momentum and payloads, which lie at `place` of deltas."""
+        """Request of a step, and references to θ, momentum and payloads; `place` is the payload's index in a delta."""
         senders = tuple((source.worker, source.incarnation, weight) for source, weight, _ in kept)
         request = StepRequest(uuid4().hex, self.layout, fragment, command.round, senders, command.phase)
         return request, [self._theta[fragment], await self._momentum[fragment], *(refs[place] for _, _, refs in kept)]
@@ -156,7 +156,7 @@ class GlobalWeights:
         return list(await server.ask(lambda server: server.reduce.remote(request, *refs)))
 
     async def _after(self, request: StepRequest, refs: list[Any]) -> Any:
-        """Ref of the momentum after a step, once it is there."""
+        """Wait for the momentum after a step, and return a reference to it."""
         server = self._actors.servers[request.fragment]
         return (await server.ask(lambda server: server.momentum_after.remote(request, *refs)))[0]
 
@@ -171,15 +171,15 @@ class GlobalWeights:
         return found
 
     async def fetch(self, round_number: int, payloads: list[Any]) -> None:
-        """Bring payloads to their servers' nodes: ahead of the round's end, and safe from their own nodes' end.
+        """Bring payloads to their servers' nodes before the round ends, where they survive the end of their own nodes.
 
         Args:
-            round_number: the round that they are of.
+            round_number: round of the payloads.
             payloads: one for each fragment; after them the inner state, if there is one, for the store's node.
 
         Raises:
-            ObjectLostError: one went with its node before.
-            RayActorError: likewise; its worker had not ended its stream.
+            ObjectLostError: a payload was lost with its node.
+            RayActorError: likewise, before its worker had ended its stream.
 
         """
         takers = [
@@ -190,7 +190,7 @@ class GlobalWeights:
             await taker.ask(partial(_received, ref=ref))
 
     def persist(self, command: Persist) -> Awaitable[Saved]:
-        """Let the store write snapshot and commit record of the weights that there are now, after those before."""
+        """Let the store write snapshot and commit record of the newest weights, after those of earlier rounds."""
         workers = tuple(sorted(self.inner))
         inner = [self.inner[worker] for worker in workers]
         return self._persist(command, workers, [*self._theta], [*self._momentum], inner)
@@ -214,12 +214,12 @@ def _received(taker: Any, ref: Any) -> Any:
 
 
 def _unread(server: Any, ref: Any) -> list[Any]:
-    """A ref of what a server makes, and of nothing, there once that is; `ask` reads the last one."""
+    """References to a server's result, and to a receipt that exists once the result does; `ask` reads the receipt."""
     return [ref, server.receive.remote(ref)]
 
 
 async def _known(ref: Any) -> Any:
-    """Reference that is known already, in the form of one that is waited for."""
+    """A known reference as an awaitable."""
     return ref
 
 

@@ -84,7 +84,7 @@ class RunActors:
         ]
 
     async def hire(self, source: Source) -> tuple[Any, bool]:
-        """Take the worker of that number over, or lease a machine and start one there.
+        """Take over the worker of a number, or lease a machine and start one there.
 
         Returns:
             Its stream of events, and whether it was taken over.
@@ -107,7 +107,7 @@ class RunActors:
         return worker.run.remote(source), kept
 
     def dismiss(self, worker: int) -> None:
-        """End a worker and give its lease back, which ends even a stopped process."""
+        """End a worker and release its lease, which ends even a stopped process."""
         handle, _ = self._workers.pop(worker, (None, None))
         self._give_back(f"worker-{worker}")
         if handle is not None:
@@ -169,7 +169,7 @@ class RunActors:
         return [name for name, node in (self.leases.placed() if nodes else {}).items() if node in nodes]
 
     def evict(self) -> None:
-        """End the actors whose leases have come to their end."""
+        """End the actors whose leases are over."""
         for name in self.leases.over():
             self._give_back(name)
 
@@ -218,7 +218,7 @@ class RunActors:
         return None
 
     async def _place(self, name: str, parts: int = 1) -> dict[str, Any]:
-        """Ray options that place an actor on one of so many parts of a lease, after the end of an earlier one."""
+        """Ray options that place an actor on a part of a lease, after an earlier actor there has ended."""
         need = self._needs[name]
         if not need.bundle():
             return on_this_node()  # Not wherever Ray likes: a machine of the spot market would take θ with it.

@@ -15,9 +15,9 @@ PULSE_S = 1.0
 """Seconds without an answer after which the actor is pinged."""
 AGAIN_S = 0.2
 LOST = 20
-"""Lost attempts of a call, `AGAIN_S` seconds apart, before the actor is replaced."""
+"""Attempts of a call, `AGAIN_S` seconds apart, before the actor is replaced."""
 PATIENCE = 4
-"""Actors in a row that may die over one call before the call is taken for the cause."""
+"""Actors in a row that may die during one call before the call counts as the cause."""
 GONE = (ObjectLostError, RayActorError)
 """Errors of Ray for a lost object; the second is raised if the object came from a stream that hadn't ended."""
 

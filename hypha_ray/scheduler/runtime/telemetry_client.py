@@ -1,4 +1,4 @@
-"""Client of the telemetry actor: the scheduler hands records and events on without waiting for it."""
+"""Client of the telemetry actor, which passes records and events on without making the scheduler wait."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class TelemetryClient:
         self.event({"kind": kind, "monotonic_s": time.monotonic(), **fields})
 
     def for_driver(self, everything: bool = False) -> list[dict[str, Any]]:
-        """Return records and lines of text that are due at the driver; all that wait, if `everything`.
+        """Return records and lines of text that are due at the driver; with `everything`, all of them.
 
         Step records are due `BATCH_S` seconds after the first of them.
         """

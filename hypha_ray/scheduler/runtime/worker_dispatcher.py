@@ -136,7 +136,7 @@ class WorkerDispatcher:
             self._say(found[0], lambda one: one.describe.remote(source, layout))
 
     async def _listen(self, source: Source, stream: Any) -> None:
-        """Take events off a worker's stream as they come; an item that isn't taken dies with the worker."""
+        """Take events off a worker's stream as they arrive; other items are lost with the worker."""
         exception = None
         try:
             async for ref in stream:

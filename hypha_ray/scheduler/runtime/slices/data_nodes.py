@@ -26,7 +26,7 @@ ANSWER_S = 30.0
 
 
 def actor_name(dataset: str, node_id: str) -> str:
-    """Name in Ray of the data node that serves a dataset from a node."""
+    """Ray's name of the data node that serves a dataset from a node."""
     return f"{PREFIX}/{dataset}/{node_id[:8]}"
 
 

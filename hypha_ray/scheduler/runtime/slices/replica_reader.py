@@ -1,4 +1,4 @@
-"""Reader of slices from data nodes, which other jobs read from, too."""
+"""Reader of slices from data nodes, which serve other jobs as well."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ RETRY_S = 0.5
 
 @dataclass
 class _Node:
-    """A data node, as this reader knows it."""
+    """State of a data node in this reader."""
 
     replica: Replica
     busy: int = 0
-    """Reads that it has been asked for and that it works on."""
+    """Number of reads in progress."""
     away_until: float = 0.0
-    """Monotonic time until which it is asked last."""
+    """Monotonic time until which other data nodes are preferred."""
 
 
 class ReplicaReader:

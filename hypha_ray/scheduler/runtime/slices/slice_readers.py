@@ -1,4 +1,4 @@
-"""Readers of slices: from shards of the run, or from data nodes that other people's jobs read from, too.
+"""Readers of slices: from shards of the run, or from data nodes, which serve other jobs as well.
 
 SliceCache ──read(index, worker)──► ShardReader ────► shard-n, on this node
                                └──► ReplicaReader ──► data/<dataset>/<node>, the nearest that answers
