@@ -1,9 +1,9 @@
-"""The Ray actor of a worker. Its work is one streaming call; orders reach it beside that on a control thread.
+"""The Ray actor of a worker. Training is one streaming call; orders arrive meanwhile on a control thread.
 
     run ──► events … deltas … Left            the scheduler dies:  reset ──► run, under another incarnation
 
-A process that has loaded its libraries and holds its lease is worth keeping. So it outlives its scheduler, and starts
-from nothing under the next one: only what is loaded stays.
+The process outlives its scheduler, because starting another one and loading its libraries takes long. Under the next
+scheduler it starts with an empty state.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from hypha_ray.worker.incarnation import Emit, Incarnation, Item, Loop
 class TrainWorker:
     """Trains with torch inside the actor.
 
-    `run` yields events; a `Delta` is followed by its payloads. Everything else only puts orders down, so it returns at
-    once and may come twice or in another order. Orders are addressed: one that an earlier scheduler gave, and that was
-    long on its way, has no effect. SIGTERM, by which machines announce that they go away, is an order to leave.
+    `run` yields events; a `Delta` is followed by its payloads. All other methods only store orders, so they return at
+    once, and may be called twice or in another order. Orders name their incarnation, so a late one of an earlier
+    scheduler has no effect. SIGTERM, which announces the end of a machine, is an order to leave.
 
     Args:
         job: the job file.
@@ -72,30 +72,30 @@ class TrainWorker:
 
     @ray.method(concurrency_group="control")
     def feed(self, index: int, arrays: Arrays) -> None:
-        """Take a slice in."""
+        """Store a slice."""
         self._incarnation.batch_source.put(index, arrays)
 
     @ray.method(concurrency_group="control")
     def assign(self, to: Source, plan: Plan) -> None:
-        """Take a plan, or a corrected one."""
+        """Store a plan, or a corrected one."""
         if to == self._incarnation.source and self._incarnation.inbox.assign(plan):
             self._incarnation.batch_source.keep(plan.keep)
 
     @ray.method(concurrency_group="control")
     def merge(self, to: Source, piece: FragmentUpdate, weights: Flat) -> None:
-        """Take a piece of the global weights of a round."""
+        """Store a fragment of the global weights."""
         if to == self._incarnation.source:
             self._incarnation.inbox.merge(piece, weights)
 
     @ray.method(concurrency_group="control")
     def restore(self, to: Source, state: Flat) -> None:
-        """Take the inner state over with which the predecessor ended the last committed round."""
+        """Store the predecessor's inner state after the last committed round."""
         if to == self._incarnation.source:
             self._incarnation.inbox.restore(state)
 
     @ray.method(concurrency_group="control")
     def leave(self, reason: str) -> None:
-        """End the inner loop after its batch; what is done is handed over, then the stream ends with `Left`."""
+        """End the inner loop after its batch; it hands over its delta, and the stream ends with `Left`."""
         if self._leaving.acquire(blocking=False):
             self._incarnation.leave(reason)
 
@@ -111,7 +111,7 @@ class TrainWorker:
 
 
 class BridgedWorker(TrainWorker):
-    """Has a process of any kind train, over the bridge. To all other actors it is a worker like any other."""
+    """Trains by an external process over the bridge. To all other actors it is like any other worker."""
 
     def _loop(self, job: Job, source: Source, batch_source: BatchSource, inbox: Inbox, emit: Emit) -> Loop:
         from hypha_ray.worker.bridged.loop import BridgedLoop

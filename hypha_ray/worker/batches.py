@@ -1,4 +1,4 @@
-"""Slices that wait at a worker, and the batches that are cut from them."""
+"""Slices held by a worker, and the batches cut from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def order(seed: int, epoch: int, slice_index: int, samples: int) -> npt.NDArray[
 
 
 class BatchSource(Interruptible):
-    """Holds slices, and hands out batches of spans. One thread puts, another takes.
+    """Holds slices, and returns batches of spans. One thread adds slices, another one takes batches.
 
     Arrays may be read-only views of the object store; batches are always fresh copies.
     """
@@ -29,7 +29,7 @@ class BatchSource(Interruptible):
         self._orders: dict[tuple[int, int], npt.NDArray[np.int64]] = {}
 
     def put(self, index: int, arrays: Arrays) -> None:
-        """Take a slice in; once more is harmless."""
+        """Add a slice. Idempotent."""
         with self._changed:
             self._slices.setdefault(index, arrays)
             self._changed.notify_all()
@@ -60,7 +60,7 @@ class BatchSource(Interruptible):
         return Samples({name: array[rows] for name, array in arrays.items()}, _keys(span, rows))
 
     def _forget_orders(self, span: Span) -> None:
-        """Drop a slice's orders of long ago: a slice that stays would have one for every epoch."""
+        """Drop a slice's orders of earlier epochs, which would otherwise accumulate."""
         old = [key for key in self._orders if key[1] == span.slice and key[0] < span.epoch - 1]
         for key in old:
             del self._orders[key]

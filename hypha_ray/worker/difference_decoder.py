@@ -1,4 +1,4 @@
-"""The global weights that a worker has, where new ones come as differences to them."""
+"""Decoder of global weights that are sent as differences to the previous ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypha_ray.types import Flat, FragmentUpdate
 
 
 class DifferenceDecoder:
-    """Makes weights of differences.
+    """Turns differences into weights.
 
     Args:
         name: the codec's.
@@ -21,7 +21,7 @@ class DifferenceDecoder:
         """Arrays of the round before the last: the last one's may still be read."""
 
     def take(self, piece: FragmentUpdate, weights: Flat) -> Flat:
-        """The weights of a fragment: what came, or what it makes of those that were here before."""
+        """Weights of a fragment: those received, or the previous ones with the received difference."""
         fragment = piece.fragment
         if self._codec is None:
             return weights

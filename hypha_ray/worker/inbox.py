@@ -18,7 +18,7 @@ class Arrived(NamedTuple):
 
 
 class Inbox(Interruptible):
-    """Written by the control thread, read by the inner loop. Every order may arrive twice, and in any order.
+    """Orders for the inner loop, written by the control thread. Each may arrive twice, and in any order.
 
     Args:
         downward: codec of differences between weights.
@@ -37,7 +37,7 @@ class Inbox(Interruptible):
         """Version of the weights that the inner loop took last; None before the first."""
 
     def assign(self, plan: Plan) -> bool:
-        """Put a plan down, unless a newer one is there; returns whether it is the newest."""
+        """Store a plan, unless a newer one is there; returns whether it is the newest."""
         with self._changed:
             if self._plan is not None and _order(plan) <= _order(self._plan):
                 return False
@@ -46,7 +46,7 @@ class Inbox(Interruptible):
             return True
 
     def merge(self, piece: FragmentUpdate, weights: Flat) -> None:
-        """Put a fragment of new weights down, unless the inner loop has them."""
+        """Store a fragment of new weights, unless the inner loop has them."""
         with self._changed:
             if self.lacks(piece.version):
                 self._weights.setdefault(piece.version, {})[piece.fragment] = piece, weights
@@ -57,14 +57,14 @@ class Inbox(Interruptible):
         return self.version is None or self.version < version
 
     def restore(self, state: Flat) -> None:
-        """Put the inner state down with which the worker's predecessor ended."""
+        """Store the inner state with which the worker's predecessor ended."""
         with self._changed:
             if not self._restored:
                 self._state = state
                 self._changed.notify_all()
 
     def describe(self, layout: Layout) -> None:
-        """Put down where the tensors lie in the flat arrays, for a reader that doesn't build the model."""
+        """Store the layout, for a reader that doesn't build the model."""
         with self._changed:
             self._layout = layout
             self._changed.notify_all()

@@ -38,7 +38,7 @@ PULSES = 4
 
 
 class Incarnation:
-    """One incarnation of a worker: whatever it has learned or was told ends with it.
+    """One incarnation of a worker, with all of its state.
 
     Args:
         job: the job file.
@@ -64,7 +64,7 @@ class Incarnation:
         return self._before if self._thread.ident is None else self._thread
 
     def run(self) -> Iterator[Item]:
-        """Start the inner loop, and stream what it says until its end; the stream is never silent for long."""
+        """Start the inner loop, and stream its events until its end, with signs of life in between."""
         self._thread.start()
         while (item := self._next()) is not None:
             if isinstance(item, tuple):
@@ -104,7 +104,7 @@ class Incarnation:
         return item
 
     def _emit(self, item: Item) -> None:
-        """Put down what the inner loop says: a delta and its parts as one, so that no other event comes in between."""
+        """Queue an event of the inner loop; a delta and its parts as one item, so that they stay together."""
         match item:
             case Delta():
                 self._parcel = (item,)
@@ -118,7 +118,7 @@ class Incarnation:
             self._parcel = ()
 
     def _deliver(self, parcel: tuple[Item, ...]) -> Iterator[Item]:
-        """A delta, its parts, and one word more: what was taken from the stream before that word is whole."""
+        """A delta, its parts, and a last item that confirms them as complete."""
         delta, *parts = parcel
         yield delta
         failpoint("worker.mid_delta", self.source.worker)

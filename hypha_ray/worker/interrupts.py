@@ -7,32 +7,32 @@ from threading import Condition
 
 
 class Closed(Exception):
-    """The worker is being stopped; nothing that it has is wanted."""
+    """The worker is being stopped; its results are dropped."""
 
 
 class Retired(Closed):
-    """The worker is leaving; what it has done in this round is wanted."""
+    """The worker is leaving; its result of this round is still wanted."""
 
 
 class Interruptible:
-    """Things that one thread puts down and another waits for, until it is called away."""
+    """State that one thread writes and another one waits for, until it is interrupted."""
 
     def __init__(self) -> None:
         self._changed = Condition()
         self._away: type[Closed] | None = None
 
     def close(self, why: type[Closed] = Closed) -> None:
-        """Call the reader away from this wait and all later ones; the first reason counts."""
+        """Interrupt this wait of the reader and all later ones; the first reason counts."""
         with self._changed:
             self._away = self._away or why
             self._changed.notify_all()
 
     def check(self) -> None:
-        """Raise `Closed` or `Retired` if the reader has been called away."""
+        """Raise `Closed` or `Retired` if the reader has been interrupted."""
         if self._away is not None:
             raise self._away
 
     def _wait(self, ready: Callable[[], bool]) -> None:
-        """Wait, with the lock held, for something to be ready, or to be called away."""
+        """Wait, with the lock held, for something to be ready, or for an interruption."""
         self._changed.wait_for(lambda: self._away is not None or ready())
         self.check()

@@ -62,6 +62,7 @@ def metrics_port() -> Iterator[int]:
     """A Ray cluster of one node, and the port on which it exports metrics twice a second."""
     port = free_port()
     ray.init(
+        address="local",
         num_cpus=1,
         object_store_memory=80 * 2**20,
         include_dashboard=False,

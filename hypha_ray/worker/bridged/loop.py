@@ -1,9 +1,9 @@
-"""The loop of a worker whose trainer is outside of Ray: it hands on what it is told, both ways. Never an RPC.
+"""The loop of a worker whose trainer is outside Ray, which relays messages in both directions. It makes no RPC.
 
     inbox, samples ──► parameters, samples, assignments ══ bridge ══► trainer
             emit ◄── merged, metrics, evaluation, update ═════════════╛
 
-One thread says what is to be done, another one hears what was done.
+One thread sends the work, another one receives the results.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _POLL_S = 0.2
 
 
 class Gone(Closed):
-    """The trainer is gone."""
+    """The trainer has ended, or the connection to it."""
 
 
 class BridgedLoop:

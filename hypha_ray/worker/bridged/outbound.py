@@ -36,13 +36,13 @@ class Outbound:
         """Largest contents of a sample: tokens and scored positions."""
 
     def job(self, path: str) -> None:
-        """Say what is to be trained, which stands in a file that is there."""
+        """Send the job's definition, which is a file in the work directory."""
         if not self._channel.shares_files:
             self._channel.send_file(path)
         self._channel.say("job", pb.JobDefinition(path=path, content=self._directory.content(path)))
 
     def parameters(self, number: int, weights: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Begin a round with these weights; the files of the round before the last are gone."""
+        """Begin a round with these weights; removes the files of the round before the last."""
         for old, path in self._files:
             if old < number - 1:
                 self._directory.unlink(path)
@@ -54,12 +54,12 @@ class Outbound:
         self._channel.say("parameters", pb.Parameters(round=number, update=update, content=content))
 
     def assignment(self, plan: Plan, rates: tuple[float, float], gradient: bool = False) -> pb.Assignment:
-        """Give samples out, and put in words what there is to do, or to do instead; waits for the samples.
+        """Return the assignment of a plan, with its samples as files; waits for the samples.
 
         Args:
-            plan: of this round.
+            plan: plan of this round, or its correction.
             rates: learning rate of the first and of the last sample.
-            gradient: the mean gradient is wanted, not new weights.
+            gradient: whether to return the mean gradient instead of new weights.
 
         """
         return pb.Assignment(
@@ -74,7 +74,7 @@ class Outbound:
         )
 
     def _slice(self, number: int, span: Span, shuffled: bool) -> pb.Slice:
-        """The samples of a span as a file; what was given before isn't given again."""
+        """File with the samples of a span; written only once in a round."""
         key = span, shuffled
         if key not in self._slices:
             kind = "train" if shuffled else "evaluate"

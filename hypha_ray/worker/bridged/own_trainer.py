@@ -1,4 +1,4 @@
-"""A worker that is no part of Ray: the steps of ours, for a job elsewhere, over the bridge."""
+"""A trainer outside Ray that takes the same steps as a worker, over the bridge."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hypha_ray.worker.training.trainer import Trainer, trainer_of
 
 
 def job_of(told: dict[str, Any], device: str) -> Job:
-    """The job, as far as a trainer is told of it; its rates come with every assignment."""
+    """The job as it is sent to a trainer; learning rates come with every assignment."""
     inner = {**told["inner_optimizer"], "schedule": "constant", "warmup_steps": 0, "decay_steps": None}
     tables = {"run": {"seed": told["seed"]}, "worker": {"device": device}, "sync": {"strategy": told["strategy"]}}
     return Job.model_validate({"model": told["model"], "inner_optimizer": inner, **tables})

@@ -1,7 +1,7 @@
-"""The figures that a trainer from outside may give: no more than it was assigned, in no more time than has passed.
+"""Checks of an external trainer's figures: no more work than assigned, in no more time than has passed.
 
-Scheduling is arithmetic on these figures. So each one is held against what the driver knows by itself: the plans that
-it has handed on, the samples behind them, and its own clock.
+Scheduling is arithmetic on these figures. So each one is compared with what is known here: the plans that were sent,
+their samples, and the local clock.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def contents_of(arrays: Arrays) -> Contents:
 
 @dataclass(slots=True)
 class Told:
-    """A round, as the trainer was told of it, and as it has told of it. Times in seconds, on a monotonic clock."""
+    """A round as it was sent to the trainer, and as the trainer reports it. Times are in seconds, monotonic."""
 
     number: int
     now: Callable[[], float]
@@ -83,19 +83,19 @@ class Told:
         return number == self.number
 
     def assign(self, plan: Plan, contents: Contents) -> None:
-        """Note that the trainer is about to be told of a plan."""
+        """Record that a plan is about to be sent."""
         if self.plan is None or not self.plan.spans:
             self.ready_at = self.now()
         self.plan = max(self.plan or plan, plan, key=lambda one: one.samples)
         self.contents = contents
 
     def merge(self, message: pb.Merged) -> None:
-        """Note that the trainer has the weights."""
+        """Record that the trainer has the weights."""
         _limit("seconds of the merge", message.seconds, 0, self._passed_s())
         self.merged = True
 
     def evaluate(self, message: pb.Evaluation) -> None:
-        """Note what it has evaluated."""
+        """Record an evaluation."""
         samples = 0 if self.plan is None else sum(span.samples for span in self.plan.evaluate)
         _limit("positions that were evaluated", message.count, 0, samples * self.contents.positions)
         self.evaluated = True
@@ -103,7 +103,7 @@ class Told:
             self.ready_at = self.now()
 
     def report(self, samples: int, items: Mapping[str, float]) -> tuple[int, int]:
-        """Note progress; returns the number of batches in it, and of scored positions."""
+        """Record progress; returns its numbers of batches and of scored positions."""
         batches, scored = items.get("batches", 1.0), items.get("scored", samples)
         self._work(self.samples + samples, self.batches + int(batches))
         _limit("batches", batches, 1, samples)
@@ -119,12 +119,12 @@ class Told:
         return int(batches), int(scored)
 
     def tokens(self, tokens: float | None, samples: int) -> int | None:
-        """Refuse more tokens than so many samples can have; returns their number, None where there are none."""
+        """Refuse more tokens than so many samples can have; returns their number, or None for data without tokens."""
         _limit("tokens", tokens or 0, 0, samples * max(1, self.contents.tokens))
         return None if tokens is None or not self.contents.tokens else int(tokens)
 
     def hand_over(self, message: pb.Update) -> None:
-        """Note that the result is there."""
+        """Record that the result has arrived."""
         self._work(message.samples, message.batches)
         _limit("batches", message.batches, 1, message.samples)
         self.scored += max(0, message.samples - self.samples)  # Of what no report was about.
@@ -132,12 +132,12 @@ class Told:
 
     @property
     def train_s(self) -> float:
-        """Time in which it has trained, as it was seen here."""
+        """Time of training, measured here."""
         return max((self.reported_at or self.now()) - self.ready_at, 1e-6)
 
     @property
     def data_wait_s(self) -> float:
-        """Time of that in which it has waited for data, as it says."""
+        """Part of that time in which the trainer reports to have waited for data."""
         return min(self.waited_s, self.train_s)
 
     def _work(self, samples: int, batches: int) -> None:

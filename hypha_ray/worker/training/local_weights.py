@@ -1,4 +1,4 @@
-"""A worker's live weights beside the global ones: how both meet, and how the global ones are put in for a while."""
+"""A worker's live weights and the global ones: their merge, and evaluation of the global ones."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class LocalWeights:
         self.theta: dict[int, Flat] = {}
         """Newest global weights by fragment, as they came."""
         self._own = False
-        """The live weights are others than the global ones."""
+        """Whether the live weights differ from the global ones."""
         self._narrow = any(entry.dtype in _NARROW for entry in layout.entries)
         self._rest: dict[int, Flat] = {}
         """Rounding error of 16-bit weights when they were last written, by fragment."""
@@ -74,19 +74,19 @@ class LocalWeights:
             self._rest[fragment] = held
 
     def complete(self, fragment: int, own: Flat) -> Flat:
-        """Put back, in place, what rounding took off a fragment's weights, so that it isn't taken for learned."""
+        """Add, in place, the rounding error of a fragment's weights, so that it doesn't count as a change."""
         for group, rest in self._rest.get(fragment, {}).items():
             if _is_float(group):
                 np.add(own[group], rest, out=own[group])
         return own
 
     def mark_changed(self) -> None:
-        """A step is about to be made."""
+        """Note that a step is about to change the live weights."""
         self._own = True
 
     @contextmanager
     def global_weights(self) -> Iterator[None]:
-        """Have the global weights in the model meanwhile."""
+        """Context with the global weights in the model."""
         if not self._own:
             yield
             return

@@ -69,17 +69,17 @@ class Meter:
             self._reported_s = time.monotonic()
 
     def pause(self) -> None:
-        """The clocks stand still until the next step begins."""
+        """Stop the clocks until the next step begins."""
         self._paused_s = time.monotonic()
 
     @property
     def due(self) -> bool:
-        """Is it time for a report?"""
+        """Whether a report is due."""
         return time.monotonic() - self._reported_s >= self.report_every_s
 
     @property
     def pending(self) -> bool:
-        """Is anything not reported yet?"""
+        """Whether anything isn't reported yet."""
         return self.batches > self._reported[0]
 
     @property

@@ -48,7 +48,7 @@ class LocalSteps:
         self._trainer = trainer
 
     def begin(self) -> None:
-        """Nothing of the last round is left but the optimizer's state, which stays."""
+        """Begin a round; the optimizer's state is kept."""
 
     def train(self, batch: Samples) -> Step:
         """Take one step; the norm is that of its gradient, before clipping."""
