@@ -88,7 +88,7 @@ def test_two_workers_exchange_commit_and_save_the_adapter_only(results: Path, co
 
 
 STRATEGIES: dict[str, dict[str, Any]] = {
-    "async": {"sync": {"strategy": "async"}},
+    "async": {"sync": {"strategy": "async"}, "rounds": {**ROUNDS, "update_rounds": 12}},
     "sync": {"sync": {"strategy": "sync"}, "rounds": {**ROUNDS, "update_rounds": 30, "samples_between_updates": 16}},
     "fragments": {"sync": {"fragments": 2, "codec": "int8", "downward_codec": "bf16"}},
 }

@@ -84,6 +84,9 @@ class RunActors:
     def bridges(self, number: int) -> bool:
         return False
 
+    def terms(self, number: int) -> dict[str, Any]:
+        return {}
+
     async def hire(self, source: Source) -> tuple[Any, bool]:
         return self._stream, False
 

@@ -23,16 +23,16 @@ PATIENCE_S = 60.0
 def started_with(folder: Path) -> list[int]:
     """Processes of a job and its Ray: with this folder as RAY_TMPDIR in their environment.
 
-    A forked worker is known by its log files, since /proc shows the environment of a process's first program only.
+    A forked worker is known by its log files, since /proc shows the environment of a process's first program only. The
+    process that tests may have such files too, if it was a driver.
     """
     mark, found = f"RAY_TMPDIR={folder}\0".encode(), []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # ended meanwhile, or another user's
-            if mark in (process / "environ").read_bytes() or any(
-                folder in file.parents for file in open_files(process)
-            ):
+            has_mark = mark in (process / "environ").read_bytes()
+            if has_mark or any(folder in file.parents for file in open_files(process)):
                 found.append(int(process.name))
-    return found
+    return [pid for pid in found if pid != os.getpid()]
 
 
 def open_files(process: Path) -> Iterator[Path]:

@@ -58,6 +58,7 @@ _DEPENDENT = {
     "gradient_checkpointing",
 }
 _DEPENDENT |= {"repository", "token", "mode", "warmup_rounds", "in_flight", "k_aware", "kl", "minibatches", "weights"}
+_DEPENDENT |= {"bid"}
 
 
 def _values(key: Key) -> st.SearchStrategy[Any]:
