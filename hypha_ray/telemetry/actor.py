@@ -48,7 +48,7 @@ class Telemetry:
     ) -> None:
         if testing is not None:
             arm(testing.failpoints, testing.failpoint_log)
-        if "tensorboard" in sinks or ("aim" in sinks and aim_repository is None):
+        if {"tensorboard", "wandb"} & set(sinks) or ("aim" in sinks and aim_repository is None):
             os.umask(0o077)  # Trackers' files in the run directory are the owner's alone, as all others there.
         self._directory = Path(directory)
         self._sinks = build(self._directory, run, sinks, aim_repository, status_bridge)

@@ -16,7 +16,7 @@ from hypha_ray.errors import ConfigError
 from hypha_ray.heavy_imports import uncollected
 from hypha_ray.optim.schedules import check_schedule, inner_steps
 from hypha_ray.telemetry.sinks.aim import check as check_aim
-from hypha_ray.telemetry.sinks.tensorboard import check as check_tensorboard
+from hypha_ray.telemetry.sinks.trackers import check_installed
 from hypha_ray.worker.bridged.endpoint import check as check_door
 
 if TYPE_CHECKING:
@@ -32,8 +32,9 @@ def check_job(job: Job) -> None:
     """
     if "aim" in job.telemetry.sinks:
         check_aim(job.telemetry.aim_repository)
-    if "tensorboard" in job.telemetry.sinks:
-        check_tensorboard()
+    for tracker in ("tensorboard", "wandb"):
+        if tracker in job.telemetry.sinks:
+            check_installed(tracker)
     check_schedule(job.inner_optimizer, inner_steps(job))
     check_door(job)
     check_devices(job)

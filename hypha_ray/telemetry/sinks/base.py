@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
+from hypha_ray.redaction import redacted
 from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, ROLLOUTS, SUMMARY, JsonLines, Record, write_json
 
 _logger = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ class Tally:
 
     def fail(self, reason: object) -> None:
         """Count a call or an export that failed."""
-        self._count(f"failed ({reason})", failed=1)
+        self._count(f"failed ({redacted(str(reason))})", failed=1)
 
     def drop(self, calls: int = 1) -> None:
         """Count calls that never reached the sink."""
@@ -273,6 +274,10 @@ def build(
         from hypha_ray.telemetry.sinks.tensorboard import TensorBoard
 
         others.append(Isolated(TensorBoard(directory), Tally("tensorboard")))
+    if "wandb" in names:
+        from hypha_ray.telemetry.sinks.wandb import WeightsAndBiases
+
+        others.append(Isolated(WeightsAndBiases(run, directory), Tally("wandb")))
     if status_bridge is not None:
         from hypha_ray.telemetry.sinks.status import StatusBridge
 

@@ -101,6 +101,13 @@ def test_isolated_failing_sink_is_counted_and_logged_once(caplog: pytest.LogCapt
     ]
 
 
+def test_tally_shows_no_secret_of_a_url() -> None:
+    tally = Tally("tracker")
+    tally.fail("no answer from https://me:s3cr3t@host/graphql")
+    problem = tally.problem()
+    assert problem is not None and "(no answer from https://me:***@host/graphql)" in problem
+
+
 def test_isolated_sink_that_cannot_start_gets_nothing() -> None:
     inner = Unstartable()
     sink = Isolated(inner, Tally("aim"))

@@ -11,7 +11,7 @@ import pytest
 from hypha_ray.config import Job
 from hypha_ray.driver.preflight.checks import check_job
 from hypha_ray.errors import ConfigError
-from hypha_ray.telemetry.sinks import tensorboard
+from hypha_ray.telemetry.sinks import trackers
 from hypha_ray.telemetry.sinks.base import build
 from hypha_ray.telemetry.sinks.files import read_jsonl
 from tests.support.fleet import fleet_records
@@ -51,8 +51,9 @@ def test_tensorboard_has_the_curves_of_the_metrics_file(tmp_path: Path) -> None:
     assert b"update_rounds" in found.Tensors("config/text_summary")[0].tensor_proto.string_val[0]
 
 
-def test_tensorboard_that_is_not_installed_is_refused_before_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Job.model_validate({"telemetry": {"sinks": ["tensorboard"]}})
-    monkeypatch.setattr(tensorboard.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"CFG022.*tensorboard, which isn't installed.*pip install tensorboard"):
+@pytest.mark.parametrize("tracker", ["tensorboard", "wandb"])
+def test_tracker_that_is_not_installed_is_refused_before_a_start(monkeypatch: pytest.MonkeyPatch, tracker: str) -> None:
+    job = Job.model_validate({"telemetry": {"sinks": [tracker]}})
+    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=rf"CFG022.*{tracker}, which isn't installed.*pip install {tracker}"):
         check_job(job)
