@@ -62,7 +62,9 @@ def inner(number: int) -> Flat:
 
 def start(directory: Path, rounds: int, testing: schema.Testing | None = None, **checkpoint: int) -> Any:
     cls = ray.remote(concurrency_groups=GROUPS)(Store)
-    return cls.options(num_cpus=0).remote(str(directory), Checkpoint(**checkpoint), schema.Rounds(update_rounds=rounds), testing)
+    return cls.options(num_cpus=0).remote(
+        str(directory), Checkpoint(**checkpoint), schema.Rounds(update_rounds=rounds), testing
+    )
 
 
 def commit(store: Any, number: int, workers: tuple[int, ...] = ()) -> Any:

@@ -122,7 +122,7 @@ def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
 def test_worker_says_that_it_is_alive_while_it_builds_the_model_and_while_it_waits(
     seat: Callable[..., Seat], tmp_path: Path
 ) -> None:
-    one = seat(testing={"failpoints": ["worker.start=pause"], "failpoint_log": str(tmp_path / "hits")})
+    one = seat(testing={"failpoints": ["worker.start=pause@1"], "failpoint_log": str(tmp_path / "hits")})
     one.until(Ready)
     assert one.said[0] == Alive(one.source)
     waiting = iter(one)

@@ -25,6 +25,8 @@ import pytest
 
 AT_START = Path(__file__).parent / "at_start"
 ROOT = Path(__file__).parents[2]
+NETWORK = Path("/proc/self/ns/net")
+"""The network that a process is in: a fork stays in that of its parent."""
 MOST_BYTES = 1 << 18
 
 
@@ -38,7 +40,7 @@ def forked_workers() -> Iterator[None]:
     ):
         patch.setenv("PYTHONPATH", str(AT_START), prepend=os.pathsep)
         patch.setenv("TEST_FORKS", folder)
-        Path(folder, "loaded").write_text(json.dumps([sys.prefix, dict(os.environ)]))
+        Path(folder, "loaded").write_text(json.dumps([sys.prefix, str(NETWORK.readlink()), dict(os.environ)]))
         server.bind(f"{folder}/socket")
         server.listen(128)
         command = [sys.executable, "-m", __name__, str(server.fileno())]

@@ -30,9 +30,10 @@ def hand_over(forks: str, command: list[str]) -> None:
     import socket
     from pathlib import Path
 
-    (prefix, loaded), own = json.loads(Path(forks, "loaded").read_text()), dict(os.environ)
+    (prefix, network, loaded), own = json.loads(Path(forks, "loaded").read_text()), dict(os.environ)
     read = [name for name in loaded.keys() | own if name.startswith(LIBRARIES_READ)]
-    if prefix != sys.prefix or any(loaded.get(name) != own.get(name) for name in read):
+    place = sys.prefix, str(Path("/proc/self/ns/net").readlink())
+    if (prefix, network) != place or any(loaded.get(name) != own.get(name) for name in read):
         return
     start = {"command": command, "environment": own, "folder": str(Path.cwd()), "nice": os.nice(0)}
     start["blocked_signals"] = [*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))]
