@@ -40,8 +40,9 @@ def test_fragments_take_turns_and_a_round_moves_no_more_than_its_own(corpus: Pat
     for record in run.of_kind("round"):
         fragments = fragments_of_round(job, record["round"])
         assert len(fragments) == (2 if record["round"] in (0, 1, 7) else 1)
-        planned, ahead = (8, 0) if record["round"] < 2 else (64, 2 * 3 * 4)  # A slow worker keeps what it has begun.
-        assert planned <= record["samples"] <= planned + ahead
+        planned = 8 if record["round"] < 2 else 64
+        if record["samples"] != planned:  # A worker far slower than the other keeps the batches that it has begun.
+            assert record["samples"] > planned == 64 and min(record["batches"].values()) <= 3
         assert record["bytes_up"] == 2 * part_bytes("int8", layout, fragments)
         assert record["bytes_down"] == 2 * part_bytes("e3m0", layout, fragments)
         assert 0 < record["codec_error"] < 0.3

@@ -45,7 +45,8 @@ def write_chats(options: Options, writer: SliceWriter, report: Report, account: 
     require_fast(tokenizer, options.tokenizer)
     samples = list(_fitting(_encoded(tokenizer, found, options, report), options.seq_len, account))
     if not samples:
-        what, fix = f"there are no chats with an answer in {options.source}", "name other columns, or raise --seq-len"
+        what = f"there are no chats with an answer in {options.source}"
+        fix = "raise --seq-len" if found else "name another --source, or other columns"
         raise DataError("DATA033", what, account.left_out or "an empty source", fix=fix)
     if not any(_is_ended(sample, tokenizer.all_special_ids) for sample in samples):
         account.note("no answer ends in a special token, so a trained model won't stop: choose another --chat-template")
