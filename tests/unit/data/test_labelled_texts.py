@@ -110,9 +110,10 @@ def test_long_texts_keep_their_end_token_and_what_is_cut_off_is_counted(tmp_path
 
 def test_rows_without_text_or_label_are_counted(tmp_path: Path) -> None:
     rows = [{"text": " ", "label": "a"}, {"text": "x", "label": None}, {"text": "y", "label": ""}]
-    manifest = run(table(tmp_path / "a.jsonl", *rows, {"text": "z", "label": 0}), tmp_path / "out")
-    assert omissions(manifest) == {"rows without text": 1, "rows without a label": 2}
-    assert labelled(tmp_path / "out") == {("z", 0)}
+    rows += [{"text": "w", "label": " "}, {"text": "z", "label": 0}, {"text": "v", "label": 1}]
+    manifest = run(table(tmp_path / "a.jsonl", *rows), tmp_path / "out")
+    assert omissions(manifest) == {"rows without text": 1, "rows without a label": 3}
+    assert labelled(tmp_path / "out") == {("z", 0), ("v", 1)}
 
 
 def test_equal_texts_are_in_one_split_whatever_their_labels(tmp_path: Path) -> None:
@@ -175,6 +176,7 @@ BAD_ROWS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"text": "x", "label": 0.5}, r"DATA031.*line 2: column 'label'.*got float, allowed text or a whole number"),
     ({"text": "x", "label": ["a"]}, r"DATA037.*line 2: the labels are of another kind than those of .*line 1"),
+    ({"text": "x", "label": ["a", " "]}, r"DATA031.*line 2: column 'label'.*got an empty label, allowed text"),
     ({"text": ["x", "y"], "label": "a"}, r"DATA037.*line 2: a list of words has a single label"),
 ]
 
@@ -190,6 +192,38 @@ def test_words_without_as_many_labels_are_refused(tmp_path: Path) -> None:
     source = table(tmp_path / "a.jsonl", {"text": ["a", "b"], "label": ["X"]})
     with pytest.raises(DataError, match=r"DATA037.*line 1: there isn't one label for each word — got 1 .*, allowed 2"):
         run(source, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("texts", "labels", "only"),
+    [
+        (["a", "b"], ["x", "x"], "'x'"),
+        (["a", "b"], [1, 1], "'1'"),
+        (["a", "b"], [["x", "y"], ["y", "x"]], "'x', 'y'"),
+        (["a", "b"], [[], []], "none"),
+        ([["a", "b"], ["c"]], [["O", "O"], ["O"]], "'O'"),
+    ],
+)
+def test_labels_that_are_all_the_same_are_refused(
+    tmp_path: Path, texts: list[Any], labels: list[Any], only: str
+) -> None:
+    rows = [{"text": text, "label": label} for text, label in zip(texts, labels, strict=True)]
+    with pytest.raises(DataError, match=rf"DATA039.*a.jsonl are the same — got {only}, allowed at least two classes"):
+        run(table(tmp_path / "a.jsonl", *rows), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_of_the_classes_of_a_hub_dataset_is_refused(tmp_path: Path) -> None:
+    features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["a", "b"])})
+    datasets.Dataset.from_dict({"text": ["x", "y"], "label": [1, 1]}, features).save_to_disk(str(tmp_path / "rows"))
+    with pytest.raises(DataError, match=r"DATA039.*got 'b', allowed at least two classes"):
+        run(tmp_path / "rows", tmp_path / "out")
+
+
+def test_a_class_that_some_texts_have_and_others_lack_is_learned(tmp_path: Path) -> None:
+    rows = [{"text": "a", "label": ["x"]}, {"text": "b", "label": []}]
+    manifest = run(table(tmp_path / "a.jsonl", *rows), tmp_path / "out")
+    assert manifest.classes == ClassInfo(("x",), several=True)
 
 
 @pytest.mark.parametrize(
@@ -222,6 +256,6 @@ def test_model_has_the_classes_of_the_dataset(tmp_path: Path, several: bool) -> 
     "model", [{"type": "causal-lm"}, {"type": "text-classification", "config": {"model_type": "bert", "num_labels": 5}}]
 )
 def test_model_without_classes_or_with_its_own_stays_as_it_is(tmp_path: Path, model: dict[str, Any]) -> None:
-    manifest = run(table(tmp_path / "a.jsonl", {"text": "a", "label": "b"}), tmp_path / "out")
+    manifest = run(table(tmp_path / "a.jsonl", *({"text": name, "label": name} for name in "ab")), tmp_path / "out")
     job = Job.model_validate({"model": model})
     assert with_classes(job, manifest) == job

@@ -218,10 +218,11 @@ def test_equal_images_are_in_one_split(tmp_path: Path, processor: str) -> None:
 def test_recordings_are_one_channel_from_minus_one_to_one(
     tmp_path: Path, extractor: str, samples: npt.NDArray[np.generic], first: float
 ) -> None:
-    wave(tmp_path / "in" / "a", "1.wav", samples)
+    for name in ("a", "b"):
+        wave(tmp_path / "in" / name, "1.wav", samples)
     manifest = run(tmp_path / "in", tmp_path / "out", preprocessor=extractor)
     assert (manifest.modality, manifest.shapes) == ("audio", {"audio": (80,), "labels": ()})
-    assert arrays_of(tmp_path / "out")["audio"].tolist() == [[first] * 80]
+    assert arrays_of(tmp_path / "out")["audio"].tolist() == [[first] * 80] * 2
 
 
 def test_recordings_are_padded_to_the_longest_and_cut_off_at_the_limit(tmp_path: Path, extractor: str) -> None:
@@ -237,7 +238,8 @@ def test_recordings_are_padded_to_the_longest_and_cut_off_at_the_limit(tmp_path:
 
 def test_recordings_are_resampled_to_the_rate_of_the_model(tmp_path: Path, extractor: str) -> None:
     seconds = np.arange(3200) / 3200
-    wave(tmp_path / "in" / "a", "1.wav", np.sin(2 * np.pi * 50 * seconds).astype(np.float32), rate=3200)
+    for name in ("a", "b"):
+        wave(tmp_path / "in" / name, "1.wav", np.sin(2 * np.pi * 50 * seconds).astype(np.float32), rate=3200)
     run(tmp_path / "in", tmp_path / "out", preprocessor=extractor)
     found = arrays_of(tmp_path / "out")["audio"][0]
     wanted = np.sin(2 * np.pi * 50 * np.arange(RATE) / RATE)
@@ -246,12 +248,14 @@ def test_recordings_are_resampled_to_the_rate_of_the_model(tmp_path: Path, extra
 
 
 def test_column_of_recordings_has_their_labels(tmp_path: Path, extractor: str) -> None:
-    wave(tmp_path / "in", "1.wav", np.full(8, 0.5, np.float32))
-    (tmp_path / "in" / "2.wav").write_bytes(b"no recording")
-    source = table(tmp_path / "in" / "rows.jsonl", {"f": "1.wav", "l": "yes"}, {"f": "2.wav", "l": "no"})
+    for name in ("1.wav", "2.wav"):
+        wave(tmp_path / "in", name, np.full(8, 0.5, np.float32))
+    (tmp_path / "in" / "3.wav").write_bytes(b"no recording")
+    rows = [{"f": f"{number}.wav", "l": label} for number, label in enumerate(("yes", "no", "maybe"), 1)]
+    source = table(tmp_path / "in" / "rows.jsonl", *rows)
     options = {"audio_column": "f", "label_column": "l", "preprocessor": extractor}
     manifest = run(source, tmp_path / "out", **options)
-    assert manifest.classes == ClassInfo(("yes",))
+    assert manifest.classes == ClassInfo(("no", "yes"))
     assert omissions(manifest) == {"files no recordings, or damaged": 1}
 
 
@@ -261,6 +265,14 @@ def test_column_of_recordings_has_their_labels(tmp_path: Path, extractor: str) -
 def test_folder_of_images_needs_a_preprocessor(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"PREP012.*images need --preprocessor.*name the model to train"):
         run(pictures(tmp_path / "in"), tmp_path / "out")
+
+
+def test_folder_with_one_class_of_files_is_refused(tmp_path: Path, processor: str, extractor: str) -> None:
+    (pictures(tmp_path / "images") / "light" / "255.png").write_bytes(b"no image")
+    wave(tmp_path / "sounds" / "low", "1.wav", np.full(8, 0.5, np.float32))
+    for source, preprocessor, only in (("images", processor, "dark"), ("sounds", extractor, "low")):
+        with pytest.raises(DataError, match=rf"DATA039.*{source} are the same — got '{only}', allowed at least two"):
+            run(tmp_path / source, tmp_path / "out", preprocessor=preprocessor)
 
 
 def test_preprocessor_that_cannot_be_loaded_is_refused(tmp_path: Path, extractor: str) -> None:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from hypha_ray.data.manifest import ClassInfo, PreprocessorInfo
 from hypha_ray.data.preparation.encoders import Tokens, padding_of, require_fast, save_tokenizer, tokenizer_of
-from hypha_ray.data.preparation.kinds.labels import class_names, numbered
+from hypha_ray.data.preparation.kinds.labels import classes_of, numbered
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
 from hypha_ray.data.preparation.sources.labelled import LabelledText, labelled_texts
@@ -47,7 +47,7 @@ def write_texts(options: Options, writer: SliceWriter, report: Report, account: 
     """Write the slices of both splits with the names of their classes, and the tokenizer beside them.
 
     Raises:
-        DataError: there are no labelled texts, or some have labels of another kind than the others.
+        DataError: there are no labelled texts, their labels are all the same, or some are of another kind.
         HyphaError: source or tokenizer can't be had.
 
     """
@@ -59,7 +59,7 @@ def write_texts(options: Options, writer: SliceWriter, report: Report, account: 
     kind = _common_kind(found)
     tokenizer = tokenizer_of(options, _characters(found))
     require_fast(tokenizer, options.tokenizer)
-    writer.classes = ClassInfo(class_names((one.label for one in found), names), several=kind == "several")
+    writer.classes = classes_of((one.label for one in found), names, kind == "several", options.source)
     samples = list(_encoded(tokenizer, found, writer.classes, options, report, account))
     splits = split([ids.tobytes() for ids, _ in samples], options, account, "texts")
     padding, longest = padding_of(tokenizer, options.tokenizer), max(len(ids) for ids, _ in samples)

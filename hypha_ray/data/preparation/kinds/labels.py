@@ -7,14 +7,36 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from hypha_ray.data.manifest import ClassInfo
 from hypha_ray.data.preparation.sources.labelled import Label
+from hypha_ray.errors import DataError
 
 
-def class_names(labels: Iterable[Label], known: Sequence[str]) -> tuple[str, ...]:
-    """Names of all classes, by number: those known, otherwise whole numbers by size and texts by alphabet."""
-    if known:
-        return tuple(known)
-    names = {name for label in labels for name in ([label] if isinstance(label, str) else label)}
+def classes_of(labels: Iterable[Label], known: Sequence[str], several: bool, source: str) -> ClassInfo:
+    """Classes of a source with their names by number.
+
+    Args:
+        labels: label of each sample.
+        known: names that the source has for its classes; empty without.
+        several: whether a sample may have several classes.
+        source: name of the source, for the error.
+
+    Raises:
+        DataError: all samples have the same label, so that there is nothing to learn.
+
+    """
+    marks = {frozenset([label] if isinstance(label, str) else label) for label in labels}
+    names = {name for mark in marks for name in mark}
+    if len(marks if several else names) < 2:
+        only = ", ".join(map(repr, sorted(names))) or "none"
+        what, fix = f"all labels in {source} are the same", "add samples of other classes"
+        raise DataError("DATA039", what, only, "at least two classes", fix)
+    return ClassInfo(tuple(known) if known else _by_number(names), several)
+
+
+def _by_number(names: Iterable[str]) -> tuple[str, ...]:
+    """Names of classes by number: whole numbers by size, texts by alphabet."""
+    names = list(names)
     whole = all(name.lstrip("-").isdecimal() for name in names)
     return tuple(sorted(names, key=(lambda name: (int(name), name)) if whole else None))
 

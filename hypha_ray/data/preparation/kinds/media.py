@@ -16,9 +16,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hypha_ray.data.manifest import ClassInfo, PreprocessorInfo
+from hypha_ray.data.manifest import PreprocessorInfo
 from hypha_ray.data.preparation.encoders import PREPROCESSOR, save_preprocessor
-from hypha_ray.data.preparation.kinds.labels import class_names, numbered
+from hypha_ray.data.preparation.kinds.labels import classes_of, numbered
 from hypha_ray.data.preparation.kinds.recordings import Recordings
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
@@ -93,7 +93,7 @@ def write_media(options: Options, writer: SliceWriter, report: Report, account: 
         what, fix = f"there are no {options.kind} in {options.source}", "name another --source, or another column"
         raise DataError("DATA033", what, account.left_out or "an empty source", fix=fix)
     files = [file for file, _ in found]
-    numbers = _numbers(files, names, writer)
+    numbers = _numbers(files, names, writer, options.source)
     splits = split([key for _, key in found], options, account, options.kind)
 
     def load(rows: Rows) -> Arrays:
@@ -130,11 +130,11 @@ def _usable(
         report(what, 1)
 
 
-def _numbers(files: Sequence[MediaFile], names: Sequence[str], writer: SliceWriter) -> dict[str, int]:
+def _numbers(files: Sequence[MediaFile], names: Sequence[str], writer: SliceWriter, source: str) -> dict[str, int]:
     """Number of each class, which the writer gets to know.
 
     Raises:
-        DataError: some files have one label, and others a list of labels.
+        DataError: all labels are the same, or some files have one label, and others a list of labels.
 
     """
     labels = [file.label for file in files if file.label is not None]
@@ -145,7 +145,7 @@ def _numbers(files: Sequence[MediaFile], names: Sequence[str], writer: SliceWrit
         if isinstance(file.label, list) != several:
             what = f"{file.where}: the labels are of another kind than those of {files[0].where}"
             raise DataError("DATA037", what, fix="give all rows one label, or all of them a list of labels")
-    writer.classes = ClassInfo(class_names(labels, names), several)
+    writer.classes = classes_of(labels, names, several, source)
     return {name: number for number, name in enumerate(writer.classes.names)}
 
 

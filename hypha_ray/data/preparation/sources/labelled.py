@@ -66,7 +66,7 @@ class LabelledTextReader:
             text, label = _parsed(row[self._text.name]), _parsed(row[self._label.name])
             if text is None or text == [] or (isinstance(text, str) and not text.strip()):
                 account.leave_out("rows", "without text")
-            elif label is None or label == "":
+            elif no_label(label):
                 account.leave_out("rows", "without a label")
             else:
                 yield LabelledText(where, self._words(where, text), label_of(where, self._label, label))
@@ -81,22 +81,29 @@ class LabelledTextReader:
             return _clean(value)
         if isinstance(value, list) and all(isinstance(word, str) for word in value):
             return [_clean(word) for word in value]
-        raise _useless(where, self._text, value, "text, or a list of words")
+        raise _useless(where, self._text, type(value).__name__, "text, or a list of words")
+
+
+def no_label(value: Any) -> bool:
+    """Whether a row has no label: nothing, or white space."""
+    return value is None or (isinstance(value, str) and not value.strip())
 
 
 def label_of(where: str, column: Column, value: Any) -> Label:
     """The name of a class, or names of several; a whole number is the name of its class.
 
     Raises:
-        DataError: the value is anything else.
+        DataError: the value is anything else, or a list with an empty text.
 
     """
     many = isinstance(value, list)
     values = value if many else [value]
     if not all(isinstance(one, str | int) for one in values):
-        wrong = next(one for one in values if not isinstance(one, str | int))
+        wrong = type(next(one for one in values if not isinstance(one, str | int))).__name__
         raise _useless(where, column, wrong, "text or a whole number, or a list of them")
     names = [readable(str(one).strip()) for one in values]
+    if not all(names):
+        raise _useless(where, column, "an empty label", "text or a whole number, or a list of them")
     return names if many else names[0]
 
 
@@ -114,6 +121,6 @@ def _clean(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
-def _useless(where: str, column: Column, value: Any, allowed: str) -> DataError:
-    what, got = f"{where}: column {column.name!r} is of no use", type(value).__name__
+def _useless(where: str, column: Column, got: str, allowed: str) -> DataError:
+    what = f"{where}: column {column.name!r} is of no use"
     return DataError("DATA031", what, got, allowed, f"name another with {column.flag}")

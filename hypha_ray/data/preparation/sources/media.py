@@ -10,7 +10,7 @@ from typing import IO, Any
 
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.sources.documents import read
-from hypha_ray.data.preparation.sources.labelled import Label, label_of
+from hypha_ray.data.preparation.sources.labelled import Label, label_of, no_label
 from hypha_ray.data.preparation.sources.media_folders import classified, medium_of
 from hypha_ray.data.preparation.sources.tables import Column, Row, complete, no_table
 from hypha_ray.data.provenance import Account
@@ -82,7 +82,7 @@ class MediaReader:
             label = None if self._label is None else row[self._label.name]
             if data is None:
                 account.leave_out("rows", "without a file")
-            elif self._label is not None and label in (None, ""):
+            elif self._label is not None and no_label(label):
                 account.leave_out("rows", "without a label")
             else:
                 yield MediaFile(where, data, None if self._label is None else label_of(where, self._label, label))
