@@ -7,14 +7,9 @@ from collections.abc import Iterator
 import pytest
 import ray
 
-from tests.support.forked_workers import forked_workers
+from tests.support.forked_workers import workers_are_forked
 
-
-@pytest.fixture(scope="package", autouse=True)
-def workers_are_forked() -> Iterator[None]:
-    """Ray's workers come from a process that has loaded their libraries."""
-    with forked_workers():
-        yield
+__all__ = ["workers_are_forked"]
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.forked_workers import workers_are_forked
 from tests.support.job_scripts import Jobs, jobs_in, left_behind
+
+__all__ = ["workers_are_forked"]
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +29,9 @@ NETWORK = Path("/proc/self/ns/net")
 MOST_BYTES = 1 << 18
 
 
-@contextmanager
-def forked_workers() -> Iterator[None]:
-    """Fork the workers of each Ray that this process, or one that it starts, starts meanwhile."""
+@pytest.fixture(scope="package", autouse=True)
+def workers_are_forked() -> Iterator[None]:
+    """A fixture for whole folders of tests: fork the workers of each Ray that they, or jobs of theirs, start."""
     with (
         tempfile.TemporaryDirectory(prefix="forks") as folder,
         pytest.MonkeyPatch.context() as patch,
