@@ -36,9 +36,28 @@ MARKED = (
 """The same, with marks around the assistant's parts."""
 FORGETFUL = (
     "{% for m in messages %}<extra_id_0>{{ m.role }}\n{% if loop.last %}thinking {% endif %}"
-    "{{ m.content }}<extra_id_1>\n{% endfor %}{% if add_generation_prompt %}<extra_id_0>assistant\n{% endif %}"
+    "{{ m.content | trim }}<extra_id_1>\n{% endfor %}{% if add_generation_prompt %}<extra_id_0>assistant\n{% endif %}"
 )
 """Renders the last message in another way than the earlier ones, as templates of reasoning models do."""
+OPENED = (
+    "{% for m in messages %}<extra_id_0>{{ m.role }}\n{% set text = m.content.split('</think>')[-1].strip() %}"
+    "{% if m.role == 'assistant' and loop.last %}<think>"
+    "{% if '</think>' in m.content %}{{ m.content.split('</think>')[0].split('<think>')[-1] }}{% endif %}</think>"
+    "{% endif %}{{ text }}<extra_id_1>\n{% endfor %}"
+    "{% if add_generation_prompt %}<extra_id_0>assistant\n<think>{% endif %}"
+)
+"""Renders thoughts in the last answer only, and opens them in the generation prompt."""
+ENDED = (
+    "{% for m in messages %}<extra_id_0>{{ m.role }}\n{{ m.content | trim }}"
+    "{% if m.role == 'assistant' and loop.last %}<extra_id_2>{% else %}<extra_id_1>\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<extra_id_0>assistant\n{% endif %}"
+)
+"""Ends the last answer with another token than earlier ones."""
+CLOSED = (
+    "{% for m in messages %}<extra_id_0>{{ m.role }}\n{{ m.content | trim }}<extra_id_1>\n{% endfor %}"
+    "{% if add_generation_prompt %}<extra_id_0>assistant\n{% else %}</s>{% endif %}"
+)
+"""Ends each chat with a token of its own, unless an answer is to come."""
 
 
 def run(source: Path | str, out: Path, **options: Any) -> Manifest:
@@ -284,9 +303,36 @@ def test_chats_without_answers_and_tokens_cut_off_are_counted(tmp_path: Path) ->
     assert manifest.shapes == {"input_ids": (32,), "attention_mask": (32,), "labels": (32,)}
 
 
-def test_template_that_renders_beginnings_differently_is_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("template", "answers"),
+    [
+        (FORGETFUL, ["Hello<extra_id_1>", "thinking Yes<extra_id_1>"]),
+        (OPENED, ["Hello<extra_id_1>", "</think>Yes<extra_id_1>"]),
+        (ENDED, ["Hello<extra_id_1>", "Yes<extra_id_2>"]),
+        (CLOSED, ["Hello<extra_id_1>", "Yes<extra_id_1>"]),
+    ],
+    ids=["last turn thinks", "prompt opens thoughts", "last turn ends otherwise", "chat has an end of its own"],
+)
+def test_answers_are_found_where_a_template_renders_beginnings_differently(
+    tmp_path: Path, template: str, answers: list[str]
+) -> None:
+    rows = [{"messages": said("Hi", "Hello", "More", " Yes\n")}, {"messages": said("Hello", "Hello", "Yes", "Yes")}]
+    source, name = table(tmp_path / "a.jsonl", *rows), tokenizer_with(tmp_path, template)
+    run(source, tmp_path / "out", tokenizer=name, validation_fraction=0.0)
+    assert [parts for _, parts in parts_of(tmp_path / "out")] == [answers, answers]
+
+
+def test_thoughts_are_scored_where_the_template_renders_them_and_counted_where_not(tmp_path: Path) -> None:
+    thought = "<think>one</think>", "<think>two</think>"
+    source = table(tmp_path / "a.jsonl", {"messages": said("Hi", f"{thought[0]}Hello", "More", f"{thought[1]}Yes")})
+    manifest = run(source, tmp_path / "out", tokenizer=tokenizer_with(tmp_path, OPENED))
+    assert parts_of(tmp_path / "out")[0][1] == ["Hello<extra_id_1>", "two</think>Yes<extra_id_1>"]
+    assert omissions(manifest)["thoughts in answers of which the chat template renders only the rest"] == 1
+
+
+def test_template_that_renders_answers_differently_is_refused_by_name(tmp_path: Path) -> None:
     source = table(tmp_path / "a.jsonl", {"messages": said("Hi", "Hello", "More", "Yes")})
-    name = tokenizer_with(tmp_path, FORGETFUL)
+    name = tokenizer_with(tmp_path, FORGETFUL.replace("trim", "upper"))
     with pytest.raises(DataError, match=r"DATA036.*a\.jsonl, line 1.*chatty.*message 2.*generation.*--chat-template"):
         run(source, tmp_path / "out", tokenizer=name)
     assert not (tmp_path / "out").exists()

@@ -7,7 +7,8 @@ assistant's message:
     rendered with the message                                 <|user|>Hi<|end|><|assistant|>Hello<|end|>
     part of the assistant                                                                  Hello<|end|>
 
-That takes a template that renders the beginning of a chat in the same way as in the whole chat.
+If the template renders the beginning of a chat in another way than in the whole chat, `answers` finds the parts by the
+messages' contents.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hypha_ray.data.preparation.encoders import Tokens
+from hypha_ray.data.preparation.kinds.answers import find_answers
 from hypha_ray.data.preparation.sources.chats import Chat, Messages
 from hypha_ray.errors import DataError
 
@@ -70,10 +72,21 @@ class ChatTemplate:
             before, _ = self._render(chat, chat.messages[:place], opened=True)
             after, _ = self._render(chat, chat.messages[: place + 1])
             if not (after.startswith(before) and text.startswith(after)):
-                what = "the template renders the beginning of a chat in another way than in the whole chat"
-                raise self._unclear(chat, what, f"a difference at message {place + 1}")
+                return text, self._by_contents(chat, answers, place)
             parts.append((len(before), self._end(text, len(before), len(after))))
         return text, parts
+
+    def _by_contents(self, chat: Chat, answers: Sequence[int], different: int) -> list[tuple[int, int]]:
+        def render(messages: Messages, opened: bool) -> str:
+            return self._render(chat, messages, opened)[0]
+
+        parts = find_answers(render, chat.messages, answers, self._ends)
+        if parts is None:
+            what = (
+                "the template renders the beginning of a chat, and its answers, in another way than in the whole chat"
+            )
+            raise self._unclear(chat, what, f"a difference at message {different + 1}")
+        return parts
 
     def _end(self, text: str, start: int, end: int) -> int:
         """End of a part without the white space behind its last special token, which no model has to generate."""

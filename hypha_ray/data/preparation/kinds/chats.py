@@ -17,6 +17,7 @@ import numpy as np
 
 from hypha_ray.data.manifest import PreprocessorInfo
 from hypha_ray.data.preparation.encoders import padding_of, require_end, require_fast, save_tokenizer, tokenizer_of
+from hypha_ray.data.preparation.kinds.answers import count_lost_thoughts
 from hypha_ray.data.preparation.kinds.chat_templates import ChatTemplate, ScoredText, ScoredTokens, tokenized
 from hypha_ray.data.preparation.kinds.packed_chats import write_packed
 from hypha_ray.data.preparation.options import Options
@@ -43,7 +44,7 @@ def write_chats(options: Options, writer: SliceWriter, report: Report, account: 
     found = list(_answered(chats(options, account), account))
     tokenizer = tokenizer_of(options, _texts(found))
     require_fast(tokenizer, options.tokenizer)
-    samples = list(_fitting(_encoded(tokenizer, found, options, report), options.seq_len, account))
+    samples = list(_fitting(_encoded(tokenizer, found, options, report, account), options.seq_len, account))
     if not samples:
         what = f"there are no chats with an answer in {options.source}"
         fix = "raise --seq-len" if found else "name another --source, or other columns"
@@ -75,13 +76,17 @@ def _texts(found: Iterable[Chat]) -> Iterator[str]:
             yield from (message["role"], message["content"])
 
 
-def _encoded(tokenizer: Any, found: Sequence[Chat], options: Options, report: Report) -> Iterator[ScoredTokens]:
+def _encoded(
+    tokenizer: Any, found: Sequence[Chat], options: Options, report: Report, account: Account
+) -> Iterator[ScoredTokens]:
     """Tokens of chats, rendered by the template; without one, of prompt and completion with an end token."""
     templated = options.is_templated
     template, end = ChatTemplate(tokenizer, options.tokenizer), require_end(tokenizer, options.tokenizer)
     for start in range(0, len(found), _AT_ONCE):
         part = found[start : start + _AT_ONCE]
         texts = [template.rendered(chat) if templated else _plain(chat) for chat in part]
+        lost = sum(count_lost_thoughts(chat.messages, one.text) for chat, one in zip(part, texts, strict=True))
+        account.leave_out("thoughts", "in answers of which the chat template renders only the rest", lost)
         for ids, scored in tokenized(tokenizer, texts, literal=not templated):
             yield ScoredTokens(ids, scored) if templated else ScoredTokens(np.append(ids, end), np.append(scored, True))
         report("chats", len(part))
