@@ -146,9 +146,19 @@ def workers_to_start(job: Job, nodes: Sequence[NodeResources]) -> list[int]:
 
 def _most(chosen: Mapping[Need, int], need: Need, count: int, nodes: Sequence[NodeResources]) -> int:
     """The most workers of one need, `count` at most, that fit beside what is chosen."""
-    return bisect_left(
-        range(1, count + 1), True, key=lambda more: shortage({**chosen, need: chosen[need] + more}, nodes) is not None
-    )
+
+    def fits(more: int) -> bool:
+        return shortage({**chosen, need: chosen[need] + more}, nodes) is None
+
+    larger = {one: wanted for one, wanted in chosen.items() if _size(one) > _size(need)}
+    while count > 0 and (missing := shortage({**larger, need: chosen[need] + count}, nodes)) is not None:
+        count = count - missing.short if missing.need == need else 0
+    # Smaller needs take few of the places that are left, so the search goes down from there in growing steps.
+    least, step = count, 1
+    while least > 0 and not fits(least):
+        count, least, step = least - 1, least - step, 2 * step
+    least = max(0, least)
+    return least + bisect_left(range(least + 1, count + 1), True, key=lambda more: not fits(more))
 
 
 def shortage(wanted: Mapping[Need, int], nodes: Sequence[NodeResources]) -> Shortage | None:
@@ -164,12 +174,14 @@ def _pack(
     wanted: Mapping[Need, int], nodes: Sequence[NodeResources], room: Sequence[Mapping[str, float]], busy: bool
 ) -> Shortage | None:
     left = [dict(amounts) for amounts in room]
-    for need in sorted(wanted, key=lambda need: (need.gpu, need.memory_bytes, need.cpu), reverse=True):
+    for need in sorted(wanted, key=_size, reverse=True):
         admitted = [index for index, admits in enumerate(need.admits(nodes)) if admits]
-        short = wanted[need]
+        short, bundle = wanted[need], need.bundle()
         for index in admitted:
-            count = min(short, times_in(need, left[index]))
-            for name, amount in need.bundle().items():
+            if not short:
+                break
+            count = min(short, _times_in(bundle, left[index]))
+            for name, amount in bundle.items():
                 left[index][name] = left[index].get(name, 0.0) - count * amount
             short -= count
         if short > 0:
@@ -178,10 +190,18 @@ def _pack(
     return None
 
 
+def _size(need: Need) -> tuple[float, ...]:
+    """Order in which needs are packed, the largest first."""
+    return need.gpu, need.memory_bytes, need.cpu
+
+
 def times_in(need: Need, amounts: Mapping[str, float]) -> int:
     """Number of times that a need fits, counted in ten-thousandths as Ray does."""
-    asked = need.bundle().items()
-    fits = (_units(amounts.get(name, 0.0)) // max(1, _units(amount)) for name, amount in asked)
+    return _times_in(need.bundle(), amounts)
+
+
+def _times_in(bundle: Mapping[str, float], amounts: Mapping[str, float]) -> int:
+    fits = (_units(amounts.get(name, 0.0)) // max(1, _units(amount)) for name, amount in bundle.items())
     return min(fits, default=sys.maxsize)
 
 

@@ -23,6 +23,7 @@ from hypha_ray.market.staffing import workers_to_hire
 from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.core import SchedulerCore
+from hypha_ray.scheduler.garbage import search_less_often
 from hypha_ray.scheduler.planning.worker_plans import Sizes
 from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.scheduler.runtime.cost_book import CostBook
@@ -67,6 +68,7 @@ class Scheduler:
         specials: SpecialTokens | None,
     ) -> None:
         arm(job.testing.failpoints, job.testing.failpoint_log)
+        search_less_often(job.num_workers)
         self._job, self._run, self._directory, self._attempt = job, run, Path(directory), attempt
         self._inbox: asyncio.Queue[c.Input] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, astuple
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
@@ -221,7 +221,7 @@ def _encoded(commit: Commit) -> dict[str, Any]:
     for one, record in zip(commit.rejected, rejected, strict=True):
         if not one.blamed:
             record["blamed"] = False
-    spans = {worker: [astuple(span) for span in spans] for worker, spans in commit.spans}
+    spans = {worker: [list(span) for span in spans] for worker, spans in commit.spans}
     return {**asdict(commit), "spans": spans, "rejected": rejected}
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -49,9 +50,11 @@ class SliceInfo:
     split: str = "train"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Span:
-    """Samples ``start … stop - 1`` of a slice, in that epoch's order."""
+class Span(NamedTuple):
+    """Samples ``start … stop - 1`` of a slice, in that epoch's order.
+
+    A tuple, because the ledger makes and compares more spans than anything else.
+    """
 
     epoch: int
     slice: int
@@ -81,6 +84,6 @@ def window(spans: Iterable[Span], start: int, stop: int) -> tuple[Span, ...]:
     for span in spans:
         first, last = max(start, 0), min(stop, span.samples)
         if first < last:
-            parts.append(replace(span, start=span.start + first, stop=span.start + last))
+            parts.append(Span(span.epoch, span.slice, span.start + first, span.start + last))
         start, stop = start - span.samples, stop - span.samples
     return tuple(parts)

@@ -13,6 +13,7 @@ from typing import Any
 from hypha_ray.config import Job
 from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.core import SchedulerCore
+from hypha_ray.scheduler.garbage import search_less_often
 from hypha_ray.scheduler.planning.worker_plans import Sizes
 from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.simulation.clock import VirtualClock, WallClock
@@ -39,6 +40,7 @@ class Fleet(World):
     """Virtual workers without faults, around a core whose CPU time is taken."""
 
     def __init__(self, workers: int, strategy: str, clock: VirtualClock | None = None) -> None:
+        search_less_often(workers)
         dice, samples = random.Random(workers), workers * BATCH * BATCHES
         rounds = {"update_rounds": ROUNDS, "samples_between_updates": samples, "max_batch_size": BATCH}
         tables: dict[str, Any] = {

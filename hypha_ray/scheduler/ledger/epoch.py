@@ -7,7 +7,6 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
 
 from hypha_ray.errors import HyphaError
 from hypha_ray.types import Span, window
@@ -171,7 +170,7 @@ def joined(spans: Iterable[Span]) -> list[Span]:
     runs: list[Span] = []
     for span in sorted(spans):
         if runs and runs[-1].stop == span.start:
-            runs[-1] = replace(runs[-1], stop=span.stop)
+            runs[-1] = runs[-1]._replace(stop=span.stop)
         else:
             runs.append(span)
     return runs
@@ -183,6 +182,6 @@ def without(span: Span, cuts: Iterable[Span]) -> list[Span]:
     start = span.start
     for cut in cuts:
         if start < min(cut.start, span.stop):
-            left.append(replace(span, start=start, stop=min(cut.start, span.stop)))
+            left.append(span._replace(start=start, stop=min(cut.start, span.stop)))
         start = max(start, cut.stop)
-    return [*left, replace(span, start=start)] if start < span.stop else left
+    return [*left, span._replace(start=start)] if start < span.stop else left

@@ -166,6 +166,27 @@ def test_workers_to_start_in_groups_are_counted_in_each(groups: list[dict[str, f
     assert workers_to_start(Job.model_validate({"workers": groups}), [node(CPU=4)]) == fitting
 
 
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=3),
+    st.integers(1, 3),
+    st.integers(0, 3),
+    st.integers(1, 4),
+    st.integers(1, 12),
+)
+def test_workers_to_start_beside_servers_is_the_most_that_fits(
+    rooms: list[tuple[int, int]], worker: int, server: int, servers: int, count: int
+) -> None:
+    nodes = [NodeResources(f"n{at}", {"CPU": cpu}, {"CPU": min(cpu, free)}) for at, (cpu, free) in enumerate(rooms)]
+    tables = {"num_workers": count, "worker": {"cpu": worker}, "parameter_server": {"cpu": server}}
+    one = Job.model_validate({"resources": tables, "sync": {"fragments": servers}})
+    fitting = [many for many in range(1, count + 1) if shortage(needs(one, many), nodes) is None]
+    if fitting:
+        assert workers_to_start(one, nodes) == list(range(max(fitting)))
+    else:
+        with pytest.raises(CapacityError):
+            workers_to_start(one, nodes)
+
+
 def test_workers_to_start_fewer_than_the_least_is_an_error() -> None:
     with pytest.raises(CapacityError, match="2 of 4 short"):
         workers_to_start(job(num_workers=8, min_workers=4), [node(CPU=2)])
