@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-PREFIX, SPOOL, TRAINER = "hypha-bridge-", "hypha-spool-", "hypha-trainer-"
-"""Prefixes of folder names: work directories of drivers, copies of trainers' files, directories of remote trainers."""
+PREFIX, SPOOL, TRAINER, WEIGHTS = "hypha-bridge-", "hypha-spool-", "hypha-trainer-", "hypha-weights-"
+"""Prefixes of folder names: work directories of drivers, copies of trainers' files, directories of remote trainers,
+weights for servers that generate."""
 
 
 class Scratch:
@@ -20,11 +21,12 @@ class Scratch:
 
     Args:
         kind: prefix of the folder's name.
+        parent: folder that it is made in; None: that of temporary files.
 
     """
 
-    def __init__(self, kind: str) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix=f"{kind}{os.getpid()}-"))
+    def __init__(self, kind: str, parent: str | None = None) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=f"{kind}{os.getpid()}-", dir=parent))
         self._descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -46,10 +48,10 @@ def private_folder(kind: str) -> Iterator[Path]:
         scratch.close()
 
 
-def sweep() -> None:
-    """Remove the folders that this user's killed processes left behind."""
-    for kind in (PREFIX, SPOOL, TRAINER):
-        for folder in Path(tempfile.gettempdir()).glob(f"{kind}*"):
+def sweep(parent: str | None = None) -> None:
+    """Remove the folders that this user's killed processes left behind, there or among temporary files."""
+    for kind in (PREFIX, SPOOL, TRAINER, WEIGHTS):
+        for folder in Path(parent or tempfile.gettempdir()).glob(f"{kind}*"):
             pid = folder.name.removeprefix(kind).partition("-")[0]
             if pid.isdigit() and not _lives(int(pid)) and _deserted(folder):
                 shutil.rmtree(folder, ignore_errors=True)

@@ -92,6 +92,27 @@ def _of_rl(job: Job, strategy: str) -> Iterator[Conflict]:
     if rl.reward.weights and len(rl.reward.weights) != len(rl.reward.functions):
         fix = f"give {len(rl.reward.functions)} weights, one for each function"
         yield Conflict("rl.reward.weights", "rl.reward.functions", fix)
+    if rl.generation.engine == "server":
+        yield from _of_generation_servers(job)
+
+
+def _of_generation_servers(job: Job) -> Iterator[Conflict]:
+    """Conflicts of servers that generate."""
+    server, engine = job.rl.generation.server, 'rl.generation.engine = "server"'
+    if job.run.mode == "replay":
+        yield Conflict(engine, 'run.mode = "replay"', "a server isn't reproducible bit for bit: choose elastic")
+    if job.rl.model_workers > 1:
+        yield Conflict("rl.model_workers", engine, "leave it at 1: the server generates beside the worker")
+    if job.model.lora.rank is not None:
+        yield Conflict(
+            "model.lora.rank", engine, "train all weights, or generate natively: adapters aren't handed over"
+        )
+    if (server.command is None) == (not server.urls):
+        fix = "give either a command or addresses"
+        yield Conflict("rl.generation.server.command", "rl.generation.server.urls", fix)
+    elif server.urls and len(set(server.urls)) < job.num_workers:
+        fix = f"give {job.num_workers} different addresses: each worker has weights of its own between exchanges"
+        yield Conflict("rl.generation.server.urls", "workers" if job.workers else "resources.num_workers", fix)
 
 
 def _of_adapters(job: Job) -> Iterator[Conflict]:

@@ -50,6 +50,11 @@ def _of_rl(job: Job) -> Iterator[tuple[str, str]]:
         yield "rl.algorithm", " ".join(".".join(path) for path in keys() if path[0] == "rl")
         return
     yield "rl.algorithm", "worker.compile worker.attention model.input_names"
+    if rl.generation.engine != "server":
+        yield (
+            "rl.generation.engine",
+            " ".join(".".join(path) for path in keys() if path[:3] == ("rl", "generation", "server")),
+        )
     if rl.reward.deadline_s is None:
         yield "rl.reward.deadline_s", "rl.reward.processes"
     if rl.reference == "none":

@@ -55,18 +55,19 @@ class Island:
     Args:
         job: the job file.
         tokenizer: tokenizer of the run.
+        worker: number of the worker.
 
     Raises:
         HyphaError: the model can't be built, or a reward function can't be had.
 
     """
 
-    def __init__(self, job: Job, tokenizer: Any) -> None:
+    def __init__(self, job: Job, tokenizer: Any, worker: int = 0) -> None:
         self._rl = job.rl
         self.device = device_of(job.worker.device)
         self.model = build_trained(job).to(self.device).eval()
         self._graph, self._advantage = step_graph(job.rl), Advantage(job.rl)
-        self._roles = roles = {**trained_roles(job, self.model, tokenizer), "advantage": self._advantage}
+        self._roles = roles = {**trained_roles(job, self.model, tokenizer, worker), "advantage": self._advantage}
         beside = tuple(range(1, job.rl.model_workers))
         self._meshes = {call.role: Mesh((0,) if call.role in roles else beside) for call in self._graph.calls}
         self._workers = _workers(job, ModelWorker(0, roles, {"steps": inner_steps(job)}), tokenizer)
@@ -122,8 +123,10 @@ class Island:
             self._roles["reference"].take_weights(weights, 1.0)
 
     def close(self) -> None:
-        """End all model workers of other processes."""
+        """End all model workers of other processes, and a server that generates."""
         self._workers.close()
+        for role in self._roles.values():
+            role.close()
 
     def _train(self, batch: Samples, **arguments: Any) -> Step:
         """Take a batch through the graph; without one step taken it is bad, unless it had nothing to score."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
 
 from pydantic import AfterValidator, Field
@@ -21,6 +23,24 @@ def distinct(names: list[str]) -> list[str]:
     if not names or len(set(names)) < len(names):
         raise ValueError("one or more names, each of them once")
     return names
+
+
+def server_command(line: str) -> str:
+    """Check the command line of a server."""
+    try:
+        words = shlex.split(line)
+    except ValueError:
+        words = []
+    if not words or "{port}" not in line or set(re.findall(r"\{(\w*)\}", line)) - {"model", "port"}:
+        raise ValueError("a command line with {port}, and with {model} for the folder of the model")
+    return line
+
+
+def server_url(url: str) -> str:
+    """Check the address of a server."""
+    if not re.fullmatch(r"https?://[^\s/@?#]+(/[^\s?#]*)?", url):
+        raise ValueError("http://host:port or https://host:port")
+    return url
 
 
 class Recipe(NamedTuple):
@@ -48,11 +68,33 @@ RECIPES: Final[dict[str, Recipe]] = {
 """Recipes by the name of their algorithm; docs/rl.md lists the papers."""
 
 
+class GenerationServer(Table):
+    """Server of its own environment that generates, with `rl.generation.engine = "server"`."""
+
+    dialect: Literal["vllm", "sglang"] = Field("vllm", description="requests and answers that the server knows")
+    command: Annotated[str, AfterValidator(server_command)] | None = Field(
+        None, description="command line by which a worker starts its own server; {model} and {port} are filled in"
+    )
+    urls: list[Annotated[str, AfterValidator(server_url)]] = Field(
+        [], fail_fast=True, description="addresses of running servers, one for each worker"
+    )
+    folder: str | None = Field(
+        None, description="folder that worker and server see, for weights; default: that of temporary files"
+    )
+    start_s: Positive = Field(600.0, description="longest time until a server answers, at first and after it was lost")
+    deadline_s: Positive = Field(600.0, description="longest time for one answer")
+
+
 class Generation(Table):
     """Generation of the responses that are trained on."""
 
+    engine: Literal["native", "server"] = Field(
+        "native", description="what generates: the trained model itself, or a server that is given its weights"
+    )
+
     max_response_tokens: Count = Field(256, description="tokens after which a response is cut off")
     temperature: Positive = Field(1.0, description="divisor of logits, in generation and in training")
+    server: GenerationServer = GenerationServer()
 
 
 class Reward(Table):

@@ -12,6 +12,7 @@ from hypha_ray.failpoints import failpoint
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.rl.algorithms.losses import truncated_weight
 from hypha_ray.rl.dataflow.sample import Sample
+from hypha_ray.rl.engines.server import ServerEngine
 from hypha_ray.rl.objective import Objective
 from hypha_ray.rl.packing import packed_tokens, responses_of, tokens_of
 from hypha_ray.rl.policy import Policy
@@ -29,11 +30,12 @@ class Actor(Generator, TrainedRole):
         job: the job file.
         policy: the policy.
         ends: ids of tokens that end a response.
+        server: server that generates; None: the policy does itself.
 
     """
 
-    def __init__(self, job: Job, policy: Policy, ends: Collection[int]) -> None:
-        super().__init__(job.rl, job.run.seed, policy, ends)
+    def __init__(self, job: Job, policy: Policy, ends: Collection[int], server: ServerEngine | None = None) -> None:
+        super().__init__(job.rl, job.run.seed, policy, ends, server)
         self._job, self._objective = job, Objective(job.rl)
 
     def config(self) -> Mapping[str, Any]:

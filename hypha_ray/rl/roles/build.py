@@ -11,6 +11,7 @@ from hypha_ray.config import Job
 from hypha_ray.model.critic import ActorCritic
 from hypha_ray.model.environment import device_of
 from hypha_ray.model.trained import build_trained, exported
+from hypha_ray.rl.engines.server import ServerEngine
 from hypha_ray.rl.policy import Policy
 from hypha_ray.rl.roles.actor import Actor
 from hypha_ray.rl.roles.critic import Values
@@ -21,10 +22,12 @@ from hypha_ray.rl.scoring import Scorer
 from hypha_ray.rl.tokens import end_tokens
 
 
-def trained_roles(job: Job, model: torch.nn.Module, tokenizer: Any) -> dict[str, Role]:
-    """Return roles around the modules that are trained, and all others if there is no other worker."""
-    policy = _policy(job, exported(model))
-    roles: dict[str, Role] = {"actor": Actor(job, policy, end_tokens(policy.model, tokenizer))}
+def trained_roles(job: Job, model: torch.nn.Module, tokenizer: Any, worker: int) -> dict[str, Role]:
+    """Return roles around the modules that are trained, and all others if there is no other process of the worker."""
+    policy, settings = _policy(job, exported(model)), job.rl.generation.server
+    served = job.rl.generation.engine == "server"
+    server = ServerEngine(settings, job.run.seed, worker, tokenizer) if served else None
+    roles: dict[str, Role] = {"actor": Actor(job, policy, end_tokens(policy.model, tokenizer), server)}
     if isinstance(model, ActorCritic):
         roles["critic"] = Values(job, model.critic, _autocast(job))
     if job.rl.model_workers == 1:

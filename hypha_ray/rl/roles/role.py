@@ -60,6 +60,9 @@ class Role:
         """Make the model's weights `eta` times these plus `1 - eta` times the present ones."""
         raise NotImplementedError
 
+    def close(self) -> None:
+        """Release what the role holds beside memory."""
+
 
 class TrainedRole(Role):
     """Role of a model in training."""

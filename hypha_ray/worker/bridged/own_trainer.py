@@ -36,7 +36,8 @@ def train(trainer: client.Trainer, device: str) -> None:
     """
     job = job_of(trainer.job, device)
     told = trainer.job.get("special_tokens")
-    own = trainer_of(job, told and SpecialTokens(told["mask_token_id"], tuple(told["all_special_ids"])))
+    specials = told and SpecialTokens(told["mask_token_id"], tuple(told["all_special_ids"]))
+    own = trainer_of(job, trainer.job["worker"], specials)
     trainer.ready(str(own.device), own.parameters)
     chosen, peak = strategy(job, own), job.inner_optimizer.learning_rate
     try:

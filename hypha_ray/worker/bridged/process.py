@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -16,6 +15,7 @@ from dataclasses import asdict
 from typing import IO, Any
 
 from hypha_ray.bridge.client import FOLDERS
+from hypha_ray.bridge.environment import handed_on
 from hypha_ray.bridge.paths import WorkDirectory
 from hypha_ray.bridge.scratch import PREFIX, Scratch, sweep
 from hypha_ray.bridge.transport.addresses import UNIX
@@ -33,14 +33,6 @@ JOB_FILE, TOKEN_FILE, SOCKET_FILE = "job.json", "token", "socket"
 END_S = 2.0
 """Time that a process has to end by itself once it is asked to."""
 _POLL_S = 0.1
-_HANDED_ON = re.compile(
-    r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LANGUAGE|LC_[A-Z]+|TZ|TMPDIR|TERM|XDG_RUNTIME_DIR|DOCKER_HOST"
-    r"|LD_LIBRARY_PATH|PYTHONPATH|VIRTUAL_ENV|CONDA_PREFIX|NODE_PATH|SSL_CERT_(FILE|DIR)"
-    r"|(OMP|MKL|OPENBLAS|NUMEXPR)_NUM_THREADS|OMP_(PLACES|PROC_BIND|WAIT_POLICY)|MKL_THREADING_LAYER"
-    r"|CUDA_(VISIBLE_DEVICES|DEVICE_ORDER|HOME|PATH|LAUNCH_BLOCKING)|NVIDIA_(VISIBLE_DEVICES|DRIVER_CAPABILITIES)"
-    r"|(HIP|ROCR)_VISIBLE_DEVICES|PYTORCH_CUDA_ALLOC_CONF|HF_HOME|HF_HUB_(CACHE|OFFLINE)|TRANSFORMERS_OFFLINE"
-)
-"""Names of variables that a trainer gets, beside those of the bridge; see docs/bridge.md."""
 
 
 class TrainerGone(Exception):
@@ -163,11 +155,6 @@ def definition(job: Job, worker: int, specials: SpecialTokens | None = None) -> 
         "inner_optimizer": job.inner_optimizer.model_dump(mode="json"),
         "report_every_s": job.report_interval_s,
     }
-
-
-def handed_on(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that a trainer gets of a worker's: any other one may hold a secret."""
-    return {name: value for name, value in environment.items() if _HANDED_ON.fullmatch(name)}
 
 
 def _command_key(job: Job) -> str:

@@ -66,11 +66,12 @@ class Trainer(Protocol):
         ...
 
 
-def trainer_of(job: Job, specials: SpecialTokens | None = None) -> Trainer:
+def trainer_of(job: Job, worker: int, specials: SpecialTokens | None = None) -> Trainer:
     """Build the trainer that a job asks for.
 
     Args:
         job: the job file.
+        worker: number of the worker.
         specials: special tokens for a masked language model, the whole tokenizer for reinforcement learning; None: the
             tokenizer that the job names, if any.
 
@@ -83,4 +84,4 @@ def trainer_of(job: Job, specials: SpecialTokens | None = None) -> Trainer:
     from hypha_ray.rl.island import Island
 
     assert isinstance(specials, PackedTokenizer)  # The driver sends it with every job of reinforcement learning.
-    return Island(job, specials.load())
+    return Island(job, specials.load(), worker)

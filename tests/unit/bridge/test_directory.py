@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from hypha_ray.bridge import bridge_pb2 as pb
+from hypha_ray.bridge.environment import handed_on
 from hypha_ray.bridge.paths import WorkDirectory, content_of
 from hypha_ray.bridge.scratch import PREFIX, SPOOL, TRAINER, Scratch, private_folder, sweep
 from hypha_ray.codec import encoders
@@ -26,7 +27,6 @@ from hypha_ray.types import Delta, Entry, Layout, Plan, Source, Span
 from hypha_ray.worker.batches import BatchSource
 from hypha_ray.worker.bridged.inbound import MAX_FILES, Inbound
 from hypha_ray.worker.bridged.outbound import Outbound
-from hypha_ray.worker.bridged.process import handed_on
 from tests.support.bridging import channels, together
 
 FOLDERS = ("parameters", "slices", "updates")

@@ -42,6 +42,7 @@ _SPECIAL = {
     "rl.group_size": st.integers(2, 99),
     "rl.dual_clip": st.none() | st.floats(1.01, 9),
     "rl.reward.functions": st.lists(_TEXT, min_size=1, max_size=3, unique=True),
+    "rl.generation.server.urls": st.lists(st.sampled_from(["http://a:1", "https://b/c"])),
     "inner_optimizer.clip_norm": st.none() | st.floats(0.1, 1e300),
 }
 _DEPENDENT = {
@@ -58,7 +59,7 @@ _DEPENDENT = {
     "gradient_checkpointing",
 }
 _DEPENDENT |= {"repository", "token", "mode", "warmup_rounds", "in_flight", "k_aware", "kl", "minibatches", "weights"}
-_DEPENDENT |= {"bid"}
+_DEPENDENT |= {"bid", "engine"}
 
 
 def _values(key: Key) -> st.SearchStrategy[Any]:

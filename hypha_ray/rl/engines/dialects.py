@@ -1,0 +1,177 @@
+"""Dialects of servers that generate: requests and answers of vLLM and of SGLang.
+
+                 vLLM                                        SGLang
+generate         /v1/completions, a request for a prompt     /generate, a request for a prompt
+weights          /pause, /collective_rpc reload_weights,     /update_weights_from_disk
+                 /update_weight_version, /resume
+version          /weight_info                                in each answer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeAlias
+
+from hypha_ray.rl.engines.sampling import Sampling
+from hypha_ray.rl.http import Refused
+
+Ask: TypeAlias = Callable[..., Any]
+"""Function of a path, and of a payload to post if there is one, that returns the server's answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A response as a server gave it."""
+
+    ids: tuple[int, ...]
+    """Token ids, the end token included."""
+    logprobs: tuple[float, ...]
+    """Log-probability of each of them."""
+    version: str | None
+    """Version of the weights that it was made with; None if the answer has none."""
+
+
+class Dialect(Protocol):
+    """Dialect of a server."""
+
+    environment: Mapping[str, str]
+    """Variables that a server is started with."""
+
+    def generate(
+        self, ask: Ask, prompt: Sequence[int], seed: int, sampling: Sampling, ends: Sequence[int]
+    ) -> list[Completion]:
+        """Make as many responses to a prompt as the sampling has.
+
+        Raises:
+            Refused: the answer isn't what the dialect promises.
+
+        """
+        ...
+
+    def load(self, ask: Ask, folder: str, version: str) -> None:
+        """Let the server load weights from a folder, when it has answered all requests, and call them a version.
+
+        Raises:
+            Refused: it has not loaded them.
+
+        """
+        ...
+
+    def version(self, ask: Ask) -> str | None:
+        """Return the version of the server's weights, if it tells that apart from its answers."""
+        ...
+
+
+class VLLM:
+    """vLLM with its development endpoints."""
+
+    environment: Mapping[str, str] = {"VLLM_SERVER_DEV_MODE": "1"}
+
+    def generate(
+        self, ask: Ask, prompt: Sequence[int], seed: int, sampling: Sampling, ends: Sequence[int]
+    ) -> list[Completion]:
+        """Make responses as `Dialect` says; those to one prompt have seeds one after the other."""
+        answer = ask(
+            "/v1/completions",
+            {
+                **_common(sampling, ends),
+                "prompt": list(prompt),
+                "n": sampling.samples,
+                "max_tokens": sampling.max_tokens,
+                "seed": seed,
+                "logprobs": 1,
+                "return_token_ids": True,
+                "top_k": sampling.top_k or 0,
+            },
+        )
+        with _Promised():
+            choices = sorted(answer["choices"], key=lambda choice: choice["index"])
+            return [_completion(one["token_ids"], one["logprobs"]["token_logprobs"], None) for one in choices]
+
+    def load(self, ask: Ask, folder: str, version: str) -> None:
+        """Load weights as `Dialect` says; caches of prefixes go with the pause."""
+        ask("/pause?mode=wait", {})
+        ask("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
+        ask("/update_weight_version", {"new_version": version})
+        ask("/resume", {})
+
+    def version(self, ask: Ask) -> str | None:
+        """Return the version that the server tells."""
+        with _Promised():
+            return str(ask("/weight_info")["weight_version"])
+
+
+class SGLang:
+    """SGLang's own endpoints."""
+
+    environment: Mapping[str, str] = {}
+
+    def generate(
+        self, ask: Ask, prompt: Sequence[int], seed: int, sampling: Sampling, ends: Sequence[int]
+    ) -> list[Completion]:
+        """Make responses as `Dialect` says; seeds count if the server runs with deterministic inference."""
+        common = {**_common(sampling, ends), "max_new_tokens": sampling.max_tokens, "top_k": sampling.top_k or -1}
+        seeds = range(seed, seed + sampling.samples)
+        answers = ask(
+            "/generate",
+            {
+                "input_ids": [list(prompt)] * sampling.samples,
+                "sampling_params": [{**common, "sampling_seed": each} for each in seeds],
+                "return_logprob": True,
+            },
+        )
+        with _Promised():
+            return [
+                _completion(one["output_ids"], [pair[0] for pair in facts["output_token_logprobs"]], version)
+                for one in answers
+                for facts in [one["meta_info"]]
+                for version in [str(facts["weight_version"])]
+            ]
+
+    def load(self, ask: Ask, folder: str, version: str) -> None:
+        """Load weights as `Dialect` says."""
+        answer = ask("/update_weights_from_disk", {"model_path": folder, "weight_version": version})
+        with _Promised():
+            if not answer["success"]:
+                raise Refused(f"weights were not loaded: {answer['message']}")
+
+    def version(self, ask: Ask) -> str | None:
+        """Return None: each answer tells it."""
+        return None
+
+
+DIALECTS: Final[dict[str, Dialect]] = {"vllm": VLLM(), "sglang": SGLang()}
+"""Dialects by their names in the job file."""
+
+
+def _common(sampling: Sampling, ends: Sequence[int]) -> dict[str, Any]:
+    """Return settings that both have; a model's own settings of generation would count for those left out."""
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "stop_token_ids": list(ends),
+        "skip_special_tokens": False,
+    }
+
+
+def _completion(ids: Sequence[int], logprobs: Sequence[float], version: str | None) -> Completion:
+    found = Completion(tuple(map(int, ids)), tuple(map(float, logprobs)), version)
+    if not found.ids or len(found.ids) != len(found.logprobs):
+        raise Refused(f"{len(found.ids)} tokens of a response with {len(found.logprobs)} log-probabilities")
+    return found
+
+
+class _Promised:
+    """Context in which an answer is taken apart: a part that is missing is told of as a refusal."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, LookupError | TypeError | ValueError):
+            raise Refused(f"an answer without what is needed ({type(error).__name__}: {error})") from None
