@@ -7,6 +7,7 @@ from functools import reduce
 
 from hypha_ray.config.keys import KeyPath, arrays, keys, shown
 from hypha_ray.config.schema import Job
+from hypha_ray.config.tables.rl import JUDGE
 
 _OF_TRAINERS = (
     "worker.device worker.autocast worker.compile worker.attention worker.gradient_checkpointing rounds.accumulation"
@@ -55,6 +56,8 @@ def _of_rl(job: Job) -> Iterator[tuple[str, str]]:
             "rl.generation.engine",
             " ".join(".".join(path) for path in keys() if path[:3] == ("rl", "generation", "server")),
         )
+    if JUDGE not in rl.reward.functions:
+        yield "rl.reward.functions", " ".join(".".join(path) for path in keys() if path[:3] == ("rl", "reward", JUDGE))
     if rl.reward.deadline_s is None:
         yield "rl.reward.deadline_s", "rl.reward.processes"
     if rl.reference == "none":

@@ -28,6 +28,9 @@ class TooLate(Exception):
 class Refused(Exception):
     """The answer is that the request is wrong, or the answer isn't JSON."""
 
+    status: int | None = None
+    """Status of the answer; None if the request was answered well, but not in JSON."""
+
 
 def call(
     url: str, payload: Mapping[str, Any] | None, timeout_s: float, headers: Mapping[str, str] | None = None
@@ -54,8 +57,11 @@ def call(
         return json.loads(text) if text.strip() else None
     except urllib.error.HTTPError as error:
         said = " ".join(error.read(2000).decode(errors="replace").split())[:300]
-        kind = Unreachable if error.code >= 500 or error.code in _LATER else Refused
-        raise kind(f"status {error.code}: {said}") from None
+        if error.code >= 500 or error.code in _LATER:
+            raise Unreachable(f"status {error.code}: {said}") from None
+        refused = Refused(f"status {error.code}: {said}")
+        refused.status = error.code
+        raise refused from None
     except ValueError:
         raise Refused("an answer that isn't JSON") from None
     except TimeoutError:

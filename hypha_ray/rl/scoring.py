@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hypha_ray.config.tables.rl import RL
+from hypha_ray.config.tables.rl import JUDGE, RL, Reward
 from hypha_ray.errors import ConfigError
 from hypha_ray.rl.engines.native import Responses
-from hypha_ray.rl.rewards.evaluators import Evaluator, InPlace, Processes
+from hypha_ray.rl.rewards.evaluators import Evaluator, InPlace, Processes, Together
+from hypha_ray.rl.rewards.judge import JudgeCalls
 from hypha_ray.rl.rewards.response import Response
 from hypha_ray.types import Arrays, Sums
 from hypha_ray.types.prompts import unpack_records
@@ -58,8 +59,8 @@ class Scorer:
 
     def __init__(self, rl: RL, tokenizer: Any) -> None:
         names, weights = rl.reward.functions, rl.reward.weights
-        limit_s, count = rl.reward.deadline_s, rl.reward.processes
-        self._evaluator: Evaluator = InPlace(names) if limit_s is None else Processes(names, count, limit_s)
+        self._judge = JudgeCalls(rl.reward.judge) if JUDGE in names else None
+        self._evaluator = _evaluator(rl.reward, self._judge)
         self._weights = dict(zip(names, weights or [1.0] * len(names), strict=True))
         self._tokenizer, self._longest = tokenizer, rl.generation.max_response_tokens
 
@@ -77,6 +78,8 @@ class Scorer:
         scored = Scored(np.asarray(total, np.float64), parts, given)
         if not np.isfinite(scored.total).any():
             fix = "look at what the functions give for a response of this dataset, and at rl.reward.deadline_s"
+            if self._judge is not None and self._judge.trouble:
+                fix = f"see to the judge: {self._judge.trouble}"
             raise ConfigError("RWD002", "no response of a batch got a reward", ", ".join(parts), "finite numbers", fix)
         return scored
 
@@ -105,6 +108,18 @@ class Scorer:
 
     def _text(self, ids: Any) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def _evaluator(table: Reward, judge: JudgeCalls | None) -> Evaluator:
+    """Return the way to all functions: a judge is called from this process, as calls don't keep it busy."""
+    names = [name for name in table.functions if name != JUDGE]
+    limit_s = table.deadline_s
+    others: Evaluator = InPlace(names) if limit_s is None else Processes(names, table.processes, limit_s)
+    if judge is None:
+        return others
+    place = table.functions.index(JUDGE)
+    rest = [one for one in range(len(table.functions)) if one != place]
+    return Together([([place], judge), *([(rest, others)] if rest else [])])
 
 
 def _sum(rewards: npt.NDArray[np.float64]) -> tuple[float, float]:

@@ -95,6 +95,26 @@ class Processes:
         return found
 
 
+class Together:
+    """Evaluators of some of the functions each.
+
+    Args:
+        parts: evaluators, with the places of their functions among all.
+
+    """
+
+    def __init__(self, parts: Sequence[tuple[Sequence[int], Evaluator]]) -> None:
+        self._parts = parts
+
+    def rewards(self, responses: Sequence[Response]) -> list[tuple[float, ...]]:
+        """Return rewards as `Evaluator` says."""
+        columns: dict[int, list[float]] = {}
+        for places, evaluator in self._parts:
+            found = evaluator.rewards(responses)
+            columns |= {place: [row[number] for row in found] for number, place in enumerate(places)}
+        return list(zip(*(columns[place] for place in sorted(columns)), strict=True))
+
+
 class _Process:
     """Another process, which evaluates one response at a time.
 

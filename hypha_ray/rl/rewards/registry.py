@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from hypha_ray.config.tables.rl import JUDGE
 from hypha_ray.errors import ConfigError
 from hypha_ray.rl.rewards import code, mathematics, text
 from hypha_ray.rl.rewards.response import Reward
@@ -37,9 +38,9 @@ def reward_of(name: str) -> Reward:
     module, colon, function = name.partition(":")
     if colon and module and function:
         return _own(module, function)
-    near = difflib.get_close_matches(name, REWARDS, n=1)
+    near = difflib.get_close_matches(name, [*REWARDS, JUDGE], n=1)
     fix = f"did you mean {near[0]!r}?" if near else "for a function of your own write module:function"
-    raise ConfigError("RWD003", "there is no such reward function", repr(name), ", ".join(REWARDS), fix)
+    raise ConfigError("RWD003", "there is no such reward function", repr(name), ", ".join([*REWARDS, JUDGE]), fix)
 
 
 def _own(module: str, name: str) -> Reward:

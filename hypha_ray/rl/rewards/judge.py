@@ -1,0 +1,112 @@
+"""Reward by a judge: a language model behind an address in the manner of OpenAI, which says a score."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from hypha_ray.config.tables.rl import Judge
+from hypha_ray.errors import AuthenticationError, ConfigError
+from hypha_ray.redaction import HIDDEN
+from hypha_ray.rl.http import Refused, TooLate, Unreachable, call
+from hypha_ray.rl.rewards.response import Response
+
+_WRONG = frozenset({401, 403, 404, 405})
+"""Statuses that all requests would get: key, address or model are wrong."""
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
+_PLACES = re.compile(r"\{(prompt|response|answer)\}")
+
+log = logging.getLogger(__name__)
+
+
+class JudgeCalls:
+    """Calls of a judge, several at a time; a response without a score has no reward.
+
+    Args:
+        settings: table of the job file.
+
+    Raises:
+        ConfigError: RWD005, address or model isn't given.
+        AuthenticationError: RWD006, the key isn't in the environment.
+
+    """
+
+    def __init__(self, settings: Judge) -> None:
+        self._settings, self._pattern = settings, re.compile(settings.pattern)
+        if settings.url is None or settings.model is None:
+            missing = "url" if settings.url is None else "model"
+            raise ConfigError("RWD005", "the judge lacks an address or a model", fix=f"set rl.reward.judge.{missing}")
+        self._url = f"{settings.url.rstrip('/')}/chat/completions"
+        name = settings.key_variable
+        self._key = None if name is None else os.environ.get(name)
+        if name is not None and not self._key:
+            fix = f"set {name} where the job is submitted and on all nodes, or name another variable"
+            raise AuthenticationError("RWD006", "the judge's key isn't in the environment", name, fix=fix)
+        self.trouble = ""
+        """Reason of the latest response without a score; empty before the first one."""
+
+    def rewards(self, responses: Sequence[Response]) -> list[tuple[float, ...]]:
+        """Return rewards as `Evaluator` says.
+
+        Raises:
+            ConfigError: RWD005, the judge refuses all requests.
+
+        """
+        with ThreadPoolExecutor(min(self._settings.at_once, max(1, len(responses)))) as pool:
+            found = list(pool.map(self._score, responses))
+        if absent := sum(map(math.isnan, found)):
+            log.warning("the judge gave no score for %d of %d responses: %s", absent, len(found), self.trouble)
+        return [(one,) for one in found]
+
+    def _score(self, response: Response) -> float:
+        settings = self._settings
+        parts = {"prompt": response.prompt, "response": response.text, "answer": str(response.data.get("answer", ""))}
+        text = _PLACES.sub(lambda place: parts[place[1]], settings.template)
+        limit = {} if settings.max_tokens is None else {"max_tokens": settings.max_tokens}
+        messages = [{"role": "user", "content": text}]
+        payload = {"model": settings.model, "messages": messages, "temperature": 0.0, **limit}
+        said = self._said(payload)
+        if said is None:
+            return math.nan
+        scores = [float(one) for one in self._pattern.findall(said) if _is_number(one)]
+        if not scores:
+            self.trouble = f"no score in {said[-100:]!r}"
+        return scores[-1] if scores else math.nan
+
+    def _said(self, payload: Mapping[str, object]) -> str | None:
+        """Return the judge's text; None after the last attempt failed."""
+        headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
+        for attempt in range(self._settings.retries + 1):
+            if attempt:
+                time.sleep(min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2 ** min(attempt - 1, 10)))
+            try:
+                answer = call(self._url, payload, self._settings.deadline_s, headers)
+                return str(answer["choices"][0]["message"]["content"])
+            except (Unreachable, TooLate) as error:
+                self.trouble = self._hidden(str(error))
+            except Refused as error:
+                if error.status in _WRONG:
+                    fix = "mend rl.reward.judge.url, model or key"
+                    said = self._hidden(str(error))
+                    raise ConfigError("RWD005", "the judge refuses requests", said, fix=fix) from None
+                self.trouble = self._hidden(str(error))
+                return None
+            except (LookupError, TypeError):
+                self.trouble = "an answer without choices"
+                return None
+        return None
+
+    def _hidden(self, text: str) -> str:
+        return text if self._key is None else text.replace(self._key, HIDDEN)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
