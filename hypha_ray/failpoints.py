@@ -34,7 +34,7 @@ POINTS = {
     "worker.after_delta": "everything of the round is handed over",
     "worker.before_done": "the final plan is done, and an external trainer hasn't heard so",
     "worker.payload": "the payload is about to be handed over; the site damages it",
-    "rl.generate": "responses are generated, and not rewarded",
+    "rl.generate": "responses are generated, and not rewarded; the site makes that take three times as long",
     "rl.reward": "responses are rewarded, and not trained on",
     "rl.train": "the optimizer steps on a batch of prompts are taken, nothing is told of them",
     "rl.merge": "new global weights are in the policy, the reference is still the old one",

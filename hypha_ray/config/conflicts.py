@@ -82,6 +82,10 @@ def _of_rl(job: Job, strategy: str) -> Iterator[Conflict]:
     for name in ("epochs", "minibatches"):
         if job.sync.traits.sends_gradients and getattr(rl, name) > 1:
             yield Conflict(f"rl.{name}", strategy, "leave it at 1: a round is one step of the server")
+    if rl.is_asynchronous and rl.model_workers == 1:
+        yield Conflict("rl.staleness", "rl.model_workers = 1", "set rl.model_workers to 2 or more: others respond")
+    if rl.is_asynchronous and job.sync.traits.sends_gradients:
+        yield Conflict("rl.staleness", strategy, "leave it at 0: a round is one step of the server")
     if rl.kl and rl.reference == "none":
         yield Conflict("rl.kl", 'rl.reference = "none"', "set rl.reference to initial or round, or leave rl.kl at 0")
     if not rl.has_critic and rl.group_size == 1:

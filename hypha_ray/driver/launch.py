@@ -26,7 +26,7 @@ from hypha_ray.driver.run_identity import committed, compare, is_done, settle
 from hypha_ray.heavy_imports import uncollected
 from hypha_ray.market.nodes import cluster_nodes, own_node
 from hypha_ray.market.staffing import workers_to_hire
-from hypha_ray.rl.graphs import step_graph
+from hypha_ray.rl.graphs import step_text
 from hypha_ray.store.directory import RunDirectory, runs
 from hypha_ray.telemetry.sinks.console import Console
 
@@ -121,7 +121,7 @@ def dry_run(loaded: Loaded) -> None:
             _tell(check_model(job, source, estimates=True))
             check_end(job, source.folder)
         if job.rl.algorithm is not None:
-            print(step_graph(job.rl).text())
+            print(step_text(job.rl))
         parts = [part for part, there in (("model", has_model), ("dataset", has_data)) if not there]
         _tell(f"{where}: the job has no {part}, so what depends on one isn't checked" for part in parts)
         _tell(advice(job))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.rl.dataflow.graph import Call, Graph
@@ -12,11 +13,23 @@ _DATASET = ("prompts", "keys", "reward_data")
 """Keys of samples before the first call."""
 _RESPONSES = ("prompts", "responses", "logprobs", "ended")
 _REWARD = Call("rew_inf", "reward", "inference", (*_RESPONSES, "reward_data"), ("rewards",))
+ROLLOUT: Final = Call("rollout", "rollout", "generate", _DATASET, (*_RESPONSES[1:], "rewards", "versions"))
+"""Call of rollout workers, by which samples of a stream have more keys than those of a dataset."""
 
 
 def step_graph(rl: RL) -> Graph:
     """Return the graph of a training step: reference, critic and proximal policy only where they are used."""
-    return Graph.of(_calls(rl), _DATASET)
+    return Graph.of(_calls(rl), (*_DATASET, *(ROLLOUT.gives if rl.is_asynchronous else ())))
+
+
+def step_text(rl: RL) -> str:
+    """Return the graph of a training step as text, and before it the call whose results a stream brings."""
+    text = step_graph(rl).text()
+    return (
+        f"up to {rl.staleness} ahead  {Graph.of([ROLLOUT], _DATASET).text()[3:]}\n{text}"
+        if rl.is_asynchronous
+        else text
+    )
 
 
 def validation_graph(model_workers: int = 1) -> Graph:
@@ -35,15 +48,17 @@ def _generation(model_workers: int) -> Call:
 
 
 def _calls(rl: RL) -> Iterator[Call]:
-    yield _generation(rl.model_workers)
-    yield _REWARD
+    if not rl.is_asynchronous:
+        yield _generation(rl.model_workers)
+        yield _REWARD
     known: tuple[str, ...] = ()
     if rl.reference != "none":
         known += ("reference_logprobs",)
         yield Call("ref_inf", "reference", "inference", _RESPONSES, known[-1:])
-    if rl.behaviour_cap is not None:
+    if rl.scores_again:
         known += ("proximal_logprobs",)
-        yield Call("actor_inf", "actor", "inference", _RESPONSES, known[-1:])
+        takes = (*_RESPONSES, "versions") if rl.is_asynchronous else _RESPONSES
+        yield Call("actor_inf", "actor", "inference", takes, known[-1:])
     values: tuple[str, ...] = ()
     if rl.has_critic:
         values = ("values",)

@@ -8,8 +8,9 @@ prompts ──► actor_gen ──► rew_inf, ref_inf, critic_inf ──► adv
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import count, islice
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,9 +28,10 @@ from hypha_ray.rl.dataflow.graph import Graph
 from hypha_ray.rl.dataflow.master import Extras, Master
 from hypha_ray.rl.dataflow.mesh import Mesh
 from hypha_ray.rl.dataflow.post import Post, WorkerLostError
-from hypha_ray.rl.dataflow.requests import Reallocate
+from hypha_ray.rl.dataflow.requests import Reallocate, Reply
 from hypha_ray.rl.dataflow.sample import Sample
-from hypha_ray.rl.graphs import generation_hooks, step_graph
+from hypha_ray.rl.dataflow.stream import StreamDataset
+from hypha_ray.rl.graphs import ROLLOUT, generation_hooks, step_graph, validation_graph
 from hypha_ray.rl.packing import sample_of
 from hypha_ray.rl.roles.advantage import Advantage
 from hypha_ray.rl.roles.build import trained_roles
@@ -39,6 +41,7 @@ from hypha_ray.rl.workers.local import Local
 from hypha_ray.rl.workers.model_worker import ModelWorker
 from hypha_ray.types import Flat, Samples, Sums
 
+T = TypeVar("T")
 _ATTEMPTS = 5
 """Number of attempts at a step whose model workers die."""
 _REFERENCE = "reference/"
@@ -69,9 +72,16 @@ class Island:
         self._graph, self._advantage = step_graph(job.rl), Advantage(job.rl)
         self._roles = roles = {**trained_roles(job, self.model, tokenizer, worker), "advantage": self._advantage}
         beside = tuple(range(1, job.rl.model_workers))
-        self._meshes = {call.role: Mesh((0,) if call.role in roles else beside) for call in self._graph.calls}
+        calls = (*self._graph.calls, *validation_graph(job.rl.model_workers).calls)
+        self._meshes = {call.role: Mesh((0,) if call.role in roles else beside) for call in calls}
         self._workers = _workers(job, ModelWorker(0, roles, {"steps": inner_steps(job)}), tokenizer)
-        self._master = self._new_master()
+        numbers = count()
+        self._master = Master(self._meshes, self._new_post(), numbers)
+        self._stream = StreamDataset(self._workers, beside, ROLLOUT, numbers, _DEADLINE_S)
+        self._upcoming: list[Sample] = []
+        """Prompts of the batches after the next one, as far as the staleness reaches."""
+        self._version = 0
+        """Number of batches that were trained on."""
         trained = {name: role for name, role in roles.items() if isinstance(role, TrainedRole)}
         for name in trained:
             self._master.ask("initialize", name, **self._master.ask("spec", name).facts)
@@ -88,6 +98,10 @@ class Island:
         """Let the order of minibatches depend on these numbers alone; responses depend on their prompts' keys."""
         seed_all(*entropy)
 
+    def announce(self, upcoming: Iterator[Samples]) -> None:
+        """Take in as many of the next batches as may be responded to before their turn."""
+        self._upcoming = [sample_of(batch) for batch in islice(upcoming, self._rl.staleness)]
+
     def step(self, batch: Samples) -> Step:
         """Generate responses, and take the optimizer steps of all epochs and minibatches on them."""
         return self._train(batch)
@@ -101,9 +115,13 @@ class Island:
         return validate(self._traverse, batches, self._rl.model_workers)
 
     def merged(self, version: int) -> None:
-        """Let the reference have the merged weights, if it is the policy that the round began with."""
+        """Let the reference have the merged weights, if it is the policy that the round began with.
+
+        Responses of other weights are dropped: the stream begins each round empty.
+        """
         failpoint("rl.merge")
         self._merged = self._rl.reference == "round"
+        self._stream.begin_anew()
 
     def state(self) -> Flat:
         """Return what depends on earlier steps: an adapted coefficient of the divergence, an averaged reference."""
@@ -133,22 +151,40 @@ class Island:
         training = [call.name for call in self._graph.calls if call.op == "train_step"]
         extras = {name: Extras(arguments) for name in training}
         extras["actor_gen"] = Extras(before=generation_hooks(self._rl.model_workers))
+        extras["actor_inf"] = Extras({"version": self._version})
         if self._merged:
             extras["ref_inf"], self._merged = Extras(before=(Reallocate("actor", "reference"),)), False
         if self._rl.reference == "average":
             average = Reallocate("actor", "reference", self._rl.reference_rate)
             extras["actor_train"] = Extras(arguments, after=(average,))
-        replies = self._traverse(self._graph, sample_of(batch), extras)
+        prompts = sample_of(batch)
+        streamed = self._streamed(prompts)
+        replies = {ROLLOUT.name: streamed, **self._traverse(self._graph, prompts, extras, streamed)}
+        self._version += 1
         actor, *others = [replies[name][0].facts for name in training]
         damaged = any(facts["damaged"] for facts in (actor, *others))
         loss, norm = (torch.tensor(actor[name]) for name in ("loss", "norm"))
         bad = batch.keys if damaged else batch.keys[:0]
         moved: Sums = {name: (float(number), 1.0) for name, number in self._master.collectives.items()}
-        sums, shown = sums_of(replies) | moved, replies["rew_inf"][0].facts["shown"]
+        sums, rewarded = sums_of(replies) | moved, streamed or replies["rew_inf"]
+        shown = rewarded[0].facts["shown"]
         return Step(loss, actor["scored"], norm, actor["tokens"], sums, bad, shown)
 
-    def _traverse(self, graph: Graph, batch: Sample, extras: Mapping[str, Extras]) -> Replies:
-        """Take a batch through a graph; from the beginning again if a model worker dies.
+    def _streamed(self, batch: Sample) -> tuple[Reply, ...]:
+        """Have rollout workers begin with the next batches, and wait for this one; without staleness do nothing."""
+        if not self._rl.is_asynchronous:
+            return ()
+        self._repeated(self._master.clear)  # A batch that is repeated has ids that were trained on before.
+        return self._repeated(lambda: self._stream.fetch([batch, *self._upcoming], self._version))
+
+    def _traverse(
+        self, graph: Graph, batch: Sample, extras: Mapping[str, Extras], streamed: Sequence[Reply] = ()
+    ) -> Replies:
+        """Take a batch through a graph; from the beginning again if a model worker dies."""
+        return self._repeated(lambda: self._master.traverse(graph, batch, extras, streamed))
+
+    def _repeated(self, act: Callable[[], T]) -> T:
+        """Do something that needs model workers; again with others in their place if they die.
 
         Those that die don't train, and responses depend on prompts and weights alone, so the step is the same.
 
@@ -158,13 +194,14 @@ class Island:
         """
         for _ in range(_ATTEMPTS - 1):
             with contextlib.suppress(WorkerLostError):
-                return self._master.traverse(graph, batch, extras)
+                return act()
             self._workers.revive()
-            self._master = self._new_master()
-        return self._master.traverse(graph, batch, extras)
+            self._master.renew(self._new_post())
+            self._stream.send_again()
+        return act()
 
-    def _new_master(self) -> Master[Any]:
-        return Master(self._meshes, Post(self._workers, _DEADLINE_S))
+    def _new_post(self) -> Post[Any]:
+        return Post(self._workers, _DEADLINE_S)
 
 
 def _workers(job: Job, first: ModelWorker, tokenizer: Any) -> Any:

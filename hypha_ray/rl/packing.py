@@ -94,7 +94,7 @@ def responses_of(sample: Sample, device: torch.device) -> Responses:
         torch.cat([prompt_mask, mask.long()], 1),
         mask.float(),
         tokens_of(sample, "logprobs", device),
-        torch.from_numpy(sample.data["ended"]).to(device),
+        torch.tensor(sample.data["ended"]).to(device),
     )
 
 

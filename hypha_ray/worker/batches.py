@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +46,17 @@ class BatchSource(Interruptible):
         Shuffled spans count in their epoch's order, others in the order of the file.
         """
         return joined([self._rows(span, shuffled) for span in window(spans, start, start + size)])
+
+    def upcoming(self, spans: Sequence[Span], start: int, size: int, waits: bool) -> Iterator[Samples]:
+        """Batches from ``start`` on, up to the last one; without waiting, up to the first whose slices aren't there."""
+        samples = sum(span.samples for span in spans)
+        for first in range(start, samples, size):
+            part = window(spans, first, min(first + size, samples))
+            with self._changed:
+                if not waits and not all(span.slice in self._slices for span in part):
+                    return
+                rows = [self._rows(span, shuffled=True) for span in part]
+            yield joined(rows)
 
     def _rows(self, span: Span, shuffled: bool) -> Samples:
         arrays = self._slice(span.slice)

@@ -53,11 +53,25 @@ def test_a_dry_run_draws_the_graph_by_its_levels(run_job: Jobs, problems: Path) 
     assert [name for _, name in drawn][-2:] == ["actor_train", "critic_train"]
 
 
+def test_a_dry_run_draws_what_is_done_ahead_and_what_is_left_of_a_step(run_job: Jobs, problems: Path) -> None:
+    ahead = ("--rl.staleness=2", "--rl.model_workers=2")
+    done = run_job(*TINY, "--dataset.path", problems, *ahead, "--dry-run", script="ppo")
+
+    assert done.returncode == 0, done.stderr
+    first = next(line for line in done.stdout.splitlines() if line.startswith("up to 2 ahead"))
+    assert "rollout.generate" in first and first.endswith("rewards, versions")
+    drawn = [line.split()[:2] for line in done.stdout.splitlines() if line[:1].isdigit()]
+    assert sorted(name for level, name in drawn if level == "0") == ["actor_inf", "critic_inf", "ref_inf"]
+    assert {name for _, name in drawn}.isdisjoint({"actor_gen", "rew_inf"})
+
+
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
         (["--rl.algorithm=rloo", "--rl.group_size=1"], "rl.group_size"),
         (["--sync.strategy=sync", "--rl.aggregation=sequence"], "rl.aggregation"),
+        (["--rl.staleness=1"], "rl.staleness"),
+        (["--rl.staleness=1", "--rl.model_workers=2", "--sync.strategy=sync"], "rl.staleness"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(

@@ -236,6 +236,11 @@ class RL(Table):
     model_workers: Count = Field(
         1, description="processes of a worker, which share its resources; all but the first generate and reward"
     )
+    staleness: Annotated[int, Field(ge=0)] = Field(
+        0,
+        description="steps that the weights which respond may be behind those that are trained; above 0, model workers "
+        "respond to the next batches while this one is trained on",
+    )
     generation: Generation = Generation()
     reward: Reward = Reward()
     critic: Critic = Critic()
@@ -249,7 +254,17 @@ class RL(Table):
     @property
     def reference_is_trainers(self) -> bool:
         """Whether the reference is with the trained policy: it is there alone, or takes weights of that one."""
-        return self.model_workers == 1 or self.reference != "initial"
+        return self.model_workers == 1 or self.reference != "initial" or self.is_asynchronous
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether responses come from a stream of other processes, on weights of earlier steps."""
+        return self.algorithm is not None and self.staleness > 0
+
+    @property
+    def scores_again(self) -> bool:
+        """Whether the policy computes log-probabilities of responses before it is trained on them."""
+        return self.behaviour_cap is not None or self.is_asynchronous
 
     @property
     def has_critic(self) -> bool:

@@ -73,6 +73,22 @@ def truncated_weight(proximal: torch.Tensor, behaviour: torch.Tensor, cap: float
     return (proximal - behaviour).clamp(max=_LARGEST_LOG).exp().clamp(max=cap)
 
 
+def decoupled_weight(proximal: torch.Tensor, behaviour: torch.Tensor, cap: float | None) -> torch.Tensor:
+    """Weight of a token that older weights have sampled: π/μ, or 0 if that is above `cap`.
+
+    With it, clipping is around the proximal policy instead of the one that sampled (decoupled PPO, arXiv 2110.00641).
+    Tokens beyond the cap aren't trained on (AReaL, arXiv 2505.24298).
+
+    Args:
+        proximal: log-probabilities of the policy before its steps, [responses, tokens].
+        behaviour: log-probabilities that the tokens were sampled with, of the same shape.
+        cap: largest weight; None: no limit.
+
+    """
+    weight = (proximal - behaviour).clamp(max=_LARGEST_LOG).exp()
+    return weight if cap is None else torch.where(weight > cap, 0.0, weight)
+
+
 RATIOS: dict[Ratio, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "token": token_ratio,
     "sequence": sequence_ratio,

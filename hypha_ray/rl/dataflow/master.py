@@ -6,9 +6,8 @@ fetch ─► [calls of a level] ─flush─► [calls of the next level] ─flus
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any, Generic
 
 from hypha_ray.rl.dataflow.buffer import Buffer
@@ -38,16 +37,21 @@ class Master(Generic[R]):
     Args:
         meshes: model workers of each role.
         post: way to them.
+        numbers: numbers of requests, shared with all others that send requests to them.
 
     """
 
-    def __init__(self, meshes: Mapping[str, Mesh], post: Post[R]) -> None:
-        self._meshes, self._post, self._numbers = dict(meshes), post, count()
+    def __init__(self, meshes: Mapping[str, Mesh], post: Post[R], numbers: Iterator[int]) -> None:
+        self._meshes, self._post, self._numbers = dict(meshes), post, numbers
         self.collectives: Counter[str] = Counter()
         """Number of collectives of each kind that the transfers of the latest batch stand for."""
         self._over: tuple[str, ...] = ()
         """Ids that all calls are through with. They are cleared before the next batch, so that a worker which is found
         dead then costs nothing that was trained."""
+
+    def renew(self, post: Post[R]) -> None:
+        """Go on by another post, because requests of this one were lost with a worker."""
+        self._post = post
 
     def ask(self, name: Name, role: str, **arguments: Any) -> Reply:
         """Send a request without samples to the workers of a role; return the reply of the first one."""
@@ -59,13 +63,16 @@ class Master(Generic[R]):
         self._wait_for(pending)
         return next(reply for reply in pending.replies if reply.worker == workers[0])
 
-    def traverse(self, graph: Graph, batch: Sample, extras: Mapping[str, Extras]) -> dict[str, tuple[Reply, ...]]:
+    def traverse(
+        self, graph: Graph, batch: Sample, extras: Mapping[str, Extras], streamed: Sequence[Reply] = ()
+    ) -> dict[str, tuple[Reply, ...]]:
         """Take a batch through a graph.
 
         Args:
             graph: calls of the step.
             batch: prompts with the keys of the dataset.
             extras: additions to calls, by their names.
+            streamed: replies of workers that have made further keys before.
 
         Returns:
             Replies of the workers, by the names of the calls.
@@ -75,10 +82,13 @@ class Master(Generic[R]):
             ClusterError: a worker didn't answer in time.
 
         """
-        self._clear()
+        self.clear()
         self.collectives.clear()
         buffer, done = Buffer(graph), dict[str, tuple[Reply, ...]]()
         self._fetch(graph, batch, buffer)
+        for reply in streamed:
+            assert reply.meta is not None
+            buffer.amend(reply.meta, Shard(reply.worker, reply.request))
         had: set[tuple[int, Shard]] = set()
         running: dict[int, Call] = {}
         while len(done) < len(graph.calls):
@@ -101,7 +111,7 @@ class Master(Generic[R]):
         ranges = windows(len(batch.ids), mesh.data)
         parts = [batch.take([batch.ids[i] for i in part]) for part in ranges if len(part)]
         heads = zip(mesh.heads, parts, strict=False)  # Fewer prompts than copies leave some without.
-        requests = [Request(number, "fetch", head, arguments={"sample": part}) for head, part in heads]
+        requests = [Request(number, "fetch", head, ids=part.ids, arguments={"sample": part}) for head, part in heads]
         pending = self._post.request(*requests)
         self._wait_for(pending)
         for reply in sorted(pending.replies, key=lambda reply: mesh.heads.index(reply.worker)):
@@ -140,7 +150,10 @@ class Master(Generic[R]):
             if reply.meta is not None and reply.worker in self._meshes[call.role].heads:
                 buffer.amend(reply.meta, Shard(reply.worker, reply.request))
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """Have workers drop the ids that all calls are through with."""
+        if not self._over:
+            return
         number, ids = next(self._numbers), self._over
         workers = sorted({worker for mesh in self._meshes.values() for worker in mesh.workers})
         requests = [Request(number, "clear_data_cache", worker, ids=ids) for worker in workers]

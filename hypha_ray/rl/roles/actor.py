@@ -10,7 +10,7 @@ import torch
 from hypha_ray.config import Job
 from hypha_ray.failpoints import failpoint
 from hypha_ray.optim.optimizers import build_optimizer
-from hypha_ray.rl.algorithms.losses import truncated_weight
+from hypha_ray.rl.algorithms.losses import decoupled_weight, truncated_weight
 from hypha_ray.rl.dataflow.sample import Sample
 from hypha_ray.rl.engines.server import ServerEngine
 from hypha_ray.rl.objective import Objective
@@ -48,12 +48,15 @@ class Actor(Generator, TrainedRole):
         self.optimizer = build_optimizer(self.policy.model, job.inner_optimizer, steps, job.num_workers)
 
     def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
-        """Compute the trainer's own log-probabilities, and their mean distance to those of generation."""
+        """Compute the trainer's own log-probabilities; figures say how far generation's and its weights were off."""
         responses = responses_of(sample, self.device)
         own = self.policy.logprobs(responses)
         gap = float(((own - responses.logprobs).abs() * responses.mask).sum())
-        made = packed_tokens(sample, {"proximal_logprobs": own})
-        return Outcome(made, {"logprob_gap": (gap, float(responses.mask.sum()))})
+        made, tokens = packed_tokens(sample, {"proximal_logprobs": own}), float(responses.mask.sum())
+        sums = {"logprob_gap": (gap, tokens)}
+        if "versions" in sample.data:
+            sums["staleness"] = float((arguments["version"] - sample.data["versions"]).sum()), tokens
+        return Outcome(made, sums)
 
     def train_step(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
         """Train on a batch, as `train`."""
@@ -70,15 +73,22 @@ class Actor(Generator, TrainedRole):
             for key in ("advantages", "reference_logprobs", "proximal_logprobs")
             if key in sample.data
         }
-        old, cap = columns.get("proximal_logprobs"), self._job.rl.behaviour_cap
+        old = columns.get("proximal_logprobs")
         return Rollout(
             responses,
             responses.mask * kept[:, None],
             columns["advantages"],
             responses.logprobs if old is None else old,
             columns.get("reference_logprobs"),
-            None if old is None or cap is None else truncated_weight(old, responses.logprobs, cap),
+            None if old is None else self._correction(old, responses.logprobs),
         )
+
+    def _correction(self, proximal: torch.Tensor, behaviour: torch.Tensor) -> torch.Tensor:
+        """Return the weight of each token for what lies between its sampling and its training."""
+        cap = self._job.rl.behaviour_cap
+        if self._job.rl.is_asynchronous or cap is None:
+            return decoupled_weight(proximal, behaviour, cap)
+        return truncated_weight(proximal, behaviour, cap)
 
     def _loss(self, part: Rollout, weights: torch.Tensor) -> tuple[torch.Tensor, Sums]:
         scores = self.policy.score(part.responses, entropy_gradient=self._job.rl.entropy > 0)

@@ -36,7 +36,7 @@ class Advantage(Role):
 
     def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
         """Compute advantages of all tokens, returns if there is a critic, and which responses are trained on."""
-        rewards = present(torch.from_numpy(sample.data["rewards"]).view(len(sample.ids), -1))
+        rewards = present(torch.tensor(sample.data["rewards"]).view(len(sample.ids), -1))
         equal = rewards.amax(1) == rewards.amin(1)
         sums = {"equal_groups": (float(equal.sum()), float(len(equal)))}
         mask = torch.from_numpy(token_mask(sample)).float()
@@ -54,7 +54,7 @@ class Advantage(Role):
         """Return each token's divergence from the reference, if that is taken off the reward."""
         if self._recipe.kl_place != "reward" or self._rl.reference == "none":
             return None
-        old = tokens_of(sample, "logprobs" if self._rl.behaviour_cap is None else "proximal_logprobs", _CPU)
+        old = tokens_of(sample, "proximal_logprobs" if self._rl.scores_again else "logprobs", _CPU)
         reference = tokens_of(sample, "reference_logprobs", _CPU)
         return ESTIMATORS[self._recipe.kl_estimator](old, reference) * mask
 

@@ -18,6 +18,7 @@ from hypha_ray.rl.roles.critic import Values
 from hypha_ray.rl.roles.policies import Generator, Reference
 from hypha_ray.rl.roles.reward import Reward
 from hypha_ray.rl.roles.role import Role
+from hypha_ray.rl.roles.rollouts import Rollouts
 from hypha_ray.rl.scoring import Scorer
 from hypha_ray.rl.tokens import end_tokens
 
@@ -41,10 +42,8 @@ def untrained_roles(job: Job, tokenizer: Any) -> dict[str, Role]:
     """Return the roles of a worker beside the one that trains."""
     policy = _policy(job, exported(build_trained(job)).to(device_of(job.worker.device)).eval())
     generator = Generator(job.rl, job.run.seed, policy, end_tokens(policy.model, tokenizer))
-    roles: dict[str, Role] = {
-        "generator": generator,
-        "reward": Reward(Scorer(job.rl, tokenizer), job.rl.shown_responses),
-    }
+    reward = _reward(job, tokenizer)
+    roles: dict[str, Role] = {"generator": generator, "reward": reward, "rollout": Rollouts(generator, reward)}
     if job.rl.reference != "none" and not job.rl.reference_is_trainers:
         roles["reference"] = Reference(policy.of(copy.deepcopy(policy.model)))
     return roles

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -72,6 +73,7 @@ class Generator(PolicyRole):
         """Make a group of responses to each prompt; with `evaluation` as many as evaluation wants."""
         sampling = (evaluation_sampling if arguments.get("evaluation") else training_sampling)(self._rl)
         ids, mask = (torch.from_numpy(one).to(self.device) for one in prompts_of(sample))
+        began = time.perf_counter()
         if self._server is None:
             uniform = draw(self._seed, sample.data["keys"], sampling).to(self.device)
             responses = self.policy.sample(ids, mask, uniform, sampling, self._ends)
@@ -79,7 +81,8 @@ class Generator(PolicyRole):
             responses = self._server.generate(self.policy.model, ids, mask, sample.data["keys"], sampling, self._ends)
             if not (self._compared or arguments.get("evaluation")):
                 self._compare(responses)
-        failpoint("rl.generate")
+        if failpoint("rl.generate") == "triple":
+            time.sleep(2 * (time.perf_counter() - began))
         return Outcome(packed_responses(sample.ids, responses, sampling.samples))
 
     def close(self) -> None:

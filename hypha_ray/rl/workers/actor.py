@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import count
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
@@ -25,6 +25,15 @@ Reference: TypeAlias = Any
 """Number of a reply of the worker in this process, or Ray's reference to that of an actor."""
 
 log = logging.getLogger(__name__)
+
+
+class _Made(NamedTuple):
+    """Result of a request."""
+
+    ids: frozenset[str]
+    """Ids that the request was for."""
+    data: Any
+    """Samples, or Ray's reference to those of an actor."""
 
 
 class ModelWorkerActor:
@@ -76,15 +85,17 @@ class Actors:
         self._actors = {number: self._start(number) for number in range(1, job.rl.model_workers)}
         self._waiting: dict[Reference, Request] = {}
         """Requests to worker 0, in their order; they run when all others are on their way."""
-        self._made: dict[Shard, Any] = {}
-        """Samples of worker 0, and references to those of actors."""
+        self._made: dict[Shard, _Made] = {}
+        """Results of requests, until their ids are cleared."""
         self._put: dict[Shard, Any] = {}
         """References to samples of worker 0 that actors were given."""
-        self._weights: tuple[int, Any] | None = None
-        """Number of the latest request that moved weights, and the reference to them."""
+        self._weights: dict[int, Any] = {}
+        """References to weights, by the number of the request that they go with."""
 
     def send(self, request: Request) -> Reference:
         """Send a request, and with it the objects that its hooks name; return a reference to the reply."""
+        if request.name == "clear_data_cache":
+            self._forget(request.ids)
         if request.worker == 0:
             self._waiting[number := next(self._replies)] = request
             return number
@@ -93,7 +104,7 @@ class Actors:
             data, reply = actor.handle_at_once.remote(request)
         else:
             data, reply = actor.handle.remote(request, *self._objects(request))
-        self._made[Shard(request.worker, request.number)] = data
+        self._made[Shard(request.worker, request.number)] = _Made(frozenset(request.ids), data)
         return reply
 
     def receive(self, replies: Sequence[Reference], deadline_s: float) -> tuple[Reference, Reply]:
@@ -115,8 +126,8 @@ class Actors:
         return ready[0], _value(ready[0])
 
     def revive(self) -> None:
-        """Replace actors that have died, and forget all requests and samples."""
-        self._waiting, self._made, self._put, self._weights = {}, {}, {}, None
+        """Replace actors that have died, and forget requests that worker 0 hasn't seen."""
+        self._waiting = {}
         for number, actor in list(self._actors.items()):
             try:
                 ray.get(actor.ping.remote())
@@ -131,12 +142,17 @@ class Actors:
 
     def _handle(self, request: Request) -> Reply:
         wanted = [shard for hook in request.before if isinstance(hook, Transfer) for shard in hook.shards]
-        made, reply = self._local.handle(request, *(_value(self._made[shard]) for shard in wanted))
-        if request.name == "clear_data_cache":  # It clears all: there is one batch at a time.
-            self._made, self._put = {}, {}
-        elif made is not None:
-            self._made[Shard(0, request.number)] = made
+        made, reply = self._local.handle(request, *(_value(self._made[shard].data) for shard in wanted))
+        if made is not None:
+            self._made[Shard(0, request.number)] = _Made(frozenset(made.ids), made)
         return reply
+
+    def _forget(self, ids: Collection[str]) -> None:
+        """Drop what was made for these ids alone, and weights that went with it."""
+        self._made = {shard: made for shard, made in self._made.items() if not made.ids.issubset(ids)}
+        self._put = {shard: reference for shard, reference in self._put.items() if shard in self._made}
+        numbers = {shard.request for shard in self._made}
+        self._weights = {number: one for number, one in self._weights.items() if number in numbers}
 
     def _objects(self, request: Request) -> list[Any]:
         """Return the objects for an actor's hooks, in the order of the hooks."""
@@ -151,16 +167,16 @@ class Actors:
 
     def _reference(self, shard: Shard) -> Any:
         if shard.worker:
-            return self._made[shard]
+            return self._made[shard].data
         if shard not in self._put:
-            self._put[shard] = ray.put(self._made[shard])
+            self._put[shard] = ray.put(self._made[shard].data)
         return self._put[shard]
 
     def _weights_of(self, role: str, number: int) -> Any:
         """Return a reference to a role's weights, the same for all workers that a request goes to."""
-        if self._weights is None or self._weights[0] != number:
-            self._weights = number, ray.put({name: one.cpu() for name, one in self._local.weights(role).items()})
-        return self._weights[1]
+        if number not in self._weights:
+            self._weights[number] = ray.put({name: one.cpu() for name, one in self._local.weights(role).items()})
+        return self._weights[number]
 
     def _start(self, number: int) -> Any:
         """Start an actor beside this process: in its lease if it has one, with as much as it has itself."""

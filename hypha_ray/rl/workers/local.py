@@ -53,4 +53,5 @@ class Local:
 
 def master_of(roles: Mapping[str, Role]) -> Master[int]:
     """Return a master with one model worker, which plays all roles and trains none."""
-    return Master({name: Mesh((0,)) for name in roles}, Post(Local({0: ModelWorker(0, roles, {})}), deadline_s=0.0))
+    meshes = {name: Mesh((0,)) for name in roles}
+    return Master(meshes, Post(Local({0: ModelWorker(0, roles, {})}), deadline_s=0.0), count())

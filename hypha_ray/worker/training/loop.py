@@ -218,6 +218,8 @@ class TrainingLoop:
         size = min(plan.batch_size, plan.samples - done)
         with meter.waiting():
             batch = self._batch_source.batch(plan.spans, done, size)
+            upcoming = self._batch_source.upcoming(plan.spans, done + size, plan.batch_size, waits=self._replay)
+            self._trainer.announce(upcoming)
         began = time.monotonic()
         # All workers go through the schedule together, by parts of the round: a fast one isn't ahead.
         self._optimizer.seek(position(self._job, plan, done / of))

@@ -121,6 +121,9 @@ class SupervisedTrainer:
         """The model's loss, and what it got right, over these batches."""
         return evaluate(self.model, self._task, batches, self.device, self._autocast)
 
+    def announce(self, upcoming: Iterator[Samples]) -> None:
+        """Do nothing: a step depends on its own batch."""
+
     def merged(self, version: int) -> None:
         """Do nothing: no figure or step depends on which global weights were merged."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 import torch
@@ -35,6 +35,10 @@ class Trainer(Protocol):
 
     def seed(self, *entropy: int) -> None:
         """Let all random numbers from here on depend on these numbers alone."""
+        ...
+
+    def announce(self, upcoming: Iterator[Samples]) -> None:
+        """Learn which batches of the round probably come after the next one, as far as wanted."""
         ...
 
     def step(self, batch: Samples) -> Step:

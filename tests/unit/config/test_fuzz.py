@@ -59,7 +59,7 @@ _DEPENDENT = {
     "gradient_checkpointing",
 }
 _DEPENDENT |= {"repository", "token", "mode", "warmup_rounds", "in_flight", "k_aware", "kl", "minibatches", "weights"}
-_DEPENDENT |= {"bid", "engine", "url", "template", "pattern", "key_variable"}
+_DEPENDENT |= {"bid", "engine", "key_variable", "pattern", "staleness", "template", "url"}
 
 
 def _values(key: Key) -> st.SearchStrategy[Any]:

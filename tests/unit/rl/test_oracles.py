@@ -13,6 +13,7 @@ from hypha_ray.config.tables.rl import RL
 from hypha_ray.rl.algorithms.advantages import ADVANTAGES
 from hypha_ray.rl.algorithms.gae import generalized_advantages, whitened
 from hypha_ray.rl.algorithms.kl import ESTIMATORS, adapted
+from hypha_ray.rl.algorithms.losses import decoupled_weight
 from hypha_ray.rl.algorithms.values import clipped_value_loss
 from hypha_ray.rl.engines.native import Responses
 from hypha_ray.rl.objective import Objective
@@ -110,3 +111,11 @@ def test_adapted_coefficient_equals_that_of_verl(divergence: float, expected: fl
 def test_divergence_equals_that_of_verl(name: str) -> None:
     found = ESTIMATORS[name](GIVEN["new"], GIVEN["reference"])  # type: ignore[index]
     assert torch.allclose(found, torch.tensor(ORACLES["divergences"][name], dtype=torch.float64), atol=1e-6)
+
+
+@pytest.mark.parametrize(("cap", "weights"), [(None, [0.5, 1.0, 3.0]), (2.0, [0.5, 1.0, 0.0]), (3.5, [0.5, 1.0, 3.0])])
+def test_tokens_of_older_weights_are_weighed_by_their_ratio_and_left_out_beyond_the_cap(
+    cap: float | None, weights: list[float]
+) -> None:
+    proximal, behaviour = torch.tensor([[0.2, 0.4, 0.6]]).log(), torch.tensor([[0.4, 0.4, 0.2]]).log()
+    assert decoupled_weight(proximal, behaviour, cap).tolist() == [pytest.approx(weights)]

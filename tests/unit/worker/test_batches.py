@@ -28,6 +28,20 @@ def test_batches_of_spans_cover_each_sample_once_in_the_epochs_order() -> None:
     assert np.array_equal(rows, np.array(expected))
 
 
+def test_upcoming_batches_are_those_that_come_as_far_as_their_slices_are_there() -> None:
+    batch_source = BatchSource(seed=7)
+    spans = (Span(0, 0, 0, 10), Span(0, 1, 0, 6), Span(0, 2, 0, 3))
+    for index, samples in ((0, 10), (1, 6)):
+        batch_source.put(index, slice_of(index, samples))
+    there = [one.keys for one in batch_source.upcoming(spans, 4, 4, waits=False)]
+    batch_source.put(2, slice_of(2, 3))
+    all_ = [one.keys for one in batch_source.upcoming(spans, 4, 4, waits=True)]
+
+    assert [len(keys) for keys in all_] == [4, 4, 4, 3]
+    assert np.array_equal(np.concatenate(all_), batch_source.batch(spans, 4, 15).keys)
+    assert len(there) == 3 and all(map(np.array_equal, there, all_))
+
+
 def test_batch_is_a_writable_copy() -> None:
     batch_source = BatchSource(seed=0)
     batch_source.put(0, slice_of(0, 8))

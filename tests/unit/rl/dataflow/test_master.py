@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections import defaultdict
 from collections.abc import Mapping
-from itertools import product
+from itertools import count, product
 from typing import Any
 
 import numpy as np
@@ -64,7 +64,7 @@ def island(first: Mesh, second: Mesh) -> tuple[Master[int], dict[int, dict[str, 
         for worker in mesh.workers:
             roles[worker][name] = Replica()
     workers = {number: ModelWorker(number, own, {}) for number, own in roles.items()}
-    return Master({"first": first, "second": second}, Post(Local(workers), 1.0)), roles
+    return Master({"first": first, "second": second}, Post(Local(workers), 1.0), count()), roles
 
 
 def batch(step: int, size: int = 12, longest: int = 5) -> Sample:

@@ -1,0 +1,127 @@
+"""Batches that rollout workers respond to while earlier ones are trained on (AReaL, arXiv:2505.24298).
+
+     step              k                  k+1                 k+2
+     rollout workers   batch k+1 ───────► batch k+2 ───────► batch k+3         staleness 1
+     trainer           batch k            batch k+1           batch k+2
+
+A batch goes out as many steps ahead as the staleness allows, with the weights of that moment. So no speed of a worker
+decides which weights respond to a prompt, and a batch that is sent again gets the same responses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic
+
+from hypha_ray.rl.dataflow.graph import Call
+from hypha_ray.rl.dataflow.plan import Shard, windows
+from hypha_ray.rl.dataflow.post import Pending, Post, R, Transport
+from hypha_ray.rl.dataflow.requests import Reallocate, Reply, Request, Transfer
+from hypha_ray.rl.dataflow.sample import Sample
+
+
+@dataclass
+class _Batch(Generic[R]):
+    """Batch on its way."""
+
+    ids: tuple[str, ...]
+    requests: tuple[Request, ...]
+    post: Post[R]
+    pending: Pending
+
+
+class StreamDataset(Generic[R]):
+    """Dataset of an asynchronous island. It holds no arrays: what rollout workers make stays where it was made.
+
+    Args:
+        transport: way to the model workers.
+        workers: numbers of those that respond.
+        call: call that they answer.
+        numbers: numbers of requests, shared with all others that send requests by this transport.
+        deadline_s: longest time in seconds to wait for a reply.
+
+    """
+
+    def __init__(
+        self, transport: Transport[R], workers: Sequence[int], call: Call, numbers: Iterator[int], deadline_s: float
+    ) -> None:
+        self._transport, self._workers, self._call = transport, tuple(workers), call
+        self._numbers, self._deadline_s = numbers, deadline_s
+        self._ahead: dict[tuple[str, ...], _Batch[R]] = {}
+        self._dropped: list[_Batch[R]] = []
+
+    def fetch(self, wanted: Sequence[Sample], version: int) -> tuple[Reply, ...]:
+        """Send out those batches that aren't on their way, and wait for the first one; batches not wanted are dropped.
+
+        Args:
+            wanted: prompts of the batch that is trained on next, and of those after it.
+            version: version of the weights that batches sent out now are responded with.
+
+        Returns:
+            Replies of the workers, whose samples are where they were made.
+
+        Raises:
+            WorkerLostError: a worker died.
+            ClusterError: a worker didn't answer in time.
+
+        """
+        names = [batch.ids for batch in wanted]
+        self._drop([ids for ids in self._ahead if ids not in names])
+        while self._dropped:  # Workers begin with nothing new before these are done, so that is no time lost.
+            self._clear(self._dropped[0])
+            del self._dropped[0]
+        for batch in wanted:
+            if batch.ids not in self._ahead:
+                self._ahead[batch.ids] = self._begin(batch, version)
+        first = self._finished(self._ahead[names[0]])
+        del self._ahead[names[0]]
+        return tuple(sorted(first.pending.replies, key=lambda reply: reply.worker))
+
+    def begin_anew(self) -> None:
+        """Drop everything: the weights have been replaced."""
+        self._drop(list(self._ahead))
+
+    def send_again(self) -> None:
+        """Send all unanswered requests again, with the weights of the first time, because a worker was replaced."""
+        for one in (*self._ahead.values(), *self._dropped):
+            if not one.pending.done:
+                one.post = Post(self._transport, self._deadline_s)
+                one.pending = _sent(one.post, one.requests)
+
+    def _drop(self, names: Sequence[tuple[str, ...]]) -> None:
+        self._dropped += [self._ahead.pop(ids) for ids in names]
+
+    def _begin(self, batch: Sample, version: int) -> _Batch[R]:
+        """Store the prompts with worker 0, and let each rollout worker respond to its window of them."""
+        post, fetch, number = Post(self._transport, self._deadline_s), next(self._numbers), next(self._numbers)
+        post.request(Request(fetch, "fetch", 0, ids=batch.ids, arguments={"sample": batch}))
+        post.wait()
+        call, before = self._call, (Transfer((Shard(0, fetch),)), Reallocate("actor", self._call.role))
+        parts = [tuple(batch.ids[i] for i in window) for window in windows(len(batch.ids), len(self._workers))]
+        requests = tuple(
+            Request(number, call.op, worker, call.role, part, call.takes, before, arguments={"version": version})
+            for worker, part in zip(self._workers, parts, strict=True)
+            if part
+        )
+        return _Batch(batch.ids, requests, post, _sent(post, requests))
+
+    def _finished(self, one: _Batch[R]) -> _Batch[R]:
+        """Wait until all workers have answered."""
+        while not one.pending.done:
+            one.post.wait()
+        return one
+
+    def _clear(self, one: _Batch[R]) -> None:
+        """Let workers drop a batch, once they are through with it."""
+        post, number = self._finished(one).post, next(self._numbers)
+        workers = (0, *(request.worker for request in one.requests))
+        cleared = post.request(*(Request(number, "clear_data_cache", worker, ids=one.ids) for worker in workers))
+        while not cleared.done:
+            post.wait()
+
+
+def _sent(post: Post[R], requests: Sequence[Request]) -> Pending:
+    pending = post.request(*requests)
+    post.flush()
+    return pending
