@@ -31,3 +31,5 @@ class Step:
     """Keys, as `Samples.keys`, of samples that were left out because loss or gradient weren't finite."""
     shown: tuple[Mapping[str, Any], ...] = ()
     """Records of a few responses, for people to read."""
+    revived: tuple[int, ...] = ()
+    """Numbers of the model workers that have died and were replaced since the batch before."""

@@ -80,6 +80,8 @@ class Island:
         self._stream = StreamDataset(self._workers, beside, ROLLOUT, numbers, _DEADLINE_S)
         self._upcoming: list[Sample] = []
         """Prompts of the batches after the next one, as far as the staleness reaches."""
+        self._revived: list[int] = []
+        """Numbers of model workers that were replaced, and not yet told of."""
         self._version = 0
         """Number of batches that were trained on."""
         trained = {name: role for name, role in roles.items() if isinstance(role, TrainedRole)}
@@ -168,7 +170,8 @@ class Island:
         moved: Sums = {name: (float(number), 1.0) for name, number in self._master.collectives.items()}
         sums, rewarded = sums_of(replies) | moved, streamed or replies["rew_inf"]
         shown = rewarded[0].facts["shown"]
-        return Step(loss, actor["scored"], norm, actor["tokens"], sums, bad, shown)
+        revived, self._revived = tuple(self._revived), []
+        return Step(loss, actor["scored"], norm, actor["tokens"], sums, bad, shown, revived)
 
     def _streamed(self, batch: Sample) -> tuple[Reply, ...]:
         """Have rollout workers begin with the next batches, and wait for this one; without staleness do nothing."""
@@ -195,7 +198,7 @@ class Island:
         for _ in range(_ATTEMPTS - 1):
             with contextlib.suppress(WorkerLostError):
                 return act()
-            self._workers.revive()
+            self._revived += self._workers.revive()
             self._master.renew(self._new_post())
             self._stream.send_again()
         return act()

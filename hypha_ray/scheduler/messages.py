@@ -10,6 +10,7 @@ from hypha_ray.types import (
     Damaged,
     Event,
     Merged,
+    ModelWorkersRevived,
     Plan,
     RolloutReport,
     RoundEvent,
@@ -240,13 +241,18 @@ class Outbox:
             fields["round"] = event.round
         self.event("stale", now, **fields)
 
-    def logged(self, event: Damaged | RolloutReport, now: float) -> None:
-        """Add lines for damaged samples to events.jsonl, or lines for responses to rollouts.jsonl."""
-        if isinstance(event, Damaged):
-            self._damaged(event, now)
-            return
-        for response in event.responses:
-            self.event("rollout", now, round=event.round, worker=event.source.worker, **response)
+    def logged(self, event: Damaged | RolloutReport | ModelWorkersRevived, now: float) -> None:
+        """Add lines for damaged samples or replaced processes to events.jsonl, or for responses to rollouts.jsonl."""
+        worker = event.source.worker
+        match event:
+            case Damaged():
+                self._damaged(event, now)
+            case ModelWorkersRevived(model_workers=numbers):
+                for number in numbers:
+                    self.event("revive", now, role=f"model worker {number} of worker {worker}", reason="it died")
+            case RolloutReport(responses=responses):
+                for response in responses:
+                    self.event("rollout", now, round=event.round, worker=worker, **response)
 
     def _damaged(self, event: Damaged, now: float) -> None:
         """Log samples that can't be trained on."""

@@ -105,6 +105,13 @@ class RolloutReport(RoundEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class ModelWorkersRevived(RoundEvent):
+    """Model workers of an island that died and were replaced, by their numbers."""
+
+    model_workers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Delta(RoundEvent):
     """A round's result; the next `fragments` items of the stream are its payloads, one a fragment, in order.
 

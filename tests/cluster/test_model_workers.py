@@ -71,6 +71,7 @@ def test_a_step_whose_model_worker_is_killed_is_the_same_step(point: str, tmp_pa
     try:
         assert hits(log, point) == 1
         assert [one.sums for one in found] == [one.sums for one in expected]
+        assert sum(len(one.revived) for one in found) == 1
         require_equal(unharmed, harmed, 0.0)
     finally:
         unharmed.close()

@@ -125,15 +125,17 @@ class Actors:
             raise ClusterError("RL015", "no model worker has answered", f"{deadline_s:g} s of silence")
         return ready[0], _value(ready[0])
 
-    def revive(self) -> None:
-        """Replace actors that have died, and forget requests that worker 0 hasn't seen."""
-        self._waiting = {}
+    def revive(self) -> tuple[int, ...]:
+        """Replace actors that have died, and forget requests that worker 0 hasn't seen; return the actors' numbers."""
+        self._waiting, dead = {}, []
         for number, actor in list(self._actors.items()):
             try:
                 ray.get(actor.ping.remote())
             except RayActorError:
                 log.warning("model worker %d has died and is replaced", number)
                 self._actors[number] = self._start(number)
+                dead.append(number)
+        return tuple(dead)
 
     def close(self) -> None:
         """End all actors."""

@@ -44,8 +44,9 @@ class Local:
         """Return the first reply: all are there."""
         return replies[0], self._replies.pop(replies[0])
 
-    def revive(self) -> None:
+    def revive(self) -> tuple[int, ...]:
         """Do nothing: workers of this process die with it."""
+        return ()
 
     def close(self) -> None:
         """Do nothing: only memory is held."""

@@ -1,18 +1,40 @@
-"""Damage that the failpoint ``worker.payload`` does to a delta, so that tests see it rejected."""
+"""Faults that tests ask for: a slow machine, and the damage that the failpoint ``worker.payload`` does to a delta."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from hypha_ray.config import Job
 from hypha_ray.model.layout import Array
 from hypha_ray.types import Delta, Flat
 from hypha_ray.types.layout import is_trained
 
 _FACTORS = {"zero": 0.0, "flip": -1.0, "huge": 1e6}
 """Actions that scale w − θ."""
+
+
+class Throttle:
+    """Slowness of a machine.
+
+    Args:
+        job: the job file.
+        worker: number of the worker.
+
+    """
+
+    def __init__(self, job: Job, worker: int) -> None:
+        slowdown, times = job.testing.slowdown, job.testing.batch_times_s
+        self._slowdown = slowdown[worker] if worker < len(slowdown) else 1.0
+        self._least_s = times[worker] if worker < len(times) else job.testing.batch_s or 0.0
+
+    def wait(self, step_s: float) -> None:
+        """Wait after a step of this time for as long as the slower machine would."""
+        if (wait_s := max((self._slowdown - 1) * step_s, self._least_s - step_s)) > 0:
+            time.sleep(wait_s)
 
 
 def corrupted(action: str, delta: Delta, parts: Sequence[Flat], theta: Sequence[Flat]) -> list[Delta | Flat]:

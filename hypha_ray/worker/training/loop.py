@@ -23,6 +23,7 @@ from hypha_ray.types import (
     Flat,
     Left,
     Merged,
+    ModelWorkersRevived,
     Plan,
     Ready,
     RolloutReport,
@@ -35,7 +36,7 @@ from hypha_ray.worker.batches import BatchSource
 from hypha_ray.worker.inbox import Inbox
 from hypha_ray.worker.incarnation import Emit
 from hypha_ray.worker.interrupts import Retired
-from hypha_ray.worker.training.faults import corrupted
+from hypha_ray.worker.training.faults import Throttle, corrupted
 from hypha_ray.worker.training.inner_state import export_inner_state, import_inner_state
 from hypha_ray.worker.training.local_weights import LocalWeights
 from hypha_ray.worker.training.meter import Meter
@@ -92,9 +93,7 @@ class TrainingLoop:
         """Batches in a row that were skipped for want of a finite gradient."""
         self._next = 0
         """The earliest round that may be trained."""
-        slowdown, times = job.testing.slowdown, job.testing.batch_times_s
-        self._slowdown = slowdown[source.worker] if source.worker < len(slowdown) else 1.0
-        self._least_s = times[source.worker] if source.worker < len(times) else job.testing.batch_s or 0.0
+        self._throttle = Throttle(job, source.worker)
 
     def run(self) -> None:
         """Train until the final plan, or until the worker has left; raises `Closed` when it is stopped before."""
@@ -226,11 +225,13 @@ class TrainingLoop:
         rate = self._optimizer.learning_rate  # That of this step: the optimizer goes on to the next one by itself.
         self._weights.mark_changed()
         result = self._strategy.train(batch)
-        self._throttle(time.monotonic() - began)
+        self._throttle.wait(time.monotonic() - began)
         meter.step(result, size, rate)
         self._see_to_damage(plan.round, result)
         if result.shown and meter.batches == 1:
             self._emit(RolloutReport(self._source, plan.round, result.shown))
+        if result.revived:
+            self._emit(ModelWorkersRevived(self._source, plan.round, result.revived))
         if meter.due and meter is not self._begun:
             self._emit(meter.report())
         failpoint("worker.step", self._source.worker)
@@ -292,8 +293,3 @@ class TrainingLoop:
         items: list[Delta | Flat] = [delta, *parts] if action is None else corrupted(action, delta, parts, theta)
         for item in items:
             self._emit(item)
-
-    def _throttle(self, step_s: float) -> None:
-        """Play a slower machine, where a test asks for one."""
-        if (wait_s := max((self._slowdown - 1) * step_s, self._least_s - step_s)) > 0:
-            time.sleep(wait_s)
