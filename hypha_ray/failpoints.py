@@ -29,6 +29,7 @@ from hypha_ray.errors import ConfigError
 POINTS = {
     "worker.start": "before the model is built",
     "worker.step": "after an inner step",
+    "worker.process": "another process of a worker has its part of a batch, and has computed nothing",
     "worker.before_delta": "the round's last step is done, nothing handed over",
     "worker.mid_delta": "the delta is announced, its payload isn't there yet",
     "worker.after_delta": "everything of the round is handed over",

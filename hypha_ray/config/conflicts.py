@@ -77,6 +77,8 @@ def _of_rl(job: Job, strategy: str) -> Iterator[Conflict]:
     rl = job.rl
     if (outside := _trainers_outside(job)) is not None:
         yield Conflict(outside, "rl.algorithm", "external trainers are given no prompts: leave one of them out")
+    if job.worker.processes is not None:
+        yield Conflict("worker.processes", "rl.algorithm", "set rl.model_workers: the first process trains alone")
     if job.worker.gradient_checkpointing:
         yield Conflict("worker.gradient_checkpointing", "rl.algorithm", "a policy is in evaluation mode: leave it out")
     for name in ("epochs", "minibatches"):

@@ -9,8 +9,8 @@ from hypha_ray.config.keys import KeyPath, arrays, keys, shown
 from hypha_ray.config.schema import Job
 from hypha_ray.config.tables.rl import JUDGE
 
-_OF_TRAINERS = (
-    "worker.device worker.autocast worker.compile worker.attention worker.gradient_checkpointing rounds.accumulation"
+_OF_TRAINERS = "rounds.accumulation " + " ".join(
+    f"worker.{name}" for name in ("device", "processes", "autocast", "compile", "attention", "gradient_checkpointing")
 )
 
 

@@ -273,6 +273,18 @@ class Job(Table):
             worker -= group.count
         raise IndexError(f"no worker has the number {worker}")
 
+    def processes_of(self, worker: int) -> int:
+        """Number of processes of the worker of that number, which share its lease equally."""
+        return self.processes_in(self.group_of(worker))
+
+    def processes_in(self, group: WorkerGroup) -> int:
+        """Number of processes of each worker of a group: one for each GPU, unless the job says otherwise."""
+        if group.bridged:
+            return 1
+        if self.rl.algorithm is not None:
+            return self.rl.model_workers
+        return self.worker.processes or max(1, int(group.gpu))
+
     @property
     def report_interval_s(self) -> float:
         """Seconds between two reports of a worker; longer in a large fleet, so that the scheduler can read them all."""

@@ -52,7 +52,7 @@ class TrainWorker:
         with uncollected():
             import torch  # A process that only starts this actor needs none of it.
 
-            torch.set_num_threads(max(1, int(job.group_of(source.worker).cpu / job.rl.processes)))
+            torch.set_num_threads(max(1, int(job.group_of(source.worker).cpu / job.processes_of(source.worker))))
             from hypha_ray.worker.training.loop import TrainingLoop
 
         return TrainingLoop(job, source, batch_source, inbox, emit, self._specials)

@@ -14,6 +14,10 @@ class Retired(Closed):
     """The worker is leaving; its result of this round is still wanted."""
 
 
+class ProcessLostError(Exception):
+    """Another process of the worker has died or is silent; the worker is lost with it."""
+
+
 class Interruptible:
     """State that one thread writes and another one waits for, until it is interrupted."""
 

@@ -253,17 +253,27 @@ def test_more_than_any_node_has_says_which_node_lacks_how_much(run_job: Jobs, sm
 
 @pytest.mark.parametrize("flags", [(), ("--dry-run",)])
 @pytest.mark.parametrize(
-    ("flag", "value", "words"),
+    ("wrong", "words"),
     [
-        ("--resources.worker.gpu", "8", "error[CFG003]: resources.worker.gpu: a worker uses one GPU — got 8"),
-        ("--resources.min_gpus", "2", "error[CFG003]: resources.min_gpus: a worker uses one GPU — got 2"),
-        ("--worker.device", "cuda", 'error[CFG011]: worker.device = "cuda" and resources.worker.gpu = 0 exclude each'),
+        (
+            "--resources.worker.gpu=8 --worker.processes=2",
+            "error[CFG003]: resources.worker.gpu: a process of a worker uses one GPU, and worker.processes is 2",
+        ),
+        (
+            "--resources.min_gpus=2 --worker.processes=1",
+            "error[CFG003]: resources.min_gpus: a process of a worker uses one GPU, and worker.processes is 1 — got 2",
+        ),
+        (
+            "--resources.worker.gpu=2 --rounds.max_batch_size=1",
+            "error[CFG003]: rounds.max_batch_size: the 2 processes of a worker share each batch — got 1, allowed 2 or",
+        ),
+        ("--worker.device=cuda", 'error[CFG011]: worker.device = "cuda" and resources.worker.gpu = 0 exclude each'),
     ],
 )
 def test_gpus_that_a_worker_would_not_use_or_see_are_refused(
-    run_job: Jobs, small_job: Path, corpus: Path, flag: str, value: str, words: str, flags: tuple[str, ...]
+    run_job: Jobs, small_job: Path, corpus: Path, wrong: str, words: str, flags: tuple[str, ...]
 ) -> None:
-    done = run_job("@", small_job, "--dataset.path", corpus, flag, value, *flags)
+    done = run_job("@", small_job, "--dataset.path", corpus, *wrong.split(), *flags)
     assert done.returncode == 2 and error_of(done).startswith(words)
     assert not run_job.home.exists()
 

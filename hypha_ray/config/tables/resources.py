@@ -87,6 +87,9 @@ class Worker(Table):
     """Computation of a worker."""
 
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU if the lease has one")
+    processes: Count | None = Field(
+        None, description="processes of a worker, which share each batch; default: one for each GPU of its lease"
+    )
     autocast: Literal["none", "bf16"] = Field("none", description="bf16: mixed precision in forward and backward")
     compile: bool = Field(False, description="torch.compile the model")
     gradient_checkpointing: bool = Field(

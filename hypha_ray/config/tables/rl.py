@@ -256,11 +256,6 @@ class RL(Table):
     evaluation: Evaluation = Evaluation()
 
     @property
-    def processes(self) -> int:
-        """Number of processes of a worker; 1 without reinforcement learning."""
-        return 1 if self.algorithm is None else self.model_workers
-
-    @property
     def reference_is_trainers(self) -> bool:
         """Whether the reference is with the trained policy: it is there alone, or takes weights of that one."""
         return self.model_workers == 1 or self.reference != "initial" or self.is_asynchronous

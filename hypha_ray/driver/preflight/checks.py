@@ -45,23 +45,35 @@ def check_job(job: Job) -> None:
 
 
 def check_devices(job: Job) -> None:
-    """Refuse GPUs that a worker wouldn't use, and a device that it couldn't see: Ray shows it only what it reserves.
+    """Refuse GPUs and processes that a worker wouldn't use, and a device that it couldn't see.
 
-    An external trainer isn't limited by Ray.
+    Ray shows a worker only the GPUs that it reserves. An external trainer isn't limited by Ray.
 
     Raises:
-        ConfigError: CFG003 more than one, CFG011 none.
+        ConfigError: CFG003 too many or too few of them, CFG011 no GPU.
 
     """
     old = "resources.min_gpus" if job.resources.min_gpus else "resources.worker.gpu"
-    for number, gpus in ((number, group.gpu) for number, group in enumerate(job.worker_groups) if not group.bridged):
+    for number, group in enumerate(job.worker_groups):
+        if group.bridged:
+            continue
         key = f"workers.{number}.gpu" if job.workers else old
-        if gpus > 1:
-            fix = "ask for one, and for as many workers as there are GPUs"
-            raise ConfigError("CFG003", f"{key}: a worker uses one GPU", f"{gpus:g}", "up to 1", fix)
-        if job.worker.device == "cuda" and not gpus:
+        _check_processes(job, key, group.gpu, job.processes_in(group))
+        if job.worker.device == "cuda" and not group.gpu:
             fix = "reserve a GPU or a part of one, or leave worker.device at auto"
             raise ConfigError("CFG011", f'worker.device = "cuda" and {key} = 0 exclude each other', fix=fix)
+
+
+def _check_processes(job: Job, key: str, gpus: float, processes: int) -> None:
+    """Refuse processes of a worker that have not one GPU each or no sample; those of an island may share GPUs."""
+    trains = job.rl.algorithm is None
+    if gpus != processes and (gpus > 1 or (trains and gpus and processes > 1)):
+        other, fix = ("worker.processes", "leave it out") if trains else ("rl.model_workers", "set it to the GPUs")
+        what = f"{key}: a process of a worker uses one GPU, and {other} is {processes}"
+        raise ConfigError("CFG003", what, f"{gpus:g}", f"{processes}", fix)
+    if trains and processes > (most := job.rounds.max_batch_size):
+        what = f"rounds.max_batch_size: the {processes} processes of a worker share each batch"
+        raise ConfigError("CFG003", what, str(most), f"{processes} or more", "raise it, or have fewer processes")
 
 
 def check_end(job: Job, dataset: Path) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from hypha_ray.config import Job
 from hypha_ray.data.manifest import Manifest
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 
 _READ_BYTES = 1 << 30
+_COUNTS_OBJECTS = ("instance-segmentation", "universal-segmentation")
+"""Tasks whose loss is a mean over the objects in a batch, of which each sample has some."""
 _TRANSCRIBED = ("ctc", "tdt")
 """Tasks whose labels are tokens, and whose scores are samples."""
 
@@ -62,6 +65,19 @@ def check_settings(case: Case) -> None:
     """Refuse an attention or a saving of memory that the model doesn't know; trainers outside of Ray have their own."""
     if not all(group.bridged for group in case.job.worker_groups):
         check_execution(case.network, case.job.worker)
+
+
+def check_processes(case: Case) -> None:
+    """Refuse models whose gradient is no sum over parts of a batch, if workers have several processes."""
+    job, name = case.job, type(case.network).__name__
+    if all(job.processes_in(group) == 1 for group in job.worker_groups):
+        return
+    norms = [name for name, module in case.network.named_modules() if isinstance(module, _BatchNorm)]
+    if not norms and case.task.name not in _COUNTS_OBJECTS:
+        return
+    what = f"{name} normalises by statistics of a batch ({norms[0]})" if norms else f"the loss of {name} counts objects"
+    fix = "have more workers of one process each: worker.processes = 1"
+    raise ConfigError("MODEL021", f"{what}, and the processes of a worker see only parts of it", fix=fix)
 
 
 def check_best(case: Case) -> None:
@@ -190,6 +206,7 @@ Check: TypeAlias = Callable[[Case], None]
 CHECKS: Final[tuple[Check, ...]] = (
     check_cut,
     check_settings,
+    check_processes,
     check_best,
     check_special_tokens,
     check_positions,

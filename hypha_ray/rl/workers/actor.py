@@ -9,9 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
-from ray.util.placement_group import get_current_placement_group
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+from hypha_ray.children import own_cores, start_child
 from hypha_ray.config import Job
 from hypha_ray.errors import ClusterError, HyphaError
 from hypha_ray.failpoints import arm
@@ -52,7 +51,7 @@ class ModelWorkerActor:
 
         from hypha_ray.rl.roles.build import untrained_roles
 
-        torch.set_num_threads(max(1, int(ray.get_runtime_context().get_assigned_resources().get("CPU", 0))))
+        torch.set_num_threads(own_cores())
         self._worker = ModelWorker(number, untrained_roles(job, tokenizer.load()), {})
 
     @ray.method(num_returns=2)
@@ -181,19 +180,8 @@ class Actors:
         return self._weights[number]
 
     def _start(self, number: int) -> Any:
-        """Start an actor beside this process: in its lease if it has one, with as much as it has itself."""
-        context = ray.get_runtime_context()
-        group = get_current_placement_group()
-        place = (
-            NodeAffinitySchedulingStrategy(context.get_node_id(), soft=False)
-            if group is None
-            else PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0)
-        )
-        own = context.get_assigned_resources() if context.get_actor_id() else {}
-        amounts = {"num_cpus": own.get("CPU", 0), "num_gpus": own.get("GPU", 0), "memory": own.get("memory")}
         job, tokenizer = self._arguments
-        kind = ray.remote(concurrency_groups={"control": 1}, max_restarts=0, max_task_retries=0)(ModelWorkerActor)
-        return kind.options(scheduling_strategy=place, **amounts).remote(job, number, tokenizer)
+        return start_child(ModelWorkerActor, job, number, tokenizer)
 
 
 def _value(made: Any) -> Any:

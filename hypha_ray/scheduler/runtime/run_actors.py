@@ -100,7 +100,7 @@ class RunActors:
         if worker is None:
             group = self._job.group_of(source.worker)
             # A trainer that dials in has to find its worker: token and address are here.
-            parts = self._job.rl.processes
+            parts = self._job.processes_of(source.worker)
             options = on_this_node() if group.dials_in else await self._place(name, parts)
             worker = await self._owned(group.kind, name, options, self._job, source, self._specials)
         self._workers[source.worker] = worker, source

@@ -21,6 +21,7 @@ from hypha_ray.scheduler.runtime.streams import upcoming
 from hypha_ray.scheduler.runtime.supervised_actor import GONE
 from hypha_ray.scheduler.runtime.telemetry_client import TelemetryClient
 from hypha_ray.types import Alive, Delta, Left, Source
+from hypha_ray.worker.interrupts import ProcessLostError
 
 AGAIN_S = 0.2
 """Seconds before a lost order is repeated."""
@@ -155,6 +156,8 @@ class WorkerDispatcher:
             cause = getattr(error, "cause", error)
             text = " ".join(f"{type(cause).__name__}: {cause}".split())
             reason, exception = f"the inner loop broke: {text}", text if cause is not error else None
+            if isinstance(cause, ProcessLostError):
+                reason, exception = first_line(cause), None
         finally:
             self._securing.pop(source, None)
         self._inbox(c.Lost(source, reason, exception))

@@ -71,7 +71,7 @@ class TrainingLoop:
     ) -> None:
         self._job, self._source = job, source
         self._batch_source, self._inbox, self._emit = batch_source, inbox, emit
-        self._trainer = trainer_of(job, source.worker, specials)
+        self._trainer = trainer_of(job, source.worker, specials, job.processes_of(source.worker))
         self._model, self._optimizer = self._trainer.model, self._trainer.optimizer
         self._strategy = strategy(job, self._trainer)
         self._layout = layout_of(self._model, job.sync.fragments, job.sync.partition)

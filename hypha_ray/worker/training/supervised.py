@@ -27,6 +27,7 @@ from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.optim.schedules import inner_steps
 from hypha_ray.optim.step import Step
 from hypha_ray.types import Arrays, Flat, Samples, Sums
+from hypha_ray.worker.training.reduction import Alone, Reduction
 
 
 class SupervisedTrainer:
@@ -41,6 +42,7 @@ class SupervisedTrainer:
 
     def __init__(self, job: Job, specials: SpecialTokens | None = None) -> None:
         self._accumulation = job.rounds.accumulation
+        self._reduction: Reduction = Alone()
         self._leaves_out = job.dataset.allow_quarantine
         self.device = device_of(job.worker.device)
         require_trainable(find_task(job.model.type))
@@ -57,12 +59,22 @@ class SupervisedTrainer:
         self._autocast = torch.bfloat16 if job.worker.autocast == "bf16" else None
         saved = self.model.state_dict().keys()
         self._buffers = [buffer for name, buffer in self.model.named_buffers() if name in saved]
+        self._trained = [one for one in self.model.parameters() if one.requires_grad]
         self._statistics = [buffer for buffer in self._buffers if buffer.is_floating_point()]
 
     @property
     def parameters(self) -> int:
         """Number of the model's parameters."""
         return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Trained parameters and saved buffers: all that training changes."""
+        return [*self._trained, *self._buffers]
+
+    def join(self, reduction: Reduction) -> None:
+        """Share batches with other processes from here on, over which `reduction` sums up."""
+        self._reduction = reduction
 
     def check_loss(self, batch: Samples) -> None:
         """Refuse a model whose loss isn't that of its task, by a small copy on the CPU.
@@ -104,18 +116,37 @@ class SupervisedTrainer:
     def _finite(self, batch: Samples, summed: bool) -> Step:
         """Add the finite gradients of a batch; its tokens aren't counted yet."""
         gradients, buffers = self._gradients(), [buffer.clone() for buffer in self._buffers]
-        result = self._backward(batch, summed)
+        result = self.add_gradient(batch, summed)
         if result.scored == 0 or self._is_finite(result):
             return result
         self._put_back(gradients, buffers)
         damaged = self._damaged(batch)
         self._put_back(gradients, buffers)
         if self._leaves_out and not damaged.all():
-            others = self._backward(batch.part(~damaged), summed)
+            others = self.add_gradient(batch.part(~damaged), summed)
             if self._is_finite(others):
                 return replace(others, bad=batch.keys[damaged])
             self._put_back(gradients, buffers)
         return Step(torch.zeros_like(result.loss), 0, torch.zeros_like(result.norm), bad=batch.keys[damaged])
+
+    def add_gradient(self, batch: Samples, summed: bool) -> Step:
+        """Add a batch's gradient. Micro-batches count by their scored positions, so that they change nothing.
+
+        The gradient is that of what is trained on, with the losses of routers; the loss is the one that is reported.
+        A model whose own loss is a sum is trained on the sum. Parts of a batch in other processes count alike.
+        """
+        parts = _split(batch, self._accumulation)
+        micro_batches = [self._task.inputs(tensors_of(part), part.keys, self._masking_seed) for part in parts]
+        counts = [self._task.count(inputs) for inputs in micro_batches]
+        summed |= self._task.summed
+        scored, total = self._reduction.total(sum(counts)), torch.zeros((), device=self.device)
+        for inputs, count in zip(micro_batches, counts, strict=True):
+            if count:
+                found = self._forward(inputs)
+                (found.trained * (count if summed else count / scored)).backward()
+                total += found.reported.detach() * (count / scored)
+        self._reduction.add_up(self._trained, total)
+        return Step(total, scored, self.optimizer.norm())
 
     def evaluate(self, batches: Iterable[Samples]) -> Sums:
         """The model's loss, and what it got right, over these batches."""
@@ -137,24 +168,6 @@ class SupervisedTrainer:
     def close(self) -> None:
         """Do nothing: only memory is held."""
 
-    def _backward(self, batch: Samples, summed: bool) -> Step:
-        """Add a batch's gradient. Micro-batches count by their scored positions, so that they change nothing.
-
-        The gradient is that of what is trained on, with the losses of routers; the loss is the one that is reported.
-        A model whose own loss is a sum is trained on the sum.
-        """
-        parts = _split(batch, self._accumulation)
-        micro_batches = [self._task.inputs(tensors_of(part), part.keys, self._masking_seed) for part in parts]
-        counts = [self._task.count(inputs) for inputs in micro_batches]
-        summed |= self._task.summed
-        scored, total = sum(counts), torch.zeros((), device=self.device)
-        for inputs, count in zip(micro_batches, counts, strict=True):
-            if count:
-                found = self._forward(inputs)
-                (found.trained * (count if summed else count / scored)).backward()
-                total += found.reported.detach() * (count / scored)
-        return Step(total, scored, self.optimizer.norm())
-
     def _is_finite(self, result: Step) -> bool:
         """Tell whether loss, gradient and batch statistics are finite; the one wait for the device in a step."""
         figures = [result.loss, result.norm]
@@ -169,7 +182,7 @@ class SupervisedTrainer:
         try:
             for index in range(len(batch)):
                 self.optimizer.zero_grad()
-                alone = self._backward(batch.part(slice(index, index + 1)), summed=False)
+                alone = self.add_gradient(batch.part(slice(index, index + 1)), summed=False)
                 found[index] = alone.scored > 0 and not self._is_finite(alone)
         finally:
             self.model.train()
@@ -195,7 +208,7 @@ class SupervisedTrainer:
 
 def _split(batch: Samples, parts: int) -> Iterator[Samples]:
     """Cut a batch into that many micro-batches, or fewer if it has fewer samples."""
-    size = -(-len(batch) // parts)
+    size = max(1, -(-len(batch) // parts))
     for start in range(0, len(batch), size):
         yield batch.part(slice(start, start + size))
 

@@ -70,7 +70,7 @@ class Trainer(Protocol):
         ...
 
 
-def trainer_of(job: Job, worker: int, specials: SpecialTokens | None = None) -> Trainer:
+def trainer_of(job: Job, worker: int, specials: SpecialTokens | None = None, processes: int = 1) -> Trainer:
     """Build the trainer that a job asks for.
 
     Args:
@@ -78,13 +78,18 @@ def trainer_of(job: Job, worker: int, specials: SpecialTokens | None = None) -> 
         worker: number of the worker.
         specials: special tokens for a masked language model, the whole tokenizer for reinforcement learning; None: the
             tokenizer that the job names, if any.
+        processes: number of processes of the worker, which has them in Ray only.
 
     Raises:
         HyphaError: the model can't be built, or can't be trained as the job wants it.
 
     """
     if job.rl.algorithm is None:
-        return SupervisedTrainer(job, specials)
+        if processes == 1:
+            return SupervisedTrainer(job, specials)
+        from hypha_ray.worker.group.trainer import GroupTrainer  # Ray has no part in a worker of one process.
+
+        return GroupTrainer(job, specials, worker)
     from hypha_ray.rl.island import Island
 
     assert isinstance(specials, PackedTokenizer)  # The driver sends it with every job of reinforcement learning.

@@ -1,0 +1,168 @@
+"""Processes of a worker but the first: Ray actors in its lease, which compute their parts of gradients.
+
+They hold a copy of the model and nothing else, and end with the first process.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from hypha_ray.children import own_cores, start_child
+from hypha_ray.config import Job
+from hypha_ray.failpoints import arm, failpoint
+from hypha_ray.model.tasks.masking import SpecialTokens
+from hypha_ray.types import Samples, Sums
+from hypha_ray.worker.interrupts import ProcessLostError
+
+PARTING_S = 10.0
+"""Longest wait for the errors of other processes, in seconds, after one of them has failed."""
+
+
+class Member:
+    """One process of a worker, as a Ray actor. SIGTERM is the first process's to answer.
+
+    Args:
+        job: the job file.
+        specials: special tokens, as `SupervisedTrainer` takes them.
+        worker: number of the worker.
+        rank: number of the process in its worker, from 1.
+
+    """
+
+    def __init__(self, job: Job, specials: SpecialTokens | None, worker: int, rank: int) -> None:
+        arm(job.testing.failpoints, job.testing.failpoint_log)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self._job, self._specials, self._worker, self._rank = job, specials, worker, rank
+        self._collectives: Any = None
+
+    def build(self) -> str:
+        """Build the model; return the fingerprint of its layout."""
+        import torch
+
+        from hypha_ray.model.layout import layout_of
+        from hypha_ray.worker.training.supervised import SupervisedTrainer
+
+        torch.set_num_threads(own_cores())
+        self._trainer = SupervisedTrainer(self._job, self._specials)
+        return layout_of(self._trainer.model).sha256()
+
+    def join(self, port: int) -> None:
+        """Connect to the other processes, whose store has this port."""
+        from hypha_ray.worker.group.collectives import Collectives, find_store
+
+        size, limit_s = self._job.processes_of(self._worker), self._job.worker.stall_s
+        store = find_store(port, limit_s)
+        self._collectives = Collectives(store, self._rank, size, self._trainer.device, limit_s)
+        self._trainer.join(self._collectives)
+
+    def seed(self, entropy: tuple[int, ...]) -> None:
+        """Let random numbers depend on these, and on the number of this process."""
+        self._trainer.seed(*entropy, self._rank)
+
+    def add_gradient(self, part: Samples, stale: bool, summed: bool) -> None:
+        """Compute the gradient of a part of a batch, and add it to those of the others."""
+        failpoint("worker.process", self._worker)
+        part = _copied(part)
+        with self._taking_part(stale):
+            self._trainer.optimizer.zero_grad()
+            self._trainer.add_gradient(part, summed)
+
+    def evaluate(self, part: Samples, stale: bool) -> Sums:
+        """Return figures of a part of a batch."""
+        with self._taking_part(stale):
+            return self._trainer.evaluate([_copied(part)] if len(part) else [])
+
+    @contextmanager
+    def _taking_part(self, stale: bool) -> Iterator[None]:
+        """Context with the first process's weights; after an error the others don't wait for this one."""
+        try:
+            if stale:
+                self._collectives.copy_out(self._trainer.tensors)
+            yield
+        except BaseException:
+            self._collectives.close()
+            raise
+
+
+class Members:
+    """All processes of a worker but the first, as seen by that one.
+
+    Args:
+        job: the job file.
+        specials: special tokens, as `SupervisedTrainer` takes them.
+        worker: number of the worker.
+
+    """
+
+    def __init__(self, job: Job, specials: SpecialTokens | None, worker: int) -> None:
+        self.processes = job.processes_of(worker)
+        """Number of processes of the worker, with the first."""
+        self._deadline_s = job.worker.stall_s
+        self._actors = [start_child(Member, job, specials, worker, rank) for rank in range(1, self.processes)]
+        self._replies: list[Any] = [actor.build.remote() for actor in self._actors]
+
+    def call(self, name: str, each: Sequence[Any], *arguments: Any) -> None:
+        """Call a method of all processes, each with a first argument of its own; earlier calls have to be done.
+
+        Raises:
+            ProcessLostError: one of them has died or is silent.
+            HyphaError: whatever an earlier call raised.
+
+        """
+        self.replies()
+        pairs = zip(self._actors, each, strict=True)
+        self._replies = [getattr(actor, name).remote(own, *arguments) for actor, own in pairs]
+
+    def replies(self) -> list[Any]:
+        """Wait for the results of the latest call, and forget them.
+
+        Raises:
+            ProcessLostError: one of the processes has died or is silent.
+            HyphaError: whatever one of them raises.
+
+        """
+        refs, self._replies = self._replies, []
+        waiting, limit_s, errors = list(refs), self._deadline_s, list[Exception]()
+        while waiting:
+            ready, waiting = ray.wait(waiting, timeout=limit_s)
+            if not ready:
+                break
+            if (error := _error(ready[0])) is not None:
+                errors.append(error)
+                limit_s = PARTING_S
+        if errors:
+            raise min(errors, key=lambda error: isinstance(error, ProcessLostError))
+        if waiting:
+            raise ProcessLostError(f"{len(waiting)} processes of this worker are silent for {limit_s:g} s")
+        return [ray.get(ref) for ref in refs]
+
+    def close(self) -> None:
+        """End all of them."""
+        for actor in self._actors:
+            ray.kill(actor)
+
+
+def _copied(part: Samples) -> Samples:
+    """Copy samples, because Ray's arrays are read-only, of which torch makes no tensors."""
+    return Samples({name: np.array(array) for name, array in part.arrays.items()}, part.keys)
+
+
+def _error(ref: Any) -> Exception | None:
+    """Error of a call that is over; None if it has a result."""
+    try:
+        ray.get(ref)
+    except RayActorError as error:
+        return ProcessLostError(f"a process of this worker has died: {str(error).partition(chr(10))[0]}")
+    except RayTaskError as error:
+        cause = error.cause
+        return cause if isinstance(cause, Exception) else error
+    return None

@@ -1,0 +1,134 @@
+"""Trainer of a worker of several processes: each computes its part of a batch's gradient, and this one does the rest.
+
+    batch ──┬── part 0 ──► gradient ─┐
+            ├── part 1 ──► gradient ─┼─ sum ──► clip, optimizer step ──► new weights to all processes
+            └── part 2 ──► gradient ─┘
+
+Weights, the optimizer's state and all else that is exchanged or saved are here. So other processes have nothing to
+lose, and codecs, fragments, strategies and replay go as in a worker of one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+from hypha_ray.config import Job
+from hypha_ray.errors import ConfigError
+from hypha_ray.model.layout import layout_of
+from hypha_ray.model.tasks.masking import SpecialTokens
+from hypha_ray.optim.step import Step
+from hypha_ray.types import Samples, Sums, added
+from hypha_ray.worker.group.actor import Members
+from hypha_ray.worker.group.collectives import Collectives, open_store
+from hypha_ray.worker.interrupts import ProcessLostError
+from hypha_ray.worker.training.supervised import SupervisedTrainer
+
+
+class GroupTrainer(SupervisedTrainer):
+    """Trainer in the first process of a worker.
+
+    Args:
+        job: the job file.
+        specials: special tokens, as `SupervisedTrainer` takes them.
+        worker: number of the worker.
+
+    """
+
+    def __init__(self, job: Job, specials: SpecialTokens | None, worker: int) -> None:
+        self._members = Members(job, specials, worker)
+        self._stale = True
+        """Whether other processes may have other weights than this one."""
+        try:
+            super().__init__(job, specials)
+            self._collectives = self._connect(job)
+            self.join(self._collectives)
+        except BaseException:
+            self._members.close()
+            raise
+
+    def step(self, batch: Samples) -> Step:
+        """Take one inner step on the gradient of all parts."""
+        result = super().step(batch)
+        self._stale = True
+        return result
+
+    def add_gradient(self, batch: Samples, summed: bool) -> Step:
+        """Add the gradient of a batch, of which each process computes that of its part."""
+        own, *others = _parts(batch, self._members.processes)
+        with self._together("add_gradient", others, summed):
+            return super().add_gradient(own, summed)
+
+    def evaluate(self, batches: Iterable[Samples]) -> Sums:
+        """Return the model's loss, and what it got right, as sums over the parts of all processes."""
+        found: list[Sums] = []
+        self._stale = True  # The global weights may be in the model for this evaluation alone.
+        own = super().evaluate(self._own_parts(batches, found))
+        self._stale = True
+        return added([own, *found])
+
+    def seed(self, *entropy: int) -> None:
+        """Let random numbers depend on these alone; each process has its own."""
+        super().seed(*entropy)
+        self._members.call("seed", [entropy] * (self._members.processes - 1))
+
+    def merged(self, version: int) -> None:
+        """Let other processes have the merged weights before their next part."""
+        self._stale = True
+
+    def close(self) -> None:
+        """End the other processes."""
+        self._members.close()
+        self._collectives.close()
+
+    def _connect(self, job: Job) -> Collectives:
+        """Connect all processes once they have built their models.
+
+        Raises:
+            ConfigError: MODEL022, their models differ.
+
+        """
+        built = layout_of(self.model).sha256()
+        if any(other != built for other in self._members.replies()):
+            what = "the processes of a worker have built different models from the same job file"
+            raise ConfigError("MODEL022", what, fix="name a model whose weights don't change, by model.revision")
+        store, port = open_store()
+        self._members.call("join", [port] * (self._members.processes - 1))
+        return Collectives(store, 0, self._members.processes, self.device, job.worker.stall_s)
+
+    def _own_parts(self, batches: Iterable[Samples], found: list[Sums]) -> Iterator[Samples]:
+        """Return this process's part of each batch, while others evaluate theirs, whose sums are added to `found`."""
+        for batch in batches:
+            own, *others = _parts(batch, self._members.processes)
+            with self._together("evaluate", others):
+                yield own
+            found += self._members.replies()
+
+    @contextmanager
+    def _together(self, name: str, parts: list[Samples], *arguments: Any) -> Iterator[None]:
+        """Context in which other processes work on their parts, with the weights of this one.
+
+        Raises:
+            ProcessLostError: one of them has died or is silent.
+            HyphaError: whatever one of them raises.
+
+        """
+        stale, self._stale = self._stale, False
+        self._members.call(name, parts, stale, *arguments)
+        try:
+            if stale:
+                self._collectives.copy_out(self.tensors)
+            yield
+        except ProcessLostError:
+            self._collectives.close()
+            self._members.replies()  # One of them may know more: its own error was the reason.
+            raise
+
+
+def _parts(batch: Samples, count: int) -> list[Samples]:
+    """Cut a batch into that many parts, of which the first ones may be larger by a sample, and the last ones empty."""
+    whole, rest = divmod(len(batch), count)
+    ends = [number * whole + min(number, rest) for number in range(count + 1)]
+    return [batch.part(slice(start, stop)) for start, stop in pairwise(ends)]
