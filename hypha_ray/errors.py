@@ -8,6 +8,7 @@
     ├─ CheckpointError              5           choose another checkpoint
     └─ TryAgainError                75          wait, or bring more machines
        ├─ CapacityError                         the cluster lacks a resource
+       │  └─ OutbidError                        do nothing: the run waits for its turn
        ├─ ClusterError                          Ray can't be reached, or an actor is gone
        │  └─ LostError                          do nothing: the run goes on from its last commit
        ├─ BridgeError                           the other side of a bridge is gone, or breaks the protocol
@@ -86,6 +87,10 @@ class TryAgainError(HyphaError):
 
 class CapacityError(TryAgainError):
     """The cluster lacks a resource, now or ever."""
+
+
+class OutbidError(CapacityError):
+    """Other runs of the exchange have the machines of a run that has trained nothing yet: it waits for its turn."""
 
 
 class ClusterError(TryAgainError):

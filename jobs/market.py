@@ -3,6 +3,7 @@
     python jobs/market.py                                       machines, terms, leases and prices
     python jobs/market.py --offer --price 80 --floor 50         on the machine itself, or with --node
     python jobs/market.py --withdraw                            no further lease, and the present ones end
+    python jobs/market.py --open                                let an exchange rule on runs that compete, until --close
 
 Prices are per hour of the whole machine. An offer takes the place of the one before; for what it doesn't say, the
 labels of `ray start --labels` hold. The cluster is the one of RAY_ADDRESS, by default the one that this machine is a
@@ -15,6 +16,7 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.cli.options import parse_options
@@ -42,6 +44,12 @@ class Market:
     """speed of the whole machine, in a unit that all owners use"""
     withdraw: bool = False
     """let the machine no longer: its workers hand over their work and leave"""
+    open: bool = False
+    """open the exchange of the cluster"""
+    share: Literal["bid", "fair"] = "bid"
+    """order at the exchange for --open: the highest bid first, or shares in the ratio of the bids"""
+    close: bool = False
+    """close the exchange: leases stay"""
     node: str | None = None
     """address or beginning of the id of the machine; default: this one"""
     json: Path | None = None
@@ -63,24 +71,30 @@ class Market:
 def main() -> None:
     """Parse first, import later: `--help` and a mistyped flag answer at once."""
     options = parse_options(Market, __doc__, sys.argv[1:])
-    if options.offer and options.withdraw:
-        raise ConfigError("CFG011", "--offer and --withdraw exclude each other", fix="give one of them")
+    given = [f"--{name}" for name in ("offer", "withdraw", "open", "close") if getattr(options, name)]
+    if len(given) > 1:
+        raise ConfigError("CFG011", f"{given[0]} and {given[1]} exclude each other", fix="give one of them")
     stray = [f"--{name.replace('_', '-')}" for name in options.labels() if not options.offer]
     if stray:
         raise ConfigError("CFG012", "--offer is missing", f"{stray[0]} alone", fix="give --offer, too")
     require_terms(options.labels())
     from hypha_ray.driver.market import lines, overview, post
     from hypha_ray.driver.ray_cluster import connected
+    from hypha_ray.market.exchange.client import close_exchange, open_exchange
 
     with connected("market", alone="auto"):
         if options.offer:
             print(post(options.node, options.labels()))
         elif options.withdraw:
             print(post(options.node, {"accepts": "none", "max_lease_s": "0"}))
+        elif options.open:
+            print("the exchange is open" if open_exchange(options.share) else "the exchange was open already")
+        elif options.close:
+            print("the exchange is closed" if close_exchange() else "no exchange was open")
         found = overview()
         if options.json is not None:
             options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        if not options.offer and not options.withdraw:
+        if not given:
             print(*lines(found), sep="\n")
 
 

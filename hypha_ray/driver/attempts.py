@@ -16,7 +16,7 @@ from hypha_ray.driver.cleanup import end_leftovers
 from hypha_ray.driver.datasets.data_source import DataSource
 from hypha_ray.driver.ray_cluster import ControlService
 from hypha_ray.driver.run_identity import committed
-from hypha_ray.errors import ClusterError, HyphaError, LostError, QuarantinedError, first_line
+from hypha_ray.errors import ClusterError, HyphaError, LostError, OutbidError, QuarantinedError, first_line
 from hypha_ray.market.nodes import on_this_node
 from hypha_ray.model.loading.tokenizer import pack, tokenizer_of
 from hypha_ray.model.tasks.masking import SpecialTokens
@@ -95,8 +95,8 @@ def _attempts(
                 idle = 0 if record["kind"] == "step" else idle
                 yield record
             return
-        except QuarantinedError as damage:
-            idle, vain, text = 0, 0, damage.what
+        except (QuarantinedError, OutbidError) as pause:
+            idle, vain, text = 0, 0, pause.what
         except (SchedulerLost, LostError) as lost:
             what = lost.what if isinstance(lost, LostError) else "the scheduler died"
             text = f"{what}; going on from the last commit"

@@ -24,7 +24,8 @@ from hypha_ray.driver.preflight.machines import machine_lines
 from hypha_ray.driver.ray_cluster import connected
 from hypha_ray.driver.run_identity import committed, compare, is_done, settle
 from hypha_ray.heavy_imports import uncollected
-from hypha_ray.market.nodes import cluster_nodes, own_node
+from hypha_ray.market.exchange.client import possible_nodes
+from hypha_ray.market.nodes import own_node
 from hypha_ray.market.staffing import workers_to_hire
 from hypha_ray.rl.graphs import step_text
 from hypha_ray.store.directory import RunDirectory, runs
@@ -73,7 +74,7 @@ def run_job(loaded: Loaded, kind: str) -> Path:
             require_secrets(job)
             with connected(str(job.run.name)):
                 if new:
-                    workers_to_hire(job, cluster_nodes(), own_node())
+                    workers_to_hire(job, possible_nodes(), own_node())
                     held.enter_context(directory.lock())
                     settle(job, directory, source.manifest, loaded.resume)
                 source.keep(directory)
@@ -126,7 +127,7 @@ def dry_run(loaded: Loaded) -> None:
         _tell(f"{where}: the job has no {part}, so what depends on one isn't checked" for part in parts)
         _tell(advice(job))
         held.enter_context(connected("dry-run"))
-        for line in machine_lines(job, cluster_nodes(), own_node()):
+        for line in machine_lines(job, possible_nodes(), own_node()):
             print(line)
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hypha_ray.errors import ConfigError
-from hypha_ray.market.groups import lease_entries
+from hypha_ray.market.exchange.allotment import Standing
+from hypha_ray.market.exchange.client import standings
+from hypha_ray.market.groups import LeaseEntry, lease_entries
 from hypha_ray.market.nodes import cluster_nodes, own_node, post_labels
-from hypha_ray.market.offers import LEASED
-from hypha_ray.market.requirements import NodeResources
+from hypha_ray.market.offers import LEASED, Refusal, Request, answers
+from hypha_ray.market.requirements import Need, NodeResources, nearest, shortage
 from hypha_ray.market.terms import PRICING, SITE, are_posted
 
 
@@ -34,35 +37,83 @@ def post(wanted: str | None, labels: Mapping[str, str]) -> str:
 
 
 def overview() -> dict[str, Any]:
-    """Machines with terms and resources, and leases of all runs, for programs."""
-    nodes = cluster_nodes()
-    machines = [
+    """Machines, leases of all runs, runs at the exchange if it is open, and what waits for room, for programs."""
+    nodes, entries, runs = cluster_nodes(), lease_entries(), standings()
+    return {
+        "nodes": [_machine(node) for node in nodes],
+        "leases": [_lease(entry) for entry in entries],
+        "runs": None if runs is None else [_run(standing, quota) for standing, quota in runs],
+        "waiting": _waiting(nodes, entries, runs or []),
+    }
+
+
+def _machine(node: NodeResources) -> dict[str, Any]:
+    return {
+        "node": node.id,
+        "address": node.address,
+        "site": node.labels.get(SITE),
+        "terms": _told(node),
+        "total": {name: node.total.get(name, 0.0) for name in LEASED},
+        "free": {name: node.free.get(name, 0.0) for name in LEASED},
+    }
+
+
+def _lease(entry: LeaseEntry) -> dict[str, Any]:
+    return {
+        "run": entry.run,
+        "name": entry.name,
+        "node": entry.node,
+        "amounts": dict(entry.amounts),
+        "bid": entry.agreement and entry.agreement.bid,
+        "price": entry.agreement and entry.agreement.price,
+    }
+
+
+def _run(standing: Standing, quota: int) -> dict[str, Any]:
+    wanted = len(standing.needs)
+    return {"run": standing.run, "bid": standing.bid, "wanted": wanted, "least": standing.least, "quota": quota}
+
+
+def _waiting(
+    nodes: Sequence[NodeResources], entries: Sequence[LeaseEntry], runs: Sequence[tuple[Standing, int]]
+) -> list[dict[str, Any]]:
+    """Leases without a machine, and runs with fewer workers than they want: each with the node that comes nearest."""
+    waiting: list[tuple[str, Need, int, float]] = []
+    for entry in entries:
+        if entry.node is None:
+            cpu, gpu, memory = (entry.amounts.get(name, 0.0) for name in LEASED)
+            need = Need(entry.name.partition("-")[0], cpu, gpu, round(memory))
+            waiting.append((entry.run, need, 1, entry.agreement.bid if entry.agreement else 0.0))
+    for standing, quota in runs:
+        for need, count in Counter(standing.needs[quota:]).items():
+            waiting.append((standing.run, need, count, standing.bid))
+    return [
         {
-            "node": node.id,
-            "address": node.address,
-            "site": node.labels.get(SITE),
-            "terms": _told(node),
-            "total": {name: node.total.get(name, 0.0) for name in LEASED},
-            "free": {name: node.free.get(name, 0.0) for name in LEASED},
+            "run": run,
+            "role": need.role,
+            "need": str(need),
+            "count": count,
+            "nearest": near.id if (near := nearest(need, nodes)) is not None else None,
+            "reason": _obstacle(Request(need, bid, bid), nodes),
         }
-        for node in nodes
+        for run, need, count, bid in waiting
     ]
-    leases = [
-        {
-            "run": entry.run,
-            "name": entry.name,
-            "node": entry.node,
-            "amounts": dict(entry.amounts),
-            "bid": entry.agreement and entry.agreement.bid,
-            "price": entry.agreement and entry.agreement.price,
-        }
-        for entry in lease_entries()
-    ]
-    return {"nodes": machines, "leases": leases}
+
+
+def _obstacle(request: Request, nodes: Sequence[NodeResources]) -> str:
+    """Reason that a request has to wait."""
+    missing = shortage({request.need: 1}, nodes)
+    if missing is not None:
+        return missing.reason
+    refusals = [answer for answer in answers(request, nodes) if isinstance(answer, Refusal)]
+    if len(refusals) < len(nodes):
+        return "there is room for one, which waits for the others of its run, or for a run that bids more"
+    near = nearest(request.need, nodes)
+    return next(f"{one.node.address} is nearest, but {one.reason}" for one in refusals if one.node is near)
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """Lines about an overview: a line for each machine, and for each lease."""
+    """Lines about an overview: one for each machine, lease and run at the exchange, and for all that waits."""
     places = {machine["node"]: _name(machine["address"], machine["node"]) for machine in found["nodes"]}
     for machine in found["nodes"]:
         room = ", ".join(f"{machine['free'][name]:g} of {total:g} {name}" for name, total in _counted(machine["total"]))
@@ -72,6 +123,12 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
         where = f"on {places.get(lease['node'], 'a lost machine')}" if lease["node"] else "waits for a machine"
         price = "no price" if lease["price"] is None else f"{lease['price']:g} per hour, bid {lease['bid']:g}"
         yield f"lease {lease['run']}/{lease['name']} {where}: {price}"
+    for place, one in enumerate(sorted(found["runs"] or [], key=lambda one: -one["bid"]), 1):
+        state = "may hold" if one["quota"] >= max(1, one["least"]) else "waits; it may hold"
+        wanted = f"{one['wanted']} workers, at least {one['least']}"
+        yield f"{place}. run {one['run']} bids {one['bid']:g} for {wanted}: {state} {one['quota']}"
+    for one in found["waiting"]:
+        yield f"{one['run']} waits for {one['count']} × {one['role']} with {one['need']}: {one['reason']}"
     yield f"{len(found['nodes'])} machines, {len(found['leases'])} leases; {_sum(found['leases']):g} per hour"
 
 

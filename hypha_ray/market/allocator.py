@@ -24,6 +24,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from hypha_ray.config.tables.resources import Resources
 from hypha_ray.errors import CapacityError, ClusterError, first_line
 from hypha_ray.market.buyer import Buyer
+from hypha_ray.market.exchange.allotment import Ruling
 from hypha_ray.market.groups import group_name, lease_entries
 from hypha_ray.market.leases import Lease, LeaseBook
 from hypha_ray.market.nodes import cluster_nodes, own_node
@@ -63,6 +64,8 @@ class Leases:
         """Placement groups of all leases, and of those that still wait for room."""
         self._looking: asyncio.Task[_Look] | None = None
         """The latest look at the cluster's nodes."""
+        self._quota: int | None = None
+        """Number of workers that the exchange allows; None without one."""
         self._asked: dict[str, Need] = {}
         """Needs by name of leases whose machines are yet to be chosen."""
         self._offers: dict[str, Offer] = {}
@@ -82,7 +85,7 @@ class Leases:
         try:
             while True:
                 look = await self._look()
-                if not trades(self._resources, look.nodes):
+                if not self._trades(look.nodes):
                     return await self._lease(name, need, look, deadline_s)
                 offer = self._choose(name, look)
                 if offer is not None:
@@ -91,7 +94,7 @@ class Leases:
                     self._buyer.fail(offer.node.id, time.monotonic())  # Another run was faster.
                 if time.monotonic() > deadline:
                     raise self._buyer.refusal(need, look.nodes, own_node())
-                self._asked[name] = need
+                self._asked[name] = need  # Another look, if the quota didn't allow it.
                 await asyncio.sleep(0.0 if offer else LOOK_AGAIN_S)
         finally:
             self._asked.pop(name, None)
@@ -122,7 +125,8 @@ class Leases:
     def _choose(self, name: str, look: _Look) -> Offer | None:
         """Offer for a lease; the first of those that have waited for a look chooses for all of them."""
         if name in self._asked:
-            asked, self._asked = self._asked, {}
+            asked = self._allowed()
+            self._asked = {name: need for name, need in self._asked.items() if name not in asked}
             placed = {lease for lease, is_placed in look.leases.items() if is_placed}
             self._offers |= self._buyer.choose(asked, look.nodes, own_node(), placed, time.monotonic())
         return self._offers.pop(name, None)
@@ -203,6 +207,23 @@ class Leases:
         for name in list(self._groups):
             self._close(name)
 
+    def obey(self, ruling: Ruling | None) -> None:
+        """Hold no more workers than the exchange allows, and hand back what it names; None: there is no exchange."""
+        self._quota = None if ruling is None else ruling.quota
+        if ruling is not None:
+            held = {name: reason for name, reason in ruling.leave.items() if name in self._groups}
+            self._buyer.take_notice(held, time.monotonic())
+
+    def _trades(self, nodes: list[NodeResources]) -> bool:
+        return self._quota is not None or trades(self._resources, nodes)
+
+    def _allowed(self) -> dict[str, Need]:
+        """Leases that are asked for and within the quota."""
+        workers = sorted((name for name, need in self._asked.items() if need.role == "worker"), key=_number)
+        held = sum(need.role == "worker" for need, _ in self._groups.values())
+        late = [] if self._quota is None else workers[max(0, self._quota - held) :]
+        return {name: need for name, need in self._asked.items() if name not in late}
+
     async def _look(self) -> _Look:
         """Look at the cluster's nodes: one look for all leases that are asked for at the same time."""
         if self._looking is None or self._looking.done():
@@ -211,7 +232,7 @@ class Leases:
 
     def _look_around(self) -> _Look:
         nodes = cluster_nodes()
-        leases = lease_entries(self._run) if trades(self._resources, nodes) else []
+        leases = lease_entries(self._run) if self._trades(nodes) else []
         return _Look(nodes, {lease.name: lease.placed for lease in leases})
 
     def _open(self, name: str, need: Need, offer: Offer | None, look: _Look) -> PlacementGroup:
@@ -243,6 +264,10 @@ class Leases:
             return missing.error()
         late = f"Ray placed {self._run}/{name} too late"
         return CapacityError("CFG004", late, fix="raise resources.start_deadline_s")
+
+
+def _number(name: str) -> int:
+    return int(name.rpartition("-")[2])
 
 
 async def _done(ready: Any, wait_s: float) -> bool:

@@ -150,6 +150,11 @@ class Buyer:
                 self._notices[name] = notice
         return {name: notice.reason for name, notice in self._notices.items()}
 
+    def take_notice(self, reasons: Mapping[str, str], now: float) -> None:
+        """Give notice to leases that another run has outbid."""
+        for name in reasons.keys() - self._notices.keys():
+            self._notices[name] = _Notice(reasons[name], now + GRACE_S)
+
     def over(self, now: float) -> list[str]:
         """Names of the leases that have come to their end."""
         return [name for name, notice in self._notices.items() if now >= notice.end_s]
@@ -159,8 +164,12 @@ class Buyer:
         self._left_out[node] = now + LEFT_OUT_S
 
     def refusal(self, need: Need, nodes: Sequence[NodeResources], home: str) -> CapacityError:
-        """The reason that no node has an acceptable offer."""
-        return too_few(plan([(request_of(self._resources, need), 1)], nodes, self._preference(nodes, home)), 0, 1)
+        """The reason that no node has an acceptable offer, or that none could be taken."""
+        found = plan([(request_of(self._resources, need), 1)], nodes, self._preference(nodes, home))
+        if found[0].chosen:
+            fix = "raise resources.worker_price.bid, or wait"
+            return CapacityError("CFG004", f"other runs have the machines for a {need.role}", fix=fix)
+        return too_few(found, 0, 1)
 
     def _bill(self, name: str, now: float) -> float:
         return self._agreed[name].price * max(0.0, now - self._billed_s[name]) / HOUR_S

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from hypha_ray.config import Job
 from hypha_ray.config.tables.resources import WorkerGroup, WorkerResources
@@ -40,6 +41,10 @@ class NodeResources:
     def id(self) -> str:
         """Ray's id of the node, or its address without one."""
         return self.labels.get(ID_LABEL, self.address)
+
+
+Room: TypeAlias = tuple[NodeResources, Mapping[str, float]]
+"""Node, and what is left there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +175,12 @@ def shortage(wanted: Mapping[Need, int], nodes: Sequence[NodeResources]) -> Shor
     return in_all or _pack(wanted, nodes, [node.free for node in nodes], busy=True)
 
 
+def nearest(need: Need, nodes: Sequence[NodeResources]) -> NodeResources | None:
+    """Node that comes closest to having room; None if the need admits none of them."""
+    rooms = [(node, node.free) for node, admits in zip(nodes, need.admits(nodes), strict=True) if admits]
+    return _closest(need, rooms)[0] if rooms else None
+
+
 def _pack(
     wanted: Mapping[Need, int], nodes: Sequence[NodeResources], room: Sequence[Mapping[str, float]], busy: bool
 ) -> Shortage | None:
@@ -209,24 +220,31 @@ def _units(amount: float) -> int:
     return max(0, round(amount * 1e4))
 
 
-def _lack(need: Need, rooms: Sequence[tuple[NodeResources, Mapping[str, float]]]) -> str:
-    """Lack of the node that comes closest: fewest resources short, then the smallest gap, then the most in all."""
-
-    def gaps(left: Mapping[str, float]) -> list[tuple[float, str]]:
-        lacks = ((1 - left.get(name, 0.0) / amount, name) for name, amount in need.bundle().items())
-        return sorted(((gap, name) for gap, name in lacks if gap > 0), reverse=True)
-
-    def distance(room: tuple[NodeResources, Mapping[str, float]]) -> tuple[float, ...]:
-        gap, resource = gaps(room[1])[0]
-        return len(gaps(room[1])), gap, -room[0].total.get(resource, 0.0)
-
-    node, left = min(rooms, key=distance)
-    resource = gaps(left)[0][1]
+def _lack(need: Need, rooms: Sequence[Room]) -> str:
+    """Lack of the node that comes closest."""
+    node, left = _closest(need, rooms)
+    resource = _gaps(need, left)[0][1]
     size, unit = (GB, "GB of memory") if resource == "memory" else (1, resource)
     asked, rest, total = (
         f"{max(0.0, round(amounts.get(resource, 0.0) / size, 4)):g}" for amounts in (need.bundle(), left, node.total)
     )
     return f"{asked} {unit} per {need.role} is needed; the closest node, {node.address}, has {rest} of its {total} left"
+
+
+def _closest(need: Need, rooms: Sequence[Room]) -> Room:
+    """Node that comes closest: fewest resources short, then the smallest gap, then the most in all."""
+
+    def distance(room: Room) -> tuple[float, ...]:
+        gaps = _gaps(need, room[1])
+        return (len(gaps), gaps[0][0], -room[0].total.get(gaps[0][1], 0.0)) if gaps else (0,)
+
+    return min(rooms, key=distance)
+
+
+def _gaps(need: Need, left: Mapping[str, float]) -> list[tuple[float, str]]:
+    """Parts of the needed amounts that are missing, each with its resource, the largest first."""
+    lacks = ((1 - left.get(name, 0.0) / amount, name) for name, amount in need.bundle().items())
+    return sorted(((gap, name) for gap, name in lacks if gap > 0), reverse=True)
 
 
 def _no_node(need: Need, nodes: Sequence[NodeResources]) -> str:

@@ -15,11 +15,9 @@ from ray.exceptions import RayError
 
 from hypha_ray.config import Job
 from hypha_ray.data.storage.files import Place
-from hypha_ray.errors import CapacityError, HyphaError, LostError, QuarantinedError, first_line
+from hypha_ray.errors import HyphaError, LostError, QuarantinedError, first_line
 from hypha_ray.exchange_schedule import fragments_of_round
 from hypha_ray.failpoints import arm, failpoint
-from hypha_ray.market.nodes import own_node
-from hypha_ray.market.staffing import workers_to_hire
 from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.core import SchedulerCore
@@ -31,6 +29,7 @@ from hypha_ray.scheduler.runtime.global_weights import GlobalWeights
 from hypha_ray.scheduler.runtime.run_actors import RunActors
 from hypha_ray.scheduler.runtime.slices.slice_cache import SliceCache
 from hypha_ray.scheduler.runtime.slices.slice_readers import reader_of
+from hypha_ray.scheduler.runtime.staffing import Staffing
 from hypha_ray.scheduler.runtime.supervised_actor import GONE
 from hypha_ray.scheduler.runtime.telemetry_client import TelemetryClient
 from hypha_ray.scheduler.runtime.worker_dispatcher import WorkerDispatcher
@@ -38,7 +37,7 @@ from hypha_ray.telemetry.sinks.files import METRICS, read_jsonl, rewind
 from hypha_ray.types import Event, Saved
 
 NEWS_S = 1.0
-"""Seconds between two checks for news while the last commits are made."""
+"""Seconds between two checks for news while machines are awaited, or the last commits are made."""
 DRAIN_CHECK_S = 2.0
 """Seconds between two checks for nodes that are drained."""
 
@@ -80,6 +79,7 @@ class Scheduler:
         self._weights = GlobalWeights(job, self._actors)
         self._reader = reader_of(places, job, self._actors, self._telemetry.problem)
         self._slice_cache = SliceCache(job, self._actors, self._reader)
+        self._staffing = Staffing(job, run, self._actors)
         self._costs = CostBook(self._actors, self._telemetry, self._directory)
         self._core: SchedulerCore | None = None
         self._dispatcher = WorkerDispatcher(
@@ -98,7 +98,10 @@ class Scheduler:
             yield [_status("leasing machines")]
             past = await self._recall()
             core = self._core = await self._brain(past)
-            commands = core.start(await self._fitting(past), time.monotonic())
+            hiring = asyncio.ensure_future(self._staffing.workers_to_hire(past))
+            if not (await asyncio.wait({hiring}, timeout=NEWS_S))[0]:
+                yield [_status("waiting for machines; python jobs/market.py shows what others bid")]
+            commands = core.start(await hiring, time.monotonic())
             self._spawn(self._initialise(past))
             self._spawn(self._watch_nodes())
             yield [_status("starting workers and building the model")]
@@ -156,15 +159,6 @@ class Scheduler:
         slices = await self._slice_cache.usable(manifest.slices)
         return SchedulerCore(self._job, self._run, slices, Sizes(max(1, held_samples)), past)
 
-    async def _fitting(self, past: ResumePoint) -> list[int]:
-        """Return the numbers of the workers that fit now; a run that has begun waits for room."""
-        try:
-            return workers_to_hire(self._job, await asyncio.to_thread(self._actors.nodes), own_node())
-        except CapacityError:
-            if past.attempt == 1 and past.next_round == 0:
-                raise
-            return []
-
     async def _initialise(self, past: ResumePoint) -> None:
         self._inbox.put_nowait(await self._weights.initialise(past.next_round > 0, past.layout))
         await self._weights.prepare()
@@ -173,7 +167,7 @@ class Scheduler:
         while True:
             await asyncio.sleep(DRAIN_CHECK_S)
             with suppress(RayError):  # The control service doesn't answer: the next look will find it.
-                for worker, reason in (await self._actors.leaving()).items():
+                for worker, reason in (await self._staffing.leaving()).items():
                     self._inbox.put_nowait(c.Draining((worker,), reason))
                 self._actors.evict()
 
@@ -238,7 +232,7 @@ class Scheduler:
     async def _persist(self, saving: Awaitable[Saved]) -> None:
         saved = await saving
         failpoint("scheduler.after_commit")
-        commit = saved.commit
+        self._staffing.begun, commit = True, saved.commit
         fields = {"round": commit.round, "theta_sha256": commit.theta_sha256, "epoch": commit.epoch}
         self._telemetry.note("commit", **fields, deltas=len(commit.deltas))
         self._inbox.put_nowait(c.Committed(saved))

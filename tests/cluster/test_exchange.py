@@ -1,0 +1,232 @@
+"""Runs that compete for three machines, with an open exchange between them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+from ray.exceptions import RayError
+from ray.util import list_named_actors
+from ray.util.placement_group import placement_group_table
+
+from hypha_ray.config import Job
+from hypha_ray.config.load import resolved_toml
+from hypha_ray.config.value_types import CLUSTER
+from hypha_ray.driver.market import lines, overview
+from hypha_ray.market.exchange.client import EXCHANGE, close_exchange, open_exchange
+from tests.support.clusters import cluster_of
+from tests.support.faults import events
+from tests.support.job_scripts import jobs_in
+from tests.support.jobs import Outcome, job_of, run_job
+
+pytestmark = pytest.mark.timeout(600)
+WAIT_S = 240.0
+BATCH_S = 0.2
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[Cluster]:
+    with cluster_of([{"num_cpus": 1}] * 3) as cluster:
+        assert open_exchange("bid") and not open_exchange("bid")
+        yield cluster
+        assert close_exchange() and not close_exchange()
+        assert overview()["runs"] is None
+
+
+def bidder(name: str, bid: float, workers: int, rounds: int, corpus: Path, least: int = 1) -> Job:
+    """A job whose rounds take four seconds with all workers."""
+    resources = {"num_workers": workers, "min_workers": least, "worker_price": {"bid": bid}}
+    plan = {
+        "update_rounds": rounds,
+        "samples_between_updates": 80 * workers,
+        "max_batch_size": 4,
+        "evaluate_every": 0,
+    }
+    return job_of(name, corpus, rounds=plan, resources=resources, testing={"batch_s": BATCH_S})
+
+
+def pause() -> None:
+    threading.Event().wait(0.05)
+
+
+class Running:
+    """A job in a thread."""
+
+    def __init__(self, job: Job, corpus: Path, folder: Path) -> None:
+        self.commits, self._results = folder / str(job.run.name) / "commits", list[Outcome]()
+        self._thread = threading.Thread(target=lambda: self._results.append(run_job(job, folder, corpus)))
+        self._thread.start()
+
+    @property
+    def runs(self) -> bool:
+        return self._thread.is_alive()
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + WAIT_S
+        while not condition():
+            assert self.runs and time.monotonic() < deadline
+            pause()
+
+    def result(self) -> Outcome:
+        self._thread.join(WAIT_S)
+        (outcome,) = self._results
+        return outcome
+
+
+def created() -> dict[str, str]:
+    """Names of the leases that are placed, by id; never more on a machine than it has room for."""
+    rows = {key: row for key, row in placement_group_table().items() if row["state"] == "CREATED"}
+    assert max(Counter(row["bundles_to_node_id"][0] for row in rows.values()).values(), default=0) <= 1
+    return {key: row["name"] for key, row in rows.items()}
+
+
+def held(run: str) -> int:
+    return sum(name.startswith(f"{run}/") for name in created().values())
+
+
+def quotas() -> dict[str, int]:
+    return {one["run"]: one["quota"] for one in overview()["runs"]}
+
+
+def first_commit_s(run: Outcome) -> float:
+    return min(float(event["monotonic_s"]) for event in events(run, "commit"))
+
+
+def exchange_pid() -> int:
+    """The process of the exchange, once one answers."""
+    while True:
+        with suppress(RayError):
+            return int(ray.get(ray.get_actor(EXCHANGE, namespace=CLUSTER).ping.remote(), timeout=WAIT_S))
+
+
+def require_whole(run: Outcome, rounds: int) -> None:
+    """Nothing is lost: all rounds are there, each sample once, and no worker had to be replaced."""
+    assert len(run.commits()) == rounds
+    assert set(run.used().values()) == {1}
+    assert not events(run, "loss")
+
+
+def test_two_gangs_that_do_not_fit_together_train_one_after_the_other(corpus: Path, tmp_path: Path) -> None:
+    low = Running(bidder("ten", 10, 3, 4, corpus, least=3), corpus, tmp_path)
+    high = Running(bidder("twenty", 20, 3, 4, corpus, least=3), corpus, tmp_path)
+    looks = 0
+    while low.runs or high.runs:
+        both, looks = [held("ten"), held("twenty")], looks + 1
+        assert sum(both) <= 3
+        pause()
+    assert looks >= 300
+    won, lost = high.result(), low.result()
+    assert first_commit_s(won) < first_commit_s(lost)
+    for run in (won, lost):
+        require_whole(run, 4)
+
+
+def test_outbid_run_hands_back_two_machines_with_its_deltas_and_gets_them_again(corpus: Path, tmp_path: Path) -> None:
+    low = Running(bidder("low", 10, 3, 10, corpus), corpus, tmp_path)
+    low.until(lambda: held("low") == 3 and low.commits.exists())
+    high = Running(bidder("high", 20, 2, 2, corpus), corpus, tmp_path)
+    low.until(lambda: held("high") == 2)
+    assert held("low") == 1 and quotas() == {"low": 1, "high": 2}
+    shown = list(lines(overview()))
+    assert "1. run high bids 20 for 2 workers, at least 1: may hold 2" in shown
+    assert any(line.startswith("low waits for 2 × worker with 1 CPU: 1 CPU per worker is needed") for line in shown)
+    won = high.result()
+    low.until(lambda: held("low") == 3)
+    lost = low.result()
+    require_whole(won, 2)
+    require_whole(lost, 10)
+    left = events(lost, "leaving")
+    assert [event["reason"] for event in left] == ["high bids 20, and this run 10"] * 2
+    leavers = {(event["worker"], event["incarnation"]) for event in left}
+    deltas = [delta for commit in lost.commits() for delta in commit["deltas"]]
+    whole = 80  # samples of a worker in a round, if all are there
+    parts = [one["samples"] for one in deltas if (one["worker"], one["incarnation"]) in leavers]
+    assert any(0 < samples < whole for samples in parts)
+    assert not events(won, "leaving")
+
+
+def test_run_waits_for_its_turn_and_takes_a_machine_that_comes(cluster: Cluster, corpus: Path, tmp_path: Path) -> None:
+    first = Running(bidder("first", 10, 3, 8, corpus), corpus, tmp_path)
+    first.until(lambda: held("first") == 3)
+    second = Running(bidder("second", 10, 3, 2, corpus), corpus, tmp_path)
+    first.until(lambda: quotas().get("second") == 0)
+    (waiting,) = (one for one in overview()["waiting"] if one["run"] == "second")
+    assert (waiting["need"], waiting["count"]) == ("1 CPU", 3)
+    assert waiting["nearest"] in {row["bundles_to_node_id"][0] for row in placement_group_table().values()}
+    node = cluster.add_node(num_cpus=1, object_store_memory=100_000_000)
+    second.until(lambda: held("second") == 1)
+    places = [lease["node"] for lease in overview()["leases"] if lease["run"] == "second"]
+    assert places == [node.node_id] and first.runs
+    require_whole(first.result(), 8)
+    require_whole(second.result(), 2)
+    cluster.remove_node(node)
+
+
+def test_death_and_silence_of_the_exchange_cost_nothing(corpus: Path, tmp_path: Path) -> None:
+    runs = [Running(bidder(name, 10, 1, 15, corpus), corpus, tmp_path) for name in ("one", "two")]
+    runs[0].until(lambda: held("one") == held("two") == 1)
+    before = created()
+    for _ in range(10):
+        pid = exchange_pid()
+        os.kill(pid, signal.SIGKILL)
+        runs[0].until(lambda pid=pid: exchange_pid() != pid)  # type: ignore[misc]
+        assert created() == before
+    stopped = exchange_pid()
+    os.kill(stopped, signal.SIGSTOP)
+    late = Running(bidder("late", 5, 1, 1, corpus), corpus, tmp_path)
+    require_whole(late.result(), 1)
+    assert all(run.runs for run in runs) and before.items() <= created().items()
+    assert exchange_pid() != stopped
+    for run in runs:
+        require_whole(run.result(), 15)
+
+
+def namespaces() -> set[str]:
+    return {str(actor["namespace"]) for actor in list_named_actors(all_namespaces=True)}
+
+
+def seen(run: str) -> bool:
+    """Whether Ray or the exchange knows anything of a run."""
+    told: dict[str, Any] = overview()
+    return run in namespaces() or any(run == one["run"] for part in ("leases", "runs", "waiting") for one in told[part])
+
+
+def test_nothing_is_left_of_a_run_whose_driver_is_killed(cluster: Cluster, corpus: Path, tmp_path: Path) -> None:
+    other = Running(bidder("other", 10, 1, 12, corpus), corpus, tmp_path)
+    file = tmp_path / "killed.toml"
+    file.write_text(resolved_toml(bidder("killed", 10, 2, 1000, corpus)), encoding="utf-8")
+    with jobs_in(tmp_path) as jobs:
+        driver = jobs.start("@", file, env={"RAY_ADDRESS": cluster.address})
+        other.until(lambda: held("killed") == 2 and quotas().get("killed") == 2)
+        driver.kill()
+        other.until(lambda: not seen("killed"))
+    require_whole(other.result(), 12)
+
+
+def test_leases_of_a_stopped_run_end_after_a_minute(cluster: Cluster, corpus: Path, tmp_path: Path) -> None:
+    file = tmp_path / "stopped.toml"
+    file.write_text(resolved_toml(bidder("stopped", 10, 1, 1000, corpus)), encoding="utf-8")
+    with jobs_in(tmp_path) as jobs:
+        driver = jobs.start("@", file, env={"RAY_ADDRESS": cluster.address})
+        deadline = time.monotonic() + WAIT_S
+        while not (held("stopped") and quotas().get("stopped")):
+            assert time.monotonic() < deadline
+            pause()
+        scheduler = int(ray.get(ray.get_actor("scheduler", namespace="stopped").ping.remote()))
+        for process in (driver.pid, scheduler):
+            os.kill(process, signal.SIGSTOP)
+        while held("stopped"):
+            assert time.monotonic() < deadline
+            pause()
+        for process in (driver.pid, scheduler):
+            os.kill(process, signal.SIGKILL)

@@ -1,0 +1,50 @@
+"""The exchange's rulings with one defect each: their source with one place changed."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hypha_ray.market.exchange import allotment
+
+MUTANTS = {
+    "the lowest bid is served first": (
+        "key=lambda one: -one.bid):\n            if",
+        "key=lambda one: one.bid):\n            if",
+    ),
+    "a lower bid passes a gang that waits": ("                break  #", "                continue  #"),
+    "half a gang stays granted": ("                self._free, self._kept, self._leave, self._granted = before\n", ""),
+    "shares don't look at bids": ("return max(standing.bid, 1e-9)", "return 1.0"),
+    "the order by bid is a fair one": ('-standing.bid if self._order == "bid" else', '0.0 if self._order == "" else'),
+    "a bid that is hardly higher takes a lease": (" and one.bid >= other.bid * OUTBID", ""),
+    "an equal bid of nothing takes a lease": ("one.bid > other.bid and ", ""),
+    "a run loses workers that it needs": ("granted - victim.least))", "granted))"),
+    "the earliest lease goes first": ("in reversed(kept[max(0, len(kept) - spare) :]):", "in kept[:spare]:"),
+    "the highest victim goes first": ("else (lambda one: -one.bid)", "else (lambda one: one.bid)"),
+    "a fair share is no limit": ("self._share(by, 1) * _weight(victim)", "0.0"),
+    "a gang that trains is taken": ("_outbids(by, victim) and not victim.begun", "_outbids(by, victim)"),
+    "no gang is taken": ("_outbids(by, victim) and not victim.begun", "False"),
+    "gangs are taken before spare leases": (
+        "self._take_spare(standing, offers) or self._take_gang(standing, offers)",
+        "self._take_gang(standing, offers) or self._take_spare(standing, offers)",
+    ),
+    "only a part of a gang is taken": ("self._evict(gang, ", "self._evict(gang[:1], "),
+    "a lease that goes leaves no room": ("            self._free[held.node].update(held.amounts)\n", ""),
+    "a lease that goes stays granted": ("            self._granted[victim.run] -= 1\n", ""),
+    "room is granted twice": ("        self._free[found.node.id].subtract(found.amounts)\n", ""),
+    "leases count for nothing": ("len(held) for run, held in self._kept", "0 for run, held in self._kept"),
+}
+
+
+@cache
+def mutant(name: str) -> Any:
+    """The module with that defect."""
+    old, new = MUTANTS[name]
+    source = Path(str(allotment.__file__)).read_text(encoding="utf-8")
+    assert source.count(old) == 1, f"{name}: its place is gone, or isn't unique"
+    module = sys.modules[f"mutant_exchange_{len(sys.modules)}"] = ModuleType(f"mutant_exchange_{len(sys.modules)}")
+    exec(compile(source.replace(old, new), module.__name__, "exec"), module.__dict__)
+    return module
