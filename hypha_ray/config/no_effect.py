@@ -61,7 +61,9 @@ def _of_rl(job: Job) -> Iterator[tuple[str, str]]:
     if rl.reward.deadline_s is None:
         yield "rl.reward.deadline_s", "rl.reward.processes"
     if rl.reference == "none":
-        yield "rl.reference", "rl.kl_estimator"
+        yield "rl.reference", "rl.kl_estimator rl.offload_reference"
+    if not job.rounds.evaluate_every:
+        yield "rounds.evaluate_every", "rl.evaluation.every_steps"
     if rl.reference != "average":
         yield "rl.reference", "rl.reference_rate"
     if not rl.kl:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import count, islice
+from itertools import chain, count, islice
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,7 +29,7 @@ from hypha_ray.rl.dataflow.graph import Graph
 from hypha_ray.rl.dataflow.master import Extras, Master
 from hypha_ray.rl.dataflow.mesh import Mesh
 from hypha_ray.rl.dataflow.post import Post, WorkerLostError
-from hypha_ray.rl.dataflow.requests import Reallocate, Reply
+from hypha_ray.rl.dataflow.requests import Evaluate, Hook, Offload, Reallocate, Reply, Save
 from hypha_ray.rl.dataflow.sample import Sample
 from hypha_ray.rl.dataflow.stream import StreamDataset
 from hypha_ray.rl.graphs import ROLLOUT, generation_hooks, step_graph, validation_graph
@@ -74,7 +75,9 @@ class Island:
         beside = tuple(range(1, job.rl.model_workers))
         calls = (*self._graph.calls, *validation_graph(job.rl.model_workers).calls)
         self._meshes = {call.role: Mesh((0,) if call.role in roles else beside) for call in calls}
-        self._workers = _workers(job, ModelWorker(0, roles, {"steps": inner_steps(job)}), tokenizer)
+        self._first = ModelWorker(0, roles, {"steps": inner_steps(job)})
+        self._workers = _workers(job, self._first, tokenizer)
+        self._saved = policy_folders(job, worker)
         numbers = count()
         self._master = Master(self._meshes, self._new_post(), numbers)
         self._stream = StreamDataset(self._workers, beside, ROLLOUT, numbers, _DEADLINE_S)
@@ -84,6 +87,10 @@ class Island:
         """Numbers of model workers that were replaced, and not yet told of."""
         self._version = 0
         """Number of batches that were trained on."""
+        self._begun = 0, 0
+        """Version of the global weights that were merged last, and the number of batches before."""
+        self._validation: Sample | None = None
+        """First batch of the validation prompts that were given last."""
         trained = {name: role for name, role in roles.items() if isinstance(role, TrainedRole)}
         for name in trained:
             self._master.ask("initialize", name, **self._master.ask("spec", name).facts)
@@ -114,7 +121,10 @@ class Island:
 
     def evaluate(self, batches: Iterable[Samples]) -> Sums:
         """Return reward, pass@1 and length of responses, which are sampled with the same random numbers each time."""
-        return validate(self._traverse, batches, self._rl.model_workers)
+        taken = iter(batches)
+        first = list(islice(taken, 1))
+        self._validation = sample_of(first[0]) if first else None
+        return validate(self._traverse, chain(first, taken), self._rl.model_workers)
 
     def merged(self, version: int) -> None:
         """Let the reference have the merged weights, if it is the policy that the round began with.
@@ -124,12 +134,13 @@ class Island:
         failpoint("rl.merge")
         self._merged = self._rl.reference == "round"
         self._stream.begin_anew()
+        self._begun = version, self._version
 
     def state(self) -> Flat:
         """Return what depends on earlier steps: an adapted coefficient of the divergence, an averaged reference."""
         found: Flat = {} if self._rl.kl_target is None else {"kl": np.array([self._advantage.kl])}
         if self._rl.reference == "average":
-            own = self._roles["reference"].weights()
+            own = self._first.weights("reference")
             found |= {f"{_REFERENCE}{name}": own[name].float().cpu().numpy().copy() for name in own}
         return found
 
@@ -140,6 +151,7 @@ class Island:
         averaged = {name: array for name, array in state.items() if name.startswith(_REFERENCE)}
         if averaged:
             weights = {name.removeprefix(_REFERENCE): torch.from_numpy(array) for name, array in averaged.items()}
+            self._roles["reference"].load()
             self._roles["reference"].take_weights(weights, 1.0)
 
     def close(self) -> None:
@@ -151,16 +163,9 @@ class Island:
     def _train(self, batch: Samples, **arguments: Any) -> Step:
         """Take a batch through the graph; without one step taken it is bad, unless it had nothing to score."""
         training = [call.name for call in self._graph.calls if call.op == "train_step"]
-        extras = {name: Extras(arguments) for name in training}
-        extras["actor_gen"] = Extras(before=generation_hooks(self._rl.model_workers))
-        extras["actor_inf"] = Extras({"version": self._version})
-        if self._merged:
-            extras["ref_inf"], self._merged = Extras(before=(Reallocate("actor", "reference"),)), False
-        if self._rl.reference == "average":
-            average = Reallocate("actor", "reference", self._rl.reference_rate)
-            extras["actor_train"] = Extras(arguments, after=(average,))
         prompts = sample_of(batch)
         streamed = self._streamed(prompts)
+        extras = self._extras(arguments)
         replies = {ROLLOUT.name: streamed, **self._traverse(self._graph, prompts, extras, streamed)}
         self._version += 1
         actor, *others = [replies[name][0].facts for name in training]
@@ -172,6 +177,28 @@ class Island:
         shown = rewarded[0].facts["shown"]
         revived, self._revived = tuple(self._revived), []
         return Step(loss, actor["scored"], norm, actor["tokens"], sums, bad, shown, revived)
+
+    def _extras(self, arguments: Mapping[str, Any]) -> dict[str, Extras]:
+        """Return what the calls of a step need beside the graph; `arguments` are those of training."""
+        merged, self._merged = self._merged, False
+        offload = (Offload("reference"),) if self._rl.offload_reference else ()
+        return {
+            "actor_gen": Extras(before=generation_hooks(self._rl.model_workers)),
+            "actor_inf": Extras({"version": self._version}),
+            "ref_inf": Extras(before=(Reallocate("actor", "reference"),) if merged else (), after=offload),
+            "actor_train": Extras(arguments, after=tuple(self._hooks_of_training(offload))),
+            "critic_train": Extras(arguments),
+        }
+
+    def _hooks_of_training(self, offload: tuple[Hook, ...]) -> Iterator[Hook]:
+        """Yield hooks after a step of the policy: averaging of the reference, and evaluation and saving when due."""
+        if self._rl.reference == "average":
+            yield from (Reallocate("actor", "reference", self._rl.reference_rate), *offload)
+        done, (version, before) = self._version + 1, self._begun
+        if _due(done, self._rl.evaluation.every_steps) and self._validation is not None:
+            yield Evaluate("evaluation", self._validation)
+        if _due(done, self._rl.save_every_steps):
+            yield Save("actor", str(self._saved / f"version_{version:06d}_step_{done - before:06d}"))
 
     def _streamed(self, batch: Sample) -> tuple[Reply, ...]:
         """Have rollout workers begin with the next batches, and wait for this one; without staleness do nothing."""
@@ -205,6 +232,15 @@ class Island:
 
     def _new_post(self) -> Post[Any]:
         return Post(self._workers, _DEADLINE_S)
+
+
+def _due(done: int, every: int | None) -> bool:
+    return every is not None and done % every == 0
+
+
+def policy_folders(job: Job, worker: int) -> Path:
+    """Return the folder of the policies that a worker writes, on its own machine."""
+    return Path(job.run.dir or ".", job.run.name or ".", "policies", f"worker-{worker}")
 
 
 def _workers(job: Job, first: ModelWorker, tokenizer: Any) -> Any:

@@ -186,6 +186,11 @@ class Evaluation(Table):
     temperature: NotNegative = Field(1.0, description="divisor of logits; 0: the most probable token each time")
     top_p: Share = Field(1.0, description="probability of the most probable tokens that are sampled from; 1: all")
     top_k: Count | None = Field(None, description="number of most probable tokens that are sampled from; default: all")
+    every_steps: Count | None = Field(
+        None,
+        description="batches after which a worker evaluates a batch of its validation prompts within a round; "
+        "default: never",
+    )
 
 
 class RL(Table):
@@ -227,6 +232,10 @@ class RL(Table):
     )
     kl_horizon: Count = Field(10_000, description="responses in which the coefficient changes by up to a fifth")
     entropy: NotNegative = Field(0.0, description="coefficient of the entropy bonus")
+    offload_reference: bool = Field(False, description="keep the reference out of the device's memory between its uses")
+    save_every_steps: Count | None = Field(
+        None, description="batches after which a worker writes its policy beside the run's files; default: never"
+    )
     behaviour_cap: Positive | None = Field(
         None, description="cap of truncated importance weights; default: generation's log-probabilities are trusted"
     )

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 from hypha_ray.rl.dataflow.plan import Shard
-from hypha_ray.rl.dataflow.sample import Meta
+from hypha_ray.rl.dataflow.sample import Meta, Sample
 from hypha_ray.types import Sums
 
 Name: TypeAlias = Literal[
@@ -48,7 +48,35 @@ class Reallocate:
     """Part of the source, above 0 and at most 1."""
 
 
-Hook: TypeAlias = Transfer | Reallocate
+@dataclass(frozen=True)
+class Offload:
+    """Hook after a call: move a role's weights out of the device's memory, until the role is needed again."""
+
+    role: str
+    """Role whose weights are moved."""
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Hook after a training step: have a role respond to prompts, and add its figures to the reply."""
+
+    role: str
+    """Role that responds and rewards."""
+    prompts: Sample
+    """Prompts, with the keys of the dataset."""
+
+
+@dataclass(frozen=True)
+class Save:
+    """Hook after a training step: write a role's model to a folder that `from_pretrained` loads."""
+
+    role: str
+    """Role whose model is written."""
+    folder: str
+    """Folder on the machine of the model worker."""
+
+
+Hook: TypeAlias = Transfer | Reallocate | Offload | Evaluate | Save
 
 
 @dataclass(frozen=True)
@@ -83,10 +111,11 @@ class Request:
         if (self.before or self.after) and self.name not in COMPUTE:
             raise ValueError(f"{self.name} takes no hooks")
         for place, hook in enumerate(self.before):
-            if isinstance(hook, Transfer) and place:
-                raise ValueError(f"Transfer can't stand at place {place} before {self.name}")
-        if any(isinstance(hook, Transfer) for hook in self.after):
-            raise ValueError(f"Transfer can't stand after {self.name}")
+            if isinstance(hook, Offload | Evaluate | Save) or (isinstance(hook, Transfer) and place):
+                raise ValueError(f"{type(hook).__name__} can't stand at place {place} before {self.name}")
+        for hook in self.after:
+            if isinstance(hook, Transfer) or (isinstance(hook, Evaluate | Save) and self.name != "train_step"):
+                raise ValueError(f"{type(hook).__name__} can't stand after {self.name}")
 
     @property
     def at_once(self) -> bool:

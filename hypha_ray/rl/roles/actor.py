@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,13 +31,25 @@ class Actor(Generator, TrainedRole):
         job: the job file.
         policy: the policy.
         ends: ids of tokens that end a response.
+        write: function that writes the trained weights to a folder.
         server: server that generates; None: the policy does itself.
 
     """
 
-    def __init__(self, job: Job, policy: Policy, ends: Collection[int], server: ServerEngine | None = None) -> None:
+    def __init__(
+        self,
+        job: Job,
+        policy: Policy,
+        ends: Collection[int],
+        write: Callable[[Path], None],
+        server: ServerEngine | None = None,
+    ) -> None:
         super().__init__(job.rl, job.run.seed, policy, ends, server)
-        self._job, self._objective = job, Objective(job.rl)
+        self._job, self._objective, self._write = job, Objective(job.rl), write
+
+    def save(self, folder: str) -> None:
+        """Write the policy for `from_pretrained`."""
+        self._write(Path(folder))
 
     def config(self) -> Mapping[str, Any]:
         """Return facts of the model."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +12,9 @@ import torch
 from hypha_ray.config import Job
 from hypha_ray.model.critic import ActorCritic
 from hypha_ray.model.environment import device_of
+from hypha_ray.model.flat import views
+from hypha_ray.model.layout import gather, layout_of
+from hypha_ray.model.saved_model import export
 from hypha_ray.model.trained import build_trained, exported
 from hypha_ray.rl.engines.server import ServerEngine
 from hypha_ray.rl.policy import Policy
@@ -28,7 +33,11 @@ def trained_roles(job: Job, model: torch.nn.Module, tokenizer: Any, worker: int)
     policy, settings = _policy(job, exported(model)), job.rl.generation.server
     served = job.rl.generation.engine == "server"
     server = ServerEngine(settings, job.run.seed, worker, tokenizer) if served else None
-    roles: dict[str, Role] = {"actor": Actor(job, policy, end_tokens(policy.model, tokenizer), server)}
+    write = partial(_write, job, model, tokenizer)
+    actor = Actor(job, policy, end_tokens(policy.model, tokenizer), write, server)
+    roles: dict[str, Role] = {"actor": actor}
+    if job.rl.evaluation.every_steps is not None:
+        roles["evaluation"] = Rollouts(actor, _reward(job, tokenizer))
     if isinstance(model, ActorCritic):
         roles["critic"] = Values(job, model.critic, _autocast(job))
     if job.rl.model_workers == 1:
@@ -47,6 +56,12 @@ def untrained_roles(job: Job, tokenizer: Any) -> dict[str, Role]:
     if job.rl.reference != "none" and not job.rl.reference_is_trainers:
         roles["reference"] = Reference(policy.of(copy.deepcopy(policy.model)))
     return roles
+
+
+def _write(job: Job, model: torch.nn.Module, tokenizer: Any, folder: Path) -> None:
+    """Write the trained weights as the run's model is written at its end."""
+    layout = layout_of(model)
+    export(job, tokenizer, views(layout, [gather(model, layout, 0)]), folder)
 
 
 def _reward(job: Job, tokenizer: Any) -> Reward:

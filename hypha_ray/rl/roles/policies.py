@@ -17,6 +17,7 @@ from hypha_ray.rl.engines.sampling import draw, evaluation_sampling, training_sa
 from hypha_ray.rl.engines.server import ServerEngine
 from hypha_ray.rl.packing import packed_responses, packed_tokens, prompts_of, responses_of
 from hypha_ray.rl.policy import Policy
+from hypha_ray.rl.roles.offloaded import OffloadedWeights
 from hypha_ray.rl.roles.role import Outcome, Role
 
 _CLOSE = 0.1
@@ -33,6 +34,7 @@ class PolicyRole(Role):
 
     def __init__(self, policy: Policy) -> None:
         self.policy, self.device = policy, policy.model.device
+        self._offloaded: OffloadedWeights | None = None
 
     def weights(self) -> Mapping[str, torch.Tensor]:
         """Return the model's weights that may change: frozen ones are those that the job began with."""
@@ -47,6 +49,16 @@ class PolicyRole(Role):
         for name, given in weights.items():
             tensor, source = own[name], given.to(own[name].device)
             tensor.copy_(torch.lerp(tensor, source, eta) if tensor.is_floating_point() else source)
+
+    def offload(self) -> None:
+        """Move the model's weights out of the device's memory, if they aren't already."""
+        self._offloaded = self._offloaded or OffloadedWeights(self.policy.model)
+
+    def load(self) -> None:
+        """Bring weights that were moved back."""
+        if self._offloaded is not None:
+            self._offloaded.load()
+            self._offloaded = None
 
 
 class Generator(PolicyRole):

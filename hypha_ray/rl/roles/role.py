@@ -60,6 +60,17 @@ class Role:
         """Make the model's weights `eta` times these plus `1 - eta` times the present ones."""
         raise NotImplementedError
 
+    def offload(self) -> None:
+        """Move the model's weights out of the device's memory."""
+        raise NotImplementedError
+
+    def load(self) -> None:
+        """Bring weights that were moved back; done before each use of the role."""
+
+    def save(self, folder: str) -> None:
+        """Write the model to a folder."""
+        raise NotImplementedError
+
     def close(self) -> None:
         """Release what the role holds beside memory."""
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
-from hypha_ray.rl.dataflow.requests import Hook, Reallocate, Reply, Request, Transfer
+from hypha_ray.rl.dataflow.requests import Evaluate, Hook, Offload, Reallocate, Reply, Request, Save, Transfer
 from hypha_ray.rl.dataflow.sample import Sample
 from hypha_ray.rl.roles.role import Outcome, Role
 from hypha_ray.rl.workers.storage import Storage
+from hypha_ray.types import Sums
 
 Answer: TypeAlias = tuple[Sample | None, Reply]
 """Samples that were made, which stay with workers; and the reply, which goes to the master."""
@@ -44,7 +45,7 @@ class ModelWorker:
             self._run(hook, others)
         outcome = self._operation(request)
         for hook in request.after:
-            self._run(hook, others)
+            outcome.sums |= self._run(hook, others)
         if outcome.sample is not None:
             self._storage.keep(outcome.sample)
         meta = None if outcome.sample is None else outcome.sample.meta
@@ -52,7 +53,13 @@ class ModelWorker:
 
     def weights(self, role: str) -> Mapping[str, Any]:
         """Return a role's weights."""
-        return self._roles[role].weights()
+        return self._role(role).weights()
+
+    def _role(self, name: str) -> Role:
+        """Return a role that is ready for use."""
+        role = self._roles[name]
+        role.load()
+        return role
 
     def _operation(self, request: Request) -> Outcome:
         match request.name:
@@ -64,7 +71,7 @@ class ModelWorker:
                 self._storage.clear(request.ids)
                 return Outcome()
         assert request.role is not None
-        role = self._roles[request.role]
+        role = self._role(request.role)
         match request.name:
             case "model_config":
                 return Outcome(facts=role.config())
@@ -79,11 +86,20 @@ class ModelWorker:
                 operation = role.train_step
         return operation(self._storage.sample(request.ids, request.takes), request.arguments)
 
-    def _run(self, hook: Hook, others: Iterator[Any]) -> None:
+    def _run(self, hook: Hook, others: Iterator[Any]) -> Sums:
+        """Do what a hook says; return figures of it."""
         match hook:
             case Transfer(shards):
                 for _ in shards:
                     self._storage.keep(next(others))
             case Reallocate(source, target, eta):
                 weights = self.weights(source) if source in self._roles else next(others)
-                self._roles[target].take_weights(weights, eta)
+                self._role(target).take_weights(weights, eta)
+            case Offload(role):
+                self._roles[role].offload()
+            case Evaluate(role, prompts):
+                sums = self._role(role).generate(prompts, {"evaluation": True, "version": 0}).sums
+                return {f"validation/{name}": found for name, found in sums.items()}
+            case Save(role, folder):
+                self._role(role).save(folder)
+        return {}

@@ -1,0 +1,140 @@
+"""Hooks on requests, as a job file asks for them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hypha_ray.rl.dataflow.requests import Evaluate, Hook, Name, Offload, Reallocate, Request, Save, Transfer
+from hypha_ray.rl.island import Island
+from hypha_ray.rl.packing import sample_of
+from hypha_ray.rl.roles.build import trained_roles, untrained_roles
+from hypha_ray.rl.roles.offloaded import OffloadedWeights
+from hypha_ray.rl.workers.model_worker import ModelWorker
+from tests.support.rl import BATCH, job, policy_model, prompts, tokenizer
+
+VALIDATION = prompts(["21=", "7=", "88="], ["12", "7", "88"], epoch=9)
+
+
+def memory_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def digest(weights: Mapping[str, torch.Tensor]) -> str:
+    sha256 = hashlib.sha256()
+    for name in sorted(weights):
+        sha256.update(weights[name].numpy().tobytes())
+    return sha256.hexdigest()
+
+
+def test_offloaded_weights_take_no_memory_and_come_back_to_the_bit() -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096, bias=False) for _ in range(2)))
+    size = sum(one.nbytes for one in model.parameters())
+    before, with_it = [one.detach().clone().sum(0) for one in model.parameters()], memory_bytes()
+
+    offloaded = OffloadedWeights(model)
+
+    assert with_it - memory_bytes() > 0.9 * size
+    offloaded.load()
+    assert all(torch.equal(one, other.sum(0)) for one, other in zip(before, model.parameters(), strict=True))
+
+
+def test_tied_weights_are_offloaded_once_and_stay_tied() -> None:
+    model = policy_model()
+    model.lm_head.weight = model.model.embed_tokens.weight
+    before = {name: one.clone() for name, one in model.state_dict().items()}
+
+    OffloadedWeights(model).load()
+
+    assert model.lm_head.weight.data_ptr() == model.model.embed_tokens.weight.data_ptr()
+    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
+
+
+@pytest.mark.parametrize("reference", ["initial", "round", "average"])
+def test_a_reference_that_is_offloaded_between_its_uses_changes_no_bit(reference: str) -> None:
+    kept = Island(job(reference=reference, kl=0.2), tokenizer())
+    moved = Island(job(reference=reference, kl=0.2, offload_reference="true"), tokenizer())
+    for version in range(3):
+        results = [island.step(BATCH) for island in (kept, moved)]
+        assert results[0].sums == results[1].sums
+        for island in (kept, moved):
+            island.merged(version + 1)
+
+    states = kept.state(), moved.state()
+    assert states[0].keys() == states[1].keys() and all(
+        (states[1][name] == one).all() for name, one in states[0].items()
+    )
+    for name, tensor in kept.model.named_parameters():
+        assert torch.equal(dict(moved.model.named_parameters())[name], tensor)
+
+
+def test_evaluation_within_a_round_is_that_of_the_weights_after_the_step() -> None:
+    island = Island(job(**{"evaluation.samples": 3, "evaluation.every_steps": 2}), tokenizer())
+    assert not [name for name in (island.step(BATCH), island.step(BATCH))[1].sums if name.startswith("validation/")]
+    island.evaluate([VALIDATION])
+
+    found = [island.step(BATCH).sums for _ in range(2)]
+
+    expected = {f"validation/{name}": sums for name, sums in island.evaluate([VALIDATION]).items()}
+    assert not found[0].keys() & expected.keys()
+    assert {name: found[1][name] for name in expected} == expected
+    assert {"validation/pass@1", "validation/pass@3", "validation/reward"} <= expected.keys()
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_a_policy_is_saved_every_few_steps_for_transformers_to_load(algorithm: str, tmp_path: Path) -> None:
+    place = f"--run.dir={tmp_path}", "--run.name=saved"
+    island = Island(job(*place, algorithm=algorithm, save_every_steps=2), tokenizer(), worker=3)
+    island.merged(7)
+    island.step(BATCH)
+    assert not (tmp_path / "saved").exists()
+
+    island.step(BATCH)
+
+    folder = tmp_path / "saved" / "policies" / "worker-3" / "version_000007_step_000002"
+    loaded, own = AutoModelForCausalLM.from_pretrained(folder), getattr(island.model, "actor", island.model)
+    assert all(torch.equal(one, own.state_dict()[name]) for name, one in loaded.state_dict().items())
+    assert AutoTokenizer.from_pretrained(folder)("12=")["input_ids"] == tokenizer()("12=")["input_ids"]
+    island.step(BATCH)
+    assert [one.name for one in folder.parent.iterdir()] == [folder.name]
+
+
+@pytest.mark.parametrize("eta", [1.0, 0.5])
+def test_a_generator_has_the_share_of_the_trainers_weights_that_it_is_given_after_each_step(eta: float) -> None:
+    settings = job(model_workers=2)
+    island = Island(job(), tokenizer())
+    trainer = ModelWorker(0, trained_roles(job(), island.model, tokenizer(), 0), {})
+    beside = ModelWorker(1, untrained_roles(settings, tokenizer()), {})
+    expected = {name: one.clone() for name, one in beside.weights("generator").items()}
+    for step in range(3):
+        island.step(BATCH)
+        given = trainer.weights("actor")
+        expected = {name: torch.lerp(one, given[name], eta) for name, one in expected.items()}
+        hook = Reallocate("actor", "generator", eta)
+        beside.handle(Request(2 * step, "fetch", 1, arguments={"sample": sample_of(BATCH)}))
+        takes, ids = ("prompts", "keys"), sample_of(BATCH).ids
+        beside.handle(Request(2 * step + 1, "generate", 1, "generator", ids, takes, (Transfer(()), hook)), given)
+
+        assert digest(beside.weights("generator")) == digest(expected)
+        assert (digest(given) == digest(expected)) == (eta == 1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("inference", [Offload("reference")], []),
+        ("train_step", [Save("actor", "x")], []),
+        ("inference", [], [Evaluate("evaluation", sample_of(VALIDATION))]),
+        ("generate", [], [Save("actor", "x")]),
+        ("spec", [], [Offload("reference")]),
+    ],
+)
+def test_hooks_stand_only_where_they_can_be_done(name: Name, before: list[Hook], after: list[Hook]) -> None:
+    with pytest.raises(ValueError, match=r"can't stand|takes no hooks"):
+        Request(0, name, 0, "actor", before=tuple(before), after=tuple(after))
