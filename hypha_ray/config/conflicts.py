@@ -48,11 +48,32 @@ def conflicts(job: Job) -> Iterator[Conflict]:
     if not traits.has_barrier:
         yield from _of_asynchrony(job, strategy, replay)
     yield from _of_model(job)
+    yield from _of_probe(job, replay)
     if job.checkpoint.best and not job.rounds.evaluate_every:
         fix = "evaluate every few rounds: a single evaluation is the best one"
         yield Conflict("checkpoint.best", "rounds.evaluate_every = 0", fix)
     if job.rl.algorithm is not None:
         yield from _of_rl(job, strategy)
+
+
+def _of_probe(job: Job, replay: bool) -> Iterator[Conflict]:
+    """Conflicts of batch sizes that are tried, so that they differ between workers."""
+    if not job.worker.probe_batch_size:
+        return
+    probe, on_cpu = "worker.probe_batch_size", job.worker.device == "cpu"
+    others = (
+        ('run.mode = "replay"', replay, "a successor may have less memory: leave it out"),
+        ("rl.algorithm", job.rl.algorithm is not None, "the memory of rollouts isn't tried: leave it out"),
+        ("rounds.warmup_rounds", job.rounds.warmup_rounds, "its rounds are one batch of each worker: leave one out"),
+    )
+    yield from (Conflict(probe, other, fix) for other, excluded, fix in others if excluded)
+    for number, group in enumerate(job.worker_groups):
+        name = f"workers.{number}" if job.workers else "resources.worker"
+        if job.processes_in(group) > 1 and job.rl.algorithm is None:
+            other = "worker.processes" if job.worker.processes else f"{name}.gpu = {group.gpu:g}"
+            yield Conflict(probe, other, "sizes are tried in one process: leave it out, or set worker.processes = 1")
+        if not (group.bridged or group.memory_gb or (group.gpu and not on_cpu)):
+            yield Conflict(probe, f"{name}.memory_gb = 0", "give workers memory, which batches have to fit into")
 
 
 def _of_model(job: Job) -> Iterator[Conflict]:

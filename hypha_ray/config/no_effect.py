@@ -9,8 +9,9 @@ from hypha_ray.config.keys import KeyPath, arrays, keys, shown
 from hypha_ray.config.schema import Job
 from hypha_ray.config.tables.rl import JUDGE
 
-_OF_TRAINERS = "rounds.accumulation " + " ".join(
-    f"worker.{name}" for name in ("device", "processes", "autocast", "compile", "attention", "gradient_checkpointing")
+_OF_TRAINERS = (
+    "rounds.accumulation worker.device worker.processes worker.autocast worker.compile worker.attention"
+    " worker.gradient_checkpointing worker.probe_batch_size"
 )
 
 

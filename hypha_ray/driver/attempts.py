@@ -14,6 +14,7 @@ from hypha_ray.config import Job
 from hypha_ray.data.storage.files import Place
 from hypha_ray.driver.cleanup import end_leftovers
 from hypha_ray.driver.datasets.data_source import DataSource
+from hypha_ray.driver.datasets.probe_samples import probe_samples
 from hypha_ray.driver.ray_cluster import ControlService
 from hypha_ray.driver.run_identity import committed
 from hypha_ray.errors import ClusterError, HyphaError, LostError, OutbidError, QuarantinedError, first_line
@@ -25,6 +26,7 @@ from hypha_ray.scheduler.actor import Scheduler
 from hypha_ray.scheduler.runtime.actor_owner import OWNER, ActorOwner
 from hypha_ray.scheduler.runtime.run_actors import outliving
 from hypha_ray.store.directory import RunDirectory
+from hypha_ray.worker.actor import FromDataset
 
 log = logging.getLogger(__name__)
 
@@ -56,9 +58,9 @@ def records(job: Job, run: str, directory: RunDirectory, source: DataSource) -> 
     control = ControlService(ray.get_runtime_context().gcs_address)
     end_leftovers(run)
     owner = _here(ActorOwner, OWNER, run, max_restarts=-1).remote()
-    specials = specials_of(job, source.folder)
     try:
-        yield from _attempts(job, run, directory, (source.places, specials, owner), control)
+        from_dataset = specials_of(job, source.folder), probe_samples(source) if job.worker.probe_batch_size else None
+        yield from _attempts(job, run, directory, (source.places, from_dataset, owner), control)
     finally:
         ray.kill(owner)
 
@@ -83,7 +85,7 @@ def _attempts(
     job: Job,
     run: str,
     directory: RunDirectory,
-    given: tuple[tuple[Place, ...], SpecialTokens | None, Any],
+    given: tuple[tuple[Place, ...], FromDataset, Any],
     control: ControlService,
 ) -> Iterator[dict[str, Any]]:
     """Run schedulers one after the other, with one owner for their workers and parameter servers."""
@@ -115,7 +117,7 @@ def _attempt(
     job: Job,
     run: str,
     directory: RunDirectory,
-    given: tuple[tuple[Place, ...], SpecialTokens | None, Any],
+    given: tuple[tuple[Place, ...], FromDataset, Any],
     control: ControlService,
 ) -> Iterator[dict[str, Any]]:
     """Start a scheduler on this node, and yield what it streams.
@@ -125,8 +127,8 @@ def _attempt(
         HyphaError: the error that ended the run.
 
     """
-    places, specials, owner = given
-    arguments = (job, run, str(directory.path), places, directory.begin_attempt(), owner, specials)
+    places, from_dataset, owner = given
+    arguments = (job, run, str(directory.path), places, directory.begin_attempt(), owner, from_dataset)
     scheduler = _here(Scheduler, "scheduler", run).remote(*arguments)
     try:
         yield from _stream(scheduler, job.resources.start_deadline_s, control)

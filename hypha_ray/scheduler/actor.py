@@ -18,7 +18,6 @@ from hypha_ray.data.storage.files import Place
 from hypha_ray.errors import HyphaError, LostError, QuarantinedError, first_line
 from hypha_ray.exchange_schedule import fragments_of_round
 from hypha_ray.failpoints import arm, failpoint
-from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.core import SchedulerCore
 from hypha_ray.scheduler.garbage import search_less_often
@@ -35,6 +34,7 @@ from hypha_ray.scheduler.runtime.telemetry_client import TelemetryClient
 from hypha_ray.scheduler.runtime.worker_dispatcher import WorkerDispatcher
 from hypha_ray.telemetry.sinks.files import METRICS, read_jsonl, rewind
 from hypha_ray.types import Event, Saved
+from hypha_ray.worker.actor import FromDataset
 
 NEWS_S = 1.0
 """Seconds between two checks for news while machines are awaited, or the last commits are made."""
@@ -52,7 +52,7 @@ class Scheduler:
         places: place of each dataset; more than one in a mixture.
         attempt: number of this scheduler, over the whole run.
         owner: the actor that starts what outlives this scheduler.
-        specials: what workers have to know of the tokenizer, or None.
+        from_dataset: what workers are told of the dataset, as `TrainWorker` takes it.
 
     """
 
@@ -64,7 +64,7 @@ class Scheduler:
         places: tuple[Place, ...],
         attempt: int,
         owner: Any,
-        specials: SpecialTokens | None,
+        from_dataset: FromDataset,
     ) -> None:
         arm(job.testing.failpoints, job.testing.failpoint_log)
         search_less_often(job.num_workers)
@@ -74,7 +74,7 @@ class Scheduler:
         self._commits: set[asyncio.Task[None]] = set()
         """Commits that the end of the run waits for; a failed one stays, so that its error is raised there."""
         self._telemetry = TelemetryClient()
-        self._actors = RunActors(job, run, directory, owner, self._telemetry.replaced, specials)
+        self._actors = RunActors(job, run, directory, owner, self._telemetry.replaced, from_dataset)
         self._telemetry.telemetry = self._actors.telemetry
         self._weights = GlobalWeights(job, self._actors)
         self._reader = reader_of(places, job, self._actors, self._telemetry.problem)

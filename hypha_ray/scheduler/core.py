@@ -222,11 +222,11 @@ class SchedulerCore:
 
     def _ready(self, event: t.Ready, now: float) -> None:
         source = event.source
-        if (member := self._roster.ready(source, now)) is None:
+        if (member := self._roster.ready(source, now, event.batch_size)) is None:
             return
         self._first.discard(source)
         member.layout = event.layout
-        self._out.event("join", now, worker=source.worker, incarnation=source.incarnation, device=event.device)
+        self._out.event("join", now, worker=source.worker, incarnation=source.incarnation, **event.machine)
         if not self._strategy.open:
             self._unchecked.add(source)
         elif self._builds_the_model([member], now):

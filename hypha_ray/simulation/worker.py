@@ -46,6 +46,9 @@ class Surroundings(Protocol):
     def batch_s(self, source: Source) -> float:
         """Time of a batch that begins now."""
 
+    def batch_size(self, source: Source) -> int | None:
+        """Largest batch that fits into a worker's lease; None if that isn't tried."""
+
     def evaluate_s(self, source: Source) -> float:
         """Time of an evaluation that begins now."""
 
@@ -96,7 +99,7 @@ class SimulatedWorker:
 
     def boot(self, layout: str) -> None:
         """Begin with a model of that layout."""
-        self._say(Ready(self.source, layout, "cpu", 1))
+        self._say(Ready(self.source, layout, "cpu", 1, self._world.batch_size(self.source)))
         self._pulse()
         self.go()
 

@@ -207,6 +207,10 @@ class World(ABC):
         """Time from a hire to a worker."""
         return 0.1
 
+    def batch_size(self, source: Source) -> int | None:
+        """Largest batch that fits into a worker's lease; None if that isn't tried."""
+        return None
+
     def evaluate_s(self, source: Source) -> float:
         """Time of an evaluation that begins now."""
         return 0.2

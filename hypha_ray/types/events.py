@@ -37,6 +37,13 @@ class Ready(Event):
     layout: str
     device: str
     parameters: int
+    batch_size: int | None = None
+    """Largest batch that fits into its lease; None if that wasn't tried."""
+
+    @property
+    def machine(self) -> dict[str, str | int]:
+        """Device, and the batch size if it was tried, as fields of a record."""
+        return {"device": self.device} | ({} if self.batch_size is None else {"batch_size": self.batch_size})
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from typing import TypeAlias
 
 import ray
 
@@ -19,10 +20,13 @@ from hypha_ray.config import Job
 from hypha_ray.failpoints import arm
 from hypha_ray.heavy_imports import uncollected
 from hypha_ray.model.tasks.masking import SpecialTokens
-from hypha_ray.types import Arrays, Flat, FragmentUpdate, Layout, Plan, Source
+from hypha_ray.types import Arrays, Flat, FragmentUpdate, Layout, Plan, Samples, Source
 from hypha_ray.worker.batches import BatchSource
 from hypha_ray.worker.inbox import Inbox
 from hypha_ray.worker.incarnation import Emit, Incarnation, Item, Loop
+
+FromDataset: TypeAlias = tuple[SpecialTokens | None, Samples | None]
+"""Special tokens and samples, as a `TrainWorker` takes them."""
 
 
 class TrainWorker:
@@ -36,12 +40,15 @@ class TrainWorker:
         job: the job file.
         source: number and incarnation of the worker.
         specials: special tokens or whole tokenizer, as `trainer_of` takes them.
+        samples: some samples of the dataset, with which sizes of batches are tried; None: they aren't.
 
     """
 
-    def __init__(self, job: Job, source: Source, specials: SpecialTokens | None = None) -> None:
+    def __init__(
+        self, job: Job, source: Source, specials: SpecialTokens | None = None, samples: Samples | None = None
+    ) -> None:
         arm(job.testing.failpoints, job.testing.failpoint_log)
-        self._job, self._specials = job, specials
+        self._job, self._specials, self._samples = job, specials, samples
         self._incarnation = Incarnation(job, source, self._loop)
         self._leaving = threading.Lock()
         """Taken for good by the first order to leave."""
@@ -53,9 +60,13 @@ class TrainWorker:
             import torch  # A process that only starts this actor needs none of it.
 
             torch.set_num_threads(max(1, int(job.group_of(source.worker).cpu / job.processes_of(source.worker))))
+            from hypha_ray.worker.batch_size import largest_batch
             from hypha_ray.worker.training.loop import TrainingLoop
 
-        return TrainingLoop(job, source, batch_source, inbox, emit, self._specials)
+        batch_size = None
+        if self._samples is not None:
+            batch_size = largest_batch(job, source.worker, self._specials, self._samples, inbox.check)
+        return TrainingLoop(job, source, batch_source, inbox, emit, self._specials, batch_size)
 
     @ray.method(num_returns="streaming")
     def run(self, to: Source) -> Iterator[Item]:

@@ -220,6 +220,9 @@ class State:
     def later(self, seconds: float, action: Callable[[], None]) -> None:
         raise AssertionError("no time passes")
 
+    def batch_size(self, source: Source) -> int | None:
+        return None
+
     def batch_s(self, source: Source) -> float:
         return 0.1
 

@@ -95,6 +95,9 @@ class Worker(Table):
     gradient_checkpointing: bool = Field(
         False, description="compute activations again in the backward pass, to save their memory"
     )
+    probe_batch_size: bool = Field(
+        False, description="try before training which batches fit into each worker's lease, up to rounds.max_batch_size"
+    )
     attention: Literal["eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3"] | None = Field(
         None, description="implementation of attention; default: the model's own choice"
     )

@@ -112,13 +112,17 @@ class Roster:
             slot.progress_at, slot.retry_at = now, None
         return [slot.source for slot in due if slot.source is not None]
 
-    def ready(self, source: Source, now: float) -> WorkerState | None:
-        """Take a starting worker into the fleet; None if it isn't awaited."""
+    def ready(self, source: Source, now: float, most: int | None = None) -> WorkerState | None:
+        """Take a starting worker into the fleet; None if it isn't awaited.
+
+        Its batches have `most` samples at most, if that is known.
+        """
         slot = self._slot(source)
         if slot is None or slot.lease is not None:
             return None
         before = slot.member
-        slot.member = WorkerState(source, batch_size(self._job))
+        size = batch_size(self._job)
+        slot.member = WorkerState(source, size if most is None else min(size, most))
         if before is not None:  # Probably the same machine.
             slot.member.batch_time, slot.member.overhead = before.batch_time, before.overhead
         slot.lease = self.book.grant(f"worker-{slot.number}", {}, now, self._job.lease_s)

@@ -19,12 +19,12 @@ from hypha_ray.errors import ClusterError
 from hypha_ray.market.allocator import Lease, Leases
 from hypha_ray.market.nodes import draining_nodes, on_this_node
 from hypha_ray.market.requirements import Need, NodeResources, server_need, worker_needs
-from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.redaction import redacted_tree
 from hypha_ray.scheduler.runtime.supervised_actor import SupervisedActor, value
 from hypha_ray.store.actor import GROUPS, Store
 from hypha_ray.telemetry.actor import Telemetry
 from hypha_ray.types import Source
+from hypha_ray.worker.actor import FromDataset
 
 NAME_S = 10.0
 """Longest wait for the name or lease of an actor that is being ended."""
@@ -49,7 +49,7 @@ class RunActors:
         directory: the run directory, on this node.
         owner: actor that starts the actors which outlive this scheduler.
         note: takes name and reason of each replaced actor.
-        specials: special tokens or whole tokenizer, as `specials_of` finds them.
+        from_dataset: what workers are told of the dataset, as `TrainWorker` takes it.
 
     """
 
@@ -60,9 +60,9 @@ class RunActors:
         directory: str,
         owner: Any,
         note: Callable[[str, str], None],
-        specials: SpecialTokens | None = None,
+        from_dataset: FromDataset = (None, None),
     ) -> None:
-        self._job, self._run, self._owner, self._note, self._specials = job, run, owner, note, specials
+        self._job, self._run, self._owner, self._note, self._from_dataset = job, run, owner, note, from_dataset
         self.leases = Leases(run, job.resources)
         self._held: dict[str, Lease] = {}
         self._needs = outliving(job)
@@ -102,7 +102,7 @@ class RunActors:
             # A trainer that dials in has to find its worker: token and address are here.
             parts = self._job.processes_of(source.worker)
             options = on_this_node() if group.dials_in else await self._place(name, parts)
-            worker = await self._owned(group.kind, name, options, self._job, source, self._specials)
+            worker = await self._owned(group.kind, name, options, self._job, source, *self._from_dataset)
         self._workers[source.worker] = worker, source
         return worker.run.remote(source), kept
 

@@ -57,6 +57,7 @@ class TrainingLoop:
         inbox: where plans and weights come from.
         emit: takes events and payloads; must not block.
         specials: special tokens or whole tokenizer, as `trainer_of` takes them.
+        batch_size: largest batch that fits into the worker's lease; None if that wasn't tried.
 
     """
 
@@ -68,8 +69,9 @@ class TrainingLoop:
         inbox: Inbox,
         emit: Emit,
         specials: SpecialTokens | None = None,
+        batch_size: int | None = None,
     ) -> None:
-        self._job, self._source = job, source
+        self._job, self._source, self._batch_size = job, source, batch_size
         self._batch_source, self._inbox, self._emit = batch_source, inbox, emit
         self._trainer = trainer_of(job, source.worker, specials, job.processes_of(source.worker))
         self._model, self._optimizer = self._trainer.model, self._trainer.optimizer
@@ -100,7 +102,7 @@ class TrainingLoop:
         try:
             self._inbox.check()
             built = self._layout.sha256(), str(self._trainer.device), self._trainer.parameters
-            self._emit(Ready(self._source, *built))
+            self._emit(Ready(self._source, *built, self._batch_size))
             while self._round():
                 pass
         except Retired:

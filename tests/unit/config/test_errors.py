@@ -11,6 +11,7 @@ from hypha_ray.config.load import load, require_complete
 from hypha_ray.errors import ConfigError
 
 SECRET = "hf_abcdefgh"
+PROBE = "[worker]\nprobe_batch_size = true\n[resources.worker]\nmemory_gb = 1\n"
 
 IN_FILES = [
     # An unknown key: the nearest one, and the line.
@@ -89,6 +90,15 @@ IN_FILES = [
         "job.toml:2: inner_optimizer.k_aware and inner_optim",
     ),
     ("[inner_optimizer]\nk_aware = true\n[sync]\nstrategy = 'sync'", "CFG011", "inner_optimizer.k_aware and sync.str"),
+    ("[worker]\nprobe_batch_size = true", "CFG011", "job.toml:2: worker.probe_batch_size and resources.worker.memory_"),
+    (PROBE + "[run]\nmode = 'replay'", "CFG011", "job.toml:2: worker.probe_batch_size and run.mode"),
+    (PROBE + "[rounds]\nwarmup_rounds = 1", "CFG011", "worker.probe_batch_size and job.toml:6: rounds.warmup_rounds"),
+    (PROBE + "[rl]\nalgorithm = 'grpo'", "CFG011", "worker.probe_batch_size and job.toml:6: rl.algorithm"),
+    (
+        "[worker]\nprobe_batch_size = true\ndevice = 'cpu'\n[[workers]]\nmemory_gb = 1\n[[workers]]\ngpu = 1",
+        "CFG011",
+        "worker.probe_batch_size and workers.1.memory_gb = 0 exclude each other",
+    ),
     ("[sync]\nin_flight = 2", "CFG011", "job.toml:2: sync.in_flight and sync.fragments = 1 exclude each other"),
     ("[sync]\nin_flight = 3\nfragments = 2", "CFG011", "set at least as many fragments"),
     ("[sync]\nin_flight = 2\nfragments = 2\nstagger = false", "CFG011", "sync.stagger = false exclude each other"),

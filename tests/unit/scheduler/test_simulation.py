@@ -11,6 +11,7 @@ from collections import Counter
 
 import pytest
 
+from hypha_ray.types import Source
 from tests.support.walk import Walk
 from tests.support.weather import FAULTS
 
@@ -38,6 +39,24 @@ def test_simulated_runs_keep_every_invariant_and_end(seeds: range) -> None:
             recent = "\n".join(line[:300] for line in world.trace[-40:])
             again = f"python -m pytest tests/unit/scheduler/test_simulation.py --seed {seed}"
             pytest.fail(f"{recent}\n\n{error!r}\nin step {world.steps}; again: {again}")
+
+
+class Unequal(Walk):
+    """A walk in which each worker's lease limits its batches: the fifth of each five has all that the job allows."""
+
+    def batch_size(self, source: Source) -> int | None:
+        tried = self.job.run.mode == "elastic" and not self.job.rounds.warmup_rounds
+        return 1 + source.worker % 5 if tried else None
+
+
+def test_simulated_runs_with_unequal_batches_keep_every_invariant_and_use_them() -> None:
+    sizes = set[frozenset[int]]()
+    for seed in range(300):
+        world = Unequal(seed)
+        world.run()
+        plans = {slot.member.plan for slot in world.core.view().roster.slots.values() if slot.member is not None}
+        sizes.add(frozenset(plan.batch_size for plan in plans if plan is not None))
+    assert max(map(len, sizes)) >= 3
 
 
 def test_same_seed_gives_the_same_run() -> None:

@@ -1,0 +1,101 @@
+"""Sizes of batches that fit into a lease: found by trials in processes of their own, kept, and never guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hypha_ray.config import Job
+from hypha_ray.errors import ConfigError
+from hypha_ray.types import Samples
+from hypha_ray.worker.batch_size import Bounds, largest_batch
+from hypha_ray.worker.interrupts import Closed
+from tests.support.worker_bench import CONFIG
+
+SAMPLES = Samples(
+    {"input_ids": np.full((2, 16), 7), "attention_mask": np.ones((2, 16), np.int64)}, np.zeros((2, 3), int)
+)
+
+
+def search(bounds: Bounds, most: int, threshold: int) -> tuple[Bounds, int]:
+    """All trials where sizes up to the threshold fit."""
+    trials = 0
+    while (size := bounds.next(most)) is not None:
+        bounds = replace(bounds, fits=size) if size <= threshold else replace(bounds, fails=size)
+        trials += 1
+    return bounds, trials
+
+
+@given(st.integers(1, 4096), st.integers(0, 5000))
+def test_bounds_bisection_finds_the_largest_size_in_few_trials(most: int, threshold: int) -> None:
+    found, trials = search(Bounds(), most, threshold)
+    assert min(found.fits, most) == min(most, threshold)
+    assert trials <= 1 + most.bit_length()
+
+
+@given(st.integers(1, 500), st.integers(1, 500), st.integers(1, 500))
+def test_bounds_of_an_earlier_limit_are_used_for_another(first: int, second: int, threshold: int) -> None:
+    known, _ = search(Bounds(), first, threshold)
+    found, trials = search(known, second, threshold)
+    assert min(found.fits, second) == min(second, threshold)
+    assert trials == 0 or second > first or threshold < second
+
+
+def job(memory_gb: float, most: int = 2, **model: Any) -> Job:
+    tables = {"probe_batch_size": True, "prefetch_mb": 1, "device": "cpu"}
+    return Job.model_validate(
+        {
+            "model": {"config": CONFIG | model},
+            "rounds": {"max_batch_size": most},
+            "worker": tables,
+            "resources": {"worker": {"memory_gb": memory_gb}},
+        }
+    )
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    """Contents of the files in which sizes are kept."""
+    monkeypatch.setenv("HYPHA_RAY_HOME", str(tmp_path))
+    return lambda: sorted(file.read_text() for file in (tmp_path / "batch_sizes").glob("*"))
+
+
+def never() -> None:
+    raise AssertionError("a trial runs")
+
+
+def test_largest_batch_that_fits_is_kept_for_the_next_start(kept: Callable[[], list[str]]) -> None:
+    assert largest_batch(job(64.0), 0, None, SAMPLES, lambda: None) == 2
+    assert kept() == ['{"fits": 2, "fails": null}']
+    assert largest_batch(job(64.0), 0, None, SAMPLES, never) == 2
+    assert largest_batch(job(64.0, most=1), 0, None, SAMPLES, never) == 1
+
+
+def test_largest_batch_without_room_for_one_sample_is_an_error_and_trials_alone_end(
+    kept: Callable[[], list[str]],
+) -> None:
+    with pytest.raises(ConfigError, match=r"TRN003.*one sample doesn't fit.*0\.05 GB on cpu"):
+        largest_batch(job(0.05), 0, None, SAMPLES, lambda: None)
+    assert kept() == ['{"fits": 0, "fails": 1}']
+
+
+def test_largest_batch_of_a_model_that_fails_otherwise_is_no_size(kept: Callable[[], list[str]]) -> None:
+    with pytest.raises(ConfigError, match=r"TRN003.*a batch of 2 samples failed — got IndexError"):
+        largest_batch(job(64.0, vocab_size=5), 0, None, SAMPLES, lambda: None)
+    assert kept() == []
+
+
+def test_largest_batch_of_a_worker_that_is_to_end_ends_its_trial(kept: Callable[[], list[str]]) -> None:
+    def check() -> None:
+        raise Closed
+
+    with pytest.raises(Closed):
+        largest_batch(job(64.0), 0, None, SAMPLES, check)
+    assert kept() == []
