@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 from scipy.io import wavfile
-from transformers import AutoModelForCausalLM, Wav2Vec2FeatureExtractor
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Wav2Vec2FeatureExtractor
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from hypha_ray.config.schema import Model
@@ -97,6 +97,27 @@ def test_csv_with_labels_trains_a_pretrained_encoder_to_tell_its_classes(run_job
     assert score(run_job, run / "model", data)["accuracy"] >= 0.95
     config = json.loads((run / "model" / "config.json").read_text())
     assert config["id2label"] == {"0": "early", "1": "late"}
+
+
+def test_csv_with_numbers_trains_a_pretrained_encoder_to_predict_them(run_job: Jobs, tmp_path: Path) -> None:
+    draw = random.Random(0)
+    letters = {"1.5": "abcdefghijklm", "-0.5": "nopqrstuvwxyz"}
+    rows = [("".join(draw.choices(letters[score], k=8)), score) for score in letters for _ in range(400)]
+    with (tmp_path / "scores.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("review", "score"), *rows])
+    build_model(Model(config=BERT, type="masked-lm"), seed=0).save_pretrained(tmp_path / "encoder")
+    data = tmp_path / "scores"
+    source = ("--source", tmp_path / "scores.csv", "--label-column", "score", "--regression", "--out", data)
+    succeeded(run_job(*source, script="prepare"))
+    run = train(run_job, tmp_path / "encoder", "sequence-classification", data)
+    model = AutoModelForSequenceClassification.from_pretrained(run / "model").eval()
+    arrays = {name: torch.from_numpy(array) for name, array in arrays_of(data, "validation").items()}
+    with torch.inference_mode():
+        own = model(**{name: tensor if name == "labels" else tensor.long() for name, tensor in arrays.items()})
+    found = score(run_job, run / "model", data)
+    assert abs(found["val_loss"] - own.loss.item()) < 1e-6
+    assert found["val_loss"] < 0.5, "no better than the mean, whose squared error is 1"
+    assert "accuracy" not in found
 
 
 def test_image_folder_trains_a_pretrained_model_to_tell_its_folders(run_job: Jobs, tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ _OF_ANSWERS = ("answer_column", "answer_pattern", "task", "keep_columns")
 _OF_CHATS = ("messages_column", "completion_column")
 _OF_PAIRS = ("source_column", "target_column")
 _OF_FILES = ("image_column", "audio_column")
+_OF_TEXTS = ("label_columns", "regression", "second_column")
+_OF_LABELS = ("label_column", *_OF_TEXTS)
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,12 @@ class Options:
     """column that has recordings: paths, or contents of WAV files"""
     label_column: str | None = None
     """column that has a label, or a list of labels, of each text or file; of a list of words one label each"""
+    label_columns: list[str] = field(default_factory=list)
+    """columns of classes, with 1 in the rows of texts of that class and 0 in the others"""
+    regression: bool = False
+    """predict the numbers in --label-column, which are no classes"""
+    second_column: str | None = None
+    """column that has a second text of each sample, such as an answer or a hypothesis"""
     prompt_column: str | None = None
     """column that has prompts; without --completion-column the dataset is one of prompts for reinforcement learning"""
     answer_column: str | None = None
@@ -118,7 +126,7 @@ class Options:
             ("images", self.image_column is not None or self.source == "digits"),
             ("recordings", self.audio_column is not None),
             ("pairs", self.source_column is not None or self.target_column is not None),
-            ("texts", self.label_column is not None),
+            ("texts", self.label_column is not None or bool(self.label_columns)),
             ("chats", self.completion_column is not None or self.messages_column is not None),
             ("prompts", self.prompt_column is not None),
             ("chats", self.chat),
@@ -175,7 +183,7 @@ class Options:
 
     def _check_source(self) -> None:
         """Refuse columns of a source that has none."""
-        columns = (*_OF_CHATS, *_OF_PAIRS, *_OF_FILES, "prompt_column", "label_column", "preprocessor")
+        columns = (*_OF_CHATS, *_OF_PAIRS, *_OF_FILES, "prompt_column", *_OF_LABELS, "preprocessor")
         if self.source.startswith(GENERATED):
             self._refuse((*columns, *_OF_ANSWERS), f"has no effect on generated prompts, --source {self.source}")
         elif self.source in ("stdlib", "digits"):
@@ -211,12 +219,22 @@ class Options:
             self._refuse(("prompt_column", "completion_column"), "and --messages-column exclude each other")
         if (self.source_column is None) != (self.target_column is None):
             raise ConfigError("PREP007", "--source-column and --target-column belong together", fix="give both or none")
-        for name in ("source_column", "label_column", *_OF_FILES):
-            if getattr(self, name) is not None:
+        self._check_labels()
+        for name in ("source_column", "label_column", "label_columns", *_OF_FILES):
+            if getattr(self, name) not in (None, []):
                 others = (*_OF_CHATS, "prompt_column", "chat", *(() if name in _OF_PAIRS else _OF_PAIRS))
                 self._refuse(others, f"and --{name.replace('_', '-')} exclude each other")
         if self.report and self.kind in ("images", "recordings", "prompts"):
             raise ConfigError("PREP007", f"--report has no effect on {self.kind}", fix="leave it out")
+
+    def _check_labels(self) -> None:
+        """Refuse labels of two kinds, and options of labelled texts without them."""
+        if self.kind != "texts":
+            self._refuse(_OF_TEXTS, f"has no effect on {self.kind}")
+        if self.label_columns:
+            self._refuse(("label_column", "regression"), "and --label-columns exclude each other")
+            if len(set(self.label_columns)) < len(self.label_columns):
+                raise _out_of_range("label_columns", ", ".join(self.label_columns), "different columns")
 
     def _check_prompts(self) -> None:
         """Refuse options of prompts and chats that would have no effect."""

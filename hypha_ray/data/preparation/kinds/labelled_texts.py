@@ -3,9 +3,11 @@
     a label of each text        ``labels`` int32 [N]
     several labels of a text    ``labels`` uint8 [N, C], 1 for each class that the text has
     a label of each word        ``labels`` int32 [N, L], at the first token of each word, and -100 elsewhere
+    a number to predict         ``labels`` float32 [N]
 
 Beside them are ``input_ids`` and ``attention_mask``, int32 [N, L], padded on the right to the longest text. Special
-tokens are those that the tokenizer adds. Texts are held in memory as a whole.
+tokens are those that the tokenizer adds. With a second text for each one there are ``token_type_ids``, if models of
+this tokenizer have some. Texts are held in memory as a whole.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import numpy.typing as npt
 
 from hypha_ray.data.manifest import ClassInfo, PreprocessorInfo
 from hypha_ray.data.preparation.encoders import Tokens, padding_of, require_fast, save_tokenizer, tokenizer_of
-from hypha_ray.data.preparation.kinds.labels import classes_of, numbered
+from hypha_ray.data.preparation.kinds.labels import classes_of, numbered, require_different
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
 from hypha_ray.data.preparation.sources.labelled import LabelledText, labelled_texts
@@ -30,8 +32,9 @@ from hypha_ray.model.tasks.task import IGNORE_INDEX
 
 Labels: TypeAlias = npt.NDArray[np.generic]
 """Labels of one text."""
-Sample: TypeAlias = tuple[Tokens, Labels]
-LabelKind: TypeAlias = Literal["one", "several", "words"]
+Sample: TypeAlias = tuple[Tokens, Tokens, Labels]
+"""Tokens, their types, and labels."""
+LabelKind: TypeAlias = Literal["one", "several", "words", "number"]
 
 _AT_ONCE = 1024
 """Texts that are tokenised at once."""
@@ -39,6 +42,7 @@ _KINDS: Final[dict[LabelKind, str]] = {
     "one": "one label",
     "several": "a list of labels",
     "words": "a label for each word",
+    "number": "a number",
 }
 _JOIN = "give each word a label, or join the words to a text"
 
@@ -59,11 +63,19 @@ def write_texts(options: Options, writer: SliceWriter, report: Report, account: 
     kind = _common_kind(found)
     tokenizer = tokenizer_of(options, _characters(found))
     require_fast(tokenizer, options.tokenizer)
-    writer.classes = classes_of((one.label for one in found), names, kind == "several", options.source)
+    if options.second_column is not None:
+        _require_separator(tokenizer, kind, options)
+    labels = [one.label for one in found]
+    if kind == "number":
+        require_different((label for label in labels if isinstance(label, float)), options.source)
+    else:
+        classes = (label for label in labels if not isinstance(label, float))
+        writer.classes = classes_of(classes, names, kind == "several", options.source)
     samples = list(_encoded(tokenizer, found, writer.classes, options, report, account))
-    splits = split([ids.tobytes() for ids, _ in samples], options, account, "texts")
-    padding, longest = padding_of(tokenizer, options.tokenizer), max(len(ids) for ids, _ in samples)
-    write_split(splits, lambda rows: _arrays(samples, rows, longest, padding), options.samples_per_slice, writer)
+    splits = split([ids.tobytes() for ids, _, _ in samples], options, account, "texts")
+    padding, longest = padding_of(tokenizer, options.tokenizer), max(len(ids) for ids, _, _ in samples)
+    typed = options.second_column is not None and "token_type_ids" in tokenizer.model_input_names
+    write_split(splits, lambda rows: _arrays(samples, rows, longest, padding, typed), options.samples_per_slice, writer)
     return save_tokenizer(tokenizer, writer.folder, options.tokenizer, options.tokenizer_revision)
 
 
@@ -79,7 +91,7 @@ def _common_kind(found: Sequence[LabelledText]) -> LabelKind:
         if (kind := _kind(one)) != first:
             what = f"{one.where}: the labels are of another kind than those of {found[0].where}"
             raise DataError("DATA037", what, _KINDS[kind], _KINDS[first], "give all rows labels of one kind")
-        if kind == "words" and len(one.text) != len(one.label):
+        if isinstance(one.text, list) and isinstance(one.label, list) and len(one.text) != len(one.label):
             what = f"{one.where}: there isn't one label for each word"
             raise DataError("DATA037", what, f"{len(one.label)} labels", f"{len(one.text)}", "mend or remove the row")
     return first
@@ -90,41 +102,68 @@ def _kind(one: LabelledText) -> LabelKind:
         if not isinstance(one.label, list):
             raise DataError("DATA037", f"{one.where}: a list of words has a single label", fix=_JOIN)
         return "words"
+    if isinstance(one.label, float):
+        return "number"
     return "several" if isinstance(one.label, list) else "one"
+
+
+def _require_separator(tokenizer: Any, kind: LabelKind, options: Options) -> None:
+    """Refuse second texts that a model couldn't tell from the first ones.
+
+    Raises:
+        ConfigError: the tokenizer puts nothing between two texts, or the first ones are lists of words.
+
+    """
+    if kind == "words":
+        raise ConfigError("PREP007", "--second-column has no effect on lists of words", fix="leave it out")
+    if tokenizer.num_special_tokens_to_add(pair=True) <= tokenizer.num_special_tokens_to_add(pair=False):
+        what = f"tokenizer {options.tokenizer!r} puts no token between a text and its second one"
+        raise ConfigError("PREP011", what, fix="choose the tokenizer of an encoder, such as BERT's")
 
 
 def _characters(found: Iterable[LabelledText]) -> Iterator[str]:
     for one in found:
         yield from [one.text] if isinstance(one.text, str) else one.text
+        yield one.second or ""
 
 
 def _encoded(
     tokenizer: Any,
     found: Sequence[LabelledText],
-    classes: ClassInfo,
+    classes: ClassInfo | None,
     options: Options,
     report: Report,
     account: Account,
 ) -> Iterator[Sample]:
     """Tokens and label of each text. Text is taken literally, and the tokenizer adds its special tokens."""
-    numbers = {name: number for number, name in enumerate(classes.names)}
-    cut = 0
+    numbers = {} if classes is None else {name: number for number, name in enumerate(classes.names)}
+    several, cut = classes is not None and classes.several, 0
     for start in range(0, len(found), _AT_ONCE):
         part = found[start : start + _AT_ONCE]
         for one, encoding in zip(part, _encodings(tokenizer, part, options), strict=True):
-            beyond = sum(len(rest.ids) - sum(rest.special_tokens_mask) for rest in encoding.overflowing)
+            beyond = _beyond(tokenizer, one, encoding)
             account.leave_out("tokens", f"behind the first {options.seq_len} of a text, see --seq-len", beyond)
             cut += beyond > 0
-            yield np.array(encoding.ids, np.int32), _labels(one, encoding.word_ids, numbers, classes.several)
+            ids, types = np.array(encoding.ids, np.int32), np.array(encoding.type_ids, np.int32)
+            yield ids, types, _labels(one, encoding.word_ids, numbers, several)
         report("texts", len(part))
     if cut:
         account.note(f"{counted(cut, 'texts')} cut off at --seq-len {options.seq_len}")
+
+
+def _beyond(tokenizer: Any, one: LabelledText, encoding: Any) -> int:
+    """Number of tokens that were cut off; of a pair, the rests are listed several times."""
+    if one.second is None or not encoding.overflowing:
+        return sum(len(rest.ids) - sum(rest.special_tokens_mask) for rest in encoding.overflowing)
+    whole = tokenizer(one.text, one.second, split_special_tokens=True, verbose=False)
+    return len(whole["input_ids"]) - len(encoding.ids)
 
 
 def _encodings(tokenizer: Any, part: Sequence[LabelledText], options: Options) -> Any:
     try:
         return tokenizer(
             [one.text for one in part],
+            None if part[0].second is None else [one.second for one in part],
             is_split_into_words=isinstance(part[0].text, list),
             split_special_tokens=True,
             truncation=True,
@@ -139,6 +178,8 @@ def _encodings(tokenizer: Any, part: Sequence[LabelledText], options: Options) -
 
 def _labels(one: LabelledText, words: Sequence[int | None], numbers: dict[str, int], several: bool) -> Labels:
     """Labels of a text, or of the first token of each word."""
+    if isinstance(one.label, float):
+        return np.array(one.label, np.float32)
     if several or isinstance(one.label, str):
         return numbered(one.label, numbers)
     found = np.full(len(words), IGNORE_INDEX, np.int32)
@@ -150,12 +191,13 @@ def _labels(one: LabelledText, words: Sequence[int | None], numbers: dict[str, i
     return found
 
 
-def _arrays(samples: Sequence[Sample], rows: Rows, length: int, padding: int) -> Arrays:
-    """Tensors of some samples, padded on the right."""
+def _arrays(samples: Sequence[Sample], rows: Rows, length: int, padding: int, typed: bool) -> Arrays:
+    """Tensors of some samples, padded on the right; types of tokens if they are wanted."""
     tokens = np.full((len(rows), length), padding, np.int32)
-    mask, labels = np.zeros_like(tokens), []
-    for place, (ids, label) in enumerate(samples[row] for row in rows):
-        tokens[place, : len(ids)], mask[place, : len(ids)] = ids, 1
+    mask, types, labels = np.zeros_like(tokens), np.zeros_like(tokens), []
+    for place, (ids, kinds, label) in enumerate(samples[row] for row in rows):
+        tokens[place, : len(ids)], mask[place, : len(ids)], types[place, : len(ids)] = ids, 1, kinds
         ends = (0, length - len(ids)) if label.dtype == np.int32 and label.ndim else (0, 0)
         labels.append(np.pad(label, ends, constant_values=IGNORE_INDEX) if ends[1] else label)
-    return {"input_ids": tokens, "attention_mask": mask, "labels": np.stack(labels)}
+    second = {"token_type_ids": types} if typed else {}
+    return {"input_ids": tokens, "attention_mask": mask, **second, "labels": np.stack(labels)}

@@ -29,9 +29,24 @@ def classes_of(labels: Iterable[Label], known: Sequence[str], several: bool, sou
     names = {name for mark in marks for name in mark}
     if len(marks if several else names) < 2:
         only = ", ".join(map(repr, sorted(names))) or "none"
-        what, fix = f"all labels in {source} are the same", "add samples of other classes"
-        raise DataError("DATA039", what, only, "at least two classes", fix)
+        raise _the_same(source, only, "at least two classes", "add samples of other classes")
     return ClassInfo(tuple(known) if known else _by_number(names), several)
+
+
+def require_different(numbers: Iterable[float], source: str) -> None:
+    """Check that numbers to predict aren't all the same.
+
+    Raises:
+        DataError: they are, so that there is nothing to learn.
+
+    """
+    found = set(numbers)
+    if len(found) < 2:
+        raise _the_same(source, f"{found.pop():g}", "different numbers", "name another --label-column")
+
+
+def _the_same(source: str, got: str, allowed: str, fix: str) -> DataError:
+    return DataError("DATA039", f"all labels in {source} are the same", got, allowed, fix)
 
 
 def _by_number(names: Iterable[str]) -> tuple[str, ...]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,17 +17,21 @@ from hypha_ray.data.preparation.sources.tables import TEXT_FLAG, Column, Row, co
 from hypha_ray.data.provenance import Account, readable
 from hypha_ray.errors import DataError
 
+_LARGEST = 3.4e38
+_MARKS = {"0": False, "1": True, "0.0": False, "1.0": True, "false": False, "true": True}
 Label: TypeAlias = str | list[str]
 """Name of a class, or names of several."""
 
 
 @dataclass(frozen=True, slots=True)
 class LabelledText:
-    """A text, or a list of words, and its label or labels; `where` is the place of its row."""
+    """A text, or a list of words, and its label, labels, or number to predict; `where` is the place of its row."""
 
     where: str
     text: str | list[str]
-    label: Label
+    label: Label | float
+    second: str | None = None
+    """Text that belongs to the first one; None without."""
 
 
 def labelled_texts(options: Options, classes: list[str], account: Account) -> Iterator[LabelledText]:
@@ -48,12 +53,18 @@ class LabelledTextReader:
 
     def __init__(self, options: Options, classes: list[str]) -> None:
         self._text = Column(options.text_column, TEXT_FLAG)
-        self._label = Column(str(options.label_column), "--label-column", classes)
+        second = options.second_column
+        self._second: tuple[Column, ...] = () if second is None else (Column(second, "--second-column"),)
+        self._regression, self._marks = options.regression, tuple(options.label_columns)
+        names, flag = (self._marks, "--label-columns") if self._marks else ((options.label_column,), "--label-column")
+        known = None if self._marks or options.regression else classes
+        self._labels = tuple(Column(str(name), flag, known) for name in names)
+        classes += self._marks
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """The columns of text and label."""
-        return self._text, self._label
+        """The columns of texts and labels."""
+        return self._text, *self._second, *self._labels
 
     def of_rows(self, rows: Iterable[Row], account: Account) -> Iterator[LabelledText]:
         """The texts of rows; those without text or label are put into the account.
@@ -63,18 +74,36 @@ class LabelledTextReader:
 
         """
         for where, row in complete(rows, self.columns, account):
-            text, label = _parsed(row[self._text.name]), _parsed(row[self._label.name])
-            if text is None or text == [] or (isinstance(text, str) and not text.strip()):
+            text, labels = _parsed(row[self._text.name]), [_parsed(row[column.name]) for column in self._labels]
+            seconds = [row[column.name] for column in self._second]
+            if text is None or text == [] or any(isinstance(one, str) and not one.strip() for one in (text, *seconds)):
                 account.leave_out("rows", "without text")
-            elif no_label(label):
+            elif None in seconds:
+                account.leave_out("rows", "without a second text")
+            elif any(map(no_label, labels)):
                 account.leave_out("rows", "without a label")
             else:
-                yield LabelledText(where, self._words(where, text), label_of(where, self._label, label))
+                second = self._second_text(where, *seconds) if seconds else None
+                yield LabelledText(where, self._words(where, text), self._label(where, labels), second)
 
     def of_text(self, path: Path, file: IO[str], alone: bool) -> Iterator[LabelledText]:
         """Refuse a plain text: it has no columns."""
         del file, alone
-        raise no_table(path, f"column {self._label.name!r}")
+        raise no_table(path, f"column {self._labels[0].name!r}")
+
+    def _label(self, where: str, values: Sequence[Any]) -> Label | float:
+        """Name of a class, names of several, or a number to predict."""
+        if self._regression:
+            return _number(where, self._labels[0], values[0])
+        if self._marks:
+            pairs = zip(self._labels, values, strict=True)
+            return [column.name for column, value in pairs if _is_marked(where, column, value)]
+        return label_of(where, self._labels[0], values[0])
+
+    def _second_text(self, where: str, value: Any) -> str:
+        if not isinstance(value, str):
+            raise _useless(where, self._second[0], type(value).__name__, "text")
+        return _clean(value)
 
     def _words(self, where: str, value: Any) -> str | list[str]:
         if isinstance(value, str):
@@ -105,6 +134,23 @@ def label_of(where: str, column: Column, value: Any) -> Label:
     if not all(names):
         raise _useless(where, column, "an empty label", "text or a whole number, or a list of them")
     return names if many else names[0]
+
+
+def _number(where: str, column: Column, value: Any) -> float:
+    """A finite number that float32 can hold."""
+    with suppress(ValueError, TypeError, OverflowError):
+        number = math.nan if isinstance(value, bool) else float(value)
+        if abs(number) <= _LARGEST:
+            return number
+    raise _useless(where, column, readable(str(value)), "a finite number")
+
+
+def _is_marked(where: str, column: Column, value: Any) -> bool:
+    """Whether a row is of the class of a column."""
+    mark = _MARKS.get(str(value).strip().lower())
+    if mark is None:
+        raise _useless(where, column, readable(str(value)), "0 or 1")
+    return mark
 
 
 def _parsed(value: Any) -> Any:
