@@ -95,6 +95,11 @@ IN_FILES = [
     (PROBE + "[rounds]\nwarmup_rounds = 1", "CFG011", "worker.probe_batch_size and job.toml:6: rounds.warmup_rounds"),
     (PROBE + "[rl]\nalgorithm = 'grpo'", "CFG011", "worker.probe_batch_size and job.toml:6: rl.algorithm"),
     (
+        "[worker]\nprobe_batch_size = true\nprocesses = 2",
+        "CFG011",
+        "job.toml:2: worker.probe_batch_size and job.toml:3",
+    ),
+    (
         "[worker]\nprobe_batch_size = true\ndevice = 'cpu'\n[[workers]]\nmemory_gb = 1\n[[workers]]\ngpu = 1",
         "CFG011",
         "worker.probe_batch_size and workers.1.memory_gb = 0 exclude each other",

@@ -141,7 +141,7 @@ def test_long_pairs_are_cut_as_the_tokenizer_does_and_what_is_cut_off_is_counted
         (
             [{"text": "x", "label": 2}, {"text": "y", "label": 2.0}],
             {"regression": True},
-            "DATA039.*got 2, allowed diff",
+            "DATA039.*got 2, allowed di",
         ),
         ([{"text": ["x"], "label": 2.5}], {"regression": True}, "DATA037.*has a single label"),
         ([{"text": "x", "a": 2}], {"label_column": None, "label_columns": ["a"]}, "DATA031.*got 2, allowed 0 or 1"),
