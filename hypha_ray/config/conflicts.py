@@ -49,9 +49,10 @@ def conflicts(job: Job) -> Iterator[Conflict]:
         yield from _of_asynchrony(job, strategy, replay)
     yield from _of_model(job)
     yield from _of_probe(job, replay)
-    if job.checkpoint.best and not job.rounds.evaluate_every:
+    compared = {"checkpoint.best": job.checkpoint.best, "rounds.patience": job.rounds.patience}
+    for name in (name for name, given in compared.items() if given and not job.rounds.evaluate_every):
         fix = "evaluate every few rounds: a single evaluation is the best one"
-        yield Conflict("checkpoint.best", "rounds.evaluate_every = 0", fix)
+        yield Conflict(name, "rounds.evaluate_every = 0", fix)
     if job.rl.algorithm is not None:
         yield from _of_rl(job, strategy)
 

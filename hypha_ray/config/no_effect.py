@@ -42,6 +42,8 @@ def _idle(job: Job) -> Iterator[tuple[str, str]]:
         yield "preprocessor.repository", "preprocessor.revision"
     if job.model.repository is None and job.preprocessor.repository is None:
         yield "model.repository", "model.token model.trust_remote_code"
+    if job.rounds.patience is None:
+        yield "rounds.patience", "rounds.min_delta"
     if job.run.mode == "replay":
         yield "run.mode", "sync.dynamic_local_steps"
 

@@ -94,6 +94,10 @@ class Rounds(Table):
         description="first rounds that are synchronous steps: one batch of each worker, with plain averaging",
     )
     evaluate_every: int = Field(1, ge=0, description="rounds between evaluations; 0: only after the last")
+    patience: Count | None = Field(
+        None, description="rounds without a better evaluation after which the run ends; default: it goes on"
+    )
+    min_delta: NotNegative = Field(0.0, description="least change of an evaluation that counts as better")
 
 
 class InnerOptimizer(Table):

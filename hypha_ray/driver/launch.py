@@ -22,7 +22,7 @@ from hypha_ray.driver.preflight.advice import advice
 from hypha_ray.driver.preflight.checks import check_end, check_fragments, check_job, check_model
 from hypha_ray.driver.preflight.machines import machine_lines
 from hypha_ray.driver.ray_cluster import connected
-from hypha_ray.driver.run_identity import committed, compare, is_done, settle
+from hypha_ray.driver.run_identity import compare, is_done, last_round, settle
 from hypha_ray.heavy_imports import uncollected
 from hypha_ray.market.exchange.client import possible_nodes
 from hypha_ray.market.nodes import own_node
@@ -182,7 +182,7 @@ def finish(job: Job, directory: RunDirectory, dataset: Path) -> None:
         from hypha_ray.store.mirroring.mirror import Mirror
         from hypha_ray.telemetry.plots import draw
 
-    export_round(job, directory, dataset, committed(directory) - 1, directory.path / "model")
+    export_round(job, directory, dataset, last_round(job, directory), directory.path / "model")
     if job.checkpoint.best:
         _export_best(job, directory, dataset)
     draw(directory.path)

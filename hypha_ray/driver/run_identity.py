@@ -11,10 +11,11 @@ from hypha_ray.config.compare import Difference, differences
 from hypha_ray.config.load import load, resolved_toml
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.errors import CheckpointError, ConfigError
+from hypha_ray.scheduler.rounds.patience import Patience
 from hypha_ray.store.commits import CommitLog
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.store.snapshots import newest_good
-from hypha_ray.telemetry.sinks.files import read_json
+from hypha_ray.telemetry.sinks.files import METRICS, SUMMARY, by_round, read_json, read_jsonl
 
 DATASET = "dataset.json"
 """Dataset that the run is trained on, wherever it lies."""
@@ -57,9 +58,24 @@ def compare(job: Job, directory: RunDirectory, manifest: Manifest, resume: bool)
 
 
 def is_done(job: Job, directory: RunDirectory) -> bool:
-    """Whether all rounds are committed, and the last weights are undamaged."""
+    """Whether all rounds are committed, and the last weights are undamaged, or the run has ended early."""
     done = committed(directory)
+    if ended_early(job, directory) is not None:
+        return True
     return done >= job.rounds.update_rounds and newest_good(directory.path) == done - 1
+
+
+def ended_early(job: Job, directory: RunDirectory) -> str | None:
+    """Reason for which the run ended before all rounds; None if it didn't, or if it has more patience now."""
+    if read_json(directory.path / SUMMARY).get("ended_early") is None or newest_good(directory.path) is None:
+        return None
+    return Patience(job.rounds, by_round(read_jsonl(directory.path / METRICS, ("eval",)), "eval")).exhausted
+
+
+def last_round(job: Job, directory: RunDirectory) -> int:
+    """Round whose weights are the run's result, once it has ended."""
+    newest = None if ended_early(job, directory) is None else newest_good(directory.path)
+    return committed(directory) - 1 if newest is None else newest
 
 
 def committed(directory: RunDirectory) -> int:
@@ -70,6 +86,8 @@ def committed(directory: RunDirectory) -> int:
 def standing(job: Job, directory: RunDirectory) -> str:
     """Progress of a run, in words; rounds are counted from one, as on the console."""
     done, wanted = committed(directory), job.rounds.update_rounds
+    if (reason := ended_early(job, directory)) is not None:
+        return f"ended early: {reason}"
     if done >= wanted:
         return f"has all of its {wanted} rounds"
     return f"goes on after round {done} of {wanted}" if done else "has no commit yet, and starts from the beginning"

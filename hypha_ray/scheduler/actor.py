@@ -32,7 +32,7 @@ from hypha_ray.scheduler.runtime.staffing import Staffing
 from hypha_ray.scheduler.runtime.supervised_actor import GONE
 from hypha_ray.scheduler.runtime.telemetry_client import TelemetryClient
 from hypha_ray.scheduler.runtime.worker_dispatcher import WorkerDispatcher
-from hypha_ray.telemetry.sinks.files import METRICS, read_jsonl, rewind
+from hypha_ray.telemetry.sinks.files import METRICS, by_round, read_jsonl, rewind
 from hypha_ray.types import Event, Saved
 from hypha_ray.worker.actor import FromDataset
 
@@ -144,9 +144,9 @@ class Scheduler:
         if survey is not None:
             aside = await (await self._actors.store.ask(lambda store: store.quarantined.remote()))
             used = {"epoch": survey.epoch, "used": [span for span in survey.used if span[1] not in aside]}
-            evaluated = survey.next_round - 1 in {record["round"] for record in read_jsonl(metrics, kinds=("eval",))}
-            inner = frozenset(survey.inner)
-            known = used, survey.state, inner, evaluated, survey.layout, survey.skipped
+            evaluations = by_round(read_jsonl(metrics, kinds=("eval",)), "eval")
+            before = tuple(one for one in evaluations if one["round"] < survey.next_round)
+            known = used, survey.state, frozenset(survey.inner), survey.layout, before, survey.skipped
             past = ResumePoint(self._attempt, survey.next_round, *known)
         await asyncio.to_thread(rewind, metrics, past.next_round)
         await self._costs.recall()

@@ -23,12 +23,17 @@ class ResumePoint:
     """`Persist.state` of the last round; empty before the first."""
     inner: frozenset[int] = frozenset()
     """Workers whose inner state was saved."""
-    evaluated: bool = False
-    """Whether the evaluation that `next_round` would begin with is recorded."""
     layout: Layout | None = None
     """Layout of the model; None if the snapshot lacks it."""
+    evaluations: tuple[Mapping[str, Any], ...] = ()
+    """Recorded evaluations, in the order of their rounds."""
     skipped: tuple[str, ...] = ()
     """Parts of the log that couldn't be used, with reasons."""
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether the evaluation that `next_round` would begin with is recorded."""
+        return any(record["round"] == self.next_round - 1 for record in self.evaluations)
 
 
 class RunTotals:

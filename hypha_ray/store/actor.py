@@ -116,7 +116,7 @@ class Store:
 
     @cached_property
     def _keeper(self) -> CommitWriter:
-        counts = self._rounds.update_rounds, self._rounds.evaluate_every
+        counts = self._rounds.update_rounds, self._rounds.evaluate_every, self._rounds.patience is not None
         return CommitWriter(self._held_directory(), self._checkpoint, *counts)
 
     def _held_directory(self) -> Path:

@@ -30,15 +30,25 @@ class CommitWriter:
         update_rounds: number of rounds in the run; weights of the first and the last are always saved.
         evaluate_every: rounds between evaluations, of which the best may be kept; 0: only the last weights are
             evaluated.
+        may_end_early: whether an evaluation may end the run; evaluated weights are then saved.
 
     Raises:
         CheckpointError: the newest record is damaged.
 
     """
 
-    def __init__(self, directory: Path, checkpoint: Checkpoint, update_rounds: int, evaluate_every: int = 1) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        checkpoint: Checkpoint,
+        update_rounds: int,
+        evaluate_every: int = 1,
+        may_end_early: bool = False,
+    ) -> None:
         self._directory, self._checkpoint, self._update_rounds = directory, checkpoint, update_rounds
         self._evaluate_every, self._evaluations = evaluate_every, Evaluations(directory)
+        self._may_be_last = may_end_early or checkpoint.best
+        """Whether any evaluated weights may be wanted in the end."""
         for folder in ("commits", "checkpoints"):
             sweep(directory / folder)
         self._log = CommitLog(directory)
@@ -132,7 +142,7 @@ class CommitWriter:
     def _is_due(self, round: int) -> bool:
         """Whether a snapshot is due: by its interval, or because an earlier one failed, and there is no good one."""
         regular = (round + 1) % self._checkpoint.every_rounds == 0 or round in (0, self._update_rounds - 1)
-        regular = regular or (self._checkpoint.best and self._is_evaluated(round))
+        regular = regular or (self._may_be_last and self._is_evaluated(round))
         return (regular or self._failures > 0) and not self._is_good(round)
 
     def _is_evaluated(self, round: int) -> bool:

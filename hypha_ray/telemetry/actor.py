@@ -48,7 +48,7 @@ class Telemetry:
     ) -> None:
         if testing is not None:
             arm(testing.failpoints, testing.failpoint_log)
-        if {"tensorboard", "wandb"} & set(sinks) or ("aim" in sinks and aim_repository is None):
+        if {"tensorboard", "wandb", "mlflow"} & set(sinks) or ("aim" in sinks and aim_repository is None):
             os.umask(0o077)  # Trackers' files in the run directory are the owner's alone, as all others there.
         self._directory = Path(directory)
         self._sinks = build(self._directory, run, sinks, aim_repository, status_bridge)
@@ -74,7 +74,7 @@ class Telemetry:
         `extra` is added to it; its `parameter_bytes` is the base of the run's traffic ratio.
         """
         records = read_jsonl(self._directory / METRICS, kinds=("round", "eval"))
-        events = read_jsonl(self._directory / EVENTS, kinds=("loss", "quarantine", "cost"))
+        events = read_jsonl(self._directory / EVENTS, kinds=("attempt", "stop", "loss", "quarantine", "cost"))
         figures = {**summary(records, events, extra.get("parameter_bytes")), **extra}
         self._sinks.summary(figures)  # before the sinks are waited for: little time may be left
         self._sinks.close()

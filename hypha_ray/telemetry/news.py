@@ -38,7 +38,7 @@ SENTENCES = {
     "revive": Sentence("{} was replaced", "{} actors were replaced"),
 }
 """Words for kinds of events, to which the reason is added."""
-KINDS = frozenset({*SENTENCES, "waiting", "problem"})
+KINDS = frozenset({*SENTENCES, "waiting", "stop", "problem"})
 """The kinds of events that are news."""
 
 
@@ -125,6 +125,8 @@ def told_of(kind: str, events: Sequence[Record]) -> str:
     """One line about events of one kind."""
     if kind == "waiting":
         return "waiting for workers: {workers} of the {needed} that are needed are there".format_map(events[-1])
+    if kind == "stop":
+        return f"ended early: {events[-1]['reason']}"
     subjects = sorted({event["role" if kind == "revive" else "worker"] for event in events})
     reasons = list(dict.fromkeys(filter(None, map(_reason, events))))
     text = SENTENCES[kind].one.format(subjects[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from hypha_ray.config import Job
@@ -14,7 +14,7 @@ from hypha_ray.scheduler.planning.worker_plans import Sizes
 from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.scheduler.rounds.round import LOST
 from hypha_ray.simulation.world import World
-from hypha_ray.types import Contribution, Delta, Rejection, SliceInfo, Source, Verdict
+from hypha_ray.types import Contribution, Delta, Evaluated, Rejection, SliceInfo, Source, Verdict
 from tests.support.simulation_books import samples_in
 
 
@@ -35,6 +35,8 @@ class Faults:
     """Can this worker be placed?"""
     start_s: float = 0.1
     evaluate_s: float = 0.0
+    val_loss: Callable[[int], float] = lambda round: 2.0
+    """Loss of the weights with which a round begins."""
     proof: Callable[[Source, str], str] = lambda source, right: right
     """What a worker says is the hash of the weights that it begins with."""
     layout: Callable[[Source], str] = lambda source: "layout"
@@ -138,6 +140,9 @@ class Fleet(World):
     # ── the world ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def take_in(self, event: c.Input) -> list[c.Command]:
+        if isinstance(event, Evaluated):
+            (_, samples), loss = event.sums["val_loss"], self.faults.val_loss(event.round)
+            event = replace(event, sums={"val_loss": (loss * samples, samples)})
         if isinstance(event, Delta):
             self.deltas[event.source] = event
         if isinstance(event, c.Committed):
@@ -207,13 +212,14 @@ class Fleet(World):
         return self.faults.proof(source, super().theta_sha256(source, version))
 
 
-def past_of(persisted: list[c.Persist], attempt: int = 2) -> ResumePoint:
+def past_of(persisted: list[c.Persist], attempt: int = 2, evaluations: tuple[dict[str, Any], ...] = ()) -> ResumePoint:
     """What a scheduler goes on from when the log has these rounds."""
     newest = persisted[-1]
     spans = sorted(span for persist in persisted for _, spans in persist.spans for span in spans)
     used = [[one.epoch, one.slice, one.start, one.stop] for one in spans if one.epoch >= newest.epoch]
     inner = frozenset(worker for persist in persisted for worker, _ in persist.spans)
-    return ResumePoint(attempt, newest.round + 1, {"epoch": newest.epoch, "used": used}, newest.state, inner)
+    before = {"epoch": newest.epoch, "used": used}
+    return ResumePoint(attempt, newest.round + 1, before, newest.state, inner, evaluations=evaluations)
 
 
 # ── scenarios ─────────────────────────────────────────────────────────────────────────────────────────────────────────

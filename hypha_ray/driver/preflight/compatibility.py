@@ -81,10 +81,11 @@ def check_processes(case: Case) -> None:
 
 
 def check_best(case: Case) -> None:
-    """Refuse to keep the best snapshot of a run that has no evaluations."""
-    if case.job.checkpoint.best and not case.manifest.of("validation"):
-        what = f"checkpoint.best needs evaluations, and dataset {case.manifest.name!r} has no validation split"
-        raise DataError("DATA051", what, fix="prepare it with one, or leave checkpoint.best out")
+    """Refuse to keep the best snapshot of a run that has no evaluations, or to end it by them."""
+    compared = {"checkpoint.best": case.job.checkpoint.best, "rounds.patience": case.job.rounds.patience}
+    for name in (name for name, given in compared.items() if given and not case.manifest.of("validation")):
+        what = f"{name} needs evaluations, and dataset {case.manifest.name!r} has no validation split"
+        raise DataError("DATA051", what, fix=f"prepare it with one, or leave {name} out")
 
 
 def check_ranges(case: Case) -> None:

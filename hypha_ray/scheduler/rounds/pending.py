@@ -12,8 +12,9 @@ from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.ledger.ledger import Ledger
 from hypha_ray.scheduler.ledger.mixture import Mixture
 from hypha_ray.scheduler.messages import Outbox
-from hypha_ray.scheduler.resume_point import RunTotals
+from hypha_ray.scheduler.resume_point import ResumePoint, RunTotals
 from hypha_ray.scheduler.rounds.evaluation import Evaluation
+from hypha_ray.scheduler.rounds.patience import Patience
 from hypha_ray.types import Evaluated, Span
 
 
@@ -40,14 +41,16 @@ class PendingRounds(Generic[C]):
 
     Args:
         job: the job file.
+        past: point from which the run goes on.
         tally: totals of the run.
         ledger: ledger of the run.
         out: takes the records.
 
     """
 
-    def __init__(self, job: Job, tally: RunTotals, ledger: Ledger | Mixture, out: Outbox) -> None:
+    def __init__(self, job: Job, past: ResumePoint, tally: RunTotals, ledger: Ledger | Mixture, out: Outbox) -> None:
         self._rounds, self._totals, self._ledger, self._out = job.rounds.update_rounds, tally, ledger, out
+        self.patience = Patience(job.rounds, past.evaluations)
         self._perplexity = find_task(job.model.type).perplexity
         self.awaiting_merge: deque[C] = deque()
         """Committed rounds, oldest first."""
@@ -133,6 +136,7 @@ class PendingRounds(Generic[C]):
         if self._evaluation is not None and self._evaluation.complete:
             record = self._evaluation.record(self._perplexity)
             if record is not None:
+                self.patience.take(record)
                 self._out.put(c.LogMetric({**record, "elapsed_s": self._totals.elapsed_s(now)}))
             self._evaluation = None
 

@@ -75,6 +75,8 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
     def begin(self, now: float) -> None:
         """Begin a round; the one after the last only evaluates."""
         assert isinstance(self.state, Waiting)
+        if self._end_early(now):  # An earlier attempt recorded the last evaluation, and was killed.
+            return
         number = self.state.number
         self._totals.begin(now)
         self._enter(AsyncRound(number, now, self._planner.size), number)
@@ -259,7 +261,7 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         self.pending.cancel_evaluation()
 
     def _settle(self, now: float) -> None:
-        """Write complete records; end the run after the last evaluation."""
+        """Write complete records; end the run after the last evaluation, or early."""
         if self.unevaluated and not self.final and not self.queue.committed:
             self.pending.cancel_evaluation()  # No joining worker will have its weights.
         self.pending.settle_evaluation(now)
@@ -267,6 +269,7 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
             self.pending.emit(now)
             if self.final:
                 self._out.finish(None)
+        self._end_early(now)
 
     def stop_waiting(self, now: float) -> None:
         """Give up the evaluation in progress."""

@@ -79,6 +79,8 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
     def begin(self, now: float) -> None:
         """Plan the next round, and send every worker its plan."""
         assert isinstance(self.state, Waiting)
+        if self._end_early(now):  # An earlier attempt recorded the last evaluation, and was killed.
+            return
         number, before = self.state.number, self.state.before
         self._totals.begin(now)
         members = self._roster.assignable
@@ -289,9 +291,4 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
         if member.plan is not None and not member.plan.evaluate:
             member.progress.heard_at = now
             self._done_if_final(member)
-        self._settle(now)
-
-    def stop_waiting(self, now: float) -> None:
-        """Give up merges and evaluations in progress."""
-        self.pending.stop_waiting(self.latest_version + 1, now)
         self._settle(now)

@@ -34,7 +34,7 @@ class RoundStrategy(Generic[R, C]):
         self.latest_version = WeightsVersion(past.next_round)
         """Version of the newest committed weights."""
         self._totals = RunTotals(past.state.get("totals", {}))
-        self.pending: PendingRounds[C] = PendingRounds(job, self._totals, plans.ledger, out)
+        self.pending: PendingRounds[C] = PendingRounds(job, past, self._totals, plans.ledger, out)
         self.sent_bytes: tuple[int, tuple[int, ...]] = 0, ()
         """Bytes of all of θ, and of each fragment."""
 
@@ -89,10 +89,29 @@ class RoundStrategy(Generic[R, C]):
         """Correct plans if a deferred correction is due."""
 
     def _settle(self, now: float) -> None:
-        """Write complete records; end the run after the last one."""
+        """Write complete records; end the run after the last one, or early."""
         self.pending.settle(now)
         if self.final and self.pending.empty:
             self._out.finish(None)
+        self._end_early(now)
+
+    def _end_early(self, now: float) -> bool:
+        """End the run, without the round in progress, if its evaluations haven't become better for long.
+
+        Returns:
+            Whether the run has ended.
+
+        """
+        reason = self.pending.patience.exhausted
+        if reason is not None and not self.final and not self._out.over:
+            self._out.event("stop", now, reason=reason)
+            self.stop_waiting(now)
+            self._out.finish(None)
+        return self._out.over
+
+    def stop_waiting(self, now: float) -> None:
+        """Give up merges and evaluations in progress."""
+        self.pending.stop_waiting(self.latest_version + 1, now)
 
     def _evaluated(self, member: WorkerState, event: Evaluated, now: float) -> None:
         member.progress.heard_at = now

@@ -189,6 +189,7 @@ def summary(
         "rounds": len(rounds),
         **_work(rounds),
         **_quality(rounds, evaluations),
+        "ended_early": _ended_early(events),
         "idle_fraction": _mean(record.get("idle_fraction") for record in rounds if record["round"] >= WARM_UP_ROUNDS),
         "plan_error": _mean(_magnitude(record.get("plan_error")) for record in rounds),
         **_traffic(rounds, parameter_bytes),
@@ -197,6 +198,12 @@ def summary(
         "cost": sum(costs) if (costs := [event["cost"] for event in events if event.get("kind") == "cost"]) else None,
         "slices_quarantined": len({event["slice"] for event in events if event.get("kind") == "quarantine"}),
     }
+
+
+def _ended_early(events: Iterable[Record]) -> str | None:
+    """Reason for which the last attempt ended before all rounds; None if it didn't."""
+    ends = [event for event in events if event.get("kind") in ("attempt", "stop")]
+    return ends[-1].get("reason") if ends else None
 
 
 def _work(rounds: list[Record]) -> dict[str, Any]:

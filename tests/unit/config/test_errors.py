@@ -104,6 +104,8 @@ IN_FILES = [
         "CFG011",
         "worker.probe_batch_size and workers.1.memory_gb = 0 exclude each other",
     ),
+    ("[rounds]\npatience = 0", "CFG003", "allowed integer ≥ 1"),
+    ("[rounds]\npatience = 2\nevaluate_every = 0", "CFG011", "rounds.patience and rounds.evaluate_every = 0 exclude"),
     ("[sync]\nin_flight = 2", "CFG011", "job.toml:2: sync.in_flight and sync.fragments = 1 exclude each other"),
     ("[sync]\nin_flight = 3\nfragments = 2", "CFG011", "set at least as many fragments"),
     ("[sync]\nin_flight = 2\nfragments = 2\nstagger = false", "CFG011", "sync.stagger = false exclude each other"),

@@ -1,4 +1,4 @@
-"""The end of a run that keeps its best model."""
+"""The end of a run that keeps its best model, or ends early."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 from hypha_ray.config import Job
 from hypha_ray.config.load import resolved_toml
 from hypha_ray.driver.launch import finish
+from hypha_ray.driver.run_identity import is_done, standing
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.scheduler.messages import Persist
@@ -69,3 +70,19 @@ def test_best_model_without_its_checkpoint_is_not_replaced_by_another(
     assert (
         "note: the best model was that after round 2, with val_loss 3; its checkpoint isn't" in capsys.readouterr().err
     )
+
+
+def test_run_that_ended_early_is_done_unless_it_has_more_patience(run: tuple[Job, RunDirectory], corpus: Path) -> None:
+    job, directory = run
+    longer = job.model_copy(update={"rounds": job.rounds.model_copy(update={"update_rounds": 9, "patience": 2})})
+    assert not is_done(longer, directory), "it was killed before it ended"
+    (directory.path / "summary.json").write_text(json.dumps({"ended_early": "no better val_loss"}))
+    assert is_done(longer, directory)
+    reason = "no better val_loss than 3 after round 2, in 2 more rounds"
+    assert standing(longer, directory) == f"ended early: {reason}"
+    patient = longer.model_copy(update={"rounds": longer.rounds.model_copy(update={"patience": 3})})
+    assert not is_done(patient, directory) and standing(patient, directory) == "goes on after round 4 of 9"
+    finish(longer, directory, corpus)
+    last = load_file(directory.path / "model" / "model.safetensors")
+    newest = load_file(directory.path / "checkpoints" / "round_000003" / "model.safetensors")
+    assert last and all(np.array_equal(last[name], array) for name, array in newest.items())

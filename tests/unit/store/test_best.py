@@ -43,6 +43,13 @@ def test_snapshots_stay_until_they_are_evaluated_and_no_longer(tmp_path: Path) -
     assert rounds(tmp_path) == [3, 7]
 
 
+def test_evaluated_weights_of_a_run_that_may_end_early_are_saved(tmp_path: Path) -> None:
+    store = CommitWriter(tmp_path, Checkpoint(keep=1, every_rounds=100), 1000, evaluate_every=2, may_end_early=True)
+    for number in range(5):
+        ask(store, number, number + 1)
+    assert rounds(tmp_path) == [3], "round 4 isn't evaluated, and may not be the last"
+
+
 def test_without_the_wish_only_the_newest_stay(tmp_path: Path) -> None:
     store = CommitWriter(tmp_path, Checkpoint(keep=2), 1000)
     for number in range(4):

@@ -96,6 +96,12 @@ def test_write_json_replaces_whole_file_and_leaves_no_draft(tmp_path: Path) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
 
 
+def test_summary_says_why_its_last_attempt_ended_early() -> None:
+    stopped = [{"kind": "attempt", "attempt": 1}, {"kind": "stop", "reason": "no better val_loss"}]
+    assert summary([], stopped)["ended_early"] == "no better val_loss"
+    assert summary([], [*stopped, {"kind": "attempt", "attempt": 2}])["ended_early"] is None
+
+
 def test_summary_of_three_rounds_adds_up() -> None:
     evaluations = [
         {"kind": "eval", "round": 0, "val_loss": 5.0, "perplexity": 148.4},
@@ -117,6 +123,7 @@ def test_summary_of_three_rounds_adds_up() -> None:
         "best_val_loss": 2.0,
         "best_perplexity": 7.4,
         "best_round": 2,
+        "ended_early": None,
         "idle_fraction": 0.1,
         "plan_error": pytest.approx(0.2),
         "bytes_up": 150,

@@ -1,0 +1,54 @@
+"""Early stopping: a run ends once its evaluations haven't become better for some rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hypha_ray.config.schema import Rounds
+from hypha_ray.figures import objective_of
+
+
+class Patience:
+    """Best evaluation of a run so far, and the rounds since then.
+
+    Args:
+        rounds: `patience`, the rounds without a better evaluation after which the run ends, None for no such end, and
+            `min_delta`, the least change of the objective that counts as better.
+        evaluations: records of earlier attempts, in the order of their rounds.
+
+    """
+
+    def __init__(self, rounds: Rounds, evaluations: Iterable[Mapping[str, Any]] = ()) -> None:
+        self._limit, self._min_delta = rounds.patience, rounds.min_delta
+        self._best: tuple[int, float] | None = None
+        """Round and objective of the best evaluation; None before the first with a finite objective."""
+        self._name, self._newest = "val_loss", -1
+        for record in evaluations:
+            self.take(record)
+
+    def take(self, record: Mapping[str, Any]) -> None:
+        """Add an evaluation; one whose objective isn't finite is no better than any other."""
+        objective, self._newest = objective_of([record]), record["round"]
+        value = record.get(objective.name)
+        if value is None:
+            return
+        self._name = objective.name
+        if self._best is None or self._is_better(value, self._best[1], upward=objective.best is max):
+            self._best = self._newest, value
+
+    def _is_better(self, value: float, best: float, upward: bool) -> bool:
+        gain = value - best if upward else best - value
+        return gain > 0 and gain >= self._min_delta
+
+    @property
+    def exhausted(self) -> str | None:
+        """Reason to end the run, in words; None as long as it is to go on. Rounds are counted from one in it."""
+        since = self._newest - (-1 if self._best is None else self._best[0])
+        if self._limit is None or since < self._limit:
+            return None
+        if self._best is None:
+            return f"no finite {self._name} in {since} rounds"
+        return (
+            f"no better {self._name} than {self._best[1]:.4g} after round {self._best[0] + 1}, in {since} more rounds"
+        )
