@@ -27,7 +27,7 @@ class Checkpoint(Table):
 class Telemetry(Table):
     """Destinations of metrics."""
 
-    sinks: list[Literal["console", "jsonl", "prometheus", "otel", "aim", "tensorboard", "wandb"]] = Field(
+    sinks: list[Literal["console", "jsonl", "prometheus", "otel", "aim", "tensorboard", "wandb", "mlflow"]] = Field(
         ["console", "jsonl", "prometheus"], fail_fast=True, description="metrics.jsonl is always written"
     )
     aim_repository: str | None = Field(None, description="local Aim repository; default: the run directory")

@@ -32,7 +32,7 @@ def check_job(job: Job) -> None:
     """
     if "aim" in job.telemetry.sinks:
         check_aim(job.telemetry.aim_repository)
-    for tracker in ("tensorboard", "wandb"):
+    for tracker in ("tensorboard", "wandb", "mlflow"):
         if tracker in job.telemetry.sinks:
             check_installed(tracker)
     check_schedule(job.inner_optimizer, inner_steps(job))

@@ -278,6 +278,10 @@ def build(
         from hypha_ray.telemetry.sinks.wandb import WeightsAndBiases
 
         others.append(Isolated(WeightsAndBiases(run, directory), Tally("wandb")))
+    if "mlflow" in names:
+        from hypha_ray.telemetry.sinks.mlflow import MLflow
+
+        others.append(Isolated(MLflow(run, directory), Tally("mlflow")))
     if status_bridge is not None:
         from hypha_ray.telemetry.sinks.status import StatusBridge
 

@@ -9,15 +9,18 @@ from typing import NamedTuple
 from hypha_ray.errors import ConfigError
 from hypha_ray.telemetry.sinks.files import Record, plain
 
+_PACKAGES = {"mlflow": ("mlflow", "sqlalchemy", "alembic")}
+"""Modules that a tracker needs, if there are more than the one of its name: mlflow-skinny lacks those of databases."""
+
 
 def check_installed(tracker: str) -> None:
-    """Refuse a tracker where the package of its name isn't installed.
+    """Refuse a tracker whose packages aren't installed.
 
     Raises:
         ConfigError: CFG022.
 
     """
-    if importlib.util.find_spec(tracker) is None:
+    if not all(map(importlib.util.find_spec, _PACKAGES.get(tracker, (tracker,)))):
         what = f"telemetry.sinks has {tracker}, which isn't installed"
         raise ConfigError("CFG022", what, fix=f"pip install {tracker}, or leave it out of telemetry.sinks")
 

@@ -51,7 +51,7 @@ def test_tensorboard_has_the_curves_of_the_metrics_file(tmp_path: Path) -> None:
     assert b"update_rounds" in found.Tensors("config/text_summary")[0].tensor_proto.string_val[0]
 
 
-@pytest.mark.parametrize("tracker", ["tensorboard", "wandb"])
+@pytest.mark.parametrize("tracker", ["tensorboard", "wandb", "mlflow"])
 def test_tracker_that_is_not_installed_is_refused_before_a_start(monkeypatch: pytest.MonkeyPatch, tracker: str) -> None:
     job = Job.model_validate({"telemetry": {"sinks": [tracker]}})
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)

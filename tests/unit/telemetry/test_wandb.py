@@ -17,6 +17,7 @@ import pytest
 
 from hypha_ray.telemetry.sinks.base import build
 from hypha_ray.telemetry.sinks.files import METRICS, read_jsonl, rewind
+from tests.support.curves import expected_curves
 from tests.support.fleet import fleet_records
 
 pytestmark = pytest.mark.skipif(find_spec("wandb") is None, reason="it is an extra")
@@ -85,27 +86,6 @@ def write(directory: Path, records: list[dict[str, Any]]) -> None:
 def reopened(directory: Path) -> list[Reopened]:
     files = sorted(directory.glob("wandb/*/*.wandb"), key=lambda file: file.stat().st_mtime_ns)
     return [Reopened(file) for file in files]
-
-
-def expected_curves(records: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
-    """Curves of the records, worked out one number at a time."""
-    curves: dict[str, list[tuple[int, float]]] = defaultdict(list)
-    reports: dict[int, int] = defaultdict(int)
-    for record in records:
-        numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
-        group, step = record["kind"], record["round"]
-        if group == "step":
-            worker = numbers.pop("worker")
-            group, step = f"worker-{worker}", reports[worker]
-            reports[worker] += 1
-        for name in ("batches", "batch_s"):
-            by_worker = record.get(name)
-            if isinstance(by_worker, dict):
-                numbers |= {f"{name}/worker-{worker}": value for worker, value in by_worker.items()}
-        numbers.pop("round")
-        for name, value in numbers.items():
-            curves[f"{group}/{name}"].append((step, value))
-    return curves
 
 
 def test_wandb_has_the_curves_of_the_metrics_file(tmp_path: Path) -> None:

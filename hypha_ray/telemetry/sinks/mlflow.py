@@ -1,0 +1,92 @@
+"""Sink into MLflow: a database in the run directory, or the server that the environment names."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hypha_ray.telemetry.sinks.files import Record, plain
+from hypha_ray.telemetry.sinks.trackers import Curves, numbers_of
+
+EXPERIMENT = "hypha_ray"
+DATABASE = "mlflow.db"
+_PARAMETERS = 100
+"""Most parameters that MLflow takes at once."""
+
+
+class MLflow:
+    """A sink into ``mlflow.db`` of the run directory, one MLflow run for every attempt of the job.
+
+    Names and steps are those of `Curves`, with ``_`` for characters that MLflow's names lack, such as the @ of
+    ``pass@1``. ``MLFLOW_TRACKING_URI`` names a server instead, and ``MLFLOW_EXPERIMENT_NAME`` the experiment.
+
+    Args:
+        run: the run's name, which the MLflow run has.
+        directory: the run directory.
+
+    """
+
+    def __init__(self, run: str, directory: Path) -> None:
+        self._name = run
+        self._directory = directory
+        self._curves = Curves()
+
+    def start(self, config: Record) -> None:
+        """Open an MLflow run, whose parameters are the keys of the job file."""
+        os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+        from mlflow.entities import Param
+        from mlflow.tracking import MlflowClient
+
+        logging.getLogger("mlflow").setLevel(logging.ERROR)
+        logging.getLogger("alembic").setLevel(logging.ERROR)
+        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        self._client = MlflowClient(uri or f"sqlite:///{self._directory / DATABASE}")
+        self._run = self._client.create_run(self._experiment(local=uri is None), run_name=self._name).info.run_id
+        parameters = [Param(key, str(value)) for key, value in _leaves(plain(config)) if value is not None]
+        for start in range(0, len(parameters), _PARAMETERS):
+            self._client.log_batch(self._run, params=parameters[start : start + _PARAMETERS])
+
+    def record(self, record: Record) -> None:
+        """Log every number of a record under its own name."""
+        if points := self._curves.points(record):
+            self._log(points.values, points.step)
+
+    def event(self, event: Record) -> None:
+        """Do nothing: events stay in events.jsonl."""
+
+    def summary(self, figures: Record) -> None:
+        """Log the figures of the whole run, at step 0."""
+        self._log(numbers_of("summary", figures), 0)
+
+    def close(self) -> None:
+        """End the MLflow run."""
+        self._client.set_terminated(self._run)
+
+    def _experiment(self, local: bool) -> str:
+        """Identifier of the experiment, which is made if there is none of its name."""
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
+        if (found := self._client.get_experiment_by_name(name)) is not None:
+            return str(found.experiment_id)
+        place = (self._directory / "mlflow").as_uri() if local else None
+        return str(self._client.create_experiment(name, artifact_location=place))
+
+    def _log(self, values: Mapping[str, int | float], step: int) -> None:
+        from mlflow.entities import Metric
+
+        now_ms = int(time.time() * 1000)
+        metrics = [Metric(re.sub(r"[^\w.\-/ ]", "_", name), value, now_ms, step) for name, value in values.items()]
+        self._client.log_batch(self._run, metrics=metrics)
+
+
+def _leaves(tree: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted names of all values."""
+    for name, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value

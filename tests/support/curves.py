@@ -1,0 +1,27 @@
+"""Curves that trackers have of a run's records."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+
+def expected_curves(records: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
+    """Curves of the records, worked out one number at a time."""
+    curves: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    reports: dict[int, int] = defaultdict(int)
+    for record in records:
+        numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
+        group, step = record["kind"], record["round"]
+        if group == "step":
+            worker = numbers.pop("worker")
+            group, step = f"worker-{worker}", reports[worker]
+            reports[worker] += 1
+        for name in ("batches", "batch_s"):
+            by_worker = record.get(name)
+            if isinstance(by_worker, dict):
+                numbers |= {f"{name}/worker-{worker}": value for worker, value in by_worker.items()}
+        numbers.pop("round")
+        for name, value in numbers.items():
+            curves[f"{group}/{name}"].append((step, value))
+    return curves
