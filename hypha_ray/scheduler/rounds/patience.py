@@ -13,8 +13,7 @@ class Patience:
     """Best evaluation of a run so far, and the rounds since then.
 
     Args:
-        rounds: `patience`, the rounds without a better evaluation after which the run ends, None for no such end, and
-            `min_delta`, the least change of the objective that counts as better.
+        rounds: `patience` and `min_delta` of the job.
         evaluations: records of earlier attempts, in the order of their rounds.
 
     """
