@@ -27,6 +27,13 @@ def identifier(text: str) -> str:
     return text
 
 
+def hub_id(text: str) -> str:
+    """Check the name of a repository of a hub, with its owner."""
+    if not re.fullmatch(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}", text):
+        raise ValueError("owner/name of a repository")
+    return text
+
+
 def address(text: str) -> str:
     """Check an address."""
     if not re.fullmatch(r"[^\s:/@]+:\d{1,5}|\[[0-9a-fA-F:.]+\]:\d{1,5}", text):

@@ -72,6 +72,7 @@ def run_job(loaded: Loaded, kind: str) -> Path:
             check_end(job, source.folder)
         if new or not is_done(job, directory):
             require_secrets(job)
+            _check_upload(job)
             with connected(str(job.run.name)):
                 if new:
                     workers_to_hire(job, possible_nodes(), own_node())
@@ -121,6 +122,7 @@ def dry_run(loaded: Loaded) -> None:
             _hold_against_the_run(job, loaded.resume, source.manifest)
             _tell(check_model(job, source, estimates=True))
             check_end(job, source.folder)
+        _check_upload(job)
         if job.rl.algorithm is not None:
             print(step_text(job.rl))
         parts = [part for part, there in (("model", has_model), ("dataset", has_data)) if not there]
@@ -176,7 +178,7 @@ def watch(stream: Iterator[dict[str, Any]], console: Console, notes: Iterable[st
 
 
 def finish(job: Job, directory: RunDirectory, dataset: Path) -> None:
-    """Save the trained model by transformers, draw the plots, and mirror both."""
+    """Save the trained model by transformers, draw the plots, and upload and mirror what is to be."""
     with uncollected():  # Loaded last, so that a resumed run goes on at once.
         from hypha_ray.store.mirroring.courier import deliver
         from hypha_ray.store.mirroring.mirror import Mirror
@@ -186,8 +188,28 @@ def finish(job: Job, directory: RunDirectory, dataset: Path) -> None:
     if job.checkpoint.best:
         _export_best(job, directory, dataset)
     draw(directory.path)
+    if job.checkpoint.push is not None:
+        _upload(job, directory)
     if job.checkpoint.mirror and (problem := deliver(Mirror(job.checkpoint.mirror, directory.path))):
         print(f"note: {problem}", file=sys.stderr)
+
+
+def _check_upload(job: Job) -> None:
+    """Refuse an upload at the end that can't succeed."""
+    if job.checkpoint.push is not None:
+        from hypha_ray.driver.hub_upload import check_upload
+
+        _tell(check_upload(job.checkpoint.push))
+
+
+def _upload(job: Job, directory: RunDirectory) -> None:
+    """Upload the model, the best one if that is kept, and say whether it is there."""
+    from hypha_ray.driver.hub_upload import upload
+
+    folders = [directory.path / name for name in ("model-best", "model")]
+    folder = next(folder for folder in folders[not job.checkpoint.best :] if folder.is_dir())
+    message = f"{folder.name} of run {job.run.name}"
+    _tell([upload(folder, str(job.checkpoint.push), message)])
 
 
 def _export_best(job: Job, directory: RunDirectory, dataset: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from hypha_ray.scheduler.messages import Persist
 from hypha_ray.store.commit_writer import CommitWriter
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.types import Contribution, Flat, Span, Verdict
+from tests.support.hub import TOKEN, hub_of
 from tests.support.job_scripts import Done, jobs_in
 
 GROUP = "parameters/float32"
@@ -95,6 +97,27 @@ def test_export_of_an_earlier_round_saves_its_weights_and_one_without_a_snapshot
     assert all(np.array_equal(array, snapshot[name]) for name, array in saved(tmp_path / "second").items())
     gone = export(tmp_path / "home", "--run", "mine", "--round", "0")
     assert gone.returncode == 5 and gone.stderr.startswith("error[STORE006]: there is no checkpoint of round 0")
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_finished_run_is_uploaded_by_the_hubs_client_and_kept_whatever_the_hub_does(
+    stopped: Path, tmp_path: Path, broken: bool
+) -> None:
+    rounds = [{"kind": "round", "round": number, "loss": 2.0, "time_s": 1.0, "samples": 4} for number in range(3)]
+    (stopped / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in rounds))
+    words = ("--resume", "mine", "--rounds.update_rounds", "3", "--checkpoint.push", "owner/tiny")
+    with jobs_in(tmp_path / "home") as jobs, hub_of() as hub:
+        hub.broken = broken
+        client = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+        done = jobs(*words, env=client)
+    assert (done.returncode, done.stdout) == (0, f"run: {stopped}\n"), done.stderr
+    files = {path.name: path.read_bytes() for path in (stopped / "model").iterdir() if path.is_file()}
+    assert "model.safetensors" in files and hub.repositories == {"owner/tiny": {} if broken else files}
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("note: the model isn't uploaded to owner/tiny: Server error") == broken, last
+    assert (last == "note: the model is uploaded to owner/tiny") is not broken
+    kept = [path.read_bytes() for path in stopped.rglob("*") if path.is_file()]
+    assert TOKEN not in done.stderr and not any(TOKEN.encode() in content for content in kept)
 
 
 def test_export_of_a_run_without_a_commit_says_so(tmp_path: Path, corpus: Path) -> None:

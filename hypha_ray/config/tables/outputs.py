@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from hypha_ray.config.value_types import Count, Table, target
+from hypha_ray.config.value_types import Count, Table, hub_id, target
 
 
 class Checkpoint(Table):
@@ -21,6 +21,9 @@ class Checkpoint(Table):
     mirror: str | None = Field(None, description="folder or fsspec URL that a run is copied to")
     export_dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
         None, description="dtype of the saved model; default: that of its repository or [model.config]"
+    )
+    push: Annotated[str, AfterValidator(hub_id)] | None = Field(
+        None, description="owner/name of a hub's repository that the model is uploaded to in the end, by HF_TOKEN"
     )
 
 
