@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from hypha_ray.telemetry.sinks.files import read_jsonl
 from tests.support.job_scripts import Done, Jobs
@@ -18,21 +18,19 @@ ROUNDS, PATIENCE = 40, 5
 
 
 @pytest.fixture(scope="module")
-def noise(run_shared_job: Jobs, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random letters, which can be learned by heart only: what is held out gets ever less likely."""
-    folder, draw = tmp_path_factory.mktemp("noise"), random.Random(0)
-    rows = [json.dumps({"text": "".join(draw.choices("abcdefgh", k=31))}) for _ in range(80)]
-    (folder / "noise.jsonl").write_text("\n".join(rows))
-    words = ("--source", folder / "noise.jsonl", "--seq-len", "32", "--validation-fraction", "0.4")
-    succeeded(run_shared_job(*words, "--out", folder / "data", script="prepare"))
-    return folder / "data"
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Samples of eight tokens; those held out have eight others, too, which get ever less likely."""
+    folder, draws = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    for name, tokens, samples in (("train", 8, 512), ("validation", 16, 16)):
+        ids = draws.integers(3, 3 + tokens, (samples, 32), dtype=np.int32)
+        save_file({"input_ids": ids, "attention_mask": np.ones_like(ids)}, folder / f"{name}.safetensors")
+    return folder
 
 
 def words(job: Path, data: Path, name: str, patience: int = PATIENCE) -> tuple[str | Path, ...]:
-    rounds = ("--rounds.update_rounds", str(ROUNDS), "--rounds.samples_between_updates", "512")
+    rounds = ("--rounds.update_rounds", str(ROUNDS))
     ends = ("--rounds.patience", str(patience), "--checkpoint.best", "true", "--checkpoint.every_rounds", "50")
-    rate = ("--inner_optimizer.learning_rate", "1e-2", "--outer_optimizer.name", "average")
-    return ("@", job, "--run.name", name, "--dataset.path", data, *rounds, *ends, *rate)
+    return ("@", job, "--run.name", name, "--dataset.path", data, *rounds, *ends, "--outer_optimizer.name", "average")
 
 
 def succeeded(done: Done) -> Done:
@@ -77,36 +75,48 @@ def score(run_job: Jobs, folder: Path, data: Path) -> float:
     return float(found["val_loss"])
 
 
+@pytest.fixture(scope="module")
+def ended(run_shared_job: Jobs, small_job: Path, data: Path, head: str) -> tuple[Path, Done]:
+    """A run that has ended early, and its command's output."""
+    done = succeeded(run_shared_job(*words(small_job, data, "early"), env={"RAY_ADDRESS": head}))
+    return run_shared_job.home / "early", done
+
+
 def test_run_ends_once_its_loss_gets_no_better_and_its_best_weights_are_kept(
-    run_shared_job: Jobs, small_job: Path, noise: Path, head: str, tmp_path: Path
+    ended: tuple[Path, Done], run_shared_job: Jobs, data: Path, tmp_path: Path
 ) -> None:
-    env = {"RAY_ADDRESS": head}
-    done, run = succeeded(run_shared_job(*words(small_job, noise, "early"), env=env)), run_shared_job.home / "early"
-    found = losses(run)
+    (run, done), found = ended, losses(ended[0])
     ended_after(found, PATIENCE)
     assert f"-- ended early: {told(run, PATIENCE)}" in done.stdout.splitlines()
     assert done.stdout.splitlines()[-1] == f"run: {run}"
-    assert score(run_shared_job, run / "model", noise) == pytest.approx(found[-1], abs=1e-5)
-    assert score(run_shared_job, run / "model-best", noise) == pytest.approx(min(found), abs=1e-5)
+    assert score(run_shared_job, run / "model", data) == pytest.approx(found[-1], abs=1e-5)
+    assert score(run_shared_job, run / "model-best", data) == pytest.approx(min(found), abs=1e-5)
     export = ("--run", "early", "--round", str(best_of(found)), "--to", tmp_path / "best")
     succeeded(run_shared_job(*export, script="export"))
     best, exported = (load_file(folder / "model.safetensors") for folder in (run / "model-best", tmp_path / "best"))
     assert best and all((array == exported[name]).all() for name, array in best.items())
-    again = succeeded(run_shared_job(*words(small_job, noise, "early"), env=env))
+
+
+def test_run_that_has_ended_early_trains_on_with_more_patience_only(
+    ended: tuple[Path, Done], run_shared_job: Jobs, small_job: Path, data: Path, head: str
+) -> None:
+    run, found = ended[0], losses(ended[0])
+    again = succeeded(run_shared_job(*words(small_job, data, "early"), env={"RAY_ADDRESS": head}))
     assert f"note: run early ended early: {told(run, PATIENCE)}" in again.stderr.splitlines()
     assert losses(run) == found
-    succeeded(run_shared_job("--resume", "early", "--rounds.patience", str(PATIENCE + 2), env=env))
+    more = ("--resume", "early", "--rounds.patience", str(PATIENCE + 2))
+    succeeded(run_shared_job(*more, env={"RAY_ADDRESS": head}))
     assert losses(run)[: len(found)] == found
     ended_after(losses(run), PATIENCE + 2)
     told(run, PATIENCE + 2)
 
 
 def test_rounds_without_a_better_loss_are_counted_on_after_the_driver_is_killed(
-    run_shared_job: Jobs, small_job: Path, noise: Path, head: str
+    run_shared_job: Jobs, small_job: Path, data: Path, head: str
 ) -> None:
     env = {"RAY_ADDRESS": head}
     run = run_shared_job.home / "killed"
-    with run_shared_job.start(*words(small_job, noise, "killed"), env=env) as driver:
+    with run_shared_job.start(*words(small_job, data, "killed"), env=env) as driver:
         assert driver.stdout is not None
         for line in driver.stdout:
             if re.match(rf" *\d+/{ROUNDS} ", line) and waited(losses(run)) >= 2:
@@ -114,7 +124,7 @@ def test_rounds_without_a_better_loss_are_counted_on_after_the_driver_is_killed(
         driver.kill()
     before = losses(run)
     assert 2 <= waited(before) < PATIENCE, "a part of the count is from before the kill"
-    succeeded(run_shared_job(*words(small_job, noise, "killed"), env=env))
+    succeeded(run_shared_job(*words(small_job, data, "killed"), env=env))
     assert losses(run)[: len(before)] == before
     ended_after(losses(run), PATIENCE)
     told(run, PATIENCE)
