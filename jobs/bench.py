@@ -51,6 +51,7 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
     from benchmarks.exchange import EXCHANGES, SIZES, exchange
     from benchmarks.planner import plan_time, planner
     from benchmarks.relay import relay
+    from benchmarks.slice_path import slice_path
     from benchmarks.streams import streams
     from benchmarks.throughput import inner_loop
     from benchmarks.wide_area.overlap import overlap
@@ -67,6 +68,7 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
         ("streams_500",): streams,
         ("bridge_receive", "bridge_throughput", "bridge_file"): bridge,
         ("bridge_relay",): relay,
+        ("slice_path",): slice_path,
         tuple(f"{row}_{millions}M_{count}" for millions, count in SIZES for row in EXCHANGES): exchange,
         ("time_to_loss",): time_to_loss,
         ("overlap_none", "overlap", "overlap_one_in_flight", "overlap_three_in_flight"): overlap,

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
 from hypha_ray.scheduler.ledger.mixture import Mixture
+from hypha_ray.scheduler.planning import worker_plans
 from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.types import SLICES_PER_DATASET, SliceInfo, Span, dataset_of
 from tests.support.fleet import Faults, Fleet, done, job_of, past_of, rounds, used
+from tests.support.mutants_mixture import MUTANTS, mutant
 
 SIZES = ([100, 60, 40], [30, 20])
 NEW: dict[str, Any] = {"epoch": 0, "used": []}
@@ -58,7 +61,7 @@ def test_every_batch_has_the_shares_and_their_sum_is_exact_to_a_sample(weights: 
         assert len(batch) == size
         for dataset, weight in enumerate(exact):
             assert abs(found[dataset] - weight * size) < 1 + 1e-9
-            assert abs(total[dataset] - weight * size * number) < 1 + 1e-9
+            assert abs(total[dataset] - weight * size * number) < 0.5 + 1e-9, "not the nearest number"
 
 
 def test_each_dataset_has_epochs_of_its_own_in_which_every_sample_is_once() -> None:
@@ -110,9 +113,52 @@ def test_walk_with_losses_and_resumptions_keeps_shares_and_uses_every_sample_onc
             total = sum(counts.values())
             for dataset, weight in enumerate(weights):
                 assert abs(counts[dataset] - weight / sum(weights) * total) <= 8, "one batch"
-        for index_epoch, cursors in [(book.epoch, book.cursors()), *book.ahead().items()]:
-            for index, count in cursors.items():
-                assert count == sum(1 for epoch, number, _ in taken if (epoch, number) == (index_epoch, index))
+        assert {book.epoch: book.cursors(), **book.ahead()} == cursors_of(taken)
+
+
+def cursors_of(taken: Counter[tuple[int, int, int]]) -> dict[int, dict[int, int]]:
+    """Used samples of each slice by epoch, from the first one that isn't complete; no later one that a dataset has."""
+    counts: dict[int, Counter[int]] = {}
+    for epoch, index, _ in taken:
+        counts.setdefault(epoch, Counter())[index] += 1
+    complete = []
+    for dataset, sizes in enumerate(SIZES):
+        own = [shares((0, index, 0) for index in counts.get(e, Counter()).elements())[dataset] for e in range(99)]
+        complete.append(next(epoch for epoch, count in enumerate(own) if count < sum(sizes)))
+    first = min(complete)
+    found = {
+        epoch: {i: count for i, count in sorted(part.items()) if epoch == first or complete[dataset_of(i)] <= epoch}
+        for epoch, part in sorted(counts.items())
+        if epoch >= first
+    }
+    return {first: {}} | {epoch: part for epoch, part in found.items() if part}
+
+
+def test_samples_assigned_one_by_one_have_the_shares_with_and_without_commits_and_resumptions() -> None:
+    for committed, resumed in ((False, False), (True, False), (True, True)):
+        book, taken = mixture((0.8, 0.2)), list[tuple[int, int, int]]()
+        for number in range(1, 51):
+            spans = book.assign(0, 1, (), 1)
+            taken += samples(spans)
+            assert abs(shares(taken)[0] - 0.8 * number) <= 0.5 + 1e-9
+            if committed:
+                book.commit({0: spans})
+            if resumed:
+                used = [[epoch, index, n, n + 1] for epoch, index, n in taken if epoch >= book.epoch]
+                book = mixture((0.8, 0.2), {"epoch": book.epoch, "used": used}, book.shares())
+
+
+def test_released_samples_of_all_datasets_are_given_to_the_next_worker() -> None:
+    book = mixture((0.5, 0.5))
+    first = samples(book.assign(0, 20, (), 4))
+    book.release(0)
+    assert book.held(0) == () and sorted(samples(book.assign(1, 20, (), 4))) == sorted(first)
+
+
+def test_run_resumed_with_other_weights_makes_up_for_its_shares_batch_by_batch() -> None:
+    book = mixture((0.1, 0.9), NEW, {"0": [80, 20]})
+    for batch in batches(book.assign(0, 40, (), 8), 8):
+        assert shares(batch) == {1: 8}, "a batch has more or fewer samples than asked for"
 
 
 def test_slices_to_be_fed_ahead_are_of_all_datasets() -> None:
@@ -174,3 +220,40 @@ def test_shares_are_exact_to_one_batch_through_five_kills_and_a_resumption(sync:
     for dataset, count in enumerate((1200, 500)):
         epochs = Counter(epoch for epoch, index, _ in both if dataset_of(index) == dataset)
         assert all(epochs[epoch] == count for epoch in range(max(epochs))), "an epoch is complete before the next"
+
+
+# ── defects ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def scenarios() -> Iterator[tuple[str, Callable[[], None]]]:
+    """Tests of this file by name, the fast ones first."""
+    for weights in ((0.8, 0.2), (3.0, 1.0)):
+        yield (
+            f"shares of {weights}",
+            partial(test_every_batch_has_the_shares_and_their_sum_is_exact_to_a_sample, weights, 5),
+        )
+    yield "epochs", test_each_dataset_has_epochs_of_its_own_in_which_every_sample_is_once
+    yield "one by one", test_samples_assigned_one_by_one_have_the_shares_with_and_without_commits_and_resumptions
+    yield "release", test_released_samples_of_all_datasets_are_given_to_the_next_worker
+    yield "other weights", test_run_resumed_with_other_weights_makes_up_for_its_shares_batch_by_batch
+    yield "slices ahead", test_slices_to_be_fed_ahead_are_of_all_datasets
+    yield "walk", test_walk_with_losses_and_resumptions_keeps_shares_and_uses_every_sample_once
+    for name, sync in SYNC.items():
+        yield name, partial(test_shares_are_exact_to_one_batch_through_five_kills_and_a_resumption, sync)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_defect_of_the_mixture_shows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    defective = mutant(name)
+    monkeypatch.setitem(globals(), "Mixture", defective)
+    monkeypatch.setattr(worker_plans, "Mixture", defective)
+    assert any(fails(name, scenario) for scenario in scenarios()), f"nobody noticed: {name}"
+
+
+def fails(name: str, scenario: tuple[str, Callable[[], None]]) -> bool:
+    try:
+        scenario[1]()
+    except Exception as failure:
+        print(f"{name}: {scenario[0]}, {type(failure).__name__}")
+        return True
+    return False

@@ -1,0 +1,120 @@
+"""Slices of 16 MiB from a data node to a worker on another node, against bare refs between two actors there.
+
+Both send the same tensors, as many at a time, and to the same reader. The data node reads each of them from disk, and
+checks hash, shapes and bounds; the bare actor has them in memory.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import ray
+from ray.cluster_utils import Cluster
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from hypha_ray.data.actor import READS_AT_ONCE
+from hypha_ray.data.index import index
+from hypha_ray.data.slices import Arrays
+from hypha_ray.driver.datasets.data_nodes import serve
+
+SLICE_BYTES = 16 << 20
+SLICES = 24
+TURNS = 7
+LENGTH = 1024
+
+
+class _Bare:
+    """Has all slices in memory."""
+
+    def __init__(self) -> None:
+        self._slices = [_slice(number) for number in range(SLICES)]
+
+    def give(self, number: int) -> tuple[Arrays, int]:
+        return self._slices[number], number
+
+
+class _Reader:
+    """Takes slices as a worker does: it keeps them as they are, in shared memory."""
+
+    def take(self, arrays: Arrays) -> int:
+        return sum(array.nbytes for array in arrays.values())
+
+
+def slice_path() -> dict[str, dict[str, Any]]:
+    """Throughput of slices from a data node on another node ÷ that of bare refs, in turn."""
+    folder = Path(tempfile.mkdtemp(prefix="ray"))
+    shared = {"object_store_memory": 1 << 30, "temp_dir": str(folder)}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **shared})
+    try:
+        source, target = (cluster.add_node(num_cpus=2, object_store_memory=1 << 30).node_id for _ in range(2))
+        ray.init(address=cluster.address, namespace="bench", log_to_driver=False)
+        return {"slice_path": _row(folder / "slices", source, target)}
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _row(folder: Path, source: str, target: str) -> dict[str, Any]:
+    _write(folder)
+    node = serve(str(folder), "bench", source).actor
+    bare: Any = ray.remote(_Bare).options(max_concurrency=READS_AT_ONCE, **_on(source)).remote()
+    reader: Any = ray.remote(_Reader).options(**_on(target)).remote()
+
+    def from_node(number: int) -> tuple[Any, Any]:
+        return tuple(node.serve_to.options(num_returns=2).remote("bench", number))
+
+    def from_memory(number: int) -> tuple[Any, Any]:
+        return tuple(bare.give.options(num_returns=2).remote(number))
+
+    seconds = [(_seconds(from_node, reader), _seconds(from_memory, reader)) for _ in range(1 + TURNS)][1:]
+    ratios = sorted(plain / path for path, plain in seconds)
+    mib = SLICES * SLICE_BYTES / 2**20
+    return {
+        "value": median(ratios),
+        "target": ">= 0.9",
+        "min": round(ratios[0], 3),
+        "max": round(ratios[-1], 3),
+        "mib_per_s": round(mib / median(path for path, _ in seconds)),
+        "bare_mib_per_s": round(mib / median(plain for _, plain in seconds)),
+        "at_once": READS_AT_ONCE,
+    }
+
+
+def _seconds(give: Callable[[int], tuple[Any, Any]], reader: Any) -> float:
+    """Time of all slices, a few at a time: each next one is asked for when the reader has taken one."""
+    began, taken = time.perf_counter(), deque[Any]()
+    for number in range(SLICES):
+        if len(taken) == READS_AT_ONCE:
+            ray.get(taken.popleft())
+        taken.append(reader.take.remote(give(number)[0]))
+    assert sum(ray.get(list(taken))) == len(taken) * SLICE_BYTES
+    return time.perf_counter() - began
+
+
+def _slice(number: int) -> Arrays:
+    shape = (SLICE_BYTES // (2 * 4 * LENGTH), LENGTH)
+    ids = np.random.default_rng(number).integers(0, 50_000, shape, np.int32)
+    return {"input_ids": ids, "attention_mask": np.ones(shape, np.int32)}
+
+
+def _write(folder: Path) -> None:
+    """A folder of bare slices, and their manifest."""
+    from safetensors.numpy import save_file
+
+    folder.mkdir()
+    for number in range(SLICES):
+        save_file(_slice(number), folder / f"slice-{number:05d}.safetensors")
+    index(folder, folder.iterdir())
+
+
+def _on(node_id: str) -> dict[str, Any]:
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False), "num_cpus": 0}
