@@ -5,10 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import psutil
 import pytest
+import torch
 
+from hypha_ray.config import Job
+from hypha_ray.types import Samples
+from hypha_ray.worker.training.trainer import Trainer, trainer_of
 from tests.support.jobs import Outcome, job_of, run_job
 from tests.support.plain import final_weights, furthest
+from tests.support.truth_cases import Case
+from tests.support.truth_samples import BERT, LLAMA, classes, text
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 BATCH = {"samples_between_updates": 56, "max_batch_size": 7}
@@ -18,6 +26,24 @@ BATCH = {"samples_between_updates": 56, "max_batch_size": 7}
 def outcome(name: str, corpus: Path, folder: Path, processes: int, **tables: Any) -> Outcome:
     tables = {"rounds": BATCH, "worker": {"processes": processes}, "run": {"name": name, "mode": "replay"}, **tables}
     return run_job(job_of(name, corpus, **tables), folder, corpus)
+
+
+def members() -> set[psutil.Process]:
+    """Processes of this test that are part of a worker without being its first."""
+    everything = psutil.Process().children(recursive=True)
+    return {one for one in everything if "ray::Member" in " ".join(one.cmdline())}
+
+
+def trainer(case: Case, processes: int, **tables: Any) -> Trainer:
+    """A trainer without dropout, on the device that tests have."""
+    model = {"type": case.task, "config": {"model_type": case.model_type, **case.config}}
+    worker = {"processes": processes, "device": "cpu"}
+    return trainer_of(Job.model_validate({"model": model, "worker": worker, **tables}), 0, None, processes)
+
+
+def samples_of(case: Case, epoch: int = 0) -> Samples:
+    size = len(next(iter(case.arrays.values())))
+    return Samples(dict(case.arrays), np.stack([np.full(size, epoch), np.full(size, 3), np.arange(size)], axis=1))
 
 
 def require_equal_rounds(one: Outcome, other: Outcome) -> None:
@@ -49,3 +75,34 @@ TABLES: dict[str, dict[str, Any]] = {
 def test_two_processes_train_the_rounds_of_one(name: str, corpus: Path, tmp_path: Path) -> None:
     one, other = (outcome(f"{name}-{count}", corpus, tmp_path, count, **TABLES[name]) for count in (1, 2))
     require_equal_rounds(one, other)
+
+
+PACKED = np.tile(np.concatenate([np.arange(5), np.arange(7)]), (6, 1))
+"""Positions of two documents in each sample."""
+CALM = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+CASES: dict[str, Case] = {
+    "masked": Case("masked-lm", "bert", BERT | CALM | {"mask_token_id": 4}, text()),
+    "classes": Case("sequence-classification", "bert", BERT | CALM | {"num_labels": 3}, text(labels=classes())),
+    "packed": Case("causal-lm", "llama", LLAMA, text(position_ids=PACKED)),
+}
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_four_processes_step_and_evaluate_as_one(kind: str) -> None:
+    one, four = (trainer(CASES[kind], processes) for processes in (1, 4))
+    batches = [samples_of(CASES[kind], epoch).part(slice(0, size)) for epoch, size in enumerate((6, 3, 5))]
+    try:
+        for batch in batches:
+            expected, found = one.step(batch), four.step(batch)
+            assert (found.scored, found.tokens) == (expected.scored, expected.tokens)
+            assert [float(found.loss), float(found.norm)] == pytest.approx(
+                [float(expected.loss), float(expected.norm)], abs=1e-5
+            )
+        for a, b in zip(one.model.parameters(), four.model.parameters(), strict=True):
+            torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
+        figures = one.evaluate(batches)
+        assert four.evaluate(batches) == {
+            name: (pytest.approx(total, abs=1e-4), weight) for name, (total, weight) in figures.items()
+        }
+    finally:
+        four.close()

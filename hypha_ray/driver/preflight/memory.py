@@ -44,40 +44,56 @@ class StepSizes:
         """All of them."""
         return self.weights + self.optimizer + self.rest
 
-    def __str__(self) -> str:
+    def of_worker(self, processes: int) -> int:
+        """All of a worker's processes, of which the first alone steps."""
+        return self.total + (processes - 1) * (self.total - self.optimizer)
+
+    def note(self, processes: int) -> str:
+        """Return a line for the user."""
         parts = (("weights", self.weights), ("optimizer", self.optimizer), ("activations and gradients", self.rest))
         listed = ", ".join(f"{name} {_shown(size)}" for name, size in parts)
-        return f"a training step of a worker takes {_shown(self.total)}: {listed}"
+        if processes == 1:
+            return f"a training step of a worker takes {_shown(self.total)}: {listed}"
+        others = f"{_shown(self.total - self.optimizer)} in each of the others, which have no optimizer"
+        whole = f"a training step of a worker's {processes} processes takes {_shown(self.of_worker(processes))}"
+        return f"{whole}: {_shown(self.total)} in the first ({listed}), {others}"
 
 
 def memory_notes(case: Case) -> list[str]:
     """Return a note with the memory of a step, and another one if it is more than workers without a GPU reserve."""
     job = case.job
-    if job.rl.algorithm is not None or all(group.bridged for group in job.worker_groups):
+    groups = [(job.processes_in(group), group) for group in job.worker_groups if not group.bridged]
+    if job.rl.algorithm is not None or not groups:
         return []
-    found = step_memory(job, *scored_samples(case))
-    if found is None:
-        return []
-    reserved = [group.memory_gb for group in job.worker_groups if group.memory_gb and not group.gpu]
-    short = min(reserved, default=None)
-    if short is None or found.total <= short * 1e9:
-        return [str(found)]
-    return [str(found), f"that is more than the {short:g} GB that a worker reserves: raise memory_gb, or save memory"]
+    notes, (task, samples) = list[str](), scored_samples(case)
+    for processes in sorted({count for count, _ in groups}):
+        found = step_memory(job, task, samples, processes)
+        if found is None:
+            return []
+        notes.append(found.note(processes))
+        reserved = [one.memory_gb for count, one in groups if count == processes and one.memory_gb and not one.gpu]
+        short = min(reserved, default=None)
+        if short is not None and found.of_worker(processes) > short * 1e9:
+            what = f"that is more than the {short:g} GB that a worker reserves"
+            notes.append(f"{what}: raise memory_gb, or save memory")
+    return notes
 
 
-def step_memory(job: Job, task: Task, samples: Samples) -> StepSizes | None:
+def step_memory(job: Job, task: Task, samples: Samples, processes: int = 1) -> StepSizes | None:
     """Estimate the memory of a step of supervised training, by attention as CPUs compute it.
 
     Args:
         job: the job file.
         task: task from `resolve_task`.
         samples: some samples of the dataset; they are repeated up to the size of a micro-batch.
+        processes: number of processes of a worker, of which the first is meant; each has a part of the batch.
 
     Returns:
         None if the model can't be run without values.
 
     """
-    size = -(-job.rounds.max_batch_size // job.rounds.accumulation)
+    part = -(-job.rounds.max_batch_size // processes)
+    size = -(-part // job.rounds.accumulation)
     rows = [index % len(samples) for index in range(size)]
     repeated = Samples({name: array[rows] for name, array in samples.arrays.items()}, samples.keys[rows])
     inputs = task.inputs(tensors_of(repeated), repeated.keys, MASKING_SEED)

@@ -90,6 +90,7 @@ IN_FILES = [
         "job.toml:2: inner_optimizer.k_aware and inner_optim",
     ),
     ("[inner_optimizer]\nk_aware = true\n[sync]\nstrategy = 'sync'", "CFG011", "inner_optimizer.k_aware and sync.str"),
+    ("[worker]\nprocesses = 2\n[rl]\nalgorithm = 'grpo'", "CFG011", "worker.processes and job.toml:4: rl.algorithm"),
     ("[worker]\nprobe_batch_size = true", "CFG011", "job.toml:2: worker.probe_batch_size and resources.worker.memory_"),
     (PROBE + "[run]\nmode = 'replay'", "CFG011", "job.toml:2: worker.probe_batch_size and run.mode"),
     (PROBE + "[rounds]\nwarmup_rounds = 1", "CFG011", "worker.probe_batch_size and job.toml:6: rounds.warmup_rounds"),

@@ -18,6 +18,7 @@ from hypha_ray.model.checks.positions import max_positions
 from hypha_ray.model.loading.build import build_model, describe, skeleton
 from hypha_ray.model.tasks.table import find_task
 from tests.support.small_models import RESNET
+from tests.support.truth_cases import ACCEPTED
 
 SMALL = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 64}
 LAYERS = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
@@ -81,10 +82,10 @@ def test_limit_of_positions_is_where_the_model_itself_fails(family: str) -> None
             forward(limit + 1)
 
 
-def case_of(folder: Path, config: dict[str, Any], task: str, **arrays: np.ndarray) -> Case:
+def case_of(folder: Path, config: dict[str, Any], task: str, /, processes: int = 1, **arrays: np.ndarray) -> Case:
     folder.mkdir(exist_ok=True)
     save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, folder / "slice.safetensors")
-    job = Job.model_validate({"model": {"config": config, "type": task}})
+    job = Job.model_validate({"model": {"config": config, "type": task}, "worker": {"processes": processes}})
     network, found = skeleton(job.model), find_task(task)
     return Case(job, in_folder(folder), network, found, describe(network, found))
 
@@ -216,3 +217,19 @@ def test_images_of_another_size_are_refused_by_models_that_want_one(
     error = refusal(case_of(tmp_path, config, "image-classification", images=images, labels=labels))
     assert (error is None) == fits
     assert error is None or error.code == "DATA025"
+
+
+def test_statistics_of_a_batch_are_refused_in_workers_of_several_processes(tmp_path: Path) -> None:
+    arrays = {"images": np.zeros((4, 1, 8, 8), np.float32), "labels": np.array([0, 1, 2, 0])}
+    error = refusal(case_of(tmp_path, RESNET, "image-classification", processes=2, **arrays))
+    assert error is not None and error.code == "MODEL021" and "ResNetForImageClassification normalises" in str(error)
+    assert refusal(case_of(tmp_path, RESNET, "image-classification", **arrays)) is None
+    assert refusal(case_of(tmp_path, VIT, "image-classification", processes=2, **arrays)) is None
+
+
+def test_loss_over_objects_is_refused_in_workers_of_several_processes(tmp_path: Path) -> None:
+    case = next(case for case in ACCEPTED if case.task == "instance-segmentation")
+    config = {"model_type": case.model_type, **case.config}
+    error = refusal(case_of(tmp_path, config, case.task, processes=2, **case.arrays))
+    assert error is not None and error.code == "MODEL021" and "counts objects" in str(error)
+    assert refusal(case_of(tmp_path, config, case.task, **case.arrays)) is None

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from hypha_ray.config.schema import Job, Model
-from hypha_ray.driver.preflight.memory import step_memory
+from hypha_ray.driver.preflight.memory import StepSizes, step_memory
 from hypha_ray.model.loading.build import build_model, skeleton, task_of
 from hypha_ray.types import Samples
 
@@ -64,12 +64,12 @@ def taken(tables: dict[str, Any]) -> int:
     return int(subprocess.run(command, env=os.environ | own, capture_output=True, text=True, check=True).stdout)
 
 
-def foretold(tables: dict[str, Any]) -> int:
+def foretold(tables: dict[str, Any], processes: int = 1) -> StepSizes:
     job = Job.model_validate(tables)
     samples = Samples({"input_ids": np.full((3, 256), 5)}, np.zeros((3, 3), np.int64))
-    found = step_memory(job, task_of(job.model, skeleton(job.model)), samples)
+    found = step_memory(job, task_of(job.model, skeleton(job.model)), samples, processes)
     assert found is not None
-    return found.total
+    return found
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -85,14 +85,23 @@ def test_memory_of_a_step_is_foretold_within_15_percent(kind: str, tmp_path: Pat
     if kind == "adapter":
         build_model(Model(config=LLAMA), seed=0).save_pretrained(tmp_path)
         tables["model"] = {"repository": str(tmp_path), **tables["model"]}
-    assert foretold(tables) == pytest.approx(taken(tables), rel=0.15)
+    assert foretold(tables).total == pytest.approx(taken(tables), rel=0.15)
 
 
 def test_accumulation_adapters_and_checkpointing_save_memory(tmp_path: Path) -> None:
     base: dict[str, Any] = {"model": {"config": LLAMA}, "rounds": {"max_batch_size": 8}}
-    whole = foretold(base)
-    assert foretold({**base, "rounds": {"max_batch_size": 8, "accumulation": 4}}) < 0.5 * whole
-    assert foretold({**base, "worker": {"gradient_checkpointing": True}}) < 0.8 * whole
+    whole = foretold(base).total
+    assert foretold({**base, "rounds": {"max_batch_size": 8, "accumulation": 4}}).total < 0.5 * whole
+    assert foretold({**base, "worker": {"gradient_checkpointing": True}}).total < 0.8 * whole
+
+
+def test_processes_have_a_part_of_the_batch_each_and_one_optimizer() -> None:
+    base: dict[str, Any] = {"model": {"config": LLAMA}}
+    two = foretold({**base, "rounds": {"max_batch_size": 8}}, processes=2)
+    half = foretold({**base, "rounds": {"max_batch_size": 4}})
+    assert two == half and two.of_worker(1) == half.total
+    assert two.of_worker(2) == 2 * (half.weights + half.rest) + half.optimizer
+    assert two.note(2).startswith("a training step of a worker's 2 processes takes ")
 
 
 def test_model_that_branches_on_values_has_no_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
