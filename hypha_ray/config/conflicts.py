@@ -34,12 +34,7 @@ def conflicts(job: Job) -> Iterator[Conflict]:
         yield Conflict("sync.fragments", strategy, fix)
     if not traits.own_weights and job.rounds.warmup_rounds:
         yield Conflict("rounds.warmup_rounds", strategy, "only DiLoCo has long rounds")
-    if job.inner_optimizer.k_aware and traits.sends_gradients:
-        fix = "leave it out: the gradient is already the mean over all workers"
-        yield Conflict("inner_optimizer.k_aware", strategy, fix)
-    if job.inner_optimizer.k_aware and job.inner_optimizer.name not in ("adamw", "muon"):
-        name = f'inner_optimizer.name = "{job.inner_optimizer.name}"'
-        yield Conflict("inner_optimizer.k_aware", name, "choose adamw or muon")
+    yield from _of_optimizer(job, strategy, replay)
     if job.sync.in_flight > (job.sync.fragments if job.sync.staggered else 1):
         other = f"sync.fragments = {job.sync.fragments}" if job.sync.stagger else "sync.stagger = false"
         yield Conflict("sync.in_flight", other, "set at least as many fragments, which take turns")
@@ -55,6 +50,21 @@ def conflicts(job: Job) -> Iterator[Conflict]:
         yield Conflict(name, "rounds.evaluate_every = 0", fix)
     if job.rl.algorithm is not None:
         yield from _of_rl(job, strategy)
+
+
+def _of_optimizer(job: Job, strategy: str, replay: bool) -> Iterator[Conflict]:
+    """Conflicts of inner optimizers."""
+    inner, sends_gradients = job.inner_optimizer, job.sync.traits.sends_gradients
+    name = f'inner_optimizer.name = "{inner.name}"'
+    if inner.k_aware and sends_gradients:
+        fix = "leave it out: the gradient is already the mean over all workers"
+        yield Conflict("inner_optimizer.k_aware", strategy, fix)
+    if inner.k_aware and inner.name not in ("adamw", "muon"):
+        yield Conflict("inner_optimizer.k_aware", name, "choose adamw or muon")
+    if inner.name == "adamw8bit":
+        others = ((strategy, sends_gradients), ('run.mode = "replay"', replay))
+        fix = "choose adamw: a state of 8 bits is neither sent nor saved"
+        yield from (Conflict(name, other, fix) for other, excluded in others if excluded)
 
 
 def _of_probe(job: Job, replay: bool) -> Iterator[Conflict]:

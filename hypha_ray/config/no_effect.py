@@ -105,7 +105,7 @@ def _of_optimizers(job: Job) -> Iterator[tuple[str, str]]:
     inner, outer = job.inner_optimizer, job.outer_optimizer
     if inner.name != "muon":
         yield "inner_optimizer.name", "inner_optimizer.muon_learning_rate"
-    if inner.name in ("adamw", "muon"):
+    if inner.name in ("adamw", "adamw8bit", "muon"):
         yield "inner_optimizer.name", "inner_optimizer.momentum"
     if inner.name == "sgd":
         yield "inner_optimizer.name", "inner_optimizer.betas inner_optimizer.epsilon"

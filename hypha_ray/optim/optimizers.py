@@ -5,6 +5,7 @@ A worker's optimizer keeps its state from round to round and never resets it; se
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 from collections.abc import Iterable
 from typing import Any
@@ -19,6 +20,7 @@ from hypha_ray.optim.schedules import build_schedule
 
 Parameters = list[torch.nn.Parameter]
 
+EIGHT_BITS = "adamw8bit"
 _UNFIT = {"optimizer", "lbfgs", "sparseadam"}
 """The base class, and what wants more than one gradient a step or sparse ones."""
 
@@ -101,6 +103,7 @@ def build_optimizer(
       do: gains and biases have no scale to hold down.
     * muon: Muon for the 2-D weights between embedding and head, AdamW for the rest, as its author advises (Jordan 2024;
       in DiLoCo: arXiv 2505.23725).
+    * adamw8bit: AdamW with running averages of 8 bits (Dettmers et al., arXiv 2110.02861), by bitsandbytes.
     * sgd: `torch.optim.SGD`, whose weight decay goes through its momentum.
     * any other: the class of `torch.optim` with that name, with as much of the table as it takes.
 
@@ -117,6 +120,9 @@ def build_optimizer(
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if config.name == "adamw":
         return Inner([_adamw(trained, config, workers)], config, total_steps)
+    if config.name == EIGHT_BITS:
+        check_eight_bits()
+        return Inner([_adamw_8bit(trained, config)], config, total_steps)
     if config.name != "muon":
         kind = optimizer_class(config.name)
         table = {
@@ -136,6 +142,21 @@ def build_optimizer(
     if hidden:
         optimizers.append(_muon(model, hidden, config))
     return Inner(optimizers, config, total_steps)
+
+
+def check_eight_bits() -> None:
+    """Refuse 8-bit AdamW on a machine without bitsandbytes.
+
+    Raises:
+        ConfigError: OPT007.
+
+    """
+    if importlib.util.find_spec("bitsandbytes") is None:
+        what, fix = (
+            f"inner_optimizer.name = {EIGHT_BITS!r} needs bitsandbytes",
+            "pip install bitsandbytes, or choose adamw",
+        )
+        raise ConfigError("OPT007", what, "it isn't installed", fix=fix)
 
 
 def _alike(value: object, default: object) -> bool:
@@ -165,13 +186,27 @@ def _adamw(
     parameters: Iterable[torch.nn.Parameter], config: InnerOptimizer, workers: int
 ) -> torch.optim.AdamW | FleetAdamW:
     """Build AdamW in its fused form, one pass over memory on CPUs and GPUs alike; or the one that is aware of K."""
-    groups: dict[float, Parameters] = {}
-    for parameter in parameters:
-        groups.setdefault(config.weight_decay if parameter.ndim >= 2 else 0.0, []).append(parameter)
-    options = [{"params": members, "weight_decay": decay} for decay, members in groups.items()]
+    options = _decayed(parameters, config)
     if config.k_aware:
         return FleetAdamW(options, config.learning_rate, config.betas, config.epsilon, workers=workers)
     return torch.optim.AdamW(options, config.learning_rate, betas=config.betas, eps=config.epsilon, fused=True)
+
+
+def _adamw_8bit(parameters: Iterable[torch.nn.Parameter], config: InnerOptimizer) -> torch.optim.Optimizer:
+    """Build AdamW whose state has 8 bits in tensors of 4096 elements and more, in blocks with a scale each."""
+    from bitsandbytes.optim import AdamW8bit
+
+    options = _decayed(parameters, config)
+    built: torch.optim.Optimizer = AdamW8bit(options, config.learning_rate, config.betas, config.epsilon)
+    return built
+
+
+def _decayed(parameters: Iterable[torch.nn.Parameter], config: InnerOptimizer) -> list[dict[str, Any]]:
+    """Groups of parameters: weight decay is for matrices alone."""
+    groups: dict[float, Parameters] = {}
+    for parameter in parameters:
+        groups.setdefault(config.weight_decay if parameter.ndim >= 2 else 0.0, []).append(parameter)
+    return [{"params": members, "weight_decay": decay} for decay, members in groups.items()]
 
 
 def _muon(model: torch.nn.Module, hidden: Parameters, config: InnerOptimizer) -> Muon:

@@ -39,9 +39,12 @@ def check_job(job: Job) -> None:
     check_door(job)
     check_devices(job)
     if job.inner_optimizer.name not in ("adamw", "muon", "sgd"):
-        from hypha_ray.optim.optimizers import optimizer_class
+        from hypha_ray.optim.optimizers import EIGHT_BITS, check_eight_bits, optimizer_class
 
-        optimizer_class(job.inner_optimizer.name)
+        if job.inner_optimizer.name == EIGHT_BITS:
+            check_eight_bits()
+        else:
+            optimizer_class(job.inner_optimizer.name)
 
 
 def check_devices(job: Job) -> None:

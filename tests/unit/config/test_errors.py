@@ -105,6 +105,8 @@ IN_FILES = [
         "CFG011",
         "worker.probe_batch_size and workers.1.memory_gb = 0 exclude each other",
     ),
+    ("[inner_optimizer]\nname = 'adamw8bit'\n[sync]\nstrategy = 'sync'", "CFG011", "a state of 8 bits is neither sent"),
+    ("[inner_optimizer]\nname = 'adamw8bit'\n[run]\nmode = 'replay'", "CFG011", "a state of 8 bits is neither sent"),
     ("[rounds]\npatience = 0", "CFG003", "allowed integer ≥ 1"),
     ("[rounds]\npatience = 2\nevaluate_every = 0", "CFG011", "rounds.patience and rounds.evaluate_every = 0 exclude"),
     ("[sync]\nin_flight = 2", "CFG011", "job.toml:2: sync.in_flight and sync.fragments = 1 exclude each other"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -16,8 +17,11 @@ from transformers import (
 )
 from transformers.pytorch_utils import Conv1D
 
+from hypha_ray.config import Job
 from hypha_ray.config.schema import InnerOptimizer
+from hypha_ray.driver.preflight.checks import check_job
 from hypha_ray.errors import ConfigError
+from hypha_ray.optim import optimizers
 from hypha_ray.optim.optimizers import Inner, build_optimizer
 
 LLAMA = LlamaConfig(
@@ -128,6 +132,52 @@ def test_optimizer_any_name_brings_the_loss_down(name: str) -> None:
         model, build_optimizer(model, InnerOptimizer.model_validate({"name": name, "learning_rate": 0.02})), range(60)
     )
     assert backward(model, 0) < before / 2
+
+
+def wide() -> torch.nn.Sequential:
+    """A network with matrices that are large enough for a state of 8 bits."""
+    torch.manual_seed(3)
+    torch.set_num_threads(1)
+    return torch.nn.Sequential(torch.nn.Linear(6, 1024), torch.nn.Tanh(), torch.nn.Linear(1024, 2))
+
+
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    tensors = [one for state in optimizer.state.values() for one in state.values() if isinstance(one, torch.Tensor)]
+    return sum(storage.nbytes() for storage in {one.data_ptr(): one.untyped_storage() for one in tensors}.values())
+
+
+@pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="it is an extra")
+def test_8bit_adamw_is_that_of_bitsandbytes_and_nearly_torchs_in_less_memory() -> None:
+    from bitsandbytes.optim import AdamW8bit
+
+    settings = {"learning_rate": 0.01, "weight_decay": 0.1, "clip_norm": None}
+    models = {name: wide() for name in ("adamw8bit", "adamw")}
+    ours = {name: build_optimizer(m, InnerOptimizer(name=name, **settings)) for name, m in models.items()}
+    plain = wide()
+    matrices, vectors = ([p for p in plain.parameters() if (p.ndim > 1) == wanted] for wanted in (True, False))
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    theirs = AdamW8bit(groups, lr=0.01, betas=(0.9, 0.95), eps=1e-8)
+    for seed in range(40):
+        theirs.zero_grad()
+        backward(plain, seed)
+        theirs.step()
+    for name, model in models.items():
+        train(model, ours[name], range(40))
+    assert values(models["adamw8bit"]) == values(plain)
+    eight, full = (backward(models[name], 0) for name in ("adamw8bit", "adamw"))
+    assert eight == pytest.approx(full, rel=0.02) and eight < 0.5 * backward(wide(), 0)
+    assert state_bytes(ours["adamw8bit"].optimizers[0]) < 0.6 * state_bytes(ours["adamw"].optimizers[0])
+    ours["adamw8bit"].reset()
+    train(models["adamw8bit"], ours["adamw8bit"], range(1))
+
+
+def test_8bit_adamw_without_its_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimizers.importlib.util, "find_spec", lambda name: None)
+    words = r"OPT007.*name = 'adamw8bit' needs bitsandbytes — got it isn't installed.*pip install bitsandbytes, or"
+    with pytest.raises(ConfigError, match=words):
+        check_job(Job.model_validate({"inner_optimizer": {"name": "adamw8bit"}}))
+    with pytest.raises(ConfigError, match=words):
+        build_optimizer(network(), InnerOptimizer(name="adamw8bit"))
 
 
 def test_settings_reach_any_optimizer_that_takes_them() -> None:
