@@ -104,9 +104,7 @@ class InnerOptimizer(Table):
     """Optimizer of every worker; in synchronous training, of the server, which steps on the mean gradient."""
 
     name: Annotated[str, AfterValidator(identifier)] = Field(
-        "adamw",
-        description="adamw, adamw8bit (with a state of 8 bits), sgd, muon (2-D weights by Muon, the rest by AdamW), "
-        "or a class of torch.optim",
+        "adamw", description="adamw, adamw8bit, sgd, muon (2-D weights, the rest by AdamW), or a class of torch.optim"
     )
     learning_rate: Positive = Field(1e-3, description="peak learning rate of AdamW and SGD")
     muon_learning_rate: Positive = Field(2e-2, description="peak learning rate of the 2-D weights under muon")
