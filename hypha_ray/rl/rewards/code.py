@@ -23,9 +23,13 @@ ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 limits = {{"CPU": {_LIMIT_S}, "AS": 1 << 30, "FSIZE": 1 << 24, "NOFILE": 64, "CORE": 0}}
 for name, limit in limits.items():
     resource.setrlimit(getattr(resource, "RLIMIT_" + name), (limit, limit))
-exec(compile(open("program.py", encoding="utf-8").read(), "program.py", "exec"), {{"__name__": "__main__"}})
+def run(proof):
+    exec(compile(open("program.py", encoding="utf-8").read(), "program.py", "exec"), {{"__name__": "__main__"}})
+    print("\\n" + proof)
+run(sys.stdin.read())
 """
-"""Program that sets the limits of its process, asks to end with its parent, and then runs the file beside it."""
+"""Program that sets the limits of its process, asks to end with its parent, and then runs the file beside it. At the
+end it prints a proof that it got there, which no file has."""
 
 
 def passes(response: Response) -> float:
@@ -37,22 +41,23 @@ def passes(response: Response) -> float:
     """
     program, proof = (_BLOCK.findall(response.text) or [response.text])[-1], secrets.token_hex(16)
     with tempfile.TemporaryDirectory() as folder:
-        text = f"{program}\n{response.answer}\nprint({proof!r})\n"
+        text = f"{program}\n{response.answer}\n"
         Path(folder, "program.py").write_text(text, encoding="utf-8", errors="replace")
-        output = _output(Path(folder))
+        output = _output(Path(folder), proof)
     return float(output.rstrip().endswith(proof.encode()))  # A program that ends early doesn't get there.
 
 
-def _output(folder: Path) -> bytes:
+def _output(folder: Path, proof: str) -> bytes:
     """Run the program; return the standard output of one that ends well and in time."""
     command = [sys.executable, "-I", "-c", _BOOT]
-    silent = subprocess.DEVNULL
+    silent, pipe = subprocess.DEVNULL, subprocess.PIPE
     with (folder / "output").open("w+b") as output:
         process = subprocess.Popen(
-            command, cwd=folder, env={}, stdin=silent, stdout=output, stderr=silent, start_new_session=True
+            command, cwd=folder, env={}, stdin=pipe, stdout=output, stderr=silent, start_new_session=True
         )
         try:
-            code = process.wait(_LIMIT_S)
+            process.communicate(proof.encode(), _LIMIT_S)
+            code: int | None = process.returncode
         except subprocess.TimeoutExpired:
             code = None
         with suppress(ProcessLookupError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from decimal import Decimal
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hypha_ray.errors import ConfigError
+from hypha_ray.rl.rewards.evaluators import Processes
 from hypha_ray.rl.rewards.registry import REWARDS, reward_of
 from hypha_ray.rl.rewards.response import Response
 from hypha_ray.rl.rewards.text import last_number
@@ -64,10 +66,45 @@ def response(text: str, answer: str, ended: bool = True) -> Response:
         ("code", "f = lambda a: len(bytes(1 << 31))", "assert f(1)", True, 0.0),
         ("code", "def f(a", "assert f(1) == 2", True, 0.0),
         ("code", "import os\nf = lambda a: len(os.environ)", "assert f(1) <= 1", True, 1.0),
+        ("code", "import os\nos._exit(0)", "assert False", True, 0.0),
+        ("code", "import __main__\nprint(vars(__main__).get('proof'))\nraise SystemExit(0)", "assert False", True, 0.0),
+        ("code", "print(open('program.py').read())\nraise SystemExit(0)", "assert False", True, 0.0),
+        ("code", 'lost = """', "assert False", True, 0.0),
+        ("code", "while True:\n    print('x' * 10**6)", "assert True", True, 0.0),
+        ("code", "try:\n    f = input()\nexcept EOFError:\n    f = 1", "assert f == 1", True, 1.0),
+        ("code", "\0", "assert True", True, 0.0),
+        ("code", "import sys\nsys.setrecursionlimit(10**9)\ndef f(a): return f(a)", "f(1)", True, 0.0),
     ],
 )
 def test_reward_of_a_response(name: str, text: str, answer: str, ended: bool, score: float) -> None:
     assert reward_of(name)(response(text, answer, ended)) == pytest.approx(score)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "42, 43, 44",
+        r"\boxed{42} \boxed{41}",
+        r"\boxed{41} 42",
+        r"\boxed{\{41, 42\}}",
+        r"\boxed{42 \text{ or } 41}",
+        r"\boxed{[40,44]}",
+        r"\boxed{\frac{1}{0}}",
+        r"\boxed{" * 500,
+        "(" * 20_000,
+        "\0",
+        "9^{9^{9^9}}",
+    ],
+)
+def test_math_takes_no_several_answers_and_nothing_without_sense_for_the_right_one(text: str) -> None:
+    assert reward_of("math")(response(text, "42")) == 0
+
+
+def test_math_that_never_ends_costs_its_response_the_reward_alone() -> None:
+    endless = [response(text, "42") for text in (r"\boxed{9^{9^{9^9}}}", r"\boxed{10000000!!!}", r"\boxed{42}")]
+    (first,), (second,), (third,) = Processes(["math"], 2, 4.0).rewards(endless)
+
+    assert math.isnan(first) and math.isnan(second) and third == 1
 
 
 @given(st.decimals(allow_nan=False, allow_infinity=False, min_value=-(10**12), max_value=10**12))
