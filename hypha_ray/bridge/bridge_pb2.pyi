@@ -179,17 +179,34 @@ class Assignment(_message.Message):
     last_learning_rate: float
     def __init__(self, round: _Optional[int] = ..., version: _Optional[int] = ..., batch_size: _Optional[int] = ..., train: _Optional[_Iterable[_Union[Slice, _Mapping]]] = ..., evaluate: _Optional[_Iterable[_Union[Slice, _Mapping]]] = ..., gradient: _Optional[bool] = ..., learning_rate: _Optional[float] = ..., last_learning_rate: _Optional[float] = ...) -> None: ...
 
+class Figure(_message.Message):
+    __slots__ = ("total", "weight")
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    total: float
+    weight: float
+    def __init__(self, total: _Optional[float] = ..., weight: _Optional[float] = ...) -> None: ...
+
 class Evaluation(_message.Message):
-    __slots__ = ("round", "loss_sum", "count", "correct")
+    __slots__ = ("round", "loss_sum", "count", "correct", "figures")
+    class FiguresEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Figure
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Figure, _Mapping]] = ...) -> None: ...
     ROUND_FIELD_NUMBER: _ClassVar[int]
     LOSS_SUM_FIELD_NUMBER: _ClassVar[int]
     COUNT_FIELD_NUMBER: _ClassVar[int]
     CORRECT_FIELD_NUMBER: _ClassVar[int]
+    FIGURES_FIELD_NUMBER: _ClassVar[int]
     round: int
     loss_sum: float
     count: int
     correct: int
-    def __init__(self, round: _Optional[int] = ..., loss_sum: _Optional[float] = ..., count: _Optional[int] = ..., correct: _Optional[int] = ...) -> None: ...
+    figures: _containers.MessageMap[str, Figure]
+    def __init__(self, round: _Optional[int] = ..., loss_sum: _Optional[float] = ..., count: _Optional[int] = ..., correct: _Optional[int] = ..., figures: _Optional[_Mapping[str, Figure]] = ...) -> None: ...
 
 class Update(_message.Message):
     __slots__ = ("round", "update", "content", "samples", "tokens", "batches", "loss")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from hypha_ray.bridge.paths import parts
@@ -17,7 +17,7 @@ LARGEST = 1e12
 """Largest magnitude of a loss, norm or other figure; sums and means of such figures are finite, too."""
 MAX_TEXT = 1024
 """Most characters in a reason or an error's text."""
-_METRIC = re.compile(r"[A-Za-z0-9_./-]{1,128}")
+_METRIC = re.compile(r"[A-Za-z0-9_./@-]{1,128}")
 _WORD = re.compile(r"[!-~]{1,32}")
 
 
@@ -76,14 +76,19 @@ def _merged(message: Any) -> None:
 
 
 def _metrics(message: Any) -> None:
-    if len(message.items) > MAX_METRICS:
-        raise BridgeError("MSG002", "too many metrics", got=str(len(message.items)), allowed=f"at most {MAX_METRICS}")
+    _names("metrics", message.items)
     for name, value in message.items.items():
-        if not _METRIC.fullmatch(name):
-            raise BridgeError("MSG002", "the name of a metric", repr(name[:140]), "1 to 128 of A-Z a-z 0-9 _ . / -")
         _figure(f"metric {name}", value)
     _at_least("data_processed", message.data_processed, 0)
     _at_least("local_round", message.local_round, 0)
+
+
+def _names(what: str, named: Collection[str]) -> None:
+    if len(named) > MAX_METRICS:
+        raise BridgeError("MSG002", f"too many {what}", got=str(len(named)), allowed=f"at most {MAX_METRICS}")
+    for name in named:
+        if not _METRIC.fullmatch(name):
+            raise BridgeError("MSG002", f"a name among {what}", repr(name[:140]), "1 to 128 of A-Z a-z 0-9 _ . / - @")
 
 
 def _assignment(message: Any) -> None:
@@ -104,6 +109,10 @@ def _evaluation(message: Any) -> None:
     _number("loss_sum", message.loss_sum)
     _at_most("loss_sum / count", abs(message.loss_sum) / max(1, message.count))
     _at_most("correct", message.correct, message.count)
+    _names("figures", message.figures)
+    for name, figure in message.figures.items():
+        _not_negative(f"weight of {name}", figure.weight)
+        _figure(f"total of {name}", figure.total)
 
 
 def _update(message: Any) -> None:

@@ -69,16 +69,24 @@ class Round:
                 self.keys = batch.keys
                 yield batch.arrays
 
-    def evaluated(self, loss_sum: float, count: int, correct: int | None = None) -> None:
+    def evaluated(
+        self,
+        loss_sum: float,
+        count: int,
+        correct: int | None = None,
+        figures: Mapping[str, tuple[float, float]] | None = None,
+    ) -> None:
         """Send the result of the evaluation.
 
         Args:
             loss_sum: sum of losses over all samples or tokens.
             count: number of those samples or tokens.
             correct: number of correct predictions of a classifier; None for other models.
+            figures: of reinforcement learning: total and weight of each figure; None for other kinds of training.
 
         """
-        message = pb.Evaluation(round=self.number, loss_sum=loss_sum, count=count, correct=correct)
+        given = {name: pb.Figure(total=total, weight=weight) for name, (total, weight) in (figures or {}).items()}
+        message = pb.Evaluation(round=self.number, loss_sum=loss_sum, count=count, correct=correct, figures=given)
         self._line.say("evaluation", message)
 
     @property

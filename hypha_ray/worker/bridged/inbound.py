@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hypha_ray.bridge import bridge_pb2 as pb
@@ -28,7 +28,7 @@ from hypha_ray.types import (
     window,
 )
 from hypha_ray.types.layout import dtype_of
-from hypha_ray.worker.bridged.told import UNKNOWN, Contents, Told
+from hypha_ray.worker.bridged.told import UNKNOWN, Bounds, Contents, Told
 
 FOLDER = "updates/"
 """Folder of a trainer's files."""
@@ -49,6 +49,7 @@ class Inbound:
         directory: where the trainer's files are.
         encoders: what payloads are encoded by, one for each fragment.
         now: a monotonic clock, in seconds.
+        figures: bounds of the figures of an evaluation by reinforcement learning; None: it is by the loss.
 
     """
 
@@ -58,7 +59,9 @@ class Inbound:
         directory: WorkDirectory,
         encoders: Sequence[Encoder],
         now: Callable[[], float] = time.monotonic,
+        figures: Mapping[str, Bounds] | None = None,
     ) -> None:
+        self._figures = figures
         self._source, self._directory, self._encoders, self._now = source, directory, encoders, now
         self.layout: Layout | None = None
         """Layout of the tensors; nothing is accepted before it is known."""
@@ -123,8 +126,8 @@ class Inbound:
             case "metrics" if told.current("metrics", message.local_round) and message.data_processed:
                 yield self._report(message, told)
             case "evaluation" if told.current("evaluation", message.round) and not told.evaluated:
-                told.evaluate(message)
-                yield Evaluated(self._source, message.round, _sums(message), self._now() - told.began)
+                told.evaluate(message, self._figures)
+                yield Evaluated(self._source, message.round, self._sums(message), self._now() - told.began)
             case "update" if told.current("update", message.round) and not told.handed_over:
                 yield from self._delta(message, told)
             case "update":
@@ -194,15 +197,17 @@ class Inbound:
         if size > limit:
             raise BridgeError("PATH009", f"{path} is too large", got=f"{size} bytes", allowed=f"up to {limit}")
 
+    def _sums(self, message: pb.Evaluation) -> Sums:
+        """Figures of a trainer's evaluation."""
+        if self._figures is not None:
+            given = message.figures
+            return {name: (given[name].total, given[name].weight) for name in self._figures if name in given}
+        count = float(message.count)
+        sums = {"val_loss": (message.loss_sum, count)}
+        return sums | {"accuracy": (float(message.correct), count)} if message.HasField("correct") else sums
+
     def _forget(self) -> None:
         """Remove the file that the trainer has sent last."""
         path, self._newest = self._newest, None
         if path is not None:
             self._directory.unlink(path)
-
-
-def _sums(message: pb.Evaluation) -> Sums:
-    """Figures of a trainer's evaluation."""
-    count = float(message.count)
-    sums = {"val_loss": (message.loss_sum, count)}
-    return sums | {"accuracy": (float(message.correct), count)} if message.HasField("correct") else sums

@@ -26,6 +26,7 @@ from hypha_ray.types import Left, Plan, Ready, Source
 from hypha_ray.worker.batches import BatchSource
 from hypha_ray.worker.bridged.inbound import Inbound
 from hypha_ray.worker.bridged.outbound import Outbound
+from hypha_ray.worker.bridged.policies import figures_of, with_responses
 from hypha_ray.worker.bridged.process import END_S, JOB_FILE, TrainerGone, TrainerProcess
 from hypha_ray.worker.inbox import Inbox
 from hypha_ray.worker.incarnation import Emit
@@ -87,7 +88,7 @@ class BridgedLoop:
             self._channel = process.connect(self._inbox.check)
             directory = process.work
             self._outbound = Outbound(self._channel, directory, self._batch_source)
-            self._inbound = Inbound(self._source, directory, encoders(self._job.sync))
+            self._inbound = Inbound(self._source, directory, encoders(self._job.sync), figures=figures_of(self._job.rl))
             self._channel.attach(directory, self._inbound.admit)
             self._channel.live()
             listening = threading.Thread(target=self._listen, name="bridge-hearing", daemon=True)
@@ -133,7 +134,7 @@ class BridgedLoop:
         plan: Plan | None = self._inbox.plan(number)
         while plan is not None and plan.round == number:
             assignment = self._outbound.assignment(plan, rates(self._job, plan), self._job.sync.traits.sends_gradients)
-            self._inbound.assigned(plan, self._outbound.contents)
+            self._inbound.assigned(plan, with_responses(self._job.rl, self._outbound.contents))
             self._channel.say("assignment", assignment)
             if plan.final:
                 for last in ("merged", "evaluation") if plan.evaluate else ("merged",):

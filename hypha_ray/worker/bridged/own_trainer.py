@@ -8,6 +8,7 @@ from typing import Any
 from hypha_ray.bridge import client
 from hypha_ray.bridge.round import Round
 from hypha_ray.config import Job
+from hypha_ray.errors import ConfigError
 from hypha_ray.model.layout import layout_of, load
 from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.store.tensorfile import named
@@ -31,9 +32,13 @@ def train(trainer: client.Trainer, device: str) -> None:
         device: ``cpu``, ``cuda`` or ``auto``.
 
     Raises:
-        HyphaError: the model can't be built, its loss isn't the task's, or the driver is gone.
+        HyphaError: the job trains by rewards, the model can't be built, its loss isn't the task's, or the driver is
+            gone.
 
     """
+    if "rl" in trainer.job:  # Its reward functions and servers are programs, and no program comes over the bridge.
+        fix = "connect a trainer of your own, such as examples/grpo_trainer.py"
+        raise ConfigError("RL025", "jobs/worker.py doesn't train by rewards", trainer.job["rl"]["algorithm"], fix=fix)
     job = job_of(trainer.job, device)
     told = trainer.job.get("special_tokens")
     specials = told and SpecialTokens(told["mask_token_id"], tuple(told["all_special_ids"]))

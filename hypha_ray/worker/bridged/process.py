@@ -24,9 +24,11 @@ from hypha_ray.bridge.transport.listener import Listener
 from hypha_ray.bridge.transport.tokens import make_token
 from hypha_ray.config import Job
 from hypha_ray.errors import ConfigError
+from hypha_ray.model.loading.tokenizer import PackedTokenizer
 from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.redaction import redacted_tree
 from hypha_ray.worker.bridged.endpoint import listening
+from hypha_ray.worker.bridged.policies import told_of_policies
 from hypha_ray.worker.bridged.printed import Printed, trainer_log
 
 JOB_FILE, TOKEN_FILE, SOCKET_FILE = "job.json", "token", "socket"
@@ -145,8 +147,13 @@ def command(job: Job, worker: int) -> list[str]:
 
 def definition(job: Job, worker: int, specials: SpecialTokens | None = None) -> dict[str, Any]:
     """Job as a trainer is told it; see docs/bridge.md."""
+    own: dict[str, Any] = {}
+    if isinstance(specials, PackedTokenizer):
+        own = told_of_policies(job.rl, specials)
+    elif specials is not None:
+        own = {"special_tokens": asdict(specials)}
     return {
-        **({"special_tokens": asdict(specials)} if specials is not None else {}),
+        **own,
         "run": job.run.name,
         "worker": worker,
         "seed": job.run.seed,

@@ -36,6 +36,18 @@ class Contents:
 UNKNOWN = Contents(2**31, 2**31)
 
 
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Bounds of a figure of an evaluation."""
+
+    weight: float
+    """Greatest weight that a sample adds."""
+    least: float = -LARGEST
+    """Least mean."""
+    most: float = LARGEST
+    """Greatest mean."""
+
+
 def contents_of(arrays: Arrays) -> Contents:
     """The contents of a sample of these."""
     sizes = {name: array.size // len(array) for name, array in arrays.items()}
@@ -94,10 +106,14 @@ class Told:
         _limit("seconds of the merge", message.seconds, 0, self._passed_s())
         self.merged = True
 
-    def evaluate(self, message: pb.Evaluation) -> None:
-        """Record an evaluation."""
+    def evaluate(self, message: pb.Evaluation, figures: Mapping[str, Bounds] | None = None) -> None:
+        """Record an evaluation; `figures` bounds those that count."""
         samples = 0 if self.plan is None else sum(span.samples for span in self.plan.evaluate)
         _limit("positions that were evaluated", message.count, 0, samples * self.contents.positions)
+        for name, bounds in (figures or {}).items():
+            figure = message.figures[name] if name in message.figures else pb.Figure()
+            _limit(f"weight of {name}", figure.weight, 0, samples * bounds.weight)
+            _limit(f"total of {name}", figure.total, bounds.least * figure.weight, bounds.most * figure.weight)
         self.evaluated = True
         if self.reported_at is None:
             self.ready_at = self.now()

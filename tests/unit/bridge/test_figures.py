@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from hypha_ray.bridge.messages import check
 from hypha_ray.bridge.paths import WorkDirectory
 from hypha_ray.codec import encoders
 from hypha_ray.config import Job
+from hypha_ray.config.tables.rl import RL
 from hypha_ray.errors import BridgeError
+from hypha_ray.model.loading.tokenizer import PackedTokenizer, pack
 from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.fleet.batch_time import BatchTime
 from hypha_ray.scheduler.ledger.epoch import LedgerError
@@ -27,8 +30,11 @@ from hypha_ray.scheduler.planning.planner import Pace, plan
 from hypha_ray.store.tensorfile import chunks
 from hypha_ray.types import Delta, Entry, Evaluated, Layout, Merged, Plan, Report, Source, Span
 from hypha_ray.worker.bridged.inbound import Inbound
+from hypha_ray.worker.bridged.policies import figures_of
+from hypha_ray.worker.bridged.process import definition
 from hypha_ray.worker.bridged.told import Contents, contents_of
 from tests.support.fleet import Fleet, job_of, slices_of
+from tests.support.rl import tokenizer
 
 SOURCE = Source("virtual", 1, 1)
 PLAN = Plan(3, 0, (Span(0, 0, 0, 32),), 8, (Span(0, 1, 0, 10),))
@@ -157,6 +163,63 @@ def test_evaluation_of_more_than_was_given_or_beyond_all_losses_is_refused(
         message = pb.Evaluation(round=3, loss_sum=loss_sum, count=count)
         check("evaluation", message)
         list(results_of(Clock()).of("evaluation", message))
+
+
+def policy_results() -> Inbound:
+    """Results of a trainer of policies, each of whose 10 validation prompts has 2 responses of up to 5 tokens."""
+    tables = {"group_size": 4, "generation": {"max_response_tokens": 5}, "evaluation": {"samples": 2}}
+    figures = figures_of(RL.model_validate({"algorithm": "grpo", **tables}))
+    found = Inbound(SOURCE, None, encoders(job_of().sync), Clock(), figures)  # type: ignore[arg-type]
+    found.layout = LAYOUT
+    found.begin(3)
+    found.assigned(PLAN, TEXT)
+    return found
+
+
+def judged(**figures: tuple[float, float]) -> list[Any]:
+    given = {name: pb.Figure(total=total, weight=weight) for name, (total, weight) in figures.items()}
+    message = pb.Evaluation(round=3, figures=given)
+    check("evaluation", message)
+    return list(policy_results().of("evaluation", message))
+
+
+def test_evaluation_of_a_policy_has_its_figures_and_no_loss() -> None:
+    figures = {"reward": (-7.5, 20.0), "pass@1": (3.5, 10.0), "pass@2": (5.0, 10.0), "entropy": (1e9, 1e9)}
+    (event,) = judged(**figures)
+
+    assert event.sums == {name: figures[name] for name in ("reward", "pass@1", "pass@2")}
+    (event,) = judged()
+    assert event.sums == {}
+
+
+@pytest.mark.parametrize(
+    ("figures", "refusal"),
+    [
+        ({"reward": (1.0, 20.5)}, r"MSG005.*weight of reward — got 20.5, allowed up to 20"),
+        ({"reward": (1.0, -1.0)}, r"MSG003.*weight of reward"),
+        ({"reward": (math.inf, 1.0)}, r"MSG001.*total of reward"),
+        ({"reward": (1.0, 0.0)}, r"MSG005.*total of reward"),
+        ({"pass@1": (3.5, 3.0)}, r"MSG005.*total of pass@1"),
+        ({"pass@1": (1.0, 11.0)}, r"MSG005.*weight of pass@1"),
+        ({"truncated": (-1.0, 20.0)}, r"MSG005.*total of truncated"),
+        ({"response_tokens": (101.0, 20.0)}, r"MSG005.*total of response_tokens"),
+        ({"pass 1": (1.0, 1.0)}, r"MSG002.*figures.*'pass 1'"),
+    ],
+)
+def test_figures_of_a_policy_that_cannot_be_are_refused(figures: dict[str, Any], refusal: str) -> None:
+    with pytest.raises(BridgeError, match=refusal):
+        judged(**figures)
+
+
+def test_a_trainer_of_policies_is_told_of_the_algorithm_and_the_tokenizer_but_of_no_servers() -> None:
+    tables = {"generation": {"server": {"command": "x {port}"}}, "reward": {"judge": {"key_variable": "KEY"}}}
+    job = Job.model_validate({"rl": {"algorithm": "grpo", "group_size": 4, **tables}})
+    told = json.loads(json.dumps(definition(job, 1, pack(tokenizer()))))
+
+    assert told["rl"]["group_size"] == 4
+    assert "server" not in told["rl"]["generation"] and "judge" not in told["rl"]["reward"]
+    files = tuple((name, b64decode(content)) for name, content in told["tokenizer"].items())
+    assert PackedTokenizer(None, (), files).load().decode([2, 3]) == tokenizer().decode([2, 3])
 
 
 @pytest.mark.parametrize(
