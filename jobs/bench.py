@@ -51,6 +51,8 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
     from benchmarks.exchange import EXCHANGES, SIZES, exchange
     from benchmarks.planner import plan_time, planner
     from benchmarks.relay import relay
+    from benchmarks.rl import ROWS as RL
+    from benchmarks.rl import rl
     from benchmarks.slice_path import slice_path
     from benchmarks.streams import streams
     from benchmarks.throughput import inner_loop
@@ -64,6 +66,7 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
         ("planner",): planner,
         ("plan_64_ms", "plan_10000_ms"): plan_time,
         ("inner_overhead", "inner_loop_cpu", "data_wait_fraction"): inner_loop,
+        RL: rl,
         CORE: core,
         ("streams_500",): streams,
         ("bridge_receive", "bridge_throughput", "bridge_file"): bridge,

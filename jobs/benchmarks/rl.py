@@ -1,0 +1,157 @@
+"""A step of reinforcement learning by requests to model workers, in turn with the same step as straight-line code."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hypha_ray.config import Job
+from hypha_ray.config.load import load
+from hypha_ray.data.catalogue import load as load_manifest
+from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.prepare import prepare
+from hypha_ray.data.slices import read_slice
+from hypha_ray.driver.ray_cluster import connected
+from hypha_ray.model.loading.preprocess import load_preprocessor
+from hypha_ray.model.loading.tokenizer import tokenizer_of
+from hypha_ray.model.trained import build_trained
+from hypha_ray.optim.optimizers import build_optimizer
+from hypha_ray.optim.schedules import inner_steps
+from hypha_ray.rl.algorithms.advantages import ADVANTAGES
+from hypha_ray.rl.engines.sampling import draw, training_sampling
+from hypha_ray.rl.island import Island
+from hypha_ray.rl.objective import Objective
+from hypha_ray.rl.policy import Policy
+from hypha_ray.rl.rollout import Rollout
+from hypha_ray.rl.scoring import Scorer
+from hypha_ray.rl.tokens import end_tokens
+from hypha_ray.types import Samples
+
+TURNS = 60
+WARM_UP = 3
+"""Turns that aren't counted."""
+SIZES = {"": (32, 4), "_long": (96, 24)}
+"""Prompts of a step and tokens of a response, by the ends of the rows' names."""
+WAYS = {"": (1, 1.03), "_one_actor": (2, 1.25), "_two_actors": (3, 1.25)}
+"""Model workers and the largest ratio, by the middles of the rows' names."""
+ROWS = tuple(f"rl{way}{size}" for size in SIZES for way in WAYS)
+LONG_TARGET = 1.03
+"""Largest ratio of a long step, by any way."""
+TINY = Path(__file__).parent.parent / "configs" / "grpo-tiny.toml"
+
+
+class StraightLine:
+    """A step of GRPO without model workers, graph or requests."""
+
+    def __init__(self, job: Job, tokenizer: Any) -> None:
+        self._job, self._model = job, build_trained(job).eval()
+        self._policy, self._ends = Policy(self._model, 1.0, None), end_tokens(self._model, tokenizer)
+        self._scorer, self._objective = Scorer(job.rl, tokenizer), Objective(job.rl)
+        self._optimizer = build_optimizer(self._model, job.inner_optimizer, inner_steps(job), job.num_workers)
+
+    def step(self, batch: Samples) -> None:
+        """Generate, reward, and take an optimizer step."""
+        rl = self._job.rl
+        ids, mask = (torch.from_numpy(batch.arrays[name]).long() for name in ("input_ids", "attention_mask"))
+        sampling = training_sampling(rl)
+        uniform = draw(self._job.run.seed, batch.keys, sampling)
+        responses = self._policy.sample(ids, mask, uniform, sampling, self._ends)
+        rewards = torch.from_numpy(self._scorer.score(batch.arrays, responses).total).float()
+        lengths = responses.mask.sum(1).view(rewards.shape)
+        advantages = ADVANTAGES[rl.recipe.advantage](rewards, lengths).view(-1, 1).expand_as(responses.mask)
+        rollout = Rollout(responses, responses.mask, advantages, responses.logprobs, None, None)
+        self._optimizer.zero_grad()
+        weights, total = self._objective.weights(rollout.mask)
+        loss, _ = self._objective.loss(rollout, weights, self._policy.score(responses))
+        (loss / total).backward()
+        self._optimizer.step(self._optimizer.norm())
+
+    @property
+    def weights(self) -> list[torch.Tensor]:
+        """Weights of the policy."""
+        return [one.detach() for one in self._model.parameters()]
+
+
+def rl() -> dict[str, dict[str, Any]]:
+    """Time of a step by requests ÷ that of straight-line code: in the trainer's process, and with actors beside it."""
+    torch.set_num_threads(1)
+    rows: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as scratch, connected("bench"):
+        dataset = Path(scratch) / "sort2"
+        prepare(Options("problems:sort2", str(dataset), tokenizer="characters"), lambda what, count: None)
+        for size, (prompts, tokens) in SIZES.items():
+            rows |= _of_size(size, dataset, prompts, tokens)
+    return rows
+
+
+def _of_size(size: str, dataset: Path, prompts: int, tokens: int) -> dict[str, dict[str, Any]]:
+    batches = _batches(dataset, prompts)
+    with ExitStack() as held:
+        ways: dict[str, Callable[[Samples], Any]] = {}
+        islands = {}
+        for way, (workers, _) in WAYS.items():
+            job, tokenizer = _job(dataset, tokens, workers)
+            islands[way] = island = Island(job, tokenizer)
+            held.callback(island.close)
+            ways[way] = island.step
+        straight = StraightLine(*_job(dataset, tokens, 1))
+        times = _times({"straight": straight.step, **ways}, batches)
+        for way, island in islands.items():
+            for one, other in zip(straight.weights, island.model.parameters(), strict=True):
+                torch.testing.assert_close(other.detach(), one, atol=1e-5, rtol=1e-4, msg=f"rl{way} takes other steps")
+    least = {way: float(np.quantile(spent, 0.25)) for way, spent in times.items()}
+    conditions = {
+        "turns": TURNS,
+        "prompts": prompts,
+        "tokens": tokens,
+        "straight_ms": round(1e3 * least["straight"], 1),
+    }
+    return {
+        f"rl{way}{size}": {
+            "value": least[way] / least["straight"],
+            "target": f"<= {LONG_TARGET if size else target:g}",
+            **{f"q{quarter}_ms": round(1e3 * float(np.quantile(times[way], quarter / 4)), 1) for quarter in (1, 2, 3)},
+            **conditions,
+        }
+        for way, (_, target) in WAYS.items()
+    }
+
+
+def _times(ways: dict[str, Callable[[Samples], Any]], batches: Iterator[Samples]) -> dict[str, list[float]]:
+    """Let all ways take a step on each batch, in an order that goes round; return seconds of steps."""
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    names = list(ways)
+    for turn in range(WARM_UP + TURNS):
+        batch, start = next(batches), turn % len(names)
+        for way in names[start:] + names[:start]:
+            began = time.perf_counter()
+            ways[way](batch)
+            times[way].append(time.perf_counter() - began)
+    return {way: spent[WARM_UP:] for way, spent in times.items()}
+
+
+def _job(dataset: Path, tokens: int, workers: int) -> tuple[Job, Any]:
+    """Return the job, whose policy hardly learns so that steps stay alike, and its tokenizer."""
+    flags = [f"--rl.generation.max_response_tokens={tokens}", f"--rl.model_workers={workers}"]
+    flags += ["--inner_optimizer.learning_rate=1e-6", "--dataset.path", str(dataset)]
+    job = load(["@", str(TINY), *flags]).job
+    return job, tokenizer_of(load_preprocessor(job.preprocessor, dataset, job.model))
+
+
+def _batches(dataset: Path, size: int) -> Iterator[Samples]:
+    """Yield batches of one slice, again and again."""
+    manifest = load_manifest(dataset)
+    info = manifest.of("train")[0]
+    arrays = read_slice(dataset, info, manifest)
+    for epoch in range(TURNS + WARM_UP):
+        for start in range(0, info.samples - size + 1, size):
+            rows = np.arange(start, start + size)
+            keys = np.stack([np.full_like(rows, epoch), np.full_like(rows, info.index), rows], 1)
+            yield Samples({name: array[rows] for name, array in arrays.items()}, keys)
