@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from hypha_ray.config.keys import LABELS, TOKENS
 from hypha_ray.config.schema import Job
+from hypha_ray.config.tables.rl import RL
 
 
 class Conflict(NamedTuple):
@@ -107,10 +108,11 @@ def _of_mixtures(job: Job) -> Iterator[Conflict]:
 def _of_rl(job: Job, strategy: str) -> Iterator[Conflict]:
     """Conflicts of reinforcement learning."""
     rl = job.rl
-    if (outside := _trainers_outside(job)) is not None:
-        yield Conflict(outside, "rl.algorithm", "external trainers are given no prompts: leave one of them out")
+    if (outside := _trainers_outside(job)) is not None and job.sync.traits.sends_gradients:
+        yield Conflict(outside, strategy, "losses of external policies are means over other things: choose diloco")
     if job.worker.processes is not None:
-        yield Conflict("worker.processes", "rl.algorithm", "set rl.model_workers: the first process trains alone")
+        fix = "set rl.model_workers, and rl.data_parallel for gradients of all: a worker has processes of one kind"
+        yield Conflict("worker.processes", "rl.algorithm", fix)
     if job.worker.gradient_checkpointing:
         yield Conflict("worker.gradient_checkpointing", "rl.algorithm", "a policy is in evaluation mode: leave it out")
     for name in ("epochs", "minibatches"):
@@ -130,8 +132,20 @@ def _of_rl(job: Job, strategy: str) -> Iterator[Conflict]:
     if rl.reward.weights and len(rl.reward.weights) != len(rl.reward.functions):
         fix = f"give {len(rl.reward.functions)} weights, one for each function"
         yield Conflict("rl.reward.weights", "rl.reward.functions", fix)
+    yield from _of_data_parallelism(rl)
     if rl.generation.engine == "server":
         yield from _of_generation_servers(job)
+
+
+def _of_data_parallelism(rl: RL) -> Iterator[Conflict]:
+    """Conflicts of gradients that are computed in parts, of which a step has one set."""
+    others = (
+        ("rl.epochs", rl.epochs > 1, "leave it at 1: gradients are of the weights that responses were made with"),
+        ("rl.minibatches", rl.minibatches > 1, "leave it at 1: parts are of the whole batch"),
+        ("rl.staleness", rl.staleness > 0, "leave one of them out: rollout workers have older weights"),
+        (f"rl.advantage = {rl.recipe.advantage!r}", rl.has_critic, "choose an algorithm without a critic"),
+    )
+    yield from (Conflict("rl.data_parallel", name, fix) for name, wrong, fix in others if wrong and rl.data_parallel)
 
 
 def _of_generation_servers(job: Job) -> Iterator[Conflict]:

@@ -7,7 +7,7 @@ from functools import reduce
 
 from hypha_ray.config.keys import KeyPath, arrays, keys, shown
 from hypha_ray.config.schema import Job
-from hypha_ray.config.tables.rl import JUDGE
+from hypha_ray.config.tables.rl import JUDGE, RL
 
 _OF_TRAINERS = (
     "rounds.accumulation worker.device worker.processes worker.autocast worker.compile worker.attention"
@@ -59,10 +59,7 @@ def _of_rl(job: Job) -> Iterator[tuple[str, str]]:
             "rl.generation.engine",
             " ".join(".".join(path) for path in keys() if path[:3] == ("rl", "generation", "server")),
         )
-    if JUDGE not in rl.reward.functions:
-        yield "rl.reward.functions", " ".join(".".join(path) for path in keys() if path[:3] == ("rl", "reward", JUDGE))
-    if rl.reward.deadline_s is None:
-        yield "rl.reward.deadline_s", "rl.reward.processes"
+    yield from _of_processes(rl)
     if rl.reference == "none":
         yield "rl.reference", "rl.kl_estimator rl.offload_reference"
     if not job.rounds.evaluate_every:
@@ -79,6 +76,16 @@ def _of_rl(job: Job) -> Iterator[tuple[str, str]]:
         yield "rl.kl_target", "rl.kl_horizon"
     if not rl.evaluation.temperature:
         yield "rl.evaluation.temperature", "rl.evaluation.top_p rl.evaluation.top_k"
+
+
+def _of_processes(rl: RL) -> Iterator[tuple[str, str]]:
+    """Keys about rewards and model workers."""
+    if JUDGE not in rl.reward.functions:
+        yield "rl.reward.functions", " ".join(".".join(path) for path in keys() if path[:3] == ("rl", "reward", JUDGE))
+    if rl.reward.deadline_s is None:
+        yield "rl.reward.deadline_s", "rl.reward.processes"
+    if rl.model_workers == 1:
+        yield "rl.model_workers", "rl.data_parallel"
 
 
 def _of_sync(job: Job) -> Iterator[tuple[str, str]]:

@@ -12,6 +12,7 @@ from hypha_ray.rl.dataflow.requests import Hook, Reallocate
 _DATASET = ("prompts", "keys", "reward_data")
 """Keys of samples before the first call."""
 _RESPONSES = ("prompts", "responses", "logprobs", "ended")
+_GRADIENT = ("gradients", "losses")
 _REWARD = Call("rew_inf", "reward", "inference", (*_RESPONSES, "reward_data"), ("rewards",))
 ROLLOUT: Final = Call("rollout", "rollout", "generate", _DATASET, (*_RESPONSES[1:], "rewards", "versions"))
 """Call of rollout workers, by which samples of a stream have more keys than those of a dataset."""
@@ -65,6 +66,9 @@ def _calls(rl: RL) -> Iterator[Call]:
         yield Call("critic_inf", "critic", "inference", _RESPONSES, values)
     made = ("advantages", "kept", *(["returns"] if rl.has_critic else []))
     yield Call("advantage_inf", "advantage", "inference", (*_RESPONSES, "rewards", *known, *values), made)
-    yield Call("actor_train", "actor", "train_step", (*_RESPONSES, "advantages", "kept", *known))
+    learned = (*_RESPONSES, "advantages", "kept", *known)
+    if rl.data_parallel:
+        yield Call("actor_grad", "learner", "inference", learned, _GRADIENT)
+    yield Call("actor_train", "actor", "train_step", _GRADIENT if rl.data_parallel else learned)
     if rl.has_critic:
         yield Call("critic_train", "critic", "train_step", (*_RESPONSES, "values", "returns", "kept"))

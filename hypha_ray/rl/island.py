@@ -75,6 +75,7 @@ class Island:
         beside = tuple(range(1, job.rl.model_workers))
         calls = (*self._graph.calls, *validation_graph(job.rl.model_workers).calls)
         self._meshes = {call.role: Mesh((0,) if call.role in roles else beside) for call in calls}
+        self._meshes |= {"learner": Mesh((0, *beside))}
         self._first = ModelWorker(0, roles, {"steps": inner_steps(job)})
         self._workers = _workers(job, self._first, tokenizer)
         self._saved = policy_folders(job, worker)

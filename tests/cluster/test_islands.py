@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hypha_ray.config import Job
@@ -13,11 +16,18 @@ from hypha_ray.data.catalogue import load as load_dataset
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.failpoints import hits
+from hypha_ray.model.loading.preprocess import load_preprocessor
+from hypha_ray.model.loading.tokenizer import tokenizer_of
+from hypha_ray.rl.island import Island
+from hypha_ray.types import Samples, Span
+from hypha_ray.worker.batches import order
 from tests.support.faults import events
 from tests.support.jobs import Outcome, run_job
+from tests.support.plain import final_weights, furthest, samples_of, train_plainly
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "grpo_trainer.py"
 TINY = Path(__file__).parents[2] / "jobs" / "configs" / "grpo-tiny.toml"
 CALLS = ("rl.generate", "rl.reward", "rl.train", "rl.merge")
 """Every place of an island's step, and the merge."""
@@ -65,6 +75,58 @@ def test_islands_killed_at_every_call_learn_on_and_count_every_prompt_once(probl
     assert len(events(run, "loss")) >= 4
     rewards = [record["reward"] for record in run.of_kind("round")]
     assert rewards[0] < 0.1 and min(rewards[-3:]) > 0.8
+
+
+def test_an_external_trainer_of_policies_learns_beside_an_island(problems: Path, tmp_path: Path) -> None:
+    keys = {"rounds.update_rounds": 6, "rounds.evaluate_every": 5, "worker.lease_s": 20.0}
+    flags = {"bridge.commands": f'["{sys.executable} {EXAMPLE}"]', "resources.min_workers": 2}
+    run = run_job(islands("beside", problems, **keys, **flags), tmp_path, problems)
+
+    assert [[delta["worker"] for delta in commit["deltas"]] for commit in run.commits()] == [[0, 1]] * 6
+    assert not any(commit["rejected"] for commit in run.commits())
+    assert set(run.used().values()) == {1}
+    first, *_, last = run.of_kind("eval")
+    assert "val_loss" not in last and 0 <= last["pass@1"] <= 1
+    assert last["reward"] > first["reward"] + 0.1
+    assert not events(run, "loss")
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "dapo"])
+def test_synchronous_steps_are_those_of_one_island_on_the_joined_prompts(
+    algorithm: str, problems: Path, tmp_path: Path
+) -> None:
+    keys = {
+        "sync.strategy": "sync",
+        "rl.algorithm": algorithm,
+        "inner_optimizer.name": "sgd",
+        "inner_optimizer.learning_rate": 0.5,
+        "rounds.update_rounds": 3,
+        "rounds.samples_between_updates": 22,
+        "rounds.max_batch_size": 4,
+        "rounds.evaluate_every": 0,
+    }
+    job = islands(f"sync-{algorithm}", problems, **keys)
+    run = run_job(job, tmp_path, problems)
+    alone, start = (
+        Island(job, tokenizer_of(load_preprocessor(job.preprocessor, problems, job.model))),
+        train_plainly(job, []),
+    )
+    for spans in run.spans():
+        assert len(spans) == 2
+        alone.step(prompts_of(problems, [span for worker in sorted(spans) for span in spans[worker]]))
+    found, expected = final_weights(run.directory), dict(alone.model.named_parameters())
+    assert furthest(found, {name: one.detach().numpy() for name, one in expected.items()}) < 1e-6
+    assert furthest(found, start) > 1e-4, "nothing was learned"
+
+
+def prompts_of(problems: Path, spans: Sequence[Span]) -> Samples:
+    """Return the prompts of spans with their keys: epoch, slice, and row in the file."""
+    keys = []
+    for span in spans:
+        size = next(info.samples for info in load_dataset(problems).slices if info.index == span.slice)
+        rows = order(0, span.epoch, span.slice, size)[span.start : span.stop]
+        keys += [[span.epoch, span.slice, row] for row in rows]
+    return Samples(samples_of(problems, spans), np.array(keys))
 
 
 REPLAY = {

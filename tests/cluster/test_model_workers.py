@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import ray
 import torch
+import torch.distributed as dist
 
 from hypha_ray.failpoints import arm, hits
 from hypha_ray.rl.dataflow.post import Post
@@ -58,6 +59,21 @@ def test_steps_with_workers_beside_are_those_of_one_process(reference: str) -> N
         assert divergences[0] == pytest.approx(divergences[1], abs=1e-3)
         one, other = alone.evaluate([BATCH]), beside.evaluate([BATCH])
         assert other == {name: (pytest.approx(total, abs=1e-6), weight) for name, (total, weight) in one.items()}
+    finally:
+        beside.close()
+
+
+def test_policy_gradients_of_three_workers_are_those_of_one_process() -> None:
+    settings = {"algorithm": "grpo", "kl": 0.3, "reference": "round"}
+    alone, expected = trained(4, SGD, **settings)
+    beside, found = trained(4, SGD, model_workers=3, data_parallel="true", **settings)
+    try:
+        for one, other in zip(expected, found, strict=True):
+            assert (one.scored, one.tokens) == (other.scored, other.tokens)
+            assert float(other.norm) == pytest.approx(float(one.norm), rel=1e-3)
+            for name, (total, weight) in one.sums.items():
+                assert other.sums[name] == (pytest.approx(total, rel=1e-3, abs=1e-3), weight)
+        require_equal(alone, beside, 1e-5)
     finally:
         beside.close()
 
@@ -123,3 +139,42 @@ def test_actors_see_common_requests_of_200_multicasts_in_one_order() -> None:
     for one, other in itertools.combinations(seen, 2):
         common = set(one) & set(other)
         assert [number for number in one if number in common] == [number for number in other if number in common]
+
+
+class Reducer:
+    """Adds the numbers of requests over all workers that a request goes to, by gloo."""
+
+    def __init__(self, rank: int, meeting: str) -> None:
+        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=3)
+        self._groups = {members: dist.new_group(list(members)) for members in GROUPS}
+
+    @ray.method(num_returns=2)
+    def handle(self, request: Request) -> tuple[None, Reply]:
+        total = torch.tensor([float(request.number)])
+        dist.all_reduce(total, group=self._groups[request.arguments["members"]])
+        return None, Reply(request.worker, request.number, facts={"total": float(total)})
+
+
+GROUPS = [members for size in (1, 2, 3) for members in itertools.combinations(range(3), size)]
+"""All groups of three workers."""
+
+
+def test_200_interleaved_multicasts_with_a_collective_in_each_never_wait_for_each_other(tmp_path: Path) -> None:
+    actors = [ray.remote(num_cpus=0)(Reducer).remote(rank, str(tmp_path / "meeting")) for rank in range(3)]
+    post, rng = Post(Line(actors), 60), random.Random(7)
+    sent = []
+    for number in range(200):
+        members = rng.choice(GROUPS)
+        requests = [Request(number, "train_step", worker, arguments={"members": members}) for worker in members]
+        rng.shuffle(requests)
+        sent.append(post.request(*requests))
+        if rng.random() < 0.3:
+            post.flush()
+    post.flush()
+    while not all(pending.done for pending in sent):
+        post.wait()
+
+    for number, pending in enumerate(sent):
+        assert [reply.facts["total"] for reply in pending.replies] == [number * len(pending.replies)] * len(
+            pending.replies
+        )

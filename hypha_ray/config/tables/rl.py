@@ -245,6 +245,9 @@ class RL(Table):
     model_workers: Count = Field(
         1, description="processes of a worker, which share its resources; all but the first generate and reward"
     )
+    data_parallel: bool = Field(
+        False, description="all model workers compute the policy's gradient, each on its part of a step's responses"
+    )
     staleness: Annotated[int, Field(ge=0)] = Field(
         0,
         description="steps that the weights which respond may be behind those that are trained; above 0, model workers "

@@ -20,6 +20,7 @@ from hypha_ray.rl.engines.server import ServerEngine
 from hypha_ray.rl.policy import Policy
 from hypha_ray.rl.roles.actor import Actor
 from hypha_ray.rl.roles.critic import Values
+from hypha_ray.rl.roles.learner import Learner
 from hypha_ray.rl.roles.policies import Generator, Reference
 from hypha_ray.rl.roles.reward import Reward
 from hypha_ray.rl.roles.role import Role
@@ -35,7 +36,7 @@ def trained_roles(job: Job, model: torch.nn.Module, tokenizer: Any, worker: int)
     server = ServerEngine(settings, job.run.seed, worker, tokenizer) if served else None
     write = partial(_write, job, model, tokenizer)
     actor = Actor(job, policy, end_tokens(policy.model, tokenizer), write, server)
-    roles: dict[str, Role] = {"actor": actor}
+    roles: dict[str, Role] = {"actor": actor, "learner": actor.learner}
     if job.rl.evaluation.every_steps is not None:
         roles["evaluation"] = Rollouts(actor, _reward(job, tokenizer))
     if isinstance(model, ActorCritic):
@@ -53,6 +54,7 @@ def untrained_roles(job: Job, tokenizer: Any) -> dict[str, Role]:
     generator = Generator(job.rl, job.run.seed, policy, end_tokens(policy.model, tokenizer))
     reward = _reward(job, tokenizer)
     roles: dict[str, Role] = {"generator": generator, "reward": reward, "rollout": Rollouts(generator, reward)}
+    roles["learner"] = Learner(job, policy)
     if job.rl.reference != "none" and not job.rl.reference_is_trainers:
         roles["reference"] = Reference(policy.of(copy.deepcopy(policy.model)))
     return roles

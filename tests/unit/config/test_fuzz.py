@@ -59,7 +59,18 @@ _DEPENDENT = {
     "gradient_checkpointing",
 }
 _DEPENDENT |= {"repository", "token", "mode", "warmup_rounds", "in_flight", "k_aware", "kl", "minibatches", "weights"}
-_DEPENDENT |= {"bid", "engine", "key_variable", "pattern", "staleness", "template", "url"}
+_DEPENDENT |= {
+    "bid",
+    "data_parallel",
+    "engine",
+    "key_variable",
+    "pattern",
+    "probe_batch_size",
+    "processes",
+    "staleness",
+    "template",
+    "url",
+}
 
 
 def _values(key: Key) -> st.SearchStrategy[Any]:

@@ -1,0 +1,145 @@
+"""Loss of the policy on a batch, and the role of model workers that compute a part of its gradient each.
+
+The policy's own worker adds the parts up and takes the optimizer step. So the optimizer's state is in one place, as
+without other workers: merges, replay and the loss of a worker are the same. A part has the sum of the gradients of its
+responses. The sum of all parts is divided by their total weight, so a division among workers changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from hypha_ray.config import Job
+from hypha_ray.optim.optimizers import Inner
+from hypha_ray.optim.step import Step
+from hypha_ray.rl.algorithms.losses import decoupled_weight, truncated_weight
+from hypha_ray.rl.dataflow.sample import Meta, Sample
+from hypha_ray.rl.objective import Objective
+from hypha_ray.rl.packing import responses_of, tokens_of
+from hypha_ray.rl.policy import Policy
+from hypha_ray.rl.roles.role import Outcome, Role
+from hypha_ray.rl.rollout import Rollout
+from hypha_ray.types import Sums, added
+
+
+class Learner(Role):
+    """Loss of a policy, and its gradient on a part of a batch.
+
+    Args:
+        job: the job file.
+        policy: the policy; its model has the weights of the step.
+
+    """
+
+    def __init__(self, job: Job, policy: Policy) -> None:
+        self._job, self._policy, self._objective = job, policy, Objective(job.rl)
+        self.weights_of = self._objective.weights
+
+    def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
+        """Compute the sum of the gradients of responses, beside the sum of losses, its weight and the tokens."""
+        rollout = self.rollout(sample)
+        parameters = trained_parameters(self._policy.model)
+        gradient = torch.zeros(sum(one.numel() for one in parameters), device=rollout.mask.device)
+        weights, weight = self.weights_of(rollout.mask)
+        total, found, place = 0.0, [], 0
+        for part in rollout.parts(self._job.rounds.accumulation, self._job.rl.group_size) if weight else ():
+            loss, sums = self.loss(part, weights[place : place + len(part)])
+            each = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+            gradient += torch.cat([one.flatten().float() for one in each])
+            total, place = total + float(loss.detach()), place + len(part)
+            found.append(sums)
+        losses = np.array([total, weight, float(rollout.responses.attention_mask.sum())])
+        return Outcome(_of_first(sample, {"gradients": gradient.cpu().numpy(), "losses": losses}), added(found))
+
+    def rollout(self, sample: Sample) -> Rollout:
+        """Return the responses of a sample as the policy is trained on them."""
+        device = self._policy.model.device
+        responses = responses_of(sample, device)
+        kept = torch.from_numpy(sample.data["kept"]).to(device)
+        columns = {
+            key: tokens_of(sample, key, device)
+            for key in ("advantages", "reference_logprobs", "proximal_logprobs")
+            if key in sample.data
+        }
+        old = columns.get("proximal_logprobs")
+        return Rollout(
+            responses,
+            responses.mask * kept[:, None],
+            columns["advantages"],
+            responses.logprobs if old is None else old,
+            columns.get("reference_logprobs"),
+            None if old is None else self._correction(old, responses.logprobs),
+        )
+
+    def loss(self, part: Rollout, weights: torch.Tensor) -> tuple[torch.Tensor, Sums]:
+        """Return the weighted sum of losses of tokens, and figures."""
+        scores = self._policy.score(part.responses, entropy_gradient=self._job.rl.entropy > 0)
+        return self._objective.loss(part, weights, scores)
+
+    def _correction(self, proximal: torch.Tensor, behaviour: torch.Tensor) -> torch.Tensor:
+        """Return the weight of each token for what lies between its sampling and its training."""
+        cap = self._job.rl.behaviour_cap
+        if self._job.rl.is_asynchronous or cap is None:
+            return decoupled_weight(proximal, behaviour, cap)
+        return truncated_weight(proximal, behaviour, cap)
+
+
+def step_on_parts(sample: Sample, model: torch.nn.Module, optimizer: Inner, kind: str | None) -> Outcome:
+    """Take a step on the gradients of all parts; or only add their mean or sum to the gradients that are there.
+
+    Without a finite gradient, or with nothing to score, weights and gradients stay as they were.
+
+    Args:
+        sample: gradients and losses of `Learner.inference`.
+        model: the policy's model.
+        optimizer: optimizer of the policy.
+        kind: ``mean`` or ``sum`` if only the gradient is wanted; None: a step.
+
+    """
+    total, weight, tokens = sample.data["losses"].reshape(-1, 3).sum(0).tolist()
+    parts = torch.from_numpy(sample.data["gradients"].reshape(len(sample.data["losses"]) // 3, -1))
+    parameters = trained_parameters(model)
+    before = [one.grad for one in parameters]
+    if kind is None:
+        optimizer.zero_grad()
+    _add(parameters, parts.sum(0) if kind == "sum" else parts.sum(0) / max(weight, 1e-12))
+    result = Step(torch.tensor(total / max(weight, 1e-12)), int(weight), optimizer.norm())
+    good = bool(weight) and bool(torch.stack([result.loss, result.norm.cpu()]).isfinite().all())
+    if good and kind is None:
+        optimizer.step(result.norm)
+    elif not good:
+        for parameter, old in zip(parameters, before, strict=True):
+            parameter.grad = old
+    return Outcome(
+        facts={
+            "loss": float(result.loss) if good else 0.0,
+            "norm": float(result.norm) if good else 0.0,
+            "scored": result.scored if good else 0,
+            "tokens": int(tokens),
+            "damaged": bool(weight) and not good,
+        }
+    )
+
+
+def trained_parameters(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Return the parameters that are trained, in the order of a flat gradient."""
+    return [one for one in model.parameters() if one.requires_grad]
+
+
+def _add(parameters: Sequence[torch.nn.Parameter], flat: torch.Tensor) -> None:
+    """Add a flat gradient to the gradients of parameters, which are replaced by new tensors."""
+    place = 0
+    for parameter in parameters:
+        own = flat[place : place + parameter.numel()].view_as(parameter).to(parameter)
+        parameter.grad = own if parameter.grad is None else parameter.grad + own
+        place += parameter.numel()
+
+
+def _of_first(sample: Sample, arrays: Mapping[str, Any]) -> Sample:
+    """Pack arrays of a whole sample as the first id's; the other ids have none."""
+    lengths = {key: ((len(array),), *((0,) for _ in sample.ids[1:])) for key, array in arrays.items()}
+    return Sample(Meta(sample.ids, lengths), arrays)

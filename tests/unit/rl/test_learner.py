@@ -1,0 +1,110 @@
+"""Gradients of a policy that several model workers compute in parts: the steps are those of one worker."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import pytest
+import torch
+
+from hypha_ray.config import Job
+from hypha_ray.config.load import load
+from hypha_ray.errors import ConfigError
+from hypha_ray.model.trained import build_trained
+from hypha_ray.rl.dataflow.master import Extras, Master
+from hypha_ray.rl.dataflow.mesh import Mesh
+from hypha_ray.rl.dataflow.post import Post
+from hypha_ray.rl.graphs import step_graph
+from hypha_ray.rl.island import Island
+from hypha_ray.rl.packing import sample_of
+from hypha_ray.rl.roles.advantage import Advantage
+from hypha_ray.rl.roles.build import trained_roles
+from hypha_ray.rl.validation import sums_of
+from hypha_ray.rl.workers.local import Local
+from hypha_ray.rl.workers.model_worker import ModelWorker
+from tests.support.rl import BATCH, job, prompts, tokenizer
+
+SGD = "--inner_optimizer.name=sgd"
+
+
+class Parallel:
+    """A policy whose gradient as many model workers compute, which have the same weights."""
+
+    def __init__(self, job: Job, workers: int) -> None:
+        self.model = build_trained(job).eval()
+        self._graph = step_graph(job.rl)
+        roles = {**trained_roles(job, self.model, tokenizer(), 0), "advantage": Advantage(job.rl)}
+        first = ModelWorker(0, roles, {})
+        beside = {number: ModelWorker(number, {"learner": roles["learner"]}, {}) for number in range(1, workers)}
+        meshes = {name: Mesh((0,)) for name in roles} | {"learner": Mesh(tuple(range(workers)))}
+        self._master = Master(meshes, Post(Local({0: first, **beside}), 0.0), count())
+        self._master.ask("initialize", "actor", steps=3)
+
+    def step(self, batch: Any = BATCH, **arguments: Any) -> Any:
+        return self._master.traverse(self._graph, sample_of(batch), {"actor_train": Extras(arguments)})
+
+
+def require_equal(found: Any, expected: Any, tolerance: float = 1e-6) -> None:
+    for (name, one), other in zip(found.named_parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(one, other, atol=tolerance, rtol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 6])
+@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "dapo", "gspo", "reinforce++"])
+def test_steps_are_those_of_one_worker_however_many_share_in_them(algorithm: str, workers: int) -> None:
+    more = {"reference": "initial", "kl": 0.1, "entropy": 0.01} if algorithm != "dapo" else {}
+    alone = Island(job(SGD, algorithm=algorithm, **more), tokenizer())
+    parallel = Parallel(job(SGD, algorithm=algorithm, data_parallel="true", **more), workers)
+    start = build_trained(job())
+    for _ in range(3):
+        expected, replies = alone.step(BATCH), parallel.step()
+        facts = replies["actor_train"][0].facts
+        assert (facts["scored"], facts["tokens"]) == (expected.scored, expected.tokens)
+        assert facts["loss"] == pytest.approx(float(expected.loss), abs=1e-6)
+        assert facts["norm"] == pytest.approx(float(expected.norm), rel=1e-4)
+        found = sums_of(replies)
+        assert len(replies["actor_grad"]) == min(workers, 4)
+        for name in found:
+            assert found[name] == pytest.approx(expected.sums[name], rel=1e-3, abs=1e-5)
+    require_equal(parallel.model, alone.model)
+    pairs = zip(start.parameters(), alone.model.parameters(), strict=True)
+    assert max(float((one - other).detach().abs().max()) for one, other in pairs) > 1e-4
+
+
+@pytest.mark.parametrize("kind", ["mean", "sum"])
+def test_a_gradient_is_added_to_those_that_are_there(kind: str) -> None:
+    alone, parallel = Island(job(SGD), tokenizer()), Parallel(job(SGD, data_parallel="true"), 2)
+    for _ in range(2):
+        alone.backward(BATCH, summed=kind == "sum")
+        parallel.step(gradient=kind)
+    for one, other in zip(parallel.model.parameters(), alone.model.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, atol=1e-5, rtol=1e-4)
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing() -> None:
+    parallel = Parallel(job(SGD, data_parallel="true"), 2)
+    with torch.no_grad():
+        parallel.model.lm_head.weight[3] = torch.inf
+    before = {name: one.detach().clone() for name, one in parallel.model.named_parameters()}
+    facts = parallel.step()["actor_train"][0].facts
+
+    assert facts["damaged"] and not facts["scored"]
+    assert all(torch.equal(one, before[name]) for name, one in parallel.model.named_parameters())
+
+
+def test_a_batch_of_which_nothing_is_kept_changes_nothing_and_is_not_bad() -> None:
+    parallel = Parallel(job(SGD, data_parallel="true", algorithm="dapo"), 2)
+    equal = prompts(["12=", "345="], ["x" * 30] * 2)  # No response has a right place.
+    before = {name: one.detach().clone() for name, one in parallel.model.named_parameters()}
+    facts = parallel.step(equal)["actor_train"][0].facts
+
+    assert not facts["scored"] and not facts["damaged"]
+    assert all(torch.equal(one, before[name]) for name, one in parallel.model.named_parameters())
+
+
+@pytest.mark.parametrize("flag", ["epochs=2", "minibatches=2", "staleness=1", "algorithm=ppo"])
+def test_what_needs_several_gradients_of_a_batch_is_refused(flag: str) -> None:
+    flags = ["--rl.algorithm=grpo", "--rl.data_parallel=true", "--rl.model_workers=3", f"--rl.{flag}"]
+    with pytest.raises(ConfigError, match=r"CFG011.*rl\.data_parallel"):
+        load(["--dataset.path", "unused", *flags])
