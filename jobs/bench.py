@@ -51,8 +51,8 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
     from benchmarks.exchange import EXCHANGES, SIZES, exchange
     from benchmarks.planner import plan_time, planner
     from benchmarks.relay import relay
-    from benchmarks.rl import ROWS as RL
-    from benchmarks.rl import rl
+    from benchmarks.rl.steps import ROWS as RL
+    from benchmarks.rl.steps import rl
     from benchmarks.slice_path import slice_path
     from benchmarks.streams import streams
     from benchmarks.throughput import inner_loop

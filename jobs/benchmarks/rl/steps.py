@@ -44,7 +44,7 @@ WAYS = {"": (1, 1.03), "_one_actor": (2, 1.25), "_two_actors": (3, 1.25)}
 ROWS = tuple(f"rl{way}{size}" for size in SIZES for way in WAYS)
 LONG_TARGET = 1.03
 """Largest ratio of a long step, by any way."""
-TINY = Path(__file__).parent.parent / "configs" / "grpo-tiny.toml"
+TINY = Path(__file__).parents[2] / "configs" / "grpo-tiny.toml"
 
 
 class StraightLine:
