@@ -80,7 +80,7 @@ class Options:
     image_column: str | None = None
     """column that has images: paths, or contents of files"""
     audio_column: str | None = None
-    """column that has recordings: paths, or contents of WAV files"""
+    """column that has recordings: paths, or contents of files"""
     label_column: str | None = None
     """column that has a label, or a list of labels, of each text or file; of a list of words one label each"""
     label_columns: list[str] = field(default_factory=list)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +258,35 @@ def test_column_of_recordings_has_their_labels(tmp_path: Path, extractor: str) -
     manifest = run(source, tmp_path / "out", **options)
     assert manifest.classes == ClassInfo(("no", "yes"))
     assert omissions(manifest) == {"files no recordings, or damaged": 1}
+
+
+@pytest.mark.parametrize(("suffix", "options"), [("flac", {}), ("ogg", {"subtype": "VORBIS"}), ("mp3", {})])
+def test_compressed_recordings_are_those_of_a_wav_file(
+    tmp_path: Path, extractor: str, suffix: str, options: dict[str, Any]
+) -> None:
+    soundfile = pytest.importorskip("soundfile")
+    rate, seconds = 16_000, np.arange(16_000) / 16_000
+    for number, name in enumerate(("low", "high")):
+        tone = np.round(20_000 * np.sin(2 * np.pi * (40 + 60 * number) * seconds)).astype(np.int16)
+        wave(tmp_path / "wav" / name, "1.wav", tone, rate=rate)
+        (tmp_path / suffix / name).mkdir(parents=True)
+        soundfile.write(tmp_path / suffix / name / f"1.{suffix}", tone, rate, **options)
+    found = {}
+    for kind in ("wav", suffix):
+        run(tmp_path / kind, tmp_path / f"out-{kind}", preprocessor=extractor)
+        arrays = arrays_of(tmp_path / f"out-{kind}")
+        found[kind] = arrays["audio"][np.argsort(arrays["labels"])][:, :RATE]
+    assert np.abs(found[suffix] - found["wav"]).max() <= (0 if suffix == "flac" else 0.05)
+
+
+def test_compressed_recordings_without_the_package_for_them_are_refused(
+    tmp_path: Path, extractor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "soundfile", None)  # As if it weren't installed.
+    (tmp_path / "in" / "low").mkdir(parents=True)
+    (tmp_path / "in" / "low" / "1.flac").write_bytes(b"fLaC" + bytes(40))
+    with pytest.raises(ConfigError, match=r"PREP013.*FLAC need the package soundfile.*hypha_ray\[audio\]"):
+        run(tmp_path / "in", tmp_path / "out", preprocessor=extractor)
 
 
 # ── what is refused ───────────────────────────────────────────────────────────────────────────────────────────────

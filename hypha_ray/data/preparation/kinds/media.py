@@ -122,6 +122,8 @@ def _usable(
         try:
             content = file.content()
             medium.examine(medium.decode(content), account)
+        except ConfigError:
+            raise
         except Exception as error:  # Decoders raise anything from OSError to struct.error.
             reason = "missing" if isinstance(error, FileNotFoundError) else f"no {what}, or damaged"
             account.leave_out("files", reason, name=file.where)

@@ -1,4 +1,4 @@
-"""Recordings as tensors: WAV files at the preprocessor's rate, cut off or padded to one length."""
+"""Recordings as tensors: audio files at the preprocessor's rate, cut off or padded to one length."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import numpy.typing as npt
 
 from hypha_ray.data.provenance import Account
 from hypha_ray.data.slices import Arrays
+from hypha_ray.errors import ConfigError
 
+_COMPRESSED = {b"fLaC": "FLAC", b"OggS": "Ogg", b"ID3": "MP3", b"\xff": "MP3"}
+"""Formats by the first bytes of a file; all others are taken for WAV."""
 Wave: TypeAlias = npt.NDArray[np.float32]
 """Samples of a recording from -1 to 1, [T]."""
 
@@ -25,16 +28,18 @@ class Recordings:
         self._longest = 1
 
     def decode(self, content: bytes) -> Wave:
-        """The samples of a WAV file, the mean of its channels, at the extractor's rate.
+        """The samples of an audio file, the mean of its channels, at the extractor's rate.
 
         Raises:
-            ValueError: it isn't a WAV file, or is damaged.
+            ValueError: it is damaged, or of a format that isn't known.
+            ConfigError: its format needs a package that isn't installed.
 
         """
         from scipy.io import wavfile
         from scipy.signal import resample_poly
 
-        rate, wave = wavfile.read(io.BytesIO(content))
+        format = next((name for start, name in _COMPRESSED.items() if content.startswith(start)), None)
+        rate, wave = wavfile.read(io.BytesIO(content)) if format is None else _decompressed(content, format)
         if not len(wave):
             raise ValueError("an empty recording")
         if wave.dtype.kind in "iu":  # Bytes are unsigned, and everything else is signed.
@@ -63,3 +68,14 @@ class Recordings:
         audio = made["input_values"] if "input_values" in made else made["input_features"]
         mask = {"attention_mask": np.asarray(made["attention_mask"], np.int32)} if "attention_mask" in made else {}
         return {"audio": np.asarray(audio, np.float32), **mask}
+
+
+def _decompressed(content: bytes, format: str) -> tuple[int, npt.NDArray[np.float64]]:
+    """Rate and samples of a compressed file."""
+    try:
+        import soundfile
+    except ImportError:
+        what = f"recordings in {format} need the package soundfile"
+        raise ConfigError("PREP013", what, fix="pip install 'hypha_ray[audio]', or convert to WAV") from None
+    wave, rate = soundfile.read(io.BytesIO(content))
+    return rate, wave

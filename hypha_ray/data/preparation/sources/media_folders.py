@@ -13,7 +13,7 @@ Medium: TypeAlias = Literal["images", "recordings"]
 
 SUFFIXES: Final[dict[Medium, frozenset[str]]] = {
     "images": frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}),
-    "recordings": frozenset({".wav"}),
+    "recordings": frozenset({".wav", ".flac", ".ogg", ".oga", ".mp3"}),
 }
 """Suffixes of files, in lower case."""
 
