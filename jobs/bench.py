@@ -46,15 +46,16 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
     from benchmarks.convergence.exchange_options import ROWS as OPTIONS
     from benchmarks.convergence.exchange_options import options
     from benchmarks.convergence.quality import KINDS, quality
-    from benchmarks.core import ROWS as CORE
-    from benchmarks.core import core
     from benchmarks.exchange import EXCHANGES, SIZES, exchange
-    from benchmarks.planner import plan_time, planner
     from benchmarks.relay import relay
     from benchmarks.rl.steps import ROWS as RL
     from benchmarks.rl.steps import rl
+    from benchmarks.scheduling.core import ROWS as CORE
+    from benchmarks.scheduling.core import core
+    from benchmarks.scheduling.market import market
+    from benchmarks.scheduling.planner import plan_time, planner
+    from benchmarks.scheduling.streams import streams
     from benchmarks.slice_path import slice_path
-    from benchmarks.streams import streams
     from benchmarks.throughput import inner_loop
     from benchmarks.wide_area.overlap import overlap
     from benchmarks.wide_area.peak import peak
@@ -69,6 +70,7 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
         RL: rl,
         CORE: core,
         ("streams_500",): streams,
+        ("hire", "exchange_leases", "selection_10000"): market,
         ("bridge_receive", "bridge_throughput", "bridge_file"): bridge,
         ("bridge_relay",): relay,
         ("slice_path",): slice_path,

@@ -1,6 +1,6 @@
 """Show the machines of a Ray cluster with their owners' terms and leases, or change a machine's terms.
 
-    python jobs/market.py                                       machines, terms, leases and prices
+    python jobs/market.py                                       machines, terms, leases, prices, and what waits
     python jobs/market.py --offer --price 80 --floor 50         on the machine itself, or with --node
     python jobs/market.py --withdraw                            no further lease, and the present ones end
     python jobs/market.py --open                                let an exchange rule on runs that compete, until --close
@@ -53,7 +53,7 @@ class Market:
     node: str | None = None
     """address or beginning of the id of the machine; default: this one"""
     json: Path | None = None
-    """file for machines and leases, as JSON"""
+    """file for all that is shown, as JSON"""
 
     def labels(self) -> dict[str, str]:
         """Labels of the terms that are given."""

@@ -15,7 +15,7 @@ from hypha_ray.config.tables.resources import Resources
 from hypha_ray.driver.market import lines, overview, post
 from hypha_ray.errors import CapacityError, ConfigError
 from hypha_ray.market.allocator import Lease, Leases
-from hypha_ray.market.groups import reclaim
+from hypha_ray.market.groups import lease_entries, reclaim
 from hypha_ray.market.nodes import cluster_nodes, own_node, post_labels
 from hypha_ray.market.requirements import Need
 from hypha_ray.market.staffing import trades
@@ -136,16 +136,23 @@ def test_withdrawn_machine_gets_its_workers_delta_and_the_run_tells_its_cost(
     rounds = {"update_rounds": 4, "samples_between_updates": 240, "max_batch_size": 4, "evaluate_every": 0}
     job = job_of("withdrawn", corpus, rounds=rounds, testing={"batch_s": 0.2})
     withdrawn: list[int] = []
+    since: dict[tuple[str, float], float] = {}
+    """Price of each lease by its name and beginning, as Ray's table of placement groups has them."""
 
     def seen(record: dict[str, Any]) -> None:
+        since.update(
+            ((entry.name, entry.agreement.since_s), entry.agreement.price)
+            for entry in lease_entries("withdrawn")
+            if entry.agreement is not None
+        )
         if not withdrawn and (record["kind"], record.get("round")) == ("step", 1):
             places = {actor["Name"]: actor["Address"]["NodeID"] for actor in actors().values()}
             withdrawn.append(next(worker for worker in (0, 1) if places[f"worker-{worker}"] == nodes[2]))
-            post(nodes[2], {"accepts": "none"})
+            post(nodes[2], {"max_lease_s": "0"})
 
     run = run_job(job, tmp_path, corpus, seen=seen)
-    left = [(event["worker"], event["reason"]) for event in events(run, "leaving")]
-    assert left == [(withdrawn[0], "its owner lets the machine no longer")]
+    told = [(event["worker"], event["reason"]) for event in events(run, "leaving")]
+    assert told == [(withdrawn[0], "its owner lets the machine no longer")]
     assert [event["worker"] for event in events(run, "leave")] == withdrawn and not events(run, "loss")
     assert set(run.used().values()) == {1}
     leaver = events(run, "leaving")[0]["incarnation"]
@@ -153,9 +160,9 @@ def test_withdrawn_machine_gets_its_workers_delta_and_the_run_tells_its_cost(
     assert [one["samples"] for one in deltas if (one["worker"], one["incarnation"]) == (withdrawn[0], leaver)][-1] > 0
     assert sum(record["cost"] for record in run.of_kind("round")) <= run.records[-1]["cost"]
 
-    leases = {(one["worker"], one["incarnation"]): one for one in events(run, "lease")}
-    assert sorted(one["price"] for one in leases.values()) == [1.0, 2.0, 4.0]
-    end = max(event["monotonic_s"] for event in events(run, "cost"))
-    ends = {(one["worker"], one["incarnation"]): one["monotonic_s"] for one in events(run, "leave")}
-    cost = sum(one["price"] * (ends.get(key, end) - one["monotonic_s"]) / 3600 for key, one in leases.items())
-    assert run.records[-1]["cost"] == pytest.approx(cost, rel=0.05)
+    assert sorted(one["price"] for one in events(run, "lease")) == sorted(since.values()) == [1.0, 2.0, 4.0]
+    end, (left,) = max(event["monotonic_s"] for event in events(run, "cost")), events(run, "leave")
+    first = min(begun_s for name, begun_s in since if name == f"worker-{withdrawn[0]}")
+    ends = {(f"worker-{withdrawn[0]}", first): left["monotonic_s"]}
+    cost = sum(price * (ends.get(key, end) - key[1]) / 3600 for key, price in since.items())
+    assert run.records[-1]["cost"] == pytest.approx(cost, rel=0.01)
