@@ -11,6 +11,9 @@ import pytest
 
 from hypha_ray.config.load import load
 from hypha_ray.driver.preflight.advice import advice
+from hypha_ray.driver.preflight.checks import check_job
+from hypha_ray.driver.preflight.machines import machine_lines
+from hypha_ray.market.requirements import NodeResources
 
 ROOT = Path(__file__).parents[3]
 CONFIGS = sorted((ROOT / "jobs" / "configs").glob("*.toml"))
@@ -52,3 +55,37 @@ def test_job_file_that_is_shipped_raises_no_note_and_no_advice_in_the_command_th
     named = commands(config) or [["@", str(config)]]
     assert all(str(config) in arguments for arguments in named)
     assert [said(arguments) for arguments in named] == [[]] * len(named)
+
+
+def nodes(kinds: dict[str, int], gpus: int = 1) -> list[NodeResources]:
+    """A cluster with so many machines of each kind of GPU."""
+    has = {"CPU": 16.0, "GPU": float(gpus), "memory": 64e9}
+    names = (f"{kind}-{number}" for kind, count in kinds.items() for number in range(count))
+    return [NodeResources(name, has, has, {"gpu_type": name.partition("-")[0]}) for name in names]
+
+
+CLUSTERS: dict[str, tuple[list[NodeResources], list[str]]] = {
+    "chat-lora": (nodes({"l4": 4}), ["resources: 4 of 4 workers fit; nodes: 4"]),
+    "chat-full": (nodes({"a100": 2}, gpus=8), ["resources: 2 of 2 workers fit; nodes: 2"]),
+    "pretrain": (nodes({"l4": 8}), ["resources: 8 of 8 workers fit; nodes: 8"]),
+    "images": (nodes({"t4": 2}), ["resources: 2 of 2 workers fit; nodes: 2"]),
+    "labels": (nodes({"t4": 2}), ["resources: 2 of 2 workers fit; nodes: 2"]),
+    "regions": (
+        nodes({"h100": 4, "a100": 4, "l4": 7}),
+        [
+            "workers 0 to 3, each with 1 CPU, 1 GPU, gpu_type h100: 4 of 4 fit",
+            "workers 4 to 7, each with 1 CPU, 1 GPU, gpu_type a100: 4 of 4 fit",
+            "workers 8 to 15, each with 1 CPU, 1 GPU, gpu_type l4: 7 of 8 fit",
+            "resources: 15 of 16 workers fit; nodes: 15",
+        ],
+    ),
+}
+"""Machines that job files are for, and what a dry run says of them."""
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_job_file_that_is_shipped_fits_the_cluster_that_it_describes(name: str) -> None:
+    job = load(["@", str(ROOT / "jobs" / "configs" / f"{name}.toml")]).job
+    check_job(job)
+    there, lines = CLUSTERS[name]
+    assert list(machine_lines(job, there, "head")) == lines
