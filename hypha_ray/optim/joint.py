@@ -36,6 +36,16 @@ class Joint(Inner):
         for part in self._parts:
             part.scale(factor)
 
+    def ramp(self, steps: int) -> None:
+        """Let the rates of all parts grow in their next steps."""
+        for part in self._parts:
+            part.ramp(steps)
+
+    @property
+    def learning_rate(self) -> float:
+        """Rate of the first part's next step."""
+        return self._parts[0].learning_rate
+
     def step(self, norm: Tensor | None = None) -> None:
         """Take a step of each part; the norm of all gradients isn't used."""
         for part in self._parts:

@@ -43,11 +43,13 @@ class Inner:
         self.parameters: Parameters = [
             parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]
         ]
+        self._ramp = 0, 0
+        """Steps of a ramp that are taken, and its length."""
 
     @property
     def learning_rate(self) -> float:
         """Rate of the next step; under muon that of AdamW, to which Muon's own is proportional."""
-        return float(self.optimizers[0].param_groups[0]["lr"])
+        return float(self.optimizers[0].param_groups[0]["lr"]) * self._part
 
     def seek(self, position: float) -> None:
         """Go to a place in the schedule, in inner steps from its start; the next `step` is made there.
@@ -65,6 +67,16 @@ class Inner:
             for group, peak in zip(optimizer.param_groups, schedule.base_lrs, strict=True):
                 group["lr"] = float(peak) * factor
 
+    def ramp(self, steps: int) -> None:
+        """Let the rates of so many steps from here on grow to those of the schedule, in equal parts."""
+        self._ramp = 0, steps
+
+    @property
+    def _part(self) -> float:
+        """Part of the schedule's rates that the next step has."""
+        taken, steps = self._ramp
+        return (taken + 1) / steps if taken < steps else 1.0
+
     def norm(self) -> torch.Tensor:
         """L2 norm of the gradients, a scalar on the parameters' device; not waited for."""
         return torch.nn.utils.get_total_norm([one.grad for one in self.parameters if one.grad is not None])
@@ -80,8 +92,12 @@ class Inner:
             norm = self.norm() if norm is None else norm
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self._clip_norm, norm)
         for optimizer, schedule in zip(self.optimizers, self._schedules, strict=True):
+            if (part := self._part) < 1:
+                for group in optimizer.param_groups:
+                    group["lr"] *= part
             optimizer.step()
             schedule.step()
+        self._ramp = self._ramp[0] + 1, self._ramp[1]
 
     def reset(self) -> None:
         """Forget all state, as before the first step; places in the schedules stay."""

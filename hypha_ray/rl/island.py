@@ -47,6 +47,9 @@ _ATTEMPTS = 5
 """Number of attempts at a step whose model workers die."""
 _REFERENCE = "reference/"
 """Prefix of the reference's tensors in a trainer's state."""
+_RAMP_STEPS = 20
+"""Steps in which the rates of an optimizer grow that begins without a state beside weights that have been trained. Its
+averages are of few gradients, so its steps are long and random; those of a small policy can cost it its entropy."""
 _DEADLINE_S = 3600.0
 """Longest time in seconds to wait for the next reply."""
 
@@ -136,6 +139,8 @@ class Island:
         self._merged = self._rl.reference == "round"
         self._stream.begin_anew()
         self._begun = version, self._version
+        if version and not self._version:
+            self.optimizer.ramp(_RAMP_STEPS)
 
     def state(self) -> Flat:
         """Return what depends on earlier steps: an adapted coefficient of the divergence, an averaged reference."""
@@ -146,7 +151,8 @@ class Island:
         return found
 
     def restore(self, state: Flat) -> None:
-        """Go on with what `state` gave."""
+        """Go on with what `state` gave, beside a state of the optimizer."""
+        self.optimizer.ramp(0)
         if "kl" in state:
             self._advantage.kl = float(state["kl"][0])
         averaged = {name: array for name, array in state.items() if name.startswith(_REFERENCE)}

@@ -138,5 +138,30 @@ def test_validation_responses_are_scored_and_count_right_ones() -> None:
     assert island.evaluate([easy]) == sums
 
 
+def moved(island: Island) -> torch.Tensor:
+    """The change of all weights in a step."""
+    before = weights(island)
+    island.step(BATCH)
+    return torch.cat([(one - before[name]).flatten() for name, one in weights(island).items()])
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_an_island_that_begins_with_trained_weights_lengthens_its_first_twenty_steps(algorithm: str) -> None:
+    first, late, successor = (Island(job(algorithm=algorithm), tokenizer()) for _ in range(3))
+    first.merged(0)
+    late.merged(4)
+    successor.merged(4)
+    successor.restore({})
+
+    whole, part = moved(first), moved(late)
+
+    assert late.optimizer.learning_rate == pytest.approx(2 / 20 * first.optimizer.learning_rate)
+    torch.testing.assert_close(20 * part, whole, atol=1e-4, rtol=1e-2)
+    assert torch.equal(moved(successor), whole)
+    for _ in range(19):
+        late.step(BATCH)
+    assert late.optimizer.learning_rate == first.optimizer.learning_rate
+
+
 def _keys(count: int) -> Any:
     return np.stack([np.zeros(count), np.zeros(count), np.arange(count)], 1).astype(np.int64)
