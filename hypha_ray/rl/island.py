@@ -47,7 +47,7 @@ _ATTEMPTS = 5
 """Number of attempts at a step whose model workers die."""
 _REFERENCE = "reference/"
 """Prefix of the reference's tensors in a trainer's state."""
-_RAMP_STEPS = 20
+_RAMP_STEPS = 10
 """Steps in which the rates of an optimizer grow that begins without a state beside weights that have been trained. Its
 averages are of few gradients, so its steps are long and random; those of a small policy can cost it its entropy."""
 _DEADLINE_S = 3600.0
