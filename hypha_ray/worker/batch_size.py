@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -150,7 +151,9 @@ def _read(file: Path) -> Bounds:
 
 
 def _write(file: Path, bounds: Bounds) -> None:
-    make_folder(file.parent)
+    """Keep bounds, if the disk takes them: otherwise the next start tries again."""
     temporary = file.with_suffix(f".{os.getpid()}")
-    write_file(temporary, json.dumps(asdict(bounds)).encode())
-    publish(temporary, file)
+    with suppress(OSError):
+        make_folder(file.parent)
+        write_file(temporary, json.dumps(asdict(bounds)).encode())
+        publish(temporary, file)

@@ -78,6 +78,12 @@ def test_largest_batch_that_fits_is_kept_for_the_next_start(kept: Callable[[], l
     assert largest_batch(job(64.0, most=1), 0, None, SAMPLES, never) == 1
 
 
+def test_largest_batch_is_found_where_nothing_can_be_kept(kept: Callable[[], list[str]], tmp_path: Path) -> None:
+    (tmp_path / "batch_sizes").write_text("no folder")
+    assert largest_batch(job(64.0), 0, None, SAMPLES, lambda: None) == 2
+    assert kept() == []
+
+
 def test_largest_batch_without_room_for_one_sample_is_an_error_and_trials_alone_end(
     kept: Callable[[], list[str]],
 ) -> None:
