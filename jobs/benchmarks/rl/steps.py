@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,10 @@ from hypha_ray.rl.scoring import Scorer
 from hypha_ray.rl.tokens import end_tokens
 from hypha_ray.types import Samples
 
-TURNS = 60
 WARM_UP = 3
 """Turns that aren't counted."""
-SIZES = {"": (32, 4), "_long": (96, 24)}
-"""Prompts of a step and tokens of a response, by the ends of the rows' names."""
+SIZES = {"": (32, 4, 60), "_long": (96, 24, 16)}
+"""Prompts of a step, tokens of a response, and turns, by the ends of the rows' names."""
 WAYS = {"": (1, 1.03), "_one_actor": (2, 1.25), "_two_actors": (3, 1.25)}
 """Model workers and the largest ratio, by the middles of the rows' names."""
 ROWS = tuple(f"rl{way}{size}" for size in SIZES for way in WAYS)
@@ -86,12 +86,12 @@ def rl() -> dict[str, dict[str, Any]]:
     with tempfile.TemporaryDirectory() as scratch, connected("bench"):
         dataset = Path(scratch) / "sort2"
         prepare(Options("problems:sort2", str(dataset), tokenizer="characters"), lambda what, count: None)
-        for size, (prompts, tokens) in SIZES.items():
-            rows |= _of_size(size, dataset, prompts, tokens)
+        for size, (prompts, tokens, turns) in SIZES.items():
+            rows |= _of_size(size, dataset, prompts, tokens, turns)
     return rows
 
 
-def _of_size(size: str, dataset: Path, prompts: int, tokens: int) -> dict[str, dict[str, Any]]:
+def _of_size(size: str, dataset: Path, prompts: int, tokens: int, turns: int) -> dict[str, dict[str, Any]]:
     batches = _batches(dataset, prompts)
     with ExitStack() as held:
         ways: dict[str, Callable[[Samples], Any]] = {}
@@ -102,13 +102,13 @@ def _of_size(size: str, dataset: Path, prompts: int, tokens: int) -> dict[str, d
             held.callback(island.close)
             ways[way] = island.step
         straight = StraightLine(*_job(dataset, tokens, 1))
-        times = _times({"straight": straight.step, **ways}, batches)
+        times = _times({"straight": straight.step, **ways}, batches, turns)
         for way, island in islands.items():
             for one, other in zip(straight.weights, island.model.parameters(), strict=True):
                 torch.testing.assert_close(other.detach(), one, atol=1e-5, rtol=1e-4, msg=f"rl{way} takes other steps")
     least = {way: float(np.quantile(spent, 0.25)) for way, spent in times.items()}
     conditions = {
-        "turns": TURNS,
+        "turns": turns,
         "prompts": prompts,
         "tokens": tokens,
         "straight_ms": round(1e3 * least["straight"], 1),
@@ -124,11 +124,11 @@ def _of_size(size: str, dataset: Path, prompts: int, tokens: int) -> dict[str, d
     }
 
 
-def _times(ways: dict[str, Callable[[Samples], Any]], batches: Iterator[Samples]) -> dict[str, list[float]]:
+def _times(ways: dict[str, Callable[[Samples], Any]], batches: Iterator[Samples], turns: int) -> dict[str, list[float]]:
     """Let all ways take a step on each batch, in an order that goes round; return seconds of steps."""
     times: dict[str, list[float]] = {way: [] for way in ways}
     names = list(ways)
-    for turn in range(WARM_UP + TURNS):
+    for turn in range(WARM_UP + turns):
         batch, start = next(batches), turn % len(names)
         for way in names[start:] + names[:start]:
             began = time.perf_counter()
@@ -150,7 +150,7 @@ def _batches(dataset: Path, size: int) -> Iterator[Samples]:
     manifest = load_manifest(dataset)
     info = manifest.of("train")[0]
     arrays = read_slice(dataset, info, manifest)
-    for epoch in range(TURNS + WARM_UP):
+    for epoch in count():
         for start in range(0, info.samples - size + 1, size):
             rows = np.arange(start, start + size)
             keys = np.stack([np.full_like(rows, epoch), np.full_like(rows, info.index), rows], 1)
