@@ -64,7 +64,8 @@ def _explained(error: ValidationError, settings: Sequence[Setting]) -> ConfigErr
     key = next(key for length in range(len(place) + 1) if (key := key_at(place[:length])))
     wrong_type = kind.endswith("_type") or (kind == "literal_error" and not isinstance(value, str))
     code, what = ("CFG002", "has the wrong type") if wrong_type else ("CFG003", "is out of range")
-    got = "a value that is kept secret" if key.secret else shown(value)
+    secret = key.secret or key.name.endswith("_variable")  # A key may be given in place of its variable's name.
+    got = "a value that is kept secret" if secret else shown(value)
     allowed = str(first["ctx"]["error"]) if kind == "value_error" else key.kind
     fix = f"mend it, or leave it out{key.default_text and ' for ' + key.default_text}"
     return ConfigError(code, f"{_place(settings, key.name)} {what}", got, allowed, fix)

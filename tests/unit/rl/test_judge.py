@@ -192,6 +192,12 @@ def test_settings_of_a_judge_are_checked_when_they_are_read(flag: str, told: str
         load(["--dataset.path", "unused", f"--rl.reward.judge.{flag}"])
 
 
+def test_a_key_in_place_of_its_variable_is_not_repeated() -> None:
+    with pytest.raises(ConfigError, match=r"CFG003.*kept secret") as raised:
+        load(["--dataset.path", "unused", f"--rl.reward.judge.key_variable={KEY}"])
+    assert KEY not in str(raised.value)
+
+
 def scored(bench: Bench, functions: list[str], weights: list[float], deadline_s: float | None = None) -> Scored:
     """Score the response 1 to a prompt with the answer 1, and the response 3 to one with the answer 2."""
     judge = {"url": bench.url, "model": "grader", "retries": 0}
