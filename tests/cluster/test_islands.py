@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import select
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,7 @@ from tests.support.plain import final_weights, furthest, samples_of, train_plain
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
+SERVER = Path(__file__).parents[1] / "support" / "generation_server.py"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "grpo_trainer.py"
 TINY = Path(__file__).parents[2] / "jobs" / "configs" / "grpo-tiny.toml"
 CALLS = ("rl.generate", "rl.reward", "rl.train", "rl.merge")
@@ -75,6 +79,34 @@ def test_islands_killed_at_every_call_learn_on_and_count_every_prompt_once(probl
     assert len(events(run, "loss")) >= 4
     rewards = [record["reward"] for record in run.of_kind("round")]
     assert rewards[0] < 0.1 and min(rewards[-3:]) > 0.8
+
+
+def test_an_island_whose_server_dies_and_that_dies_itself_leaves_no_server(problems: Path, tmp_path: Path) -> None:
+    log, died = tmp_path / "hits.jsonl", tmp_path / "died"
+    keys = {
+        "resources.num_workers": 1,
+        "rl.generation.engine": "server",
+        "rl.generation.server.command": f"{sys.executable} {SERVER} {{model}} {{port}} {died}",
+        "rl.behaviour_cap": 2.0,
+        "rl.group_size": 2,
+        "rounds.update_rounds": 2,
+        "rounds.samples_between_updates": 24,
+        "rounds.max_batch_size": 8,
+        "rounds.evaluate_every": 0,
+        "testing.failpoints": listed(["rl.train=kill@2"]),
+        "testing.failpoint_log": log,
+    }
+    run = run_job(islands("served", problems, **keys), tmp_path, problems)
+
+    assert died.exists() and hits(log, "rl.train") == 1
+    assert [commit["round"] for commit in run.commits()] == [0, 1]
+    assert set(run.used().values()) == {1} and len(run.used()) == 48
+    assert all(record["logprob_gap"] < 1e-5 for record in run.of_kind("round"))
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # It has ended meanwhile.
+            if str(died).encode() in (process / "cmdline").read_bytes():
+                handle = os.pidfd_open(int(process.name))
+                assert select.select([handle], [], [], 60)[0], "a server is left"
 
 
 def test_an_external_trainer_of_policies_learns_beside_an_island(problems: Path, tmp_path: Path) -> None:
