@@ -43,12 +43,12 @@ def cluster() -> Iterator[Cluster]:
         assert overview()["runs"] is None
 
 
-def bidder(name: str, bid: float, workers: int, rounds: int, corpus: Path, least: int = 1) -> Job:
-    """A job whose rounds take four seconds with all workers."""
+def bidder(name: str, bid: float, workers: int, rounds: int, corpus: Path, least: int = 1, batches: int = 20) -> Job:
+    """A job whose rounds take four seconds with all workers, unless a worker's batches in a round are given."""
     resources = {"num_workers": workers, "min_workers": least, "worker_price": {"bid": bid}}
     plan = {
         "update_rounds": rounds,
-        "samples_between_updates": 80 * workers,
+        "samples_between_updates": 4 * batches * workers,
         "max_batch_size": 4,
         "evaluate_every": 0,
     }
@@ -117,8 +117,8 @@ def require_whole(run: Outcome, rounds: int) -> None:
 
 
 def test_two_gangs_that_do_not_fit_together_train_one_after_the_other(corpus: Path, tmp_path: Path) -> None:
-    low = Running(bidder("ten", 10, 3, 4, corpus, least=3), corpus, tmp_path)
-    high = Running(bidder("twenty", 20, 3, 4, corpus, least=3), corpus, tmp_path)
+    low = Running(bidder("ten", 10, 3, 2, corpus, least=3, batches=60), corpus, tmp_path)
+    high = Running(bidder("twenty", 20, 3, 2, corpus, least=3, batches=60), corpus, tmp_path)
     looks = 0
     while low.runs or high.runs:
         both, looks = [held("ten"), held("twenty")], looks + 1
@@ -128,7 +128,20 @@ def test_two_gangs_that_do_not_fit_together_train_one_after_the_other(corpus: Pa
     won, lost = high.result(), low.result()
     assert first_commit_s(won) < first_commit_s(lost)
     for run in (won, lost):
-        require_whole(run, 4)
+        require_whole(run, 2)
+
+
+def test_run_that_has_yet_to_commit_gives_way_as_a_whole_and_trains_afterwards(corpus: Path, tmp_path: Path) -> None:
+    low = Running(bidder("early", 10, 3, 1, corpus, least=3, batches=100), corpus, tmp_path)
+    low.until(lambda: held("early") == 3)
+    high = Running(bidder("better", 20, 3, 1, corpus, least=3), corpus, tmp_path)
+    low.until(lambda: held("better") == 3)
+    won, lost = high.result(), low.result()
+    assert first_commit_s(won) < first_commit_s(lost)
+    assert any("waiting for its turn" in record["text"] for record in lost.of_kind("status"))
+    assert [event["attempt"] for event in events(lost, "attempt")] == [1, 2]
+    for run in (won, lost):
+        require_whole(run, 1)
 
 
 def test_outbid_run_hands_back_two_machines_with_its_deltas_and_gets_them_again(corpus: Path, tmp_path: Path) -> None:

@@ -56,13 +56,14 @@ class ExchangeClient:
             pass  # Its process has died, and Ray starts another one.
         else:
             self._quota, self._vain = ruling.quota, 0
-            self._refused = 0 if ruling.quota >= self._standing.least else self._refused + 1
+            short = ruling.quota < self._standing.least
+            self._refused = self._refused + (2 if ruling.leave else 1) if short else 0
             return ruling
         return Ruling(self._quota)
 
     @property
     def is_outbid(self) -> bool:
-        """Whether two rulings, one after the other, have left the run too few workers."""
+        """Whether a ruling has taken workers that the run needs, or two in a row have left it too few."""
         return self._refused >= 2
 
 
