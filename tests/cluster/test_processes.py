@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+import ray
 import torch
 
 from hypha_ray.config import Job
+from hypha_ray.config.schema import Model
+from hypha_ray.model.loading.build import build_model
 from hypha_ray.types import Samples
 from hypha_ray.worker.training.trainer import Trainer, trainer_of
-from tests.support.jobs import Outcome, job_of, run_job
+from tests.support.descendants import processes_of
+from tests.support.faults import events
+from tests.support.jobs import MODEL, Outcome, job_of, run_job
 from tests.support.plain import final_weights, furthest
 from tests.support.truth_cases import Case
-from tests.support.truth_samples import BERT, LLAMA, classes, text
+from tests.support.truth_samples import BERT, LLAMA, VIT, classes, images, text
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 BATCH = {"samples_between_updates": 56, "max_batch_size": 7}
@@ -26,12 +33,6 @@ BATCH = {"samples_between_updates": 56, "max_batch_size": 7}
 def outcome(name: str, corpus: Path, folder: Path, processes: int, **tables: Any) -> Outcome:
     tables = {"rounds": BATCH, "worker": {"processes": processes}, "run": {"name": name, "mode": "replay"}, **tables}
     return run_job(job_of(name, corpus, **tables), folder, corpus)
-
-
-def members() -> set[psutil.Process]:
-    """Processes of this test that are part of a worker without being its first."""
-    everything = psutil.Process().children(recursive=True)
-    return {one for one in everything if "ray::Member" in " ".join(one.cmdline())}
 
 
 def trainer(case: Case, processes: int, **tables: Any) -> Trainer:
@@ -77,6 +78,26 @@ def test_two_processes_train_the_rounds_of_one(name: str, corpus: Path, tmp_path
     require_equal_rounds(one, other)
 
 
+def test_adapter_and_codec_see_one_worker(corpus: Path, tmp_path: Path) -> None:
+    build_model(Model(config=MODEL), seed=1).save_pretrained(tmp_path / "base")
+    model = {"config": None, "repository": str(tmp_path / "base"), "lora": {"rank": 4, "dropout": 0.0}}
+    tables: dict[str, Any] = {"model": model, "sync": {"codec": "bf16"}}
+    one, other = (outcome(f"adapter-{count}", corpus, tmp_path, count, **tables) for count in (1, 2))
+    require_equal_rounds(one, other)
+
+
+def test_fragments_in_turn_are_mixed_as_with_one_process(corpus: Path, tmp_path: Path) -> None:
+    tables: dict[str, Any] = {
+        "rounds": BATCH | {"update_rounds": 5},
+        "resources": {"num_workers": 1},
+        "sync": {"fragments": 2, "mixing": 0.5, "dynamic_local_steps": False},
+    }
+    one, other = (
+        outcome(f"mixed-{count}", corpus, tmp_path, count, run={"name": f"mixed-{count}"}, **tables) for count in (1, 2)
+    )
+    require_equal_rounds(one, other)
+
+
 PACKED = np.tile(np.concatenate([np.arange(5), np.arange(7)]), (6, 1))
 """Positions of two documents in each sample."""
 CALM = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -106,3 +127,35 @@ def test_four_processes_step_and_evaluate_as_one(kind: str) -> None:
         }
     finally:
         four.close()
+
+
+def test_sample_without_a_finite_gradient_is_found_in_whatever_part_it_is(tmp_path: Path) -> None:
+    case = Case("image-classification", "vit", VIT | CALM | {"num_labels": 3}, images(labels=classes()))
+    batch = samples_of(case)
+    batch.arrays["images"] = batch.arrays["images"].copy()
+    batch.arrays["images"][4] = np.nan
+    one, two = (trainer(case, processes, dataset={"allow_quarantine": True}) for processes in (1, 2))
+    try:
+        expected, found = one.step(batch), two.step(batch)
+        assert found.bad.tolist() == expected.bad.tolist() == [[0, 3, 4]] and found.scored == 5
+        for a, b in zip(one.model.parameters(), two.model.parameters(), strict=True):
+            torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
+    finally:
+        two.close()
+
+
+def test_processes_end_with_the_first_and_with_the_run(corpus: Path, tmp_path: Path) -> None:
+    found: list[set[int]] = []
+
+    def strike(record: dict[str, Any]) -> None:
+        if record["kind"] == "round" and record["round"] == 0:
+            found.append(processes_of("Member"))
+            first = ray.get_actor("worker-1", namespace="struck")
+            os.kill(ray.get(first.pid.remote()), signal.SIGKILL)
+
+    rounds = BATCH | {"update_rounds": 6}
+    job = job_of("struck", corpus, rounds=rounds, worker={"processes": 2, "lease_s": 3.0})
+    run = run_job(job, tmp_path, corpus, seen=strike)
+    assert [event["worker"] for event in events(run, "loss")] == [1]
+    assert set(run.used().values()) == {1} and len(run.commits()) == 6
+    assert len(found[0]) == 2 and psutil.wait_procs(found[0] | processes_of("Member"), timeout=60)[1] == []

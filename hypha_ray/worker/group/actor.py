@@ -5,6 +5,7 @@ They hold a copy of the model and nothing else, and end with the first process.
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,8 @@ from hypha_ray.worker.interrupts import ProcessLostError
 
 PARTING_S = 10.0
 """Longest wait for the errors of other processes, in seconds, after one of them has failed."""
+TELLING_S = 1.0
+"""Seconds after its error that a process lives, so that the first one is told."""
 
 
 class Member:
@@ -70,9 +73,9 @@ class Member:
 
     def add_gradient(self, part: Samples, stale: bool, summed: bool) -> None:
         """Compute the gradient of a part of a batch, and add it to those of the others."""
-        failpoint("worker.process", self._worker)
-        part = _copied(part)
         with self._taking_part(stale):
+            failpoint("worker.process", self._worker)
+            part = _copied(part)
             self._trainer.optimizer.zero_grad()
             self._trainer.add_gradient(part, summed)
 
@@ -83,13 +86,17 @@ class Member:
 
     @contextmanager
     def _taking_part(self, stale: bool) -> Iterator[None]:
-        """Context with the first process's weights; after an error the others don't wait for this one."""
+        """Context with the first process's weights; after an error the others don't wait for this one.
+
+        It ends once it has told its error, by which all of its connections break.
+        """
         try:
             if stale:
                 self._collectives.copy_out(self._trainer.tensors)
             yield
         except BaseException:
             self._collectives.close()
+            threading.Timer(TELLING_S, os._exit, (1,)).start()
             raise
 
 

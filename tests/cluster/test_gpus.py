@@ -1,0 +1,46 @@
+"""Workers with several GPUs, on a Ray that is told of GPUs which aren't there: leases and processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from hypha_ray.market.groups import lease_entries
+from tests.support.descendants import processes_of
+from tests.support.jobs import job_of, run_job
+
+
+@pytest.fixture(scope="module")
+def four_gpus() -> Iterator[None]:
+    ray.init(
+        address="local",
+        num_cpus=4,
+        num_gpus=4,
+        object_store_memory=300_000_000,
+        include_dashboard=False,
+        log_to_driver=False,
+        namespace="tests",
+    )
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_each_gpu_of_a_worker_has_a_process_and_all_are_in_one_lease(corpus: Path, tmp_path: Path) -> None:
+    leases: list[dict[str, float]] = []
+    processes: list[int] = []
+
+    def look(record: dict[str, Any]) -> None:
+        if record["kind"] == "round" and record["round"] == 1:
+            leases.extend(dict(entry.amounts) for entry in lease_entries("gpus") if entry.name.startswith("worker-"))
+            processes.append(len(processes_of("Member")))
+
+    tables: dict[str, Any] = {"resources": {"num_workers": 2, "worker": {"gpu": 2}}, "worker": {"device": "cpu"}}
+    run = run_job(job_of("gpus", corpus, **tables), tmp_path, corpus, seen=look)
+    assert leases == [{"CPU": 1.0, "GPU": 2.0}] * 2
+    assert processes == [2]
+    assert len(run.commits()) == 3 and set(run.used().values()) == {1}
