@@ -39,7 +39,7 @@ class Evaluate:
     model: Path
     """folder from save_pretrained, such as a run's model"""
     dataset: str
-    """folder of the prepared dataset, or name by which data nodes of the cluster serve it"""
+    """folder of the prepared dataset, or its name below $HYPHA_RAY_HOME/datasets or among data nodes of the cluster"""
     split: str = "validation"
     """split of the dataset"""
     batch_size: int = 32

@@ -36,8 +36,8 @@ def locate(dataset: Dataset, places: Sequence[Path] | None = None) -> Path:
 
     """
     if (dataset.path is None) == (dataset.name is None):
-        found = "neither" if dataset.path is None else "both"
-        raise ConfigError("DATA007", "[dataset] needs either a path or a name", found, fix="set dataset.path")
+        found, fix = ("neither", "set dataset.path") if dataset.path is None else ("both", "leave one of them out")
+        raise ConfigError("DATA007", "[dataset] needs either a path or a name", found, fix=fix)
     if dataset.path is not None:
         return _existing(Path(dataset.path).expanduser())
     return find(str(dataset.name), places)

@@ -28,15 +28,16 @@ class JobProcess:
         arguments: of its command line.
         environment: all variables. Libraries have been loaded with those of the tests, and see changes to none that
             they read as they are loaded.
+        folder: where it runs, which has the folder jobs/.
 
     """
 
-    def __init__(self, script: str, arguments: Sequence[str], environment: dict[str, str]) -> None:
+    def __init__(self, script: str, arguments: Sequence[str], environment: dict[str, str], folder: Path = ROOT) -> None:
         self.args = [f"jobs/{script}.py", *arguments]
         with tempfile.NamedTemporaryFile(delete=False) as file:
             self._errors = Path(file.name)
         reader, writer = Pipe(duplex=False)
-        self._process = CONTEXT.Process(target=_run, args=(self.args, environment, writer, self._errors))
+        self._process = CONTEXT.Process(target=_run, args=(self.args, environment, folder, writer, self._errors))
         self._process.start()
         writer.close()
         self.stdout = os.fdopen(os.dup(reader.fileno()), encoding="utf-8")
@@ -79,7 +80,7 @@ class JobProcess:
         self.stdout.close()
 
 
-def _run(line: Sequence[str], environment: dict[str, str], output: Connection, errors: Path) -> None:
+def _run(line: Sequence[str], environment: dict[str, str], folder: Path, output: Connection, errors: Path) -> None:
     """Become a process as the shell would have started it."""
     os.dup2(output.fileno(), 1)
     output.close()
@@ -87,7 +88,7 @@ def _run(line: Sequence[str], environment: dict[str, str], output: Connection, e
         os.dup2(file.fileno(), 2)
     os.environ.clear()
     os.environ.update(environment)
-    os.chdir(ROOT)
+    os.chdir(folder)
     sys.argv = list(line)
     sys.path.insert(0, str(ROOT / "jobs"))
     try:

@@ -57,16 +57,17 @@ def left_behind(folder: Path) -> list[str]:
 
 
 class Jobs:
-    """Runs job scripts from the repository's root. Every run is checked to leave no process behind.
+    """Runs job scripts. Every run is checked to leave no process behind.
 
     Args:
         home: what they get as HYPHA_RAY_HOME.
         folder: what they get as RAY_TMPDIR; short, since Ray puts sockets there.
+        place: where they run, which has the folder jobs/.
 
     """
 
-    def __init__(self, home: Path, folder: Path) -> None:
-        self.home, self._folder = home, folder
+    def __init__(self, home: Path, folder: Path, place: Path = ROOT) -> None:
+        self.home, self._folder, self._place = home, folder, place
         self._forked: list[JobProcess] = []
 
     def __call__(self, *arguments: str | Path, script: str = "diloco", env: dict[str, str] | None = None) -> Done:
@@ -87,10 +88,10 @@ class Jobs:
         inherited = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
         words, environment = [*map(str, arguments)], inherited | own | (env or {})
         if not any(name.startswith(("HF_", "RAY_")) for name in (env or {}).keys() - {"RAY_ADDRESS"}):
-            self._forked.append(JobProcess(script, words, environment))
+            self._forked.append(JobProcess(script, words, environment, self._place))
             return self._forked[-1]
         command, pipe = [sys.executable, f"jobs/{script}.py", *words], subprocess.PIPE
-        return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True)
+        return subprocess.Popen(command, cwd=self._place, env=environment, stdout=pipe, stderr=pipe, text=True)
 
     def processes(self) -> list[int]:
         """All that they have started, and that still runs."""
@@ -106,10 +107,10 @@ class Jobs:
 
 
 @contextmanager
-def jobs_in(home: Path) -> Iterator[Jobs]:
+def jobs_in(home: Path, place: Path = ROOT) -> Iterator[Jobs]:
     """`Jobs` for a while; what still runs at the end is killed."""
     folder = Path(tempfile.mkdtemp(prefix="ray"))
-    jobs = Jobs(home, folder)
+    jobs = Jobs(home, folder, place)
     yield jobs
     jobs.kill()
     shutil.rmtree(folder, ignore_errors=True)

@@ -75,9 +75,10 @@ def is_served(dataset: Dataset) -> bool:
 
 
 def meant_by(text: str) -> Dataset:
-    """The dataset that a command line means: a folder if there is one, or else a name if data nodes may have it."""
+    """The dataset that a command line means: a folder if there is one, or else a name if there may be one of it."""
+    named = Dataset(name=text)
     is_name = "/" not in text and not Path(text).exists()
-    return Dataset(name=text) if is_name and is_served(Dataset(name=text)) else Dataset(path=text)
+    return named if is_name and (text in local_names() or is_served(named)) else Dataset(path=text)
 
 
 @contextmanager

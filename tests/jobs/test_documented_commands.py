@@ -1,0 +1,198 @@
+"""Every command of the README and of docs/, run as it is written, on files of the names that it has."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import inspect
+import random
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+from PIL import Image
+from scipy.io import wavfile
+from transformers import Wav2Vec2FeatureExtractor
+from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+from hypha_ray.config.schema import Model
+from hypha_ray.data.preparation.plain_tokenizers import byte_tokenizer
+from hypha_ray.model.loading.build import build_model
+from tests.support.download_hub import serve_repositories
+from tests.support.job_process import ROOT
+from tests.support.job_scripts import jobs_in
+from tests.support.prepared import table
+
+pytestmark = pytest.mark.timeout(900)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"(?sm)^```(\w*)\n(.*?)^```$")
+COMMAND = re.compile(r"(python|ray|make|pip|hypha-ray|source|export|docker) .*")
+ELSEWHERE = {
+    r"source \.venv/bin/activate|export RAY_AUTH_MODE=token": "the environment of every test",
+    r"make demo.*|ray job submit .*|python -c \"from ray.job_submission.*": "tests/jobs/test_demo.py",
+    r"make (setup|lint|test).*": "what checks each change calls",
+    r"ray start .*": "tests/jobs/conftest.py, tests/cluster/test_market.py and test_nodes.py",
+    r"python jobs/diloco\.py @ job\.toml( --dry-run)?": "README.md, whose file asks for GPUs; see docs/quickstart.md",
+    r"python jobs/diloco\.py (\[@ FILE|@ base\.toml).*": "the grammar of a command line: tests/unit/config",
+    r"python jobs/worker\.py --connect .*": "tests/jobs/test_worker.py",
+    r"python jobs/chaos\.py .*": "tests/jobs/test_chaos.py, with fewer rounds",
+    r"python jobs/bench\.py .*": "tests/unit/jobs",
+    r"python tests/support/prose\.py .*": "tests/unit/house",
+    r"python jobs/(grpo|ppo)\.py .*": "tests/jobs/test_grpo.py and test_ppo.py",
+    r"python jobs/prepare\.py .*--nodes 4.*": "tests/jobs/test_data.py",
+    r"python jobs/\w+\.py .*(s3://|https://host).*": "tests/jobs/test_data.py and tests/unit/data/test_upload.py",
+}
+"""Commands that aren't run here, and where they are."""
+ALWAYS_ELSEWHERE = [pattern for pattern in ELSEWHERE if "job\\.toml( " not in pattern]
+CHATML = (
+    "{% for m in messages %}<extra_id_0>{{ m.role }}\n{{ m.content }}<extra_id_1>\n{% endfor %}"
+    "{% if add_generation_prompt %}<extra_id_0>assistant\n{% endif %}"
+)
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 384,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
+TOKENIZERS = (
+    "gpt2",
+    "google-bert/bert-base-uncased",
+    "google-bert/bert-base-cased",
+    "google-t5/t5-small",
+    "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "Qwen/Qwen2.5-0.5B-Instruct",
+)
+FROM_HUB = (*TOKENIZERS, "google/vit", "facebook/wav2vec2", "Salesforce/wikitext", "eriktks/conll2003", "chat.toml")
+QUICKSTART = (ROOT / "docs/quickstart.md").read_text()
+
+
+def commands_of(page: Path) -> list[str]:
+    """Commands in the fenced blocks of a page, continued lines joined."""
+    blocks = [block for language, block in BLOCK.findall(page.read_text()) if not language]
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [line.strip() for line in lines if COMMAND.fullmatch(line.strip())]
+
+
+def runs_here(page: Path, command: str) -> bool:
+    patterns = ELSEWHERE if page.name == "README.md" else ALWAYS_ELSEWHERE
+    return not any(re.fullmatch(pattern, command) for pattern in patterns)
+
+
+RUN = {page: found for page in PAGES if (found := [one for one in commands_of(page) if runs_here(page, one)])}
+
+
+def test_every_command_is_run_here_or_elsewhere() -> None:
+    everything = [command for page in PAGES for command in commands_of(page)]
+    assert all(command.startswith("python jobs/") for commands in RUN.values() for command in commands)
+    assert [one for one in ELSEWHERE if not any(re.fullmatch(one, command) for command in everything)] == []
+    assert len(everything) > 50
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Variables that lead to a hub which has all names of the pages, as small models and datasets."""
+    folder = tmp_path_factory.mktemp("hub")
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = CHATML
+    for name in TOKENIZERS:
+        tokenizer.save_pretrained(folder / "models" / name)
+    build_model(Model(config=LLAMA), seed=0).save_pretrained(folder / "models/HuggingFaceTB/SmolLM2-135M-Instruct")
+    ViTImageProcessorPil(size={"height": 8, "width": 8}).save_pretrained(
+        folder / "models/google/vit-base-patch16-224-in21k"
+    )
+    Wav2Vec2FeatureExtractor(sampling_rate=800).save_pretrained(folder / "models/facebook/wav2vec2-base")
+    dataset(folder, "Salesforce/wikitext", "wikitext-103-raw-v1", {"text": [f"Article {n}. " * 9 for n in range(90)]})
+    tags = datasets.Sequence(datasets.ClassLabel(names=["O", "B-PER"]))
+    rows = {"tokens": [["Ann", str(n)] for n in range(90)], "ner_tags": [[1, 0]] * 90}
+    dataset(
+        folder, "eriktks/conll2003", "default", rows, tokens=datasets.Sequence(datasets.Value("string")), ner_tags=tags
+    )
+    with serve_repositories(folder) as url:
+        yield {"HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path_factory.mktemp("cache"))}
+
+
+def dataset(folder: Path, name: str, part: str, rows: dict[str, list[object]], **features: object) -> None:
+    place = folder / "datasets" / name
+    place.mkdir(parents=True)
+    known = datasets.Features(features) if features else None
+    datasets.Dataset.from_dict(rows, features=known).to_parquet(place / part / "train-00000.parquet")
+    files = f"  data_files:\n  - split: train\n    path: {part}/train-*\n"
+    (place / "README.md").write_text(f"---\nconfigs:\n- config_name: {part}\n{files}---\n")
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the files that the pages name."""
+    folder, draw = tmp_path_factory.mktemp("inputs"), random.Random(0)
+    (folder / "jobs").symlink_to(ROOT / "jobs")
+    (folder / "texts").mkdir()
+    code = inspect.getsource(argparse)
+    for start in range(0, len(code), 2000):
+        (folder / "texts" / f"{start}.txt").write_text(code[start : start + 2000])
+    job = re.search(r'(?s)```toml\n(\[model\]\ntype = "causal-lm".*?)```', QUICKSTART)
+    assert job is not None
+    (folder / "job.toml").write_text(job[1].replace("samples_between_updates = 1024", "samples_between_updates = 64"))
+    byte_tokenizer().save_pretrained(folder / "my-tokenizer")
+    ViTImageProcessorPil(size={"height": 8, "width": 8}).save_pretrained(folder / "my-vit")
+    table(folder / "rows.jsonl", *({"body": f"Row {n} of many. " * 9} for n in range(90)))
+    turns = (
+        {"messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": "yes"}]}
+        for n in range(500)
+    )
+    table(folder / "chats.jsonl", *turns)
+    table(folder / "gsm8k.jsonl", *({"question": f"{n} + 1?", "answer": f"So #### {n + 1}"} for n in range(90)))
+    sheet(folder / "reviews.csv", ("review", "sentiment"), [(f"review {n}", ["good", "bad"][n % 2]) for n in range(90)])
+    sheet(folder / "translations.csv", ("en", "de"), [(f"{n} trees", f"{n} Bäume") for n in range(90)])
+    for name in ("rose", "tulip"):
+        (folder / "flowers" / name).mkdir(parents=True)
+        for number in range(20):
+            pixels = np.random.default_rng(number).integers(0, 255, (12, 12, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / "flowers" / name / f"{number}.png")
+    photos = [(f"flowers/rose/{n}.png", ["dog", "cat"][n % 2]) for n in range(20)]
+    sheet(folder / "photos.csv", ("file", "species"), photos)
+    for name in ("yes", "no"):
+        (folder / "commands" / name).mkdir(parents=True)
+        for number in range(20):
+            wave = np.array([draw.uniform(-1, 1) for _ in range(400)], np.float32)
+            wavfile.write(folder / "commands" / name / f"{number}.wav", 800, wave)
+    return folder
+
+
+def sheet(path: Path, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([columns, *rows])
+
+
+@pytest.mark.parametrize("page", RUN, ids=lambda page: page.name)
+def test_commands_of_a_page_do_what_they_are_written_for(
+    page: Path, inputs: Path, hub: dict[str, str], request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    for item in inputs.iterdir():
+        (tmp_path / item.name).symlink_to(item)
+    shared: dict[str, str] = {}
+    with jobs_in(tmp_path / "hypha_ray", tmp_path) as run_job:
+        if page.name == "data.md":
+            job = (inputs / "job.toml").read_text()
+            (tmp_path / "texts").rename(tmp_path / "my-texts")  # The name is the dataset's on this page.
+            (tmp_path / "job.toml").unlink()
+            (tmp_path / "job.toml").write_text(job.replace('path = "data/texts"', ""))
+            texts = ("--source", "my-texts", "--seq-len", "128", "--out", "hypha_ray/datasets/texts")
+            assert run_job(*texts, script="prepare").returncode == 0
+        if page.name in ("data.md", "market.md"):
+            shared["RAY_ADDRESS"] = request.getfixturevalue("head")
+        trained = ""
+        for command in RUN[page]:
+            filled = command.replace("--source DIR", "--source my-texts").replace("DIR", trained)
+            _, script, *words = shlex.split(filled.replace("~/", f"{tmp_path}/"), comments=True)
+            downloads = hub if any(name in command for name in FROM_HUB) else {}
+            done = run_job(*words, script=Path(script).stem, env=shared | downloads)
+            assert done.returncode == 0, f"{command}\n{done.stderr}"
+            trained = next(reversed(re.findall(r"(?m)^run: (.*)$", done.stdout)), trained)
