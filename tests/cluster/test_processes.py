@@ -19,7 +19,7 @@ from hypha_ray.model.loading.build import build_model
 from hypha_ray.types import Samples
 from hypha_ray.worker.training.trainer import Trainer, trainer_of
 from tests.support.descendants import processes_of
-from tests.support.faults import events
+from tests.support.faults import events, survive
 from tests.support.jobs import MODEL, Outcome, job_of, run_job
 from tests.support.plain import final_weights, furthest
 from tests.support.truth_cases import Case
@@ -142,6 +142,16 @@ def test_sample_without_a_finite_gradient_is_found_in_whatever_part_it_is(tmp_pa
             torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
     finally:
         two.close()
+
+
+def test_process_that_fails_costs_its_worker_and_no_sample(corpus: Path, tmp_path: Path) -> None:
+    specs = ["worker.process:1=kill@5", "worker.process:0=error@14"]
+    tables: dict[str, Any] = {"rounds": BATCH, "worker": {"processes": 2, "lease_s": 3.0}}
+    run = survive("process", corpus, tmp_path, specs, 2, **tables)
+    reasons = {event["worker"]: event["reason"] for event in events(run, "loss")}
+    assert reasons[1].startswith("a process of this worker has died")
+    assert reasons[0] == "the inner loop broke: RuntimeError: a failpoint"
+    assert psutil.wait_procs(processes_of("Member"), timeout=60)[1] == []
 
 
 def test_processes_end_with_the_first_and_with_the_run(corpus: Path, tmp_path: Path) -> None:
