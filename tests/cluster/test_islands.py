@@ -110,11 +110,11 @@ def test_an_island_whose_server_dies_and_that_dies_itself_leaves_no_server(probl
 
 
 def test_an_external_trainer_of_policies_learns_beside_an_island(problems: Path, tmp_path: Path) -> None:
-    keys = {"rounds.update_rounds": 6, "rounds.evaluate_every": 5, "worker.lease_s": 20.0}
+    keys = {"rounds.update_rounds": 12, "rounds.evaluate_every": 3, "worker.lease_s": 20.0}
     flags = {"bridge.commands": f'["{sys.executable} {EXAMPLE}"]', "resources.min_workers": 2}
     run = run_job(islands("beside", problems, **keys, **flags), tmp_path, problems)
 
-    assert [[delta["worker"] for delta in commit["deltas"]] for commit in run.commits()] == [[0, 1]] * 6
+    assert [[delta["worker"] for delta in commit["deltas"]] for commit in run.commits()] == [[0, 1]] * 12
     assert not any(commit["rejected"] for commit in run.commits())
     assert set(run.used().values()) == {1}
     first, *_, last = run.of_kind("eval")

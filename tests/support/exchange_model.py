@@ -40,7 +40,7 @@ class ExchangeModel:
         growing = list[Bidder]()
         for one in sorted(self._bidders, key=lambda one: -one.bid):
             before = self._free, [(each.granted, each.lost) for each in self._bidders]
-            while one.granted < min(one.least, one.wanted) and self._grow(one):
+            while one.granted < min(one.least, one.wanted) and self._grow(one, gangs=True):
                 pass
             if one.granted < min(one.least, one.wanted):
                 self._free = before[0]
@@ -50,23 +50,23 @@ class ExchangeModel:
             growing.append(one)
         while growing:
             one = min(growing, key=lambda each: each.part(1)) if self._fair else growing[0]
-            if not self._grow(one):
+            if not self._grow(one, gangs=False):
                 growing.remove(one)
         return {one.run: (one.granted, one.lost) for one in self._bidders}
 
-    def _grow(self, one: Bidder) -> bool:
-        """One more worker, on a free CPU or on one that another run can spare."""
+    def _grow(self, one: Bidder, gangs: bool) -> bool:
+        """One more worker, on a free CPU or on one that another run can spare, or has yet to begin on."""
         if one.granted >= one.wanted:
             return False
         if not self._free:
-            self._clear(one)
+            self._clear(one, gangs)
         if not self._free:
             return False
         self._free -= 1
         one.granted += 1
         return True
 
-    def _clear(self, one: Bidder) -> None:
+    def _clear(self, one: Bidder, gangs: bool) -> None:
         lower = [each for each in self._bidders if each.bid < one.bid and each.bid * RATIO <= one.bid]
         if self._fair:
             rich = [each for each in self._bidders if each.part() > one.part(1) + 1e-9]
@@ -77,7 +77,7 @@ class ExchangeModel:
             if each.granted > each.least and each.kept:
                 return self._leave(each, 1)
         for each in sorted(lower, key=lambda each: each.bid):
-            if not each.begun and each.kept:
+            if gangs and not each.begun and each.kept:
                 return self._leave(each, each.kept)
         return None
 

@@ -28,9 +28,10 @@ MUTANTS = {
     "a gang that trains is taken": ("_outbids(by, victim) and not victim.begun", "_outbids(by, victim)"),
     "no gang is taken": ("_outbids(by, victim) and not victim.begun", "False"),
     "gangs are taken before spare leases": (
-        "self._take_spare(standing, offers) or self._take_gang(standing, offers)",
-        "self._take_gang(standing, offers) or self._take_spare(standing, offers)",
+        "next(free, None) or self._take_spare(",
+        "next(free, None) or (self._take_gang(standing, offers) if gangs else None) or self._take_spare(",
     ),
+    "a gang is taken for what a run could do without": ("if found is None and gangs:", "if found is None:"),
     "only a part of a gang is taken": ("self._evict(gang, ", "self._evict(gang[:1], "),
     "a lease that goes leaves no room": ("            self._free[held.node].update(held.amounts)\n", ""),
     "a lease that goes stays granted": ("            self._granted[victim.run] -= 1\n", ""),

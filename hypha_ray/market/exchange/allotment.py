@@ -109,19 +109,24 @@ class Allotment:
             return True
         before = deepcopy((self._free, self._kept, self._leave, self._granted))
         while self._granted[standing.run] < min(standing.least, len(standing.needs)):
-            if not self._serve_next(standing):
+            if not self._serve_next(standing, gangs=True):
                 self._free, self._kept, self._leave, self._granted = before
                 return False
         return True
 
-    def _serve_next(self, standing: Standing) -> bool:
-        """Grant one more worker, on free room or on that of a lower bid; False if there is neither."""
+    def _serve_next(self, standing: Standing, gangs: bool = False) -> bool:
+        """Grant one more worker, on free room or on that of a lower bid; False if there is neither.
+
+        Only what a run can't do without may take all leases of another one, which would come back for them otherwise.
+        """
         count = self._granted[standing.run]
         if count >= len(standing.needs):
             return False
         offers = self._offers_for(Request(standing.needs[count], standing.bid, standing.bid))
         free = (offer for offer in offers if fits(offer.amounts, self._free[offer.node.id]))
-        found = next(free, None) or self._take_away(standing, offers)
+        found = next(free, None) or self._take_spare(standing, offers)
+        if found is None and gangs:
+            found = self._take_gang(standing, offers)
         if found is None:
             return False
         self._free[found.node.id].subtract(found.amounts)
@@ -136,12 +141,8 @@ class Allotment:
             self._offers[request] = sorted(found, key=lambda offer: offer.price)
         return self._offers[request]
 
-    def _take_away(self, standing: Standing, offers: Sequence[Offer]) -> Offer | None:
-        """Free room on one node, at the expense of others: of what they can spare, then of runs yet to begin."""
-        return self._take_spare(standing, offers) or self._take_gang(standing, offers)
-
     def _take_spare(self, by: Standing, offers: Sequence[Offer]) -> Offer | None:
-        """Take leases of the lowest bid or largest share first, of those the latest."""
+        """Free room on one node by leases that others can spare: those of the lowest bid or largest share first."""
         taken: dict[str, list[tuple[Standing, Holding]]] = {}
         rank = self._share if self._order == "fair" else (lambda one: -one.bid)
         for victim in sorted(self._standings, key=rank, reverse=True):
@@ -165,7 +166,7 @@ class Allotment:
         return max(0, min(beyond, granted - victim.least))
 
     def _take_gang(self, by: Standing, offers: Sequence[Offer]) -> Offer | None:
-        """Take all leases of one run that has yet to begin."""
+        """Free room on one node by all leases of one run that has yet to begin."""
         for victim in sorted(self._standings, key=lambda one: one.bid):
             yields = _outbids(by, victim) and not victim.begun
             gang = [(victim, held) for held in self._kept[victim.run]] if yields else []

@@ -35,6 +35,7 @@ _SPECIAL = {
     "testing.batch_times_s": st.lists(st.floats(0.01, 9), max_size=3),
     "testing.failpoints": st.lists(_TEXT),
     "sync.trim": st.floats(0.01, 0.49),
+    "checkpoint.push": st.none() | st.sampled_from(["owner/name", "a.b/c-d"]),
     "telemetry.sinks": st.lists(st.sampled_from(["console", "jsonl", "aim"])),
     "model.input_names": st.lists(_TEXT),
     "model.lora.targets": st.lists(_TEXT),
