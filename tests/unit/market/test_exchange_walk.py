@@ -32,7 +32,6 @@ class Run:
     begun: bool = False
     works: bool = False
     quota: int = 0
-    refused: int = 0
     leases: dict[str, tuple[int, float]] = field(default_factory=dict)
     going: set[str] = field(default_factory=set)
 
@@ -43,10 +42,9 @@ class Run:
     def obey(self, ruling: Ruling) -> None:
         """Take a ruling in, as a scheduler does."""
         self.quota = ruling.quota
-        self.refused = 0 if ruling.quota >= self.least else self.refused + 1
         self.going |= ruling.leave.keys() & self.leases.keys()
-        if self.works and not self.begun and self.refused >= 2:
-            self.works, self.leases, self.going, self.refused = False, {}, set(), 0
+        if self.works and not self.begun and ruling.quota < self.least:
+            self.works, self.leases, self.going = False, {}, set()
         elif not self.works and ruling.quota >= self.least:
             self.works = True
 
