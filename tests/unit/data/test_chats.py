@@ -64,7 +64,7 @@ def run(source: Path | str, out: Path, **options: Any) -> Manifest:
     return prepared(source, out, **{"chat": True, **options})
 
 
-def said(*contents: str, roles: tuple[str, ...] = ("user", "assistant")) -> list[dict[str, str]]:
+def said(*contents: str, roles: tuple[str, ...] = ("user", "assistant")) -> list[dict[str, Any]]:
     return [{"role": roles[place % len(roles)], "content": content} for place, content in enumerate(contents)]
 
 
@@ -328,6 +328,15 @@ def test_thoughts_are_scored_where_the_template_renders_them_and_counted_where_n
     manifest = run(source, tmp_path / "out", tokenizer=tokenizer_with(tmp_path, OPENED))
     assert parts_of(tmp_path / "out")[0][1] == ["Hello<extra_id_1>", "two</think>Yes<extra_id_1>"]
     assert omissions(manifest)["thoughts in answers of which the chat template renders only the rest"] == 1
+
+
+def test_calls_without_a_text_are_found_where_the_last_turn_is_rendered_differently(tmp_path: Path) -> None:
+    calls = "{% if m.tool_calls %}{% if m.content %}\n{% endif %}<call>{% endif %}"
+    name = tokenizer_with(tmp_path, FORGETFUL.replace("| trim }}", "| trim }}" + calls))
+    messages = said("Hi", "", "More", "Yes")
+    messages[1] |= {"tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {}}}]}
+    run(table(tmp_path / "a.jsonl", {"messages": messages}), tmp_path / "out", tokenizer=name)
+    assert parts_of(tmp_path / "out")[0][1] == ["<call><extra_id_1>", "thinking Yes<extra_id_1>"]
 
 
 def test_template_that_renders_answers_differently_is_refused_by_name(tmp_path: Path) -> None:

@@ -56,13 +56,12 @@ def find_answers(
     parts, at = [], len(pieces[0])
     for place, answer, (before, after) in zip(places, answers, pairwise(pieces), strict=True):
         start = _opening(render, messages[:place], before)
-        found = next((one for one in _trimmed(answer) if text.startswith(one + after, at)), None)
+        found = next((one for one in _forms(answer, after) if text.startswith("".join(one), at)), None)
         if start is None or found is None:
             return None
-        parts.append(
-            (at - len(before) + start, at + len(found) + _closing(after, ends, "tool_calls" in messages[place]))
-        )
-        at += len(found + after)
+        closing = _closing(found[1], ends, "tool_calls" in messages[place])
+        parts.append((at - len(before) + start, at + len(found[0]) + closing))
+        at += len("".join(found))
     return parts if at == len(text) else None
 
 
@@ -90,6 +89,9 @@ def _closing(after: str, ends: tuple[str, ...], calls: bool) -> int:
     return place - length if calls or not after[:place].strip() else 0
 
 
-def _trimmed(answer: str) -> Iterator[str]:
-    """Forms of an answer, as templates trim it."""
-    yield from (answer, answer.rstrip(), answer.lstrip("\n"), answer.strip("\n"), answer.lstrip(), answer.strip())
+def _forms(answer: str, after: str) -> Iterator[tuple[str, str]]:
+    """Forms of an answer, as templates trim it, and of the text behind it."""
+    for one in (answer, answer.rstrip(), answer.lstrip("\n"), answer.strip("\n"), answer.lstrip(), answer.strip()):
+        yield one, after
+    if not answer:
+        yield "", after.lstrip("\n")  # Lines that would keep calls of tools apart from an answer.
