@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from functools import cache
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from hypha_ray.market import selection
+from tests.support.mutation import mutated
 
 MUTANTS = {
     "the budget is forgotten": ("            if more > limit:\n                continue\n", ""),
@@ -30,9 +28,4 @@ MUTANTS = {
 @cache
 def mutant(name: str) -> Any:
     """The module with that defect."""
-    old, new = MUTANTS[name]
-    source = Path(str(selection.__file__)).read_text(encoding="utf-8")
-    assert source.count(old) == 1, f"{name}: its place is gone, or isn't unique"
-    module = sys.modules[f"mutant_market_{len(sys.modules)}"] = ModuleType(f"mutant_market_{len(sys.modules)}")
-    exec(compile(source.replace(old, new), module.__name__, "exec"), module.__dict__)
-    return module
+    return mutated(selection, name, MUTANTS)

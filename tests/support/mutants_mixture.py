@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 from hypha_ray.scheduler.ledger import mixture
 from hypha_ray.scheduler.ledger.mixture import Mixture
+from tests.support.mutation import mutated
 
 RELEASE = "ledger.release(worker, _of(number, keep))"
 MISSING = "missing = [max(0.0, weight * total - count) for"
@@ -51,10 +50,5 @@ MUTANTS = {
 @cache
 def mutant(name: str) -> type[Mixture]:
     """The account with that defect."""
-    old, new = MUTANTS[name]
-    source = Path(str(mixture.__file__)).read_text(encoding="utf-8")
-    assert source.count(old) == 1, f"{name}: its place is gone, or isn't unique"
-    namespace: dict[str, Any] = {"__name__": "mutant"}
-    exec(compile(source.replace(old, new), "mutant", "exec"), namespace)
-    damaged: type[Mixture] = namespace["Mixture"]
+    damaged: type[Mixture] = mutated(mixture, name, MUTANTS).Mixture
     return damaged
