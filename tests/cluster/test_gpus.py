@@ -7,26 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 
 from hypha_ray.market.groups import lease_entries
+from tests.support.clusters import single_node
 from tests.support.descendants import processes_of
 from tests.support.jobs import job_of, run_job
 
 
 @pytest.fixture(scope="module")
 def four_gpus() -> Iterator[None]:
-    ray.init(
-        address="local",
-        num_cpus=4,
-        num_gpus=4,
-        object_store_memory=300_000_000,
-        include_dashboard=False,
-        log_to_driver=False,
-        namespace="tests",
-    )
-    yield
-    ray.shutdown()
+    with single_node(num_gpus=4):
+        yield
 
 
 @pytest.mark.usefixtures("four_gpus")

@@ -16,6 +16,27 @@ SHARED: dict[str, Any] = {"object_store_memory": 100_000_000}
 
 
 @contextmanager
+def single_node(**more: Any) -> Iterator[None]:
+    """Ray with four logical CPUs, so that small jobs fit beside each other whatever the machine has.
+
+    Args:
+        more: further arguments of `ray.init`.
+
+    """
+    ray.init(
+        address="local",
+        num_cpus=4,
+        object_store_memory=300_000_000,
+        include_dashboard=False,
+        log_to_driver=False,
+        namespace="tests",
+        **more,
+    )
+    yield
+    ray.shutdown()
+
+
+@contextmanager
 def cluster_of(
     nodes: Sequence[dict[str, Any]], namespace: str = "tests", shared: dict[str, Any] | None = None, **head: Any
 ) -> Iterator[Cluster]:
