@@ -25,7 +25,8 @@ from hypha_ray.driver.ray_cluster import connected
 from hypha_ray.driver.run_identity import compare, is_done, last_round, settle
 from hypha_ray.heavy_imports import uncollected
 from hypha_ray.market.exchange.client import possible_nodes
-from hypha_ray.market.nodes import own_node
+from hypha_ray.market.nodes import own_node, speeds_of
+from hypha_ray.market.speeds import UNKNOWN
 from hypha_ray.market.staffing import workers_to_hire
 from hypha_ray.rl.graphs import step_text
 from hypha_ray.store.directory import RunDirectory, runs
@@ -75,7 +76,7 @@ def run_job(loaded: Loaded, kind: str) -> Path:
             _check_upload(job)
             with connected(str(job.run.name)):
                 if new:
-                    workers_to_hire(job, possible_nodes(), own_node())
+                    workers_to_hire(job, possible_nodes(), own_node(), speeds_of(job, source.manifest.shapes))
                     held.enter_context(directory.lock())
                     settle(job, directory, source.manifest, loaded.resume)
                 source.keep(directory)
@@ -129,7 +130,8 @@ def dry_run(loaded: Loaded) -> None:
         _tell(f"{where}: the job has no {part}, so what depends on one isn't checked" for part in parts)
         _tell(advice(job))
         held.enter_context(connected("dry-run"))
-        for line in machine_lines(job, possible_nodes(), own_node()):
+        speeds = UNKNOWN if source is None else speeds_of(job, source.manifest.shapes)
+        for line in machine_lines(job, possible_nodes(), own_node(), speeds):
             print(line)
 
 

@@ -121,15 +121,18 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"{places[machine['node']]}{site}: {_terms(machine['terms'])}; free: {room or 'nothing'}"
     for lease in found["leases"]:
         where = f"on {places.get(lease['node'], 'a lost machine')}" if lease["node"] else "waits for a machine"
-        price = "no price" if lease["price"] is None else f"{lease['price']:g} per hour, bid {lease['bid']:g}"
-        yield f"lease {lease['run']}/{lease['name']} {where}: {price}"
+        price = "no price" if lease["price"] is None else f"{lease['price']:g} per hour"
+        bid = "" if lease["bid"] is None else f", bid {lease['bid']:g}"
+        yield f"lease {lease['run']}/{lease['name']} {where}: {price}{bid}"
     for place, one in enumerate(sorted(found["runs"] or [], key=lambda one: -one["bid"]), 1):
         state = "may hold" if one["quota"] >= max(1, one["least"]) else "waits; it may hold"
         wanted = f"{one['wanted']} workers, at least {one['least']}"
         yield f"{place}. run {one['run']} bids {one['bid']:g} for {wanted}: {state} {one['quota']}"
     for one in found["waiting"]:
         yield f"{one['run']} waits for {one['count']} × {one['role']} with {one['need']}: {one['reason']}"
-    yield f"{len(found['nodes'])} machines, {len(found['leases'])} leases; {_sum(found['leases']):g} per hour"
+    prices = [lease["price"] for lease in found["leases"] if lease["price"] is not None]
+    paid = f"; {sum(prices):g} per hour" if prices else ""
+    yield f"{len(found['nodes'])} machines, {len(found['leases'])} leases{paid}"
 
 
 def _node(nodes: Sequence[NodeResources], wanted: str | None) -> NodeResources:
@@ -159,7 +162,3 @@ def _counted(total: Mapping[str, float]) -> list[tuple[str, float]]:
 
 def _name(address: str, node: str) -> str:
     return f"{address} ({node[:8]})"
-
-
-def _sum(leases: Sequence[Mapping[str, Any]]) -> float:
-    return sum(lease["price"] or 0.0 for lease in leases)

@@ -27,9 +27,10 @@ from hypha_ray.market.buyer import Buyer
 from hypha_ray.market.exchange.allotment import Ruling
 from hypha_ray.market.groups import group_name, lease_entries
 from hypha_ray.market.leases import Lease, LeaseBook
-from hypha_ray.market.nodes import cluster_nodes, own_node
+from hypha_ray.market.nodes import cluster_nodes, own_node, posted_speeds
 from hypha_ray.market.offers import Offer, has_room
 from hypha_ray.market.requirements import ID_LABEL, Need, NodeResources, shortage
+from hypha_ray.market.speeds import UNKNOWN, Speeds
 from hypha_ray.market.staffing import trades
 
 OFFER_S, OFFER_WAITS = 2.0, 15
@@ -42,10 +43,14 @@ __all__ = ["Lease", "Leases"]
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """A look at the cluster: its nodes, and the run's leases if owners have terms: whether each is placed, by name."""
+    """A look at the cluster: its nodes, and speeds on them that were measured.
+
+    If owners have terms, `leases` says of each of the run's leases by name whether it is placed.
+    """
 
     nodes: list[NodeResources]
     leases: Mapping[str, bool]
+    speeds: Speeds
 
 
 class Leases:
@@ -66,6 +71,8 @@ class Leases:
         """The latest look at the cluster's nodes."""
         self._quota: int | None = None
         """Number of workers that the exchange allows; None without one."""
+        self.training: str | None = None
+        """Key of the training, by which its measured speeds are found; None: it has none."""
         self._asked: dict[str, Need] = {}
         """Needs by name of leases whose machines are yet to be chosen."""
         self._offers: dict[str, Offer] = {}
@@ -127,7 +134,7 @@ class Leases:
         if name in self._asked:
             asked = self._allowed()
             self._asked = {name: need for name, need in self._asked.items() if name not in asked}
-            placed = {lease for lease, is_placed in look.leases.items() if is_placed}
+            placed, self._buyer.speeds = {lease for lease, is_there in look.leases.items() if is_there}, look.speeds
             self._offers |= self._buyer.choose(asked, look.nodes, own_node(), placed, time.monotonic())
         return self._offers.pop(name, None)
 
@@ -169,9 +176,10 @@ class Leases:
         return {entry.name: entry.node for entry in lease_entries(self._run) if entry.node is not None}
 
     def terms(self, name: str) -> dict[str, Any]:
-        """Node and price per hour of a lease; nothing if its owner has no terms."""
+        """Node and price per hour of a lease; nothing if no terms were asked for, no price if there is none."""
         agreed = self._buyer.agreement(name)
-        return {} if agreed is None else {"node": agreed.node, "price": agreed.price}
+        price = {} if agreed is None or agreed.price is None else {"price": agreed.price}
+        return {} if agreed is None else {"node": agreed.node, **price}
 
     @property
     def pays(self) -> bool:
@@ -214,6 +222,11 @@ class Leases:
             held = {name: reason for name, reason in ruling.leave.items() if name in self._groups}
             self._buyer.take_notice(held, time.monotonic())
 
+    def speeds(self) -> Speeds:
+        """Speeds of the run's workers that were measured, for a strategy that asks for them."""
+        asked = self.training is not None and self._resources.strategy == "value"
+        return posted_speeds(str(self.training)) if asked else UNKNOWN
+
     def _trades(self, nodes: list[NodeResources]) -> bool:
         return self._quota is not None or trades(self._resources, nodes)
 
@@ -233,7 +246,7 @@ class Leases:
     def _look_around(self) -> _Look:
         nodes = cluster_nodes()
         leases = lease_entries(self._run) if self._trades(nodes) else []
-        return _Look(nodes, {lease.name: lease.placed for lease in leases})
+        return _Look(nodes, {lease.name: lease.placed for lease in leases}, self.speeds())
 
     def _open(self, name: str, need: Need, offer: Offer | None, look: _Look) -> PlacementGroup:
         """Ask Ray for the group; it says at once if the name is taken."""

@@ -17,6 +17,7 @@ from hypha_ray.errors import CapacityError
 from hypha_ray.market.offers import Offer, share
 from hypha_ray.market.requirements import Need, NodeResources
 from hypha_ray.market.selection import Preference, plan, without
+from hypha_ray.market.speeds import UNKNOWN
 from hypha_ray.market.staffing import preference, request_of, sites, too_few
 from hypha_ray.market.terms import read_terms
 
@@ -32,6 +33,7 @@ class Agreement:
     """Terms on which a lease was made: id of the node, bid and price per hour, and the lease's beginning.
 
     Attributes:
+        price: None if the owner has named none.
         since_s: monotonic time, of the machine that the run's schedulers are on.
 
     """
@@ -40,7 +42,7 @@ class Agreement:
     role: str
     amounts: Mapping[str, float]
     bid: float
-    price: float
+    price: float | None
     since_s: float
 
 
@@ -61,7 +63,7 @@ class Buyer:
     """
 
     def __init__(self, resources: Resources) -> None:
-        self._resources = resources
+        self._resources, self.speeds = resources, UNKNOWN
         self._agreed: dict[str, Agreement] = {}
         """Agreement of each lease by its name."""
         self._left_out: dict[str, float] = {}
@@ -101,7 +103,8 @@ class Buyer:
             for name, offer in zip(names[choice.request.need], choice.chosen, strict=False):
                 found[name] = offer
                 role, bid = choice.request.need.role, choice.request.bid
-                self._agreed[name] = Agreement(offer.node.id, role, offer.amounts, bid, offer.price, now)
+                price = offer.price if offer.terms.named_price else None
+                self._agreed[name] = Agreement(offer.node.id, role, offer.amounts, bid, price, now)
         return found
 
     def adopt(self, name: str, agreement: Agreement) -> None:
@@ -110,8 +113,9 @@ class Buyer:
         self.begin(name)
 
     def begin(self, name: str) -> None:
-        """Bill a lease from its beginning."""
-        self._billed_s[name], self._owed = self._agreed[name].since_s, self._owed or 0.0
+        """Bill a lease with a price from its beginning."""
+        if self._agreed[name].price is not None:
+            self._billed_s[name], self._owed = self._agreed[name].since_s, self._owed or 0.0
 
     @property
     def pays(self) -> bool:
@@ -134,7 +138,7 @@ class Buyer:
         self._billed_s = {name: max(since_s, until_s) for name, since_s in self._billed_s.items()}
 
     def bill(self, now: float) -> float | None:
-        """Cost since the last bill, of all leases; None if there never was one on owners' terms."""
+        """Cost since the last bill, of all leases; None if there never was one with a price."""
         if self._owed is None:
             return None
         cost = self._owed + sum(self._bill(name, now) for name in self._billed_s)
@@ -172,7 +176,7 @@ class Buyer:
         return too_few(found, 0, 1)
 
     def _bill(self, name: str, now: float) -> float:
-        return self._agreed[name].price * max(0.0, now - self._billed_s[name]) / HOUR_S
+        return (self._agreed[name].price or 0.0) * max(0.0, now - self._billed_s[name]) / HOUR_S
 
     def _as_left(self, node: NodeResources, placed: Container[str]) -> NodeResources:
         """A node without what was agreed on there and isn't placed yet."""
@@ -183,8 +187,8 @@ class Buyer:
 
     def _preference(self, nodes: Sequence[NodeResources], home: str) -> Preference:
         held = Counter(agreed.node for agreed in self._agreed.values())
-        spent = sum(agreed.price for agreed in self._agreed.values())
-        return replace(preference(self._resources, sites(nodes, {home, *held}), spent), held=held)
+        spent = sum(agreed.price or 0.0 for agreed in self._agreed.values())
+        return replace(preference(self._resources, sites(nodes, {home, *held}), self.speeds, spent), held=held)
 
 
 def _notice(agreed: Agreement, node: NodeResources, now: float) -> _Notice | None:

@@ -1,7 +1,7 @@
 """Placement groups in Ray's table: the name of each says its run, its actor, and on which terms it was made.
 
-It is ``run/worker-3``, or ``run/worker-3;bid=110.0;price=80.0;since=5120.5`` where owners have terms. Bid and price are
-per hour, and the time is a monotonic one of the schedulers' machine.
+It is ``run/worker-3``, or ``run/worker-3;bid=110.0;since=5120.5;price=80.0`` where owners have terms. Bid and price are
+per hour, and the time is a monotonic one of the schedulers' machine. Without a price in the name, the owner has none.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ class LeaseEntry:
 
 def group_name(run: str, name: str, agreement: Agreement | None = None) -> str:
     """Name of a lease's placement group."""
-    terms = "" if agreement is None else f";bid={agreement.bid!r};price={agreement.price!r};since={agreement.since_s!r}"
-    return f"{run}/{name}{terms}"
+    if agreement is None:
+        return f"{run}/{name}"
+    price = "" if agreement.price is None else f";price={agreement.price!r}"
+    return f"{run}/{name};bid={agreement.bid!r};since={agreement.since_s!r}{price}"
 
 
 def lease_entries(run: str | None = None) -> list[LeaseEntry]:
@@ -67,6 +69,7 @@ def _entry(row: dict[str, Any]) -> LeaseEntry:
     terms = dict(part.partition("=")[::2] for part in told)
     agreed = None
     if told:
-        bid, price, since_s = (float(terms[key]) for key in ("bid", "price", "since"))
-        agreed = Agreement(node or "", name.partition("-")[0], amounts, bid, price, since_s)
+        price = float(terms["price"]) if "price" in terms else None
+        role, bid, since_s = name.partition("-")[0], float(terms["bid"]), float(terms["since"])
+        agreed = Agreement(node or "", role, amounts, bid, price, since_s)
     return LeaseEntry(row["placement_group_id"], run, name, row["state"] == "CREATED", node or None, amounts, agreed)

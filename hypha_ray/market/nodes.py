@@ -1,6 +1,6 @@
-"""Nodes of the cluster, with the terms that their owners have posted.
+"""Nodes of the cluster, with the terms that their owners have posted, and speeds that runs have measured there.
 
-Posted terms are in the key-value store of Ray's control service. They stand in for labels of the same names, which a
+Both are in the key-value store of Ray's control service. Posted terms stand in for labels of the same names, which a
 running node can't change. An entry of a node that is gone is never read: a new node has a new id.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -16,9 +16,11 @@ from ray._private.state import available_resources_per_node, state
 from ray._private.worker import global_worker
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from hypha_ray.config import Job
 from hypha_ray.market.requirements import NodeResources
+from hypha_ray.market.speeds import UNKNOWN, Speeds, training_key
 
-NAMESPACE, PREFIX = b"hypha_ray", b"terms/"
+NAMESPACE, PREFIX, SPEEDS = b"hypha_ray", b"terms/", "speeds"
 
 
 def cluster_nodes(leased: Mapping[str, Mapping[str, float]] | None = None) -> list[NodeResources]:
@@ -59,13 +61,37 @@ def on_this_node() -> dict[str, Any]:
 
 def posted_labels() -> dict[str, dict[str, str]]:
     """Labels by node id, as posted."""
-    client = global_worker.gcs_client
-    keys = client.internal_kv_keys(PREFIX, NAMESPACE)
-    values = client.internal_kv_multi_get(keys, NAMESPACE) if keys else {}
-    return {key.removeprefix(PREFIX).decode(): json.loads(value) for key, value in values.items()}
+    return _entries(PREFIX)
 
 
 def post_labels(node: str, labels: Mapping[str, str]) -> None:
     """Post terms of a node in the place of those posted before."""
-    value = json.dumps(dict(labels)).encode()
-    global_worker.gcs_client.internal_kv_put(PREFIX + node.encode(), value, True, NAMESPACE)
+    _put(PREFIX + node.encode(), dict(labels))
+
+
+def posted_speeds(training: str) -> Speeds:
+    """Speeds that runs of a training have measured; see `training_key`."""
+    return Speeds(_entries(f"{SPEEDS}/{training}/".encode()))
+
+
+def speeds_of(job: Job, shapes: Mapping[str, Sequence[int]]) -> Speeds:
+    """Speeds of a job's workers on samples of these shapes, if its strategy asks for them."""
+    return posted_speeds(training_key(job, shapes)) if job.resources.strategy == "value" else UNKNOWN
+
+
+def post_speeds(training: str, speeds: Mapping[str, float]) -> None:
+    """Post samples per second by place, in the place of those posted before."""
+    for place, speed in speeds.items():
+        _put(f"{SPEEDS}/{training}/{place}".encode(), speed)
+
+
+def _entries(prefix: bytes) -> dict[str, Any]:
+    """Entries whose keys begin like this, by the rest of the key."""
+    client = global_worker.gcs_client
+    keys = client.internal_kv_keys(prefix, NAMESPACE)
+    values = client.internal_kv_multi_get(keys, NAMESPACE) if keys else {}
+    return {key.removeprefix(prefix).decode(): json.loads(value) for key, value in values.items()}
+
+
+def _put(key: bytes, value: object) -> None:
+    global_worker.gcs_client.internal_kv_put(key, json.dumps(value).encode(), True, NAMESPACE)

@@ -38,6 +38,7 @@ class Offer:
     Attributes:
         terms: terms of the node.
         room: number of leases that find room now.
+        speed: samples per second of a worker on one lease, if that was measured; else None.
 
     """
 
@@ -46,6 +47,7 @@ class Offer:
     price: float
     amounts: Mapping[str, float]
     room: int
+    speed: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

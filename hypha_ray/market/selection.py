@@ -15,7 +15,8 @@ from typing import TypeAlias
 
 from hypha_ray.config.tables.resources import MarketStrategy
 from hypha_ray.market.offers import Offer, Refusal, Request, answers
-from hypha_ray.market.requirements import GB, NodeResources
+from hypha_ray.market.requirements import NodeResources
+from hypha_ray.market.speeds import UNKNOWN, Speeds, worths
 
 ROUNDING = 1e-9
 """Part by which a sum of prices may exceed its limit: they are sums of floats."""
@@ -30,6 +31,7 @@ class Preference:
         budget: highest sum of prices per hour.
         sites: sites that the job is on already, for ``near``.
         held: leases of the job by node id, for ``spread``.
+        speeds: speeds of the job's workers, for ``value``.
 
     """
 
@@ -37,6 +39,7 @@ class Preference:
     budget: float = math.inf
     sites: Collection[str] = ()
     held: Mapping[str, int] = field(default_factory=dict)
+    speeds: Speeds = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ def plan(
     """Choose machines for one request after the other, each with its number of leases; the first has most to choose."""
     left, found = list(nodes), list[Choice]()
     for request, wanted in requests:
-        heard = answers(request, left)
+        heard = [_measured(answer, request, preference) for answer in answers(request, left)]
         offers = [answer for answer in heard if isinstance(answer, Offer)]
         choice = Choice(request, wanted, heard, select(offers, wanted, preference))
         found.append(choice)
@@ -98,6 +101,13 @@ def plan(
         left = [without(node, amounts[node.id], taken[node.id]) if node.id in taken else node for node in left]
         preference = replace(preference, budget=preference.budget - choice.price, held=Counter(preference.held) + taken)
     return found
+
+
+def _measured(answer: Offer | Refusal, request: Request, preference: Preference) -> Offer | Refusal:
+    """An offer to a worker with the speed that was measured there."""
+    if isinstance(answer, Refusal) or request.need.role != "worker" or preference.strategy != "value":
+        return answer
+    return replace(answer, speed=preference.speeds.of(answer.node, answer.amounts))
 
 
 def without(node: NodeResources, amounts: Mapping[str, float], times: int) -> NodeResources:
@@ -122,20 +132,17 @@ def _ranked(offers: Sequence[Offer], rank: Callable[[Offer, int], Rank]) -> Iter
 def _rank_of(offers: Sequence[Offer], preference: Preference) -> Callable[[Offer, int], Rank]:
     """Rank of a lease, less is better: of an offer, and of the number of leases that its node has given before."""
     sites, held = preference.sites, preference.held
-    measured = all(offer.terms.throughput for offer in offers)
+    stated = all(offer.terms.throughput for offer in offers)
+    measured = any(offer.speed is not None for offer in offers)
     match preference.strategy:
         case "cheapest":
             return lambda offer, _: (offer.price,)
-        case "value" if measured:
+        case "value" if stated and not measured:
             return lambda offer, _: (offer.terms.price / (offer.terms.throughput or 1.0), offer.price)
         case "value":
-            return lambda offer, _: (offer.price / _units(offer.amounts), offer.price)
+            worth = {node: found.amount for node, found in worths(offers).items()}
+            return lambda offer, _: (offer.price / worth[offer.node.id], offer.price)
         case "near":
             return lambda offer, _: (offer.terms.site not in sites, offer.price)
         case "spread":
             return lambda offer, number: (held.get(offer.node.id, 0) + number, offer.price)
-
-
-def _units(amounts: Mapping[str, float]) -> float:
-    """Worth of resources whose speed isn't known: a GPU counts as 25 CPUs, and a GB of memory as a tenth of one."""
-    return 25 * amounts.get("GPU", 0.0) + amounts.get("CPU", 0.0) + 0.1 * amounts.get("memory", 0.0) / GB

@@ -12,6 +12,7 @@ from hypha_ray.errors import CapacityError
 from hypha_ray.market.offers import Offer, Refusal, Request
 from hypha_ray.market.requirements import Need, NodeResources, group_need, server_need, workers_to_start
 from hypha_ray.market.selection import Choice, Preference, plan
+from hypha_ray.market.speeds import UNKNOWN, Speeds
 from hypha_ray.market.terms import SITE, are_posted
 
 
@@ -26,12 +27,12 @@ def request_of(resources: Resources, need: Need) -> Request:
     return Request(need, price.public_bid, price.max)
 
 
-def choices(job: Job, nodes: Sequence[NodeResources], home: str) -> list[Choice]:
+def choices(job: Job, nodes: Sequence[NodeResources], home: str, speeds: Speeds = UNKNOWN) -> list[Choice]:
     """Machines that a job would choose now: parameter servers first, then each group of workers."""
     wanted = [(server_need(job), job.sync.fragments)]
     wanted += [(group_need(group), group.count) for group in job.worker_groups]
     leased = [(request_of(job.resources, need), count) for need, count in wanted if need.bundle()]
-    return plan(leased, nodes, preference(job.resources, sites(nodes, {home})))
+    return plan(leased, nodes, preference(job.resources, sites(nodes, {home}), speeds))
 
 
 def sites(nodes: Sequence[NodeResources], ids: Collection[str]) -> set[str]:
@@ -39,19 +40,20 @@ def sites(nodes: Sequence[NodeResources], ids: Collection[str]) -> set[str]:
     return {node.labels[SITE] for node in nodes if SITE in node.labels and node.id in ids}
 
 
-def preference(resources: Resources, near: Collection[str], spent: float = 0.0) -> Preference:
+def preference(resources: Resources, near: Collection[str], speeds: Speeds, spent: float = 0.0) -> Preference:
     """Preference of a job that pays `spent` per hour already."""
     limit = resources.max_price_per_hour
-    return Preference(resources.strategy, math.inf if limit is None else limit - spent, near)
+    return Preference(resources.strategy, math.inf if limit is None else limit - spent, near, speeds=speeds)
 
 
-def workers_to_hire(job: Job, nodes: Sequence[NodeResources], home: str) -> list[int]:
+def workers_to_hire(job: Job, nodes: Sequence[NodeResources], home: str, speeds: Speeds = UNKNOWN) -> list[int]:
     """Numbers of the workers that find room now, and on terms that the job accepts.
 
     Args:
         job: the job file.
         nodes: nodes of the cluster.
         home: id of the scheduler's node.
+        speeds: speeds of the job's workers.
 
     Raises:
         CapacityError: there are fewer than `min_workers`.
@@ -60,7 +62,7 @@ def workers_to_hire(job: Job, nodes: Sequence[NodeResources], home: str) -> list
     fitting = workers_to_start(job, nodes)
     if not trades(job.resources, nodes):
         return fitting
-    found = choices(job, nodes, home)
+    found = choices(job, nodes, home, speeds)
     room = Counter({choice.request.need: 0 for choice in found})
     for choice in found:
         room[choice.request.need] += len(choice.chosen)

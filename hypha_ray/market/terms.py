@@ -38,6 +38,11 @@ class Terms(BaseModel):
     throughput: Positive | None = Field(None, description="speed of the whole node, in a unit that all owners use")
     site: str | None = Field(None, description="place of the node")
 
+    @property
+    def named_price(self) -> bool:
+        """Whether the owner has named a price, which may be 0."""
+        return "price" in self.model_fields_set
+
 
 PRICING = frozenset(Terms.model_fields) - {SITE}
 """Labels that are terms and nothing else; a site is a place even if no owner has terms."""

@@ -28,6 +28,7 @@ from hypha_ray.scheduler.runtime.global_weights import GlobalWeights
 from hypha_ray.scheduler.runtime.run_actors import RunActors
 from hypha_ray.scheduler.runtime.slices.slice_cache import SliceCache
 from hypha_ray.scheduler.runtime.slices.slice_readers import reader_of
+from hypha_ray.scheduler.runtime.speed_book import SpeedBook
 from hypha_ray.scheduler.runtime.staffing import Staffing
 from hypha_ray.scheduler.runtime.supervised_actor import GONE
 from hypha_ray.scheduler.runtime.telemetry_client import TelemetryClient
@@ -81,6 +82,7 @@ class Scheduler:
         self._slice_cache = SliceCache(job, self._actors, self._reader)
         self._staffing = Staffing(job, run, self._actors)
         self._costs = CostBook(self._actors, self._telemetry, self._directory)
+        self._speeds = SpeedBook(job, run, self._actors)
         self._core: SchedulerCore | None = None
         self._dispatcher = WorkerDispatcher(
             self._actors, self._weights, self._slice_cache, self._telemetry, self._said, self._spawn
@@ -155,6 +157,7 @@ class Scheduler:
 
     async def _brain(self, past: ResumePoint) -> SchedulerCore:
         manifest = await self._reader.manifest()
+        self._actors.leases.training = self._speeds.open(manifest.shapes)
         held_samples = self._job.worker.prefetch_mb * 1_000_000 // manifest.sample_bytes
         slices = await self._slice_cache.usable(manifest.slices)
         return SchedulerCore(self._job, self._run, slices, Sizes(max(1, held_samples)), past)
@@ -177,6 +180,7 @@ class Scheduler:
         """Put an event into the inbox; silence is judged by the time when it came."""
         if self._core is not None and isinstance(event, Event):
             self._core.arrived(event, time.monotonic())
+            self._speeds.hear(event)
         self._inbox.put_nowait(event)
 
     async def _next(self, deadline: float) -> c.Input:
@@ -211,6 +215,7 @@ class Scheduler:
 
     def _of_round(self) -> dict[str, Any]:
         """Fields of a round's record that the core doesn't know of: bytes by data node, and cost."""
+        self._spawn(self._speeds.post())
         read = self._reader.traffic()
         return ({"bytes_from": read} if read else {}) | self._costs.bill()
 

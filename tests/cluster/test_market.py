@@ -12,12 +12,15 @@ import ray
 from ray._private.state import actors
 
 from hypha_ray.config.tables.resources import Resources
+from hypha_ray.data.catalogue import load
 from hypha_ray.driver.market import lines, overview, post
+from hypha_ray.driver.preflight.machines import machine_lines
 from hypha_ray.errors import CapacityError, ConfigError
 from hypha_ray.market.allocator import Lease, Leases
 from hypha_ray.market.groups import lease_entries, reclaim
-from hypha_ray.market.nodes import cluster_nodes, own_node, post_labels
+from hypha_ray.market.nodes import cluster_nodes, own_node, post_labels, speeds_of
 from hypha_ray.market.requirements import Need
+from hypha_ray.market.speeds import UNKNOWN
 from hypha_ray.market.staffing import trades
 from tests.support.clusters import cluster_of
 from tests.support.faults import events
@@ -166,3 +169,11 @@ def test_withdrawn_machine_gets_its_workers_delta_and_the_run_tells_its_cost(
     ends = {(f"worker-{withdrawn[0]}", first): left["monotonic_s"]}
     cost = sum(price * (ends.get(key, end) - key[1]) / 3600 for key, price in since.items())
     assert run.records[-1]["cost"] == pytest.approx(cost, rel=0.01)
+
+    # Its workers took 0.2 s for each batch of four samples, which a later job of the same training goes by.
+    later = job.model_copy(update={"resources": job.resources.model_copy(update={"strategy": "value"})})
+    speeds = speeds_of(later, load(corpus).shapes)
+    assert all(5 < speed <= 4 / 0.2 for speed in speeds.known.values())
+    told = [line for line in machine_lines(later, cluster_nodes(), own_node(), speeds) if f"({nodes[1][:8]})" in line]
+    assert len(told) == 1 and " samples/s, measured, room for 1; 1 chosen" in told[0]
+    assert speeds_of(later, {"input_ids": (64,)}) == speeds_of(job, load(corpus).shapes) == UNKNOWN

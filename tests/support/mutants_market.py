@@ -21,6 +21,7 @@ MUTANTS = {
     "earlier leases don't count": ("held.get(offer.node.id, 0) + number", "number"),
     "near is far": ("offer.terms.site not in sites", "offer.terms.site in sites"),
     "value is price alone": ("offer.terms.price / (offer.terms.throughput or 1.0)", "offer.terms.price"),
+    "speeds that were measured don't count": ('case "value" if stated and not measured:', 'case "value" if stated:'),
     "price doesn't break ties": ("(offer.terms.site not in sites, offer.price)", "(offer.terms.site not in sites, 0)"),
 }
 

@@ -74,7 +74,8 @@ class Staffing:
 
     async def _fitting(self, ruling: Ruling | None) -> tuple[list[int], CapacityError | None]:
         try:
-            numbers = workers_to_hire(self._job, await asyncio.to_thread(self._actors.nodes), own_node())
+            nodes, speeds = await asyncio.to_thread(lambda: (self._actors.nodes(), self._actors.leases.speeds()))
+            numbers = workers_to_hire(self._job, nodes, own_node(), speeds)
         except CapacityError as error:
             return [], error
         if ruling is not None:

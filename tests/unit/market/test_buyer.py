@@ -149,3 +149,16 @@ def test_adopted_lease_is_billed_from_its_beginning_or_from_the_last_bill_before
         one.adopt("worker-0", Agreement("a", "worker", {"CPU": 1.0}, 100.0, 1.0, 0.0))
         one.billed(billed_s)
         assert one.bill(3 * 3600.0) == pytest.approx(cost)
+
+
+def test_lease_whose_price_no_owner_has_named_is_not_billed_and_one_that_costs_nothing_is() -> None:
+    for terms, cost in (({}, None), ({"floor": 1}, None), ({"price": 0}, 0.0)):
+        one = buyer(strategy="spread")
+        assert chosen(one, ["w0"], [node("a", **terms)]) == {"w0": "a"}
+        one.begin("w0")
+        agreed = one.agreement("w0")
+        assert agreed is not None and (agreed.price, one.bill(3600.0)) == (cost, cost)
+        successor = buyer()
+        successor.adopt("w0", agreed)
+        one.end("w0", 3600.0)
+        assert successor.bill(3600.0) == one.bill(3600.0) == cost

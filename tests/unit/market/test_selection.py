@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from random import Random
 from typing import Any, TypeAlias
@@ -35,12 +36,17 @@ NODES = st.lists(
 )
 
 
-def offers_of(machines: Sequence[Machine]) -> list[Offer]:
+SPEEDS = st.none() | st.lists(st.integers(1, 4), min_size=5, max_size=5)
+"""Measured samples per second of a lease on each node; None: nothing was measured."""
+
+
+def offers_of(machines: Sequence[Machine], speeds: Sequence[float] | None = None) -> list[Offer]:
     nodes = [
         node(f"n{i}", cpus, price=price * cpus, offer=offer, throughput=speed, site=site)
         for i, (cpus, price, offer, speed, site) in enumerate(machines)
     ]
-    return [answer for answer in answers(REQUEST, nodes) if isinstance(answer, Offer)]
+    found = [answer for answer in answers(REQUEST, nodes) if isinstance(answer, Offer)]
+    return found if speeds is None else [replace(offer, speed=speeds[int(offer.node.id[1:])]) for offer in found]
 
 
 def ranks(
@@ -52,6 +58,8 @@ def ranks(
         match strategy:
             case "cheapest":
                 return (offer.price,)
+            case "value" if offer.speed is not None:
+                return offer.price / offer.speed, offer.price
             case "value":
                 return offer.terms.price / offer.terms.throughput, offer.price
             case "near":
@@ -75,6 +83,7 @@ def sets(offers: Sequence[Offer], wanted: int, budget: float) -> Iterator[tuple[
     wanted=st.integers(0, 7),
     budget=st.just(math.inf) | st.integers(0, 40).map(float),
     held=st.dictionaries(st.sampled_from(["n0", "n1", "n2"]), st.integers(1, 2)),
+    speeds=SPEEDS,
 )
 def test_selection_is_the_best_of_all_sets(
     strategy: MarketStrategy,
@@ -82,9 +91,10 @@ def test_selection_is_the_best_of_all_sets(
     wanted: int,
     budget: float,
     held: dict[str, int],
+    speeds: list[int] | None,
 ) -> None:
     """The largest set that the budget allows, and of these the one with the best ranks in order."""
-    examine(select, offers_of(machines), wanted, Preference(strategy, budget, {"x"}, held))
+    examine(select, offers_of(machines, speeds), wanted, Preference(strategy, budget, {"x"}, held))
 
 
 def examine(select: Any, offers: list[Offer], wanted: int, preference: Preference) -> None:
@@ -117,8 +127,9 @@ def test_defect_of_the_selection_shows_among_random_offers(name: str) -> None:
         budget = random.choice([math.inf, float(random.randint(0, 40))])
         held = {"n0": random.randint(0, 2), "n1": random.randint(0, 2)}
         preference = Preference(strategy, budget, {"x"}, held)
+        speeds = random.choice([None, [random.randint(1, 4) for _ in range(5)]])
         try:
-            examine(defective.select, offers_of(machines), random.randint(0, 7), preference)
+            examine(defective.select, offers_of(machines, speeds), random.randint(0, 7), preference)
         except Exception:
             return
     raise AssertionError("no set of offers shows it")

@@ -99,3 +99,13 @@ def test_near_takes_nodes_of_the_schedulers_site_first() -> None:
     nodes = [node("a", 0, site="eu"), node("b", price=1, site="us"), node("c", price=5, site="eu")]
     lines = list(machine_lines(job(num_workers=1, strategy="near"), nodes, "a"))
     assert "  at-c (c): 5 an hour each, room for 1; 1 chosen" in lines
+
+
+def test_dry_run_shows_no_price_where_no_owner_has_named_one() -> None:
+    assert list(machine_lines(job(num_workers=1, strategy="spread"), [node("a")], "a")) == [
+        "offers for 1 × worker with 1 CPU, bid 100:",
+        "  at-a (a): no price, room for 1; 1 chosen",
+        "resources: 1 of 1 workers fit; nodes: 1",
+    ]
+    lines = list(machine_lines(job(num_workers=1, strategy="spread"), [node("a", price=0)], "a"))
+    assert lines[1:3] == ["  at-a (a): 0 an hour each, room for 1; 1 chosen", "price: 0.00 an hour"]
