@@ -94,15 +94,23 @@ def _of_model(job: Job) -> Iterator[Conflict]:
     if job.model.repository is not None and (others or job.model.config == {}):
         fix = "drop model.config to fine-tune, or model.repository for random weights; labels and tokens may stay"
         yield Conflict("model.repository", ".".join(["model.config", *others[:1]]), fix)
-    yield from _of_mixtures(job)
+    yield from _of_datasets(job, replay=job.run.mode == "replay")
     yield from _of_labels(job)
     yield from _of_adapters(job)
 
 
-def _of_mixtures(job: Job) -> Iterator[Conflict]:
-    if job.dataset.mix and (job.dataset.path or job.dataset.name):
-        other = "dataset.path" if job.dataset.path else "dataset.name"
+def _of_datasets(job: Job, replay: bool) -> Iterator[Conflict]:
+    data = job.dataset
+    if data.mix and (data.path or data.name):
+        other = "dataset.path" if data.path else "dataset.name"
         yield Conflict("dataset.mix", other, "name all datasets in [[dataset.mix]]")
+    if data.locality == "prefer":
+        others = (
+            ("dataset.path", data.path is not None, "all its slices are in one place: serve it in parts, under a name"),
+            ("dataset.mix", bool(data.mix), "a mixture is drawn alike for all workers: leave it out"),
+            ("run.mode", replay, "the order of samples would depend on machines: choose elastic"),
+        )
+        yield from (Conflict("dataset.locality", other, fix) for other, excluded, fix in others if excluded)
 
 
 def _of_rl(job: Job, strategy: str) -> Iterator[Conflict]:

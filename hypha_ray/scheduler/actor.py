@@ -160,7 +160,8 @@ class Scheduler:
         self._actors.leases.training = self._speeds.open(manifest.shapes)
         held_samples = self._job.worker.prefetch_mb * 1_000_000 // manifest.sample_bytes
         slices = await self._slice_cache.usable(manifest.slices)
-        return SchedulerCore(self._job, self._run, slices, Sizes(max(1, held_samples)), past)
+        sizes = Sizes(max(1, held_samples), self._slice_cache.near)
+        return SchedulerCore(self._job, self._run, slices, sizes, past)
 
     async def _initialise(self, past: ResumePoint) -> None:
         self._inbox.put_nowait(await self._weights.initialise(past.next_round > 0, past.layout))

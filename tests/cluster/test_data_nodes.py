@@ -21,11 +21,12 @@ from hypha_ray.data.catalogue import load
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.storage.files import Place
 from hypha_ray.driver.datasets.data_nodes import problems, serve, served, withdraw
-from hypha_ray.driver.datasets.data_source import kept
+from hypha_ray.driver.datasets.data_source import kept, opened
 from hypha_ray.driver.datasets.prepare_parts import prepare_on_nodes
 from hypha_ray.driver.find_run import find_run
 from hypha_ray.driver.launch import launch
 from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.market.groups import lease_entries
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.types import SLICES_PER_PART, dataset_of
 from tests.support.clusters import cluster_of
@@ -141,6 +142,9 @@ def test_dataset_that_is_only_served_trains_and_exports_with_its_tokenizer(
     monkeypatch.setenv("RAY_ADDRESS", ray.get_runtime_context().gcs_address)
     folder = shutil.copytree(corpus, tmp_path / "elsewhere")
     serve(str(folder), "only", nodes[4])
+    prefer = opened(Dataset(name="only", locality="prefer"))
+    with pytest.raises(ConfigError, match=r"CFG011.*every place of 'only' has all of its slices"), prefer:
+        pass
     rounds = {"update_rounds": 2, "samples_between_updates": 64, "max_batch_size": 4}
     file = tmp_path / "job.toml"
     job = named_job("only", "only", rounds)
@@ -244,6 +248,17 @@ def test_dataset_in_parts_on_two_nodes_is_one_dataset_and_a_missing_part_is_name
     run = run_job(named_job("parts", "parts", rounds), tmp_path, source, place=Place("parts", served=True))
     assert set(run.used().values()) == {1} and len(run.commits()) == 4
     assert {index // SLICES_PER_PART for _, index, _ in run.used()} == {0, 1}
+    near = named_job("near", "parts", {"update_rounds": 2, "samples_between_updates": 80, "max_batch_size": 8})
+    near = near.model_copy(update={"dataset": near.dataset.model_copy(update={"locality": "prefer"})})
+    near = near.model_copy(update={"resources": near.resources.model_copy(update={"num_workers": 1})})
+    on = set[str | None]()
+
+    def look(record: dict[str, Any]) -> None:
+        on.update(entry.node for entry in lease_entries("near") if entry.name == "worker-0")
+
+    run = run_job(near, tmp_path, source, seen=look, place=Place("parts", served=True))
+    (own,) = [one.manifest.part for one in replicas if one.node_id in on]
+    assert own is not None and {index // SLICES_PER_PART for _, index, _ in run.used()} == {own[0]}
     withdraw("parts", nodes[1])
     missing = next(one for one in replicas if one.node_id == nodes[1]).manifest.part
     assert missing is not None

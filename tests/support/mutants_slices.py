@@ -42,7 +42,7 @@ MUTANTS = {
     "release lets the worker keep nothing": ("self.held[worker] = list(keep)", "pass"),
     "epoch is begun early": (AVAILABLE, AVAILABLE.replace("self._available)", "max(0, self._available - 1))")),
     "epochs close one at a time": ("while self._oldest in self._epochs", "if self._oldest in self._epochs"),
-    "cached slices don't matter": ("near = {*cached, ", "near = {"),
+    "cached slices don't matter": ("known = {*cached, ", "known = {"),
     "own slices don't matter": (", *(span.slice for span in held)}", "}"),
     "shared slices don't matter": ("return 2 if self._assigned[index] else 1", "return 1"),
     "queue trusts old keys": (QUEUE, "if self._rank(self._order[place]) is not None:"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -26,6 +26,10 @@ class Dataset(Table):
     shards: Count = Field(1, description="data shard actors that serve it")
     cache_gb: NotNegative | None = Field(
         None, description="disk of each machine for slices of URLs; default: a fifth of what is free, at most 50"
+    )
+    locality: Literal["ignore", "prefer"] = Field(
+        "ignore",
+        description="prefer: of a dataset in parts, a worker first gets slices that its machine or site serves",
     )
     allow_quarantine: bool = Field(
         False,

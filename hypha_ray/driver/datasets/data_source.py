@@ -25,7 +25,7 @@ from hypha_ray.data.slices import Arrays, read_slice
 from hypha_ray.data.storage.files import Place, files_at
 from hypha_ray.data.storage.url_folder import is_url
 from hypha_ray.driver.ray_cluster import connected
-from hypha_ray.errors import ClusterError, DataError, first_line
+from hypha_ray.errors import ClusterError, ConfigError, DataError, first_line
 from hypha_ray.modes import make_tree_private
 from hypha_ray.scheduler.runtime.slices.data_nodes import Replica, replicas_of
 from hypha_ray.store.directory import RunDirectory
@@ -101,9 +101,10 @@ def _opened(dataset: Dataset, held: ExitStack) -> DataSource:
     if dataset.path is not None and dataset.name is None and is_url(dataset.path):
         return _at_url(dataset, Path(held.enter_context(tempfile.TemporaryDirectory())))
     if is_served(dataset):
-        return _at_nodes(str(dataset.name), Path(held.enter_context(tempfile.TemporaryDirectory())))
+        return _at_nodes(dataset, Path(held.enter_context(tempfile.TemporaryDirectory())))
     source = in_folder(locate(dataset))
     whole([source.manifest])
+    _require_parts(dataset, [source.manifest])
     return source
 
 
@@ -125,9 +126,23 @@ def _at_url(dataset: Dataset, folder: Path) -> DataSource:
     return _copied(whole([files.manifest()]), files.preprocessor(), folder, Place(url), files.read)
 
 
-def _at_nodes(name: str, folder: Path) -> DataSource:
+def _require_parts(dataset: Dataset, served: Sequence[Manifest]) -> None:
+    """Refuse to prefer slices that are near, if all of them are in each place.
+
+    Raises:
+        ConfigError: they are.
+
+    """
+    if dataset.locality == "prefer" and all(manifest.part is None for manifest in served):
+        what = f'dataset.locality = "prefer" has no effect: every place of {dataset.name!r} has all of its slices'
+        raise ConfigError("CFG011", what, fix="serve it in parts, or leave dataset.locality at ignore")
+
+
+def _at_nodes(dataset: Dataset, folder: Path) -> DataSource:
     """A dataset that data nodes serve, of which `folder` gets manifest and tokenizer."""
+    name = str(dataset.name)
     replicas = replicas_of(name)
+    _require_parts(dataset, [replica.manifest for replica in replicas])
     files = _asked(replicas, lambda actor: actor.preprocessor.remote())
     manifest = whole([replica.manifest for replica in replicas])
     return _copied(manifest, files, folder, Place(name, served=True), _reader(replicas))

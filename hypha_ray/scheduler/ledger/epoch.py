@@ -48,12 +48,17 @@ class Epoch:
         self.unused -= used
         self._file(index)
 
-    def assign(self, samples: int, near: AbstractSet[int]) -> list[Span]:
-        """Take up to `samples` samples, of the slices in `near` first."""
+    def assign(self, samples: int, cached: AbstractSet[int], near: AbstractSet[int] = frozenset()) -> list[Span]:
+        """Take up to `samples` samples, of the slices in `cached` first, and of those in `near` next."""
         samples = min(samples, self._available)
         self._available -= samples
         spans: list[Span] = []
-        for index in sorted(near & self._place.keys(), key=self._place.__getitem__) if samples else ():
+        first = sorted(cached & self._place.keys(), key=self._place.__getitem__) if samples else []
+        if near and samples:
+            keys = {index: self._rank(index) for index in near & self._place.keys() - cached}
+            ranked = [self._key(index, rank) for index, rank in keys.items() if rank is not None]
+            first += [self._order[key % len(self._order)] for key in sorted(ranked)]
+        for index in first:
             spans += (part := self._take(index, samples))
             samples -= samples_of(part)
         while samples:

@@ -14,6 +14,7 @@ original one would after releasing all workers.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import count
 from typing import Any
 
@@ -71,11 +72,19 @@ class Ledger:
 
     # ── the life of a sample ──────────────────────────────────────────────────────────────────────────────────────
 
-    def assign(self, worker: int, samples: int, cached: Collection[int] = (), batch: int = 1) -> tuple[Span, ...]:
+    def assign(
+        self,
+        worker: int,
+        samples: int,
+        cached: Collection[int] = (),
+        batch: int = 1,
+        near: AbstractSet[int] = frozenset(),
+    ) -> tuple[Span, ...]:
         """Give `samples` samples to a worker, of the oldest epochs that have some; all batches are alike here.
 
         In each epoch, slices that the worker has or is being sent come first, and untouched ones second. Rests of
-        slices without a holder follow, and slices that other workers hold a part of come last.
+        slices without a holder follow, and slices that other workers hold a part of come last. If there are slices
+        `near` the worker, all of these come in that order before any others.
 
         Raises:
             LedgerError: more samples than a worker is given at once.
@@ -84,12 +93,12 @@ class Ledger:
         if self._most is not None and samples > self._most:
             raise LedgerError("LED005", f"too much for worker {worker}", f"{samples} samples", f"up to {self._most}")
         held = self.held.setdefault(worker, [])
-        near = {*cached, *(span.slice for span in held)}
+        known = {*cached, *(span.slice for span in held)}
         spans: list[Span] = []
         for number in count(self._oldest):
             if samples <= 0:
                 break
-            part = self._epoch(number).assign(samples, near)
+            part = self._epoch(number).assign(samples, known, near)
             samples -= samples_of(part)
             spans += part
         held += spans

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hypha_ray.config import Job
@@ -18,9 +18,16 @@ from hypha_ray.types import Plan, SliceInfo, Span, WeightsVersion, window
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Limits of a worker's memory: samples that it may hold."""
+    """Limits of a worker's memory, and of the ways of its slices.
+
+    Attributes:
+        held_samples: samples that a worker may hold.
+        near: slices by worker that it is to get before others. The holder of the mapping adds workers as they come.
+
+    """
 
     held_samples: int
+    near: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
 
 class WorkerPlans:
@@ -51,7 +58,10 @@ class WorkerPlans:
         """Assign samples to a worker; in replay mode regardless of its cache, so that every run assigns the same."""
         self._assigned.add(member.source.worker)
         cached = () if self._fixed else member.cached_slices
-        return self.ledger.assign(member.source.worker, samples, cached, member.batch_size)
+        worker, near = member.source.worker, self._sizes.near.get(member.source.worker)
+        if near and isinstance(self.ledger, Ledger):
+            return self.ledger.assign(worker, samples, cached, member.batch_size, near)
+        return self.ledger.assign(worker, samples, cached, member.batch_size)
 
     def feed(self, member: WorkerState, slices: Sequence[int]) -> list[Command]:
         """Send the slices that the worker lacks; it never drops a slice that is needed now."""
@@ -62,10 +72,13 @@ class WorkerPlans:
 
     def feed_ahead(self, samples: int, members: Sequence[WorkerState]) -> list[Command]:
         """Send the slices that a next round of that many samples probably needs, while the server reduces."""
-        upcoming = deque(self.ledger.upcoming(samples))
+        near = self._sizes.near
+        upcoming = deque(self.ledger.upcoming(sum(self._samples.values()) if near else samples))
         commands: list[Command] = []
         for member in members:
-            need = member.planned_samples
+            need, own = member.planned_samples, near.get(member.source.worker)
+            if own:  # A stable order: what is near comes first.
+                upcoming = deque(sorted(upcoming, key=lambda index: index not in own))
             while need > 0 and upcoming:
                 index = upcoming.popleft()
                 need -= self._samples[index]

@@ -127,6 +127,7 @@ class WorkerDispatcher:
         self._telemetry.note("lease", **told, **self._actors.terms(source.worker))
         if self._actors.bridges(source.worker):
             self._spawn(self._describe(source))
+        await self._slice_cache.locate(source.worker)
         self._listening[source.worker] = self._spawn(self._listen(source, stream))
 
     async def _describe(self, source: Source) -> None:

@@ -93,6 +93,13 @@ IN_FILES = [
     ("[worker]\nprocesses = 2\n[rl]\nalgorithm = 'grpo'", "CFG011", "worker.processes and job.toml:4: rl.algorithm"),
     ("[worker]\nprobe_batch_size = true", "CFG011", "job.toml:2: worker.probe_batch_size and resources.worker.memory_"),
     (PROBE + "[run]\nmode = 'replay'", "CFG011", "job.toml:2: worker.probe_batch_size and run.mode"),
+    ("[dataset]\nlocality = 'prefer'\npath = 'd'", "CFG011", "dataset.locality and job.toml:3: dataset.path exclude"),
+    ("[dataset]\nlocality = 'prefer'\n[run]\nmode = 'replay'", "CFG011", "dataset.locality and job.toml:4: run.mode"),
+    (
+        "[dataset]\nlocality = 'prefer'\n[[dataset.mix]]\nname = 'a'",
+        "CFG011",
+        "job.toml:2: dataset.locality and job.toml:3: dataset.mix exclude",
+    ),
     (PROBE + "[rounds]\nwarmup_rounds = 1", "CFG011", "worker.probe_batch_size and job.toml:6: rounds.warmup_rounds"),
     (PROBE + "[rl]\nalgorithm = 'grpo'", "CFG011", "worker.probe_batch_size and job.toml:6: rl.algorithm"),
     (

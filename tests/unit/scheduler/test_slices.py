@@ -62,6 +62,22 @@ def test_assign_prefers_cached_slices() -> None:
     assert set(slices_in(spans)[:3]) == {3, 14, 15} and len(spans) == 5
 
 
+def test_assign_prefers_what_is_near_after_what_is_cached_and_before_all_else() -> None:
+    """Of near slices, too, those come first of which no other worker holds a part."""
+    ledger, near = ledger_of(*[10] * 50), frozenset({1, 2, 3, 4, 92})
+    (shared,) = ledger.assign(B, 3, near=near)
+    assert shared.slice in near
+    spans = ledger.assign(A, 60, cached={30}, near=near)
+    assert slices_in(spans)[0] == 30 and set(slices_in(spans)[1:4]) == {1, 2, 3, 4} - {shared.slice}
+    assert slices_in(spans)[4] == shared.slice and not set(slices_in(spans)[5:]) & near
+    ledger.commit({A: spans, B: (shared,)})
+    rest = ledger.assign(C, 437, near=near)
+    assert {span.epoch for span in rest} == {0} and not set(slices_in(rest)) & near
+    (newer,) = ledger.assign(B, 3, near=near)
+    assert newer.epoch == 1 and newer.slice in near
+    ledger.check()
+
+
 def test_assign_takes_untouched_slices_before_leftovers_before_shared_ones() -> None:
     ledger = ledger_of(*[10] * 4)
     (left,) = ledger.assign(A, 4)

@@ -102,6 +102,12 @@ class ReplicaReader:
             await asyncio.sleep(RETRY_S)
             await self._look_again()
 
+    async def near(self, worker: int) -> frozenset[int]:
+        """Slices that are served on a worker's node, or on its site."""
+        place, manifest = await self._actors.node_of(worker), await self.manifest()
+        close = [one.replica for one in self._nodes.values() if self._is_near(one.replica, place)]
+        return frozenset(info.index for info in manifest.slices if any(one.has(info.index) for one in close))
+
     def traffic(self) -> dict[str, int]:
         """See `SliceReader` of `slice_readers`."""
         counted, self._bytes = dict(self._bytes), Counter()
@@ -109,10 +115,13 @@ class ReplicaReader:
 
     def _distance(self, node: _Node, place: str | None) -> tuple[bool, bool, bool, int, str]:
         """Order of data nodes for a worker on a node."""
+        away, replica = time.monotonic() < node.away_until, node.replica
+        return away, replica.node_id != place, not self._is_near(replica, place), node.busy, replica.name
+
+    def _is_near(self, replica: Replica, place: str | None) -> bool:
+        """Whether a data node is on this node, or on its site."""
         site = self._sites.get(place or "")
-        same_site = site is not None and self._sites.get(node.replica.node_id) == site
-        away = time.monotonic() < node.away_until
-        return away, node.replica.node_id != place, not same_site, node.busy, node.replica.name
+        return replica.node_id == place or (site is not None and self._sites.get(replica.node_id) == site)
 
     async def _read_from(self, node: _Node, index: int) -> Any:
         """Ask one data node for a slice, and ping it while it works.

@@ -10,6 +10,7 @@ from hypha_ray.config import Job
 from hypha_ray.data.slices import UNREADABLE
 from hypha_ray.errors import DataError, QuarantinedError
 from hypha_ray.scheduler.runtime.run_actors import RunActors
+from hypha_ray.scheduler.runtime.slices.replica_reader import ReplicaReader
 from hypha_ray.scheduler.runtime.slices.slice_readers import SliceReader
 from hypha_ray.types import SliceInfo, dataset_of
 
@@ -30,6 +31,13 @@ class SliceCache:
     def __init__(self, job: Job, actors: RunActors, reader: SliceReader) -> None:
         self._job, self._actors, self._reader = job, actors, reader
         self._slices: dict[int, asyncio.Task[Any]] = {}
+        self.near: dict[int, frozenset[int]] = {}
+        """Slices by worker that it is to get before others; empty unless the job prefers those near to it."""
+
+    async def locate(self, worker: int) -> None:
+        """Find out which slices are served near a new worker, if the job prefers these."""
+        if self._job.dataset.locality == "prefer" and isinstance(self._reader, ReplicaReader):
+            self.near[worker] = await self._reader.near(worker)
 
     async def usable(self, slices: Sequence[SliceInfo]) -> list[SliceInfo]:
         """Return the slices that aren't in quarantine.
