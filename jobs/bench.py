@@ -46,6 +46,8 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
     from benchmarks.convergence.exchange_options import ROWS as OPTIONS
     from benchmarks.convergence.exchange_options import options
     from benchmarks.convergence.quality import KINDS, quality
+    from benchmarks.data_faults import ROWS as DATA_FAULTS
+    from benchmarks.data_faults import data_faults
     from benchmarks.exchange import EXCHANGES, SIZES, exchange
     from benchmarks.relay import relay
     from benchmarks.rl.steps import ROWS as RL
@@ -55,6 +57,7 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
     from benchmarks.scheduling.market import market
     from benchmarks.scheduling.planner import plan_time, planner
     from benchmarks.scheduling.streams import streams
+    from benchmarks.slice_path import ROWS as SLICE_PATH
     from benchmarks.slice_path import slice_path
     from benchmarks.throughput import inner_loop
     from benchmarks.wide_area.overlap import overlap
@@ -73,7 +76,8 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
         ("hire", "exchange_leases", "selection_10000"): market,
         ("bridge_receive", "bridge_throughput", "bridge_file"): bridge,
         ("bridge_relay",): relay,
-        ("slice_path",): slice_path,
+        SLICE_PATH: slice_path,
+        DATA_FAULTS: data_faults,
         tuple(f"{row}_{millions}M_{count}" for millions, count in SIZES for row in EXCHANGES): exchange,
         ("time_to_loss",): time_to_loss,
         ("overlap_none", "overlap", "overlap_one_in_flight", "overlap_three_in_flight"): overlap,

@@ -10,7 +10,7 @@ from typing import Protocol
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.manifest import MANIFEST, Manifest, parse_manifest
 from hypha_ray.data.preprocessor_files import LARGEST_BYTES, preprocessor_files
-from hypha_ray.data.slices import Arrays, container, decode_slice, read_slice
+from hypha_ray.data.slices import Arrays, SliceChecker, container, decode_slice, read_slice_file
 from hypha_ray.data.storage.disk_cache import DiskCache
 from hypha_ray.data.storage.url_folder import UrlFolder, is_url
 from hypha_ray.errors import AuthenticationError, DataError
@@ -55,7 +55,7 @@ class DatasetFiles(Protocol):
         """
 
     def read(self, info: SliceInfo, fresh: bool = False) -> Arrays:
-        """A slice's tensors, checked against the manifest; if `fresh`, never from a cache.
+        """A slice's tensors, checked against the manifest; if `fresh`, never from a cache, and by their sha256.
 
         Raises:
             HyphaError: the slice is missing or damaged, or can't be reached.
@@ -90,7 +90,7 @@ class FolderFiles:
     """Dataset in a folder."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._folder, self._checker = folder, SliceChecker()
         self._manifest: Manifest | None = None
 
     def manifest(self) -> Manifest:
@@ -100,7 +100,8 @@ class FolderFiles:
 
     def read(self, info: SliceInfo, fresh: bool = False) -> Arrays:
         """See `DatasetFiles`."""
-        return read_slice(self._folder, info, self.manifest())
+        decode = decode_slice if fresh else self._checker.decode
+        return decode(read_slice_file(self._folder, info), info, self.manifest())
 
     def preprocessor(self) -> dict[str, bytes]:
         """See `DatasetFiles`."""
@@ -119,7 +120,7 @@ class UrlFiles:
 
     def __init__(self, url: str, cache: DiskCache, note: Callable[[str], None] | None = None) -> None:
         self._folder, self._cache, self._note = UrlFolder(url), cache, note
-        self._noted = False
+        self._noted, self._checker = False, SliceChecker()
         self._manifest: Manifest | None = None
 
     def manifest(self) -> Manifest:
@@ -140,11 +141,11 @@ class UrlFiles:
         kept = None if fresh else self._cache.read(info.sha256)
         if kept is not None:
             try:
-                return decode_slice(kept, info, manifest)
+                return self._checker.decode(kept, info, manifest)
             except DataError:  # The copy is damaged, which tells nothing about the original.
                 self._cache.remove(info.sha256)
         data = container(self._folder.read(info.file), f"slice {info.index} ({info.file})")
-        arrays = decode_slice(data, info, manifest)
+        arrays = (decode_slice if fresh else self._checker.decode)(data, info, manifest)
         problem = None if fresh else self._cache.write(info.sha256, data)
         if problem is not None and self._note is not None and not self._noted:
             self._noted = True

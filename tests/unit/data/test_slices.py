@@ -18,7 +18,7 @@ import torch
 
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.manifest import Manifest, TensorInfo
-from hypha_ray.data.slices import Arrays, describe, read_slice, write_slice
+from hypha_ray.data.slices import Arrays, SliceChecker, describe, read_slice, write_slice
 from hypha_ray.errors import DataError
 from hypha_ray.types import SliceInfo
 
@@ -87,6 +87,21 @@ def test_slice_with_one_flipped_bit_is_refused(dataset: tuple[Path, SliceInfo, M
     (folder / info.file).write_bytes(data)
     with pytest.raises(DataError, match=r"slice 17 \(slice-00017\.safetensors\)"):
         read_slice(folder, info, manifest)
+
+
+def test_slice_read_again_is_the_same_and_refused_once_a_bit_has_flipped(
+    dataset: tuple[Path, SliceInfo, Manifest],
+) -> None:
+    folder, info, manifest = dataset
+    data, checker = (folder / info.file).read_bytes(), SliceChecker()
+    for _ in range(3):
+        found = checker.decode(data, info, manifest)
+        assert all(np.array_equal(found[name], array) for name, array in sequences().items())
+        for position in (400, len(data) // 2, -1):
+            damaged = bytearray(data)
+            damaged[position] ^= 1
+            with pytest.raises(DataError, match=r"DATA016.*slice 17 .*sha256"):
+                checker.decode(bytes(damaged), info, manifest)
 
 
 def test_slice_with_another_checksum_says_both_and_what_to_do(dataset: tuple[Path, SliceInfo, Manifest]) -> None:
