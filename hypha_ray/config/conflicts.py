@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from hypha_ray.config.keys import LABELS, TOKENS
+from hypha_ray.config.keys import BESIDE_REPOSITORY
 from hypha_ray.config.schema import Job
 from hypha_ray.config.tables.rl import RL
 
@@ -62,6 +62,9 @@ def _of_optimizer(job: Job, strategy: str, replay: bool) -> Iterator[Conflict]:
         yield Conflict("inner_optimizer.k_aware", strategy, fix)
     if inner.k_aware and inner.name not in ("adamw", "muon"):
         yield Conflict("inner_optimizer.k_aware", name, "choose adamw or muon")
+    if inner.stochastic_rounding and sends_gradients:
+        fix = "leave it out: the server steps on weights of float32"
+        yield Conflict("inner_optimizer.stochastic_rounding", strategy, fix)
     if inner.name == "adamw8bit":
         others = ((strategy, sends_gradients), ('run.mode = "replay"', replay))
         fix = "choose adamw: a state of 8 bits is neither sent nor saved"
@@ -90,9 +93,11 @@ def _of_probe(job: Job, replay: bool) -> Iterator[Conflict]:
 
 def _of_model(job: Job) -> Iterator[Conflict]:
     """Conflicts between the sources of a model, its labels, and an adapter."""
-    others = sorted((job.model.config or {}).keys() - LABELS - TOKENS)
+    others = sorted((job.model.config or {}).keys() - BESIDE_REPOSITORY)
     if job.model.repository is not None and (others or job.model.config == {}):
-        fix = "drop model.config to fine-tune, or model.repository for random weights; labels and tokens may stay"
+        fix = (
+            "drop model.config to fine-tune, or model.repository for random weights; labels, tokens and dtype may stay"
+        )
         yield Conflict("model.repository", ".".join(["model.config", *others[:1]]), fix)
     yield from _of_datasets(job, replay=job.run.mode == "replay")
     yield from _of_labels(job)

@@ -33,6 +33,8 @@ TOKENS: Final = frozenset(
     f"{token}_token_id" for token in ("bos", "eos", "pad", "sep", "cls", "mask", "unk", "decoder_start")
 )
 """Keys of a model's configuration that name special tokens."""
+BESIDE_REPOSITORY: Final = LABELS | TOKENS | {"dtype"}
+"""Keys of a model's configuration that a job may set for a repository."""
 
 _KINDS = {
     str: "text",

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, SecretStr
 
 from hypha_ray.config.strategy import STRATEGIES, StrategyName, StrategyTraits
 from hypha_ray.config.tables.dataset import Dataset
+from hypha_ray.config.tables.optimizers import InnerOptimizer, OuterOptimizer
 from hypha_ray.config.tables.outputs import Checkpoint, Telemetry
 from hypha_ray.config.tables.resources import Bridge, Resources, Worker, WorkerGroup, groups_of
 from hypha_ray.config.tables.rl import RL
@@ -21,7 +22,6 @@ from hypha_ray.config.value_types import (
     NotNegative,
     Positive,
     Table,
-    identifier,
     run_name,
 )
 
@@ -65,7 +65,7 @@ class Model(Table):
     config: dict[str, Any] | None = Field(
         None,
         description="transformers configuration, with model_type, to start from random weights; "
-        "with a repository, only labels of a new head and special tokens",
+        "with a repository, only labels of a new head, special tokens and dtype",
     )
     trust_remote_code: bool = Field(False, description="run code of the repository, if the node's owner allows it too")
     input_names: list[str] | None = Field(
@@ -98,47 +98,6 @@ class Rounds(Table):
         None, description="rounds without a better evaluation after which the run ends; default: it goes on"
     )
     min_delta: NotNegative = Field(0.0, description="least change of an evaluation that counts as better")
-
-
-class InnerOptimizer(Table):
-    """Optimizer of every worker; in synchronous training, of the server, which steps on the mean gradient."""
-
-    name: Annotated[str, AfterValidator(identifier)] = Field(
-        "adamw", description="adamw, adamw8bit, sgd, muon (2-D weights, the rest by AdamW), or a class of torch.optim"
-    )
-    learning_rate: Positive = Field(1e-3, description="peak learning rate of AdamW and SGD")
-    muon_learning_rate: Positive = Field(2e-2, description="peak learning rate of the 2-D weights under muon")
-    betas: tuple[Fraction, Fraction] = Field((0.9, 0.95), strict=False, description="decay of AdamW's running averages")
-    epsilon: Positive = Field(1e-8, description="AdamW's epsilon")
-    k_aware: bool = Field(
-        False, description="AdamW: steps as long as those on the mean gradient of all workers, which has less noise"
-    )
-    momentum: Fraction = Field(0.0, description="momentum of sgd; Muon's is 0.95")
-    weight_decay: NotNegative = Field(0.1, description="weight decay, decoupled except for sgd")
-    schedule: Literal["constant", "linear", "linear-with-warmup", "cosine-with-warmup", "wsd"] = Field(
-        "constant", description="learning rate over inner steps"
-    )
-    warmup_steps: int = Field(0, ge=0, description="inner steps of linear warm-up")
-    total_steps: Count | None = Field(None, description="inner steps of the schedule; default: as planned")
-    decay_steps: Count | None = Field(None, description="inner steps of wsd's decay; default: a fifth of total_steps")
-    min_lr_rate: Fraction = Field(0.0, description="fraction of the peak rate at which schedules end, except constant")
-    clip_norm: Positive | None = Field(1.0, description="gradient norm above which gradients are scaled down")
-
-
-class OuterOptimizer(Table):
-    """Optimizer of the parameter server, which steps on the mean delta."""
-
-    name: Literal["nesterov", "average", "adam"] = Field(
-        "nesterov", description="average: the workers' mean itself, which is nesterov with η = 1 and μ = 0"
-    )
-    learning_rate: Positive = Field(0.7, description="η in θ ← θ + η(μv + Δ̄); for adam far smaller, such as 1e-3")
-    momentum: Fraction = Field(0.9, description="μ in v ← μv + Δ̄")
-    betas: tuple[Fraction, Fraction] = Field((0.9, 0.99), strict=False, description="decay of adam's running averages")
-    epsilon: Positive = Field(1e-8, description="adam's epsilon")
-    schedule: Literal["constant", "linear", "cosine"] = Field("constant", description="learning rate over the rounds")
-    final_learning_rate: NotNegative | None = Field(
-        None, description="η of the last round, unless the schedule is constant; default: a seventh of learning_rate"
-    )
 
 
 class Sync(Table):

@@ -92,12 +92,14 @@ def attach_adapter(network: PreTrainedModel, model: Model, seed: int, *, weights
     _refuse_statistics(network)
     config = _new_config(network, model) if folder is None else _saved_config(folder)
     from peft import LoraModel
+    from peft.tuners.tuners_utils import cast_adapter_dtype
 
     names = "[model.lora]" if folder is None else str(model.repository)
     targets = [] if isinstance(config.target_modules, str) else config.target_modules or ()
     _refuse_tied(network, [*targets, *(config.modules_to_save or ())])
     with seeded(seed), _silent(), errors_as(ConfigError, "MODEL019", f"{names} can't be attached to the model"):
         LoraModel(network, config, _NAME)
+        cast_adapter_dtype(network, _NAME)  # An adapter below weights of 16 bits is of 32.
     if folder is not None and weights:
         _load(network, folder)
     return network.train()

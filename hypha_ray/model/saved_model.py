@@ -72,7 +72,7 @@ def export(
             new = Path(scratch) / "new"
             if adapted:
                 _save_adapter(network, job.model, preprocessor, new / ADAPTER)
-                network = merge_adapter(network).to(getattr(torch, wanted or "float32"))
+                network = merge_adapter(network.float()).to(getattr(torch, wanted or "float32"))
             disable_progress_bar()  # It would show one for a single file.
             network.save_pretrained(new)
             _note_task(new, job.model)

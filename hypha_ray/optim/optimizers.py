@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
-from hypha_ray.config.schema import InnerOptimizer
+from hypha_ray.config.tables.optimizers import InnerOptimizer
 from hypha_ray.errors import ConfigError
 from hypha_ray.optim.fleet_adamw import FleetAdamW
 from hypha_ray.optim.muon import Muon
+from hypha_ray.optim.rounding import step_rounded
 from hypha_ray.optim.schedules import build_schedule
 
 Parameters = list[torch.nn.Parameter]
@@ -39,6 +40,7 @@ class Inner:
         self, optimizers: list[torch.optim.Optimizer], config: InnerOptimizer, total_steps: int | None
     ) -> None:
         self.optimizers, self._clip_norm = optimizers, config.clip_norm
+        self._rounds = config.stochastic_rounding
         self._schedules = [build_schedule(optimizer, config, total_steps) for optimizer in optimizers]
         self.parameters: Parameters = [
             parameter for optimizer in optimizers for group in optimizer.param_groups for parameter in group["params"]
@@ -95,7 +97,10 @@ class Inner:
             if (part := self._part) < 1:
                 for group in optimizer.param_groups:
                     group["lr"] *= part
-            optimizer.step()
+            if self._rounds:
+                step_rounded(optimizer)
+            else:
+                optimizer.step()
             schedule.step()
         self._ramp = self._ramp[0] + 1, self._ramp[1]
 

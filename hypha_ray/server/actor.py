@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Literal
 
 import ray
 
-from hypha_ray.config.schema import Job, OuterOptimizer
+from hypha_ray.config.schema import Job
+from hypha_ray.config.tables.optimizers import OuterOptimizer
 from hypha_ray.exchange_schedule import outer_steps_before
 from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.heavy_imports import uncollected

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from hypha_ray.config import Job
-from hypha_ray.config.schema import OuterOptimizer, Sync
+from hypha_ray.config.schema import Sync
+from hypha_ray.config.tables.optimizers import OuterOptimizer
 from hypha_ray.kernels import Averaged, is_worth_it, load_ahead, nesterov, portions
 from hypha_ray.server.merge import Values, Work, shares
 from hypha_ray.server.outer import Group

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from hypha_ray.config.schema import OuterOptimizer
+from hypha_ray.config.tables.optimizers import OuterOptimizer
 from hypha_ray.server.admission import square_distance, square_sum
 from hypha_ray.server.merge import Step
 

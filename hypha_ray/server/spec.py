@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from hypha_ray.codec import Codec, Fp32
-from hypha_ray.config.schema import OuterOptimizer, Sync
+from hypha_ray.config.schema import Sync
+from hypha_ray.config.tables.optimizers import OuterOptimizer
 from hypha_ray.types import Flat, Layout, RoundProgress
 
 

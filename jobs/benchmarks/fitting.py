@@ -48,11 +48,17 @@ SIZES = (
     Size("Llama 3.2, 3.2 billion", _llama(3072, 8192, 28, 24, 8, tie_word_embeddings=True)),
 )
 _LORA, _AGAIN = {"model": {"lora": {"rank": 16}}}, {"worker": {"autocast": "bf16", "gradient_checkpointing": True}}
+_NARROW = {"config": {"dtype": "bfloat16"}}
+_ROUNDED = {"model": _NARROW, "inner_optimizer": {"stochastic_rounding": True}}
 SETTINGS: dict[str, Mapping[str, Any]] = {
     "all weights": {},
     "all weights, checkpointing": _AGAIN,
+    "all weights of 16 bits": _ROUNDED,
+    "all weights of 16 bits, checkpointing": {**_ROUNDED, **_AGAIN},
     "adapter": _LORA,
     "adapter, checkpointing": {**_LORA, **_AGAIN},
+    "adapter on 16 bits": {"model": {**_LORA["model"], **_NARROW}},
+    "adapter on 16 bits, checkpointing": {"model": {**_LORA["model"], **_NARROW}, **_AGAIN},
 }
 """From the fastest to the most frugal."""
 

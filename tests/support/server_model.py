@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from hypha_ray.codec import Form
-from hypha_ray.config.schema import OuterOptimizer, Sync
+from hypha_ray.config.schema import Sync
+from hypha_ray.config.tables.optimizers import OuterOptimizer
 from hypha_ray.server.admission import Received
 from hypha_ray.types import Entry, Flat, Layout, Verdict
 

@@ -22,6 +22,7 @@ from hypha_ray.model.checks.positions import require_positions
 from hypha_ray.model.execution import check_execution
 from hypha_ray.model.layout import layout_of
 from hypha_ray.model.loading.build import Facts
+from hypha_ray.model.lora import has_adapter
 from hypha_ray.model.tasks.task import IGNORE_INDEX, Task
 
 if TYPE_CHECKING:
@@ -65,6 +66,18 @@ def check_settings(case: Case) -> None:
     """Refuse an attention or a saving of memory that the model doesn't know; trainers outside of Ray have their own."""
     if not all(group.bridged for group in case.job.worker_groups):
         check_execution(case.network, case.job.worker)
+
+
+def check_rounding(case: Case) -> None:
+    """Refuse random rounding of weights that aren't of 16 bits, of which none is lost."""
+    trained = [parameter for parameter in case.network.parameters() if parameter.requires_grad]
+    found = sorted({str(one.dtype).removeprefix("torch.") for one in trained})
+    if not case.job.inner_optimizer.stochastic_rounding or "bfloat16" in found:
+        return
+    what, fix = "inner_optimizer.stochastic_rounding: trained weights are of another dtype", "leave it out"
+    if not has_adapter(case.job.model):  # Adapters are of float32 in any case.
+        fix = 'set dtype = "bfloat16" in [model.config], or leave it out'
+    raise ConfigError("OPT008", what, ", ".join(found), "bfloat16", fix)
 
 
 def check_processes(case: Case) -> None:
@@ -207,6 +220,7 @@ Check: TypeAlias = Callable[[Case], None]
 CHECKS: Final[tuple[Check, ...]] = (
     check_cut,
     check_settings,
+    check_rounding,
     check_processes,
     check_best,
     check_special_tokens,

@@ -52,8 +52,8 @@ class Facts:
 def build_model(model: Model, seed: int, *, whole: bool = False) -> PreTrainedModel:
     """Build the model of a job file on the CPU, in training mode.
 
-    Weights of a repository are converted to float32: bfloat16 would round away most of an outer step. Mixed precision
-    is `worker.autocast`, and `[model.config]` may set another `dtype`. New weights, such as a new head's, depend on
+    Weights of a repository are converted to float32, unless `[model.config]` sets another `dtype`: bfloat16 would round
+    away most of an inner step. Mixed precision is `worker.autocast`. New weights, such as a new head's, depend on
     `seed` alone; torch's global generator is unchanged.
 
     Args:
@@ -87,7 +87,7 @@ def _pretrained(model: Model, task: Task, folder: Path, config: PretrainedConfig
         network, info = auto_class(task).from_pretrained(
             folder,
             config=config,
-            dtype=torch.float32,
+            dtype=config.dtype,
             use_safetensors=True,
             trust_remote_code=remote_code_allowed(model.trust_remote_code),
             output_loading_info=True,

@@ -16,9 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 import transformers
 
-from hypha_ray.config.keys import LABELS, TOKENS
+from hypha_ray.config.keys import BESIDE_REPOSITORY, LABELS, TOKENS
 from hypha_ray.config.schema import Model
 from hypha_ray.errors import AuthenticationError, CapacityError, CheckpointError, ConfigError, HyphaError
 from hypha_ray.model.loading.adapters import base_of
@@ -36,6 +37,8 @@ _COMMON = (
     | TOKENS
 )
 """Keys that saved configurations have beyond the fields of their class; any `[model.config]` may have them."""
+DTYPES = ("float32", "bfloat16", "float16")
+"""Dtypes in which a repository's weights can be trained."""
 _READ = re.compile(r"config\.([a-z]\w+)|getattr\((?:self\.)?config, \"(\w+)\"")
 """Access to a configuration's key in the code of a model."""
 
@@ -51,7 +54,7 @@ def configuration_of(model: Model, task: Task, *, weights: bool) -> tuple[Path |
 
     """
     given = model.config or {}
-    whole = not given.keys() <= LABELS | TOKENS
+    whole = not given.keys() <= BESIDE_REPOSITORY
     if bool(model.repository) == (whole if model.repository else model.config is not None):
         raise ConfigError(
             "MODEL002",
@@ -114,7 +117,10 @@ def _read_by_the_model(config: PretrainedConfig) -> set[str]:
 
 
 def _saved_configuration(folder: Path, repository: str, trusted: bool, given: dict[str, Any]) -> PretrainedConfig:
-    """Read a repository's configuration, and override its labels and special tokens by the job's."""
+    """Read a repository's configuration, and override its labels, special tokens and dtype by the job's.
+
+    Whatever dtype the weights were saved in, they are trained in float32 unless the job names another one.
+    """
     settings = read_config(folder)
     if settings.get("model_type") not in transformers.CONFIG_MAPPING and not trusted:
         if "auto_map" in settings:
@@ -122,12 +128,20 @@ def _saved_configuration(folder: Path, repository: str, trusted: bool, given: di
         raise _unknown_model_type(f"model_type in {folder / 'config.json'}", settings.get("model_type"))
     with errors_as(CheckpointError, "MODEL005", f"configuration of {repository} can't be used"):
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trusted)
-    if not given:
-        return config
-    with errors_as(
-        ConfigError, "MODEL004", f"labels or special tokens of [model.config] can't be used for {repository}"
-    ):
-        return transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trusted, **given)
+    further = {key: value for key, value in given.items() if key != "dtype"}
+    if further:
+        what = f"labels or special tokens of [model.config] can't be used for {repository}"
+        with errors_as(ConfigError, "MODEL004", what):
+            config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=trusted, **further)
+    config.dtype = _dtype(given.get("dtype", "float32"))
+    return config
+
+
+def _dtype(name: object) -> torch.dtype:
+    if name not in DTYPES:
+        raise ConfigError("MODEL004", "model.config.dtype is unknown", repr(name), ", ".join(DTYPES))
+    found: torch.dtype = getattr(torch, str(name))
+    return found
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -112,6 +112,11 @@ IN_FILES = [
         "CFG011",
         "worker.probe_batch_size and workers.1.memory_gb = 0 exclude each other",
     ),
+    (
+        "[inner_optimizer]\nstochastic_rounding = true\n[sync]\nstrategy = 'sync'",
+        "CFG011",
+        "the server steps on weights of float32",
+    ),
     ("[inner_optimizer]\nname = 'adamw8bit'\n[sync]\nstrategy = 'sync'", "CFG011", "a state of 8 bits is neither sent"),
     ("[inner_optimizer]\nname = 'adamw8bit'\n[run]\nmode = 'replay'", "CFG011", "a state of 8 bits is neither sent"),
     ("[rounds]\npatience = 0", "CFG003", "allowed integer ≥ 1"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from safetensors.numpy import save_file
 
 from hypha_ray.config import Job
+from hypha_ray.config.tables.optimizers import InnerOptimizer
 from hypha_ray.driver.datasets.data_source import in_folder
 from hypha_ray.driver.preflight.compatibility import CHECKS, Case
 from hypha_ray.errors import HyphaError
@@ -225,6 +227,15 @@ def test_statistics_of_a_batch_are_refused_in_workers_of_several_processes(tmp_p
     assert error is not None and error.code == "MODEL021" and "ResNetForImageClassification normalises" in str(error)
     assert refusal(case_of(tmp_path, RESNET, "image-classification", **arrays)) is None
     assert refusal(case_of(tmp_path, VIT, "image-classification", processes=2, **arrays)) is None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_random_rounding_is_refused_for_weights_of_any_other_dtype(tmp_path: Path, dtype: str) -> None:
+    case = case_of(tmp_path, GPT2 | {"dtype": dtype}, "causal-lm", input_ids=ids())
+    rounds = case.job.model_copy(update={"inner_optimizer": InnerOptimizer(stochastic_rounding=True)})
+    error = refusal(replace(case, job=rounds))
+    assert refusal(case) is None and (error is None) == (dtype == "bfloat16")
+    assert error is None or (error.code == "OPT008" and f"got {dtype}, allowed bfloat16" in str(error))
 
 
 def test_loss_over_objects_is_refused_in_workers_of_several_processes(tmp_path: Path) -> None:

@@ -95,6 +95,14 @@ def test_accumulation_adapters_and_checkpointing_save_memory(tmp_path: Path) -> 
     assert foretold({**base, "worker": {"gradient_checkpointing": True}}).total < 0.8 * whole
 
 
+def test_weights_of_16_bits_halve_weights_gradients_and_running_averages() -> None:
+    whole = foretold({"model": {"config": LLAMA}, "rounds": {"max_batch_size": 1}})
+    narrow = {"model": {"config": {**LLAMA, "dtype": "bfloat16"}}, "inner_optimizer": {"stochastic_rounding": True}}
+    half = foretold({**narrow, "rounds": {"max_batch_size": 1}})
+    assert [half.weights, half.optimizer] == pytest.approx([whole.weights / 2, whole.optimizer / 2], rel=1e-3)
+    assert half.total < whole.total
+
+
 def test_processes_have_a_part_of_the_batch_each_and_one_optimizer() -> None:
     base: dict[str, Any] = {"model": {"config": LLAMA}}
     two = foretold({**base, "rounds": {"max_batch_size": 8}}, processes=2)

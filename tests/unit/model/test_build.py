@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 from huggingface_hub import constants
+from safetensors.torch import load_file
 
 from hypha_ray.config.schema import Model
 from hypha_ray.errors import AuthenticationError, CapacityError, CheckpointError, ConfigError, HyphaError
@@ -103,7 +104,24 @@ def test_build_repository_loads_the_saved_weights(saved: Path) -> None:
 
 def test_build_repository_in_bfloat16_is_held_in_float32(tmp_path: Path) -> None:
     build_model(Model(config=GPT2 | {"dtype": "bfloat16"}), seed=1).save_pretrained(tmp_path)
-    assert build_model(Model(repository=str(tmp_path)), seed=0).dtype == torch.float32
+    model = Model(repository=str(tmp_path))
+    assert build_model(model, seed=0).dtype == skeleton(model).dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_build_repository_in_another_dtype_has_its_rounded_weights(saved: Path, dtype: str) -> None:
+    model = Model(repository=str(saved), config={"dtype": dtype})
+    network, wanted = build_model(model, seed=0), getattr(torch, dtype)
+    assert network.dtype == skeleton(model).dtype == wanted
+    for name, tensor in load_file(saved / "model.safetensors").items():
+        assert torch.equal(network.state_dict()[name], tensor.to(wanted)), name
+
+
+def test_build_repository_in_an_unknown_dtype_raises(saved: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"MODEL004.*dtype is unknown — got 'bf16', allowed float32, "
+    ):
+        build_model(Model(repository=str(saved), config={"dtype": "bf16"}), seed=0)
 
 
 def test_build_repository_new_head_depends_on_the_seed_alone(saved: Path) -> None:

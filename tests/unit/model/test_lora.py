@@ -164,6 +164,21 @@ def test_adapter_begins_as_the_base_model_and_depends_on_the_seed(base: Path) ->
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
+def test_adapter_on_weights_of_16_bits_is_float32_and_is_merged_in_float32(base: Path, tmp_path: Path) -> None:
+    job = job_of(base, config={"dtype": "bfloat16"}, targets=["q_proj"])
+    network = moved(job)
+    assert {one.dtype for one in network.parameters() if not one.requires_grad} == {torch.bfloat16}
+    assert {entry.dtype for entry in layout_of(network).entries} == {"float32"}
+    assert layout_of(sketch_trained(job)).entries == layout_of(network).entries
+    assert np.isfinite(loss(network))
+    merged = transformers.AutoModelForCausalLM.from_pretrained(exported(job, network, tmp_path / "model"))
+    plain = transformers.AutoModelForCausalLM.from_pretrained(base)
+    name = "model.layers.0.self_attn.q_proj"
+    one, other = (network.get_submodule(f"{name}.lora_{part}.default").weight for part in "AB")
+    expected = plain.get_submodule(name).weight.bfloat16().float() + 2 * other @ one
+    torch.testing.assert_close(merged.get_submodule(name).weight, expected, rtol=1e-5, atol=1e-6)
+
+
 def adapter_of(network: torch.nn.Module) -> np.ndarray:
     return gather(network, layout_of(network), 0)["parameters/float32"]
 

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypha_ray.codec import upward_codec
-from hypha_ray.config.schema import OuterOptimizer, Sync
+from hypha_ray.config.schema import Sync
+from hypha_ray.config.tables.optimizers import OuterOptimizer
 from hypha_ray.server.admission import Received
 from hypha_ray.server.delayed_nesterov import SUM
 from hypha_ray.server.reduce import reduce

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hypha_ray.config.schema import OuterOptimizer
+from hypha_ray.config.tables.optimizers import OuterOptimizer
 from hypha_ray.kernels import Averaged, nesterov, portions
 from hypha_ray.kernels.loading import LEAST
 from hypha_ray.server.admission import Received

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from hypha_ray.config.schema import OuterOptimizer, Sync
+from hypha_ray.config.schema import Sync
+from hypha_ray.config.tables.optimizers import OuterOptimizer
 from hypha_ray.server.admission import Received
 from hypha_ray.server.reduce import initial_momentum, reduce
 from hypha_ray.server.spec import ReduceSpec

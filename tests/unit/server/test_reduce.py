@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from hypha_ray.codec import NAMES, Form, codec, encoder
-from hypha_ray.config.schema import OuterOptimizer, Sync
+from hypha_ray.config.schema import Sync
+from hypha_ray.config.tables.optimizers import OuterOptimizer
 from hypha_ray.server.admission import Received
 from hypha_ray.server.merge import BLOCK
 from hypha_ray.server.reduce import blank, initial_momentum, reduce

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from hypha_ray.codec import upward_codec
-from hypha_ray.config.schema import OuterOptimizer, Sync
+from hypha_ray.config.schema import Sync
+from hypha_ray.config.tables.optimizers import OuterOptimizer
 from hypha_ray.server.admission import Received
 from hypha_ray.server.reduce import initial_momentum, reduce
 from hypha_ray.server.spec import ReduceSpec
