@@ -63,7 +63,7 @@ def main() -> None:
         place = redacted(options.out)
     else:
         place = str(options.folder.resolve())
-        show_samples(options.folder, manifest, options.report)
+        show_samples(options, manifest)
     print(f"{'size':<10} {size / 1e6:>9,.1f} MB in {time.monotonic() - begin:.1f} s")
     if manifest.origin is not None:
         show_origin(manifest.origin, options.kind)
@@ -84,32 +84,34 @@ def prepare_parts(options: Options) -> None:
             print(f"{replica.name} on {replica.address}: {samples} samples in {len(manifest.slices):,} slices")
 
 
-def show_samples(folder: Path, manifest: Manifest, whole: bool) -> None:
+def show_samples(options: Options, manifest: Manifest) -> None:
     """Say what the slices contain, which are read for that."""
     if manifest.modality == "language":
-        show_tokens(folder, manifest, whole)
+        show_tokens(options.folder, manifest, options.report, options.kind == "pairs")
     if manifest.modality == "prompts":
-        show_prompts(folder, manifest)
+        show_prompts(options.folder, manifest)
     if manifest.classes is not None:
-        show_classes(folder, manifest)
+        show_classes(options.folder, manifest)
 
 
-def show_tokens(folder: Path, manifest: Manifest, whole: bool) -> None:
+def show_tokens(folder: Path, manifest: Manifest, whole: bool, pairs: bool) -> None:
     """Say how many tokens there are to train on; on request also their lengths, with a sample."""
     from rich.console import Console
 
     from hypha_ray.data.preparation.report import lengths_of, marked, sample_of
 
-    found = lengths_of(folder, manifest)
+    found = lengths_of(folder, manifest, pairs=pairs)
     scored = "" if found.scored is None else f", of which {found.scored:,} are scored"
+    scored = f", and {found.scored:,} in targets, which are scored" if pairs else scored
     print(f"{'tokens':<10} {found.tokens:>9,} to train on{scored}")
     if whole:
         median = f"{found.median:,.0f} in the median"
-        print(f"{'lengths':<10} {found.shortest:,} to {found.longest:,} tokens a sample, {median}")
+        one = "source" if pairs else "sample"
+        print(f"{'lengths':<10} {found.shortest:,} to {found.longest:,} tokens a {one}, {median}")
         for bar in found.bars():
             print(f"{'':<10} {bar}")
         console = Console(soft_wrap=True, highlight=False)
-        console.print(f"{'sample':<10} ", marked(sample_of(folder, manifest), console.is_terminal), sep="")
+        console.print(f"{'sample':<10} ", marked(sample_of(folder, manifest, pairs=pairs), console.is_terminal), sep="")
 
 
 def show_prompts(folder: Path, manifest: Manifest) -> None:

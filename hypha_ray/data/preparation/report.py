@@ -29,7 +29,8 @@ Part: TypeAlias = tuple[str, bool]
 class Lengths:
     """Lengths of the training samples in tokens, without padding.
 
-    `scored` is the number of their tokens with a label; None if tokens have no labels of their own.
+    `scored` is the number of their tokens with a label; None if tokens have no labels of their own. Of pairs it is the
+    number of tokens in targets.
     """
 
     lengths: npt.NDArray[np.int64]
@@ -64,32 +65,34 @@ class Lengths:
             yield f"{first:>6,} to {behind - 1:>6,} {count:>9,} {bar}".rstrip()
 
 
-def lengths_of(folder: Path, manifest: Manifest) -> Lengths:
-    """Lengths of the training samples, read from their slices.
+def lengths_of(folder: Path, manifest: Manifest, *, pairs: bool = False) -> Lengths:
+    """Lengths of the training samples, read from their slices; `pairs` have labels that are tokens of a target.
 
     Raises:
         DataError: a slice is missing or damaged.
 
     """
     lengths, scored = [], 0
-    labelled = manifest.shapes.get(_LABELS) == manifest.shapes["input_ids"]
     for info in manifest.of("train"):
         arrays = read_slice(folder, info, manifest)
         lengths.append(token_counts(arrays))
-        scored += int(_scored(arrays, manifest).sum())
-    return Lengths(np.concatenate(lengths), scored if labelled else None)
+        scored += int((arrays[_LABELS] != IGNORE_INDEX if pairs else _scored(arrays, manifest)).sum())
+    return Lengths(np.concatenate(lengths), scored if pairs or _has_token_labels(manifest) else None)
 
 
-def sample_of(folder: Path, manifest: Manifest) -> list[Part]:
-    """The first sample of the first slice, special tokens included.
+def sample_of(folder: Path, manifest: Manifest, *, pairs: bool = False) -> list[Part]:
+    """The first sample of the first slice, special tokens included; `pairs` end with the target, which is scored.
 
     Raises:
         DataError: the slice is missing or damaged.
 
     """
     arrays = read_slice(folder, manifest.slices[0], manifest)
-    ids = arrays["input_ids"][0][: token_counts(arrays)[0]]
-    tokenizer, scored = load_tokenizer(str(folder / FOLDER)), _scored(arrays, manifest)[0]
+    ids, tokenizer = arrays["input_ids"][0][: token_counts(arrays)[0]], load_tokenizer(str(folder / FOLDER))
+    if pairs:
+        target = arrays[_LABELS][0]
+        return [(tokenizer.decode(ids), False), (tokenizer.decode(target[target != IGNORE_INDEX]), True)]
+    scored = _scored(arrays, manifest)[0]
     runs = groupby(zip(ids.tolist(), scored.tolist(), strict=False), key=lambda token: token[1])
     return [(tokenizer.decode([one for one, _ in run]), is_scored) for is_scored, run in runs]
 
@@ -124,9 +127,15 @@ def class_counts(folder: Path, manifest: Manifest) -> dict[str, int]:
     return dict(zip(names, counts.tolist(), strict=True))
 
 
+def _has_token_labels(manifest: Manifest) -> bool:
+    """Whether there is a label for each token; several classes of a text may be as many as its tokens."""
+    several = manifest.classes is not None and manifest.classes.several
+    return not several and manifest.shapes.get(_LABELS) == manifest.shapes["input_ids"]
+
+
 def _scored(arrays: Arrays, manifest: Manifest) -> npt.NDArray[np.bool_]:
     """Tokens with a label. In a sample without classes, nothing predicts the first one."""
-    if _LABELS not in arrays or arrays[_LABELS].shape != arrays["input_ids"].shape:
+    if not _has_token_labels(manifest):
         return np.zeros(arrays["input_ids"].shape, np.bool_)
     found: npt.NDArray[np.bool_] = arrays[_LABELS] != IGNORE_INDEX
     if manifest.classes is None:

@@ -128,7 +128,7 @@ def test_equal_texts_are_in_one_split_whatever_their_labels(tmp_path: Path) -> N
 
 
 def test_several_labels_of_a_text_are_marks_for_each_class(tmp_path: Path) -> None:
-    rows = [{"text": "a", "label": ["x", "z"]}, {"text": "b", "label": []}, {"text": "c", "label": ["y"]}]
+    rows = [{"text": "aaa", "label": ["x", "z"]}, {"text": "bbb", "label": []}, {"text": "ccc", "label": ["y"]}]
     manifest = run(table(tmp_path / "a.jsonl", *rows), tmp_path / "out")
     assert manifest.classes == ClassInfo(("x", "y", "z"), several=True)
     arrays = arrays_of(tmp_path / "out")
@@ -137,6 +137,7 @@ def test_several_labels_of_a_text_are_marks_for_each_class(tmp_path: Path) -> No
     }
     assert found == {"a": [1, 0, 1], "b": [0, 0, 0], "c": [0, 1, 0]}
     assert class_counts(tmp_path / "out", manifest) == {"x": 1, "y": 1, "z": 1}
+    assert lengths_of(tmp_path / "out", manifest).scored is None, "there are as many classes as tokens"
 
 
 def test_label_of_a_word_is_at_its_first_token(tmp_path: Path, wordpiece: str) -> None:

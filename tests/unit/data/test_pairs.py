@@ -10,6 +10,7 @@ import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
 from hypha_ray.data.manifest import Manifest
+from hypha_ray.data.preparation.report import lengths_of, marked, sample_of
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.model.losses import compute_losses
 from hypha_ray.model.tasks.resolve import resolve_task
@@ -71,6 +72,16 @@ def test_rows_without_text_are_counted_and_equal_sources_are_in_one_split(tmp_pa
     splits = (arrays_of(tmp_path / "out", name)["input_ids"] for name in ("train", "validation"))
     train, held = ({row.tobytes() for row in split} for split in splits)
     assert (len(train), len(held), train & held) == (16, 4, set())
+
+
+def test_report_counts_targets_and_shows_one_though_sources_are_as_long(tmp_path: Path) -> None:
+    manifest = run(
+        table(tmp_path / "a.jsonl", {"en": "two", "de": "owt"}, {"en": "ten", "de": "net"}), tmp_path / "out"
+    )
+    found = lengths_of(tmp_path / "out", manifest, pairs=True)
+    assert (found.tokens, found.scored) == (8, 8)
+    shown = marked(sample_of(tmp_path / "out", manifest, pairs=True), coloured=False).plain
+    assert shown in ("two</s>«owt</s>»", "ten</s>«net</s>»")
 
 
 BAD_ROWS: list[tuple[dict[str, Any], str]] = [
