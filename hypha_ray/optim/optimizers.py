@@ -22,6 +22,8 @@ from hypha_ray.optim.schedules import build_schedule
 Parameters = list[torch.nn.Parameter]
 
 EIGHT_BITS = "adamw8bit"
+_LEAST_IN_EIGHT_BITS, _BLOCK = 4096, 256
+"""Elements of the smallest tensor whose averages have 8 bits, and of those that share a scale; of bitsandbytes."""
 _UNFIT = {"optimizer", "lbfgs", "sparseadam"}
 """The base class, and what wants more than one gradient a step or sparse ones."""
 
@@ -178,6 +180,13 @@ def check_eight_bits() -> None:
             "pip install bitsandbytes, or choose adamw",
         )
         raise ConfigError("OPT007", what, "it isn't installed", fix=fix)
+
+
+def eight_bits_bytes(parameters: Iterable[torch.nn.Parameter]) -> int:
+    """Size of the state that 8-bit AdamW has for parameters: two averages, with a float32 scale for each block."""
+    counts = [parameter.numel() for parameter in parameters]
+    blocks = (-(-count // _BLOCK) for count in counts if count >= _LEAST_IN_EIGHT_BITS)
+    return 2 * (sum(count * (1 if count >= _LEAST_IN_EIGHT_BITS else 4) for count in counts) + 4 * sum(blocks))
 
 
 def _alike(value: object, default: object) -> bool:

@@ -22,7 +22,7 @@ from hypha_ray.model.execution import set_execution
 from hypha_ray.model.losses import compute_losses
 from hypha_ray.model.tasks.task import Task
 from hypha_ray.model.trained import sketch_trained
-from hypha_ray.optim.optimizers import build_optimizer
+from hypha_ray.optim.optimizers import EIGHT_BITS, build_optimizer, eight_bits_bytes
 from hypha_ray.types import Samples
 
 if TYPE_CHECKING:
@@ -155,8 +155,10 @@ class _LiveBytes(TorchDispatchMode):
 
 
 def _measured(job: Job, task: Task, network: PreTrainedModel, inputs: Mapping[str, Any]) -> StepSizes:
-    """Take two steps, and return the peak of the second."""
-    optimizer = build_optimizer(network, job.inner_optimizer, None if job.inner_optimizer.total_steps else 100)
+    """Take two steps, and return the peak of the second; AdamW steps for its form with 8 bits, which needs values."""
+    inner, narrow = job.inner_optimizer, job.inner_optimizer.name == EIGHT_BITS
+    inner = inner.model_copy(update={"name": "adamw"}) if narrow else inner
+    optimizer = build_optimizer(network, inner, None if inner.total_steps else 100)
     tensors = {id(one): one for one in chain(network.parameters(), network.buffers())}.values()
     weights = sum(one.numel() * one.element_size() for one in tensors)
     state = 0
@@ -170,7 +172,8 @@ def _measured(job: Job, task: Task, network: PreTrainedModel, inputs: Mapping[st
             del losses
             optimizer.step(torch.ones(()))
             state = sum(_state_bytes(one) for one in optimizer.optimizers)
-        return StepSizes(weights, state, live.peak - state)
+        rest = live.peak - state
+        return StepSizes(weights, eight_bits_bytes(optimizer.parameters) if narrow else state, rest)
 
 
 def _state_bytes(optimizer: torch.optim.Optimizer) -> int:

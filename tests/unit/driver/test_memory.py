@@ -76,16 +76,26 @@ KINDS: dict[str, dict[str, Any]] = {
     "adamw": {},
     "checkpointed": {"worker": {"gradient_checkpointing": True}},
     "adapter": {"model": {"lora": {"rank": 4}}},
+    "adamw8bit": {"inner_optimizer": {"name": "adamw8bit"}},
 }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_memory_of_a_step_is_foretold_within_15_percent(kind: str, tmp_path: Path) -> None:
     tables: dict[str, Any] = {"model": {"config": LLAMA}, "rounds": {"max_batch_size": 8}, **KINDS[kind]}
+    if kind == "adamw8bit":
+        pytest.importorskip("bitsandbytes", reason="it is an extra")
     if kind == "adapter":
         build_model(Model(config=LLAMA), seed=0).save_pretrained(tmp_path)
         tables["model"] = {"repository": str(tmp_path), **tables["model"]}
     assert foretold(tables).total == pytest.approx(taken(tables), rel=0.15)
+
+
+def test_8bit_adamw_saves_three_quarters_of_the_averages_and_no_activations() -> None:
+    base: dict[str, Any] = {"model": {"config": LLAMA}, "rounds": {"max_batch_size": 8}}
+    whole, narrow = foretold(base), foretold({**base, "inner_optimizer": {"name": "adamw8bit"}})
+    assert (narrow.weights, narrow.rest) == (whole.weights, whole.rest)
+    assert 0.25 * whole.optimizer < narrow.optimizer < 0.27 * whole.optimizer
 
 
 def test_accumulation_adapters_and_checkpointing_save_memory(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from hypha_ray.config.tables.optimizers import InnerOptimizer
 from hypha_ray.driver.preflight.checks import check_job
 from hypha_ray.errors import ConfigError
 from hypha_ray.optim import optimizers
-from hypha_ray.optim.optimizers import Inner, build_optimizer
+from hypha_ray.optim.optimizers import Inner, build_optimizer, eight_bits_bytes
 
 LLAMA = LlamaConfig(
     vocab_size=32,
@@ -166,9 +166,17 @@ def test_8bit_adamw_is_that_of_bitsandbytes_and_nearly_torchs_in_less_memory() -
     assert values(models["adamw8bit"]) == values(plain)
     eight, full = (backward(models[name], 0) for name in ("adamw8bit", "adamw"))
     assert eight == pytest.approx(full, rel=0.02) and eight < 0.5 * backward(wide(), 0)
-    assert state_bytes(ours["adamw8bit"].optimizers[0]) < 0.6 * state_bytes(ours["adamw"].optimizers[0])
+    taken, tables = state_bytes(ours["adamw8bit"].optimizers[0]), 2 * 256 * 4  # What 8 bits mean, once for all tensors.
+    assert taken < 0.6 * state_bytes(ours["adamw"].optimizers[0])
+    assert eight_bits_bytes(models["adamw8bit"].parameters()) + tables == taken
     ours["adamw8bit"].reset()
     train(models["adamw8bit"], ours["adamw8bit"], range(1))
+
+
+def test_state_of_8bit_adamw_has_a_byte_for_each_average_and_a_scale_for_each_block_of_large_tensors() -> None:
+    sizes = {4096: 2 * (4096 + 4 * 16), 4097: 2 * (4097 + 4 * 17), 4095: 2 * 4 * 4095}
+    for size, taken in sizes.items():
+        assert eight_bits_bytes([torch.nn.Parameter(torch.zeros(size))]) == taken
 
 
 def test_8bit_adamw_without_its_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
