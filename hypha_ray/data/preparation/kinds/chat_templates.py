@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,6 +25,7 @@ import numpy.typing as npt
 from hypha_ray.data.preparation.encoders import Tokens
 from hypha_ray.data.preparation.kinds.answers import find_answers
 from hypha_ray.data.preparation.sources.chats import Chat, Messages
+from hypha_ray.data.preparation.sources.tool_calls import count_calls, with_texts, without_calls
 from hypha_ray.errors import DataError
 
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -65,6 +67,15 @@ class ChatTemplate:
         scored = [part for part, place in zip(parts, answers, strict=False) if chat.messages[place].get("weight") != 0]
         return ScoredText(text, tuple(scored) if len(parts) == len(answers) else tuple(parts))
 
+    def lost_calls(self, chat: Chat, text: str) -> int:
+        """Count the calls of tools in a chat whose text is the same without them."""
+        calls = count_calls(chat.messages)
+        if not calls:
+            return 0
+        with suppress(DataError):
+            return calls if self._render(chat, without_calls(chat.messages))[0] == text else 0
+        return 0
+
     def _by_prefixes(self, chat: Chat, answers: Sequence[int]) -> tuple[str, list[tuple[int, int]]]:
         text, _ = self._render(chat, chat.messages)
         parts = []
@@ -96,21 +107,28 @@ class ChatTemplate:
     def _render(
         self, chat: Chat, messages: Messages, opened: bool = False, marked: bool = False
     ) -> tuple[str, list[tuple[int, int]]]:
-        from transformers.utils.chat_template_utils import render_jinja_template
-
+        """Text of messages and its marked parts; a template that takes no objects as arguments gets texts."""
         try:
-            texts, parts = render_jinja_template(
-                [messages],
-                tools=chat.tools,
-                chat_template=self._tokenizer.get_chat_template(None, chat.tools),
-                return_assistant_tokens_mask=marked,
-                add_generation_prompt=opened,
-                **self._tokenizer.special_tokens_map,
-            )
+            return self._filled(chat, messages, opened, marked)
         except Exception as error:  # Templates raise errors of their own, for instance without system messages.
+            if count_calls(messages):
+                with suppress(Exception):
+                    return self._filled(chat, [with_texts(message) for message in messages], opened, marked)
             got = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             what, fix = f"{chat.where}: the chat template of {self._name!r} refuses the chat", "mend or remove the row"
             raise DataError("DATA034", what, got, fix=fix) from None
+
+    def _filled(self, chat: Chat, messages: Messages, opened: bool, marked: bool) -> tuple[str, list[tuple[int, int]]]:
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        texts, parts = render_jinja_template(
+            [messages],
+            tools=chat.tools,
+            chat_template=self._tokenizer.get_chat_template(None, chat.tools),
+            return_assistant_tokens_mask=marked,
+            add_generation_prompt=opened,
+            **self._tokenizer.special_tokens_map,
+        )
         return texts[0], parts[0] if marked else []
 
     def _unclear(self, chat: Chat, why: str, got: str) -> DataError:

@@ -87,6 +87,9 @@ def _encoded(
         texts = [template.rendered(chat) if templated else _plain(chat) for chat in part]
         lost = sum(count_lost_thoughts(chat.messages, one.text) for chat, one in zip(part, texts, strict=True))
         account.leave_out("thoughts", "in answers of which the chat template renders only the rest", lost)
+        if templated:
+            calls = sum(template.lost_calls(chat, one.text) for chat, one in zip(part, texts, strict=True))
+            account.leave_out("tool calls", "in chats whose template renders none", calls)
         for ids, scored in tokenized(tokenizer, texts, literal=not templated):
             yield ScoredTokens(ids, scored) if templated else ScoredTokens(np.append(ids, end), np.append(scored, True))
         report("chats", len(part))

@@ -22,6 +22,7 @@ from typing import IO, Any, Final, TypeAlias
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.sources.documents import read
 from hypha_ray.data.preparation.sources.tables import Column, Row, no_column, no_table
+from hypha_ray.data.preparation.sources.tool_calls import with_objects
 from hypha_ray.data.provenance import Account, readable
 from hypha_ray.errors import DataError
 
@@ -124,7 +125,7 @@ class ChatReader:
 
     def _with_system(self, messages: Messages, row: Mapping[str, Any]) -> Messages:
         """The messages behind the row's system message, or behind that of the options, unless they have one."""
-        if messages[0]["role"] in ("system", "developer"):
+        if messages and messages[0]["role"] in ("system", "developer"):
             return messages
         text = row.get(_SYSTEM)
         text = _clean(text) if isinstance(text, str) and text.strip() else self._options.system
@@ -168,11 +169,20 @@ def _messages(where: str, column: Column, value: Any) -> Messages:
 def _message(where: str, column: Column, given: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: value for name, value in given.items() if value is not None}
     role, content = found.pop("role", found.pop("from", None)), found.pop("content", found.pop("value", None))
-    if role not in _ROLES:
+    if not isinstance(role, str) or role not in _ROLES:
         raise _useless(where, column, f"role {role!r}", ", ".join(_ROLES))
+    if isinstance(content, list) and content and all(map(_is_text_part, content)):
+        content = "".join(part["text"] for part in content)
     if not isinstance(content, str) and not (content is None and "tool_calls" in found):
         raise _useless(where, column, f"content of type {type(content).__name__}", "text")
-    return {"role": _ROLES[role], "content": _clean(content or ""), **found}
+    if (weight := found.get("weight", 1)) not in (0, 1):
+        raise _useless(where, column, f"weight {weight!r}", "0 or 1")
+    return with_objects({"role": _ROLES[role], "content": _clean(content or ""), **found})
+
+
+def _is_text_part(part: Any) -> bool:
+    """Whether a part of a message is a text, as of services whose messages may have images, too."""
+    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
 def _tools(where: str, row: Mapping[str, Any]) -> list[Any] | None:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.sources.arrow_rows import parquet_rows, without_nulls
 from hypha_ray.data.preparation.sources.files import (
     UNREADABLE,
     is_binary,
@@ -26,7 +27,7 @@ from hypha_ray.data.preparation.sources.files import (
     walk,
 )
 from hypha_ray.data.preparation.sources.hub.class_names import named_classes
-from hypha_ray.data.preparation.sources.tables import CSV, JSON, Reader, TextReader, csv_rows, json_rows, parquet_rows
+from hypha_ray.data.preparation.sources.tables import CSV, JSON, Reader, TextReader, csv_rows, json_rows
 from hypha_ray.data.provenance import Account, readable
 from hypha_ray.data.slices import Arrays
 from hypha_ray.errors import DataError, HyphaError
@@ -220,7 +221,8 @@ def _hub(name: str, options: Options, reader: Reader[T], account: Account, saved
             )
         where = f"dataset {readable(name)!r}"
         rows = named_classes(_encoded(loaded), loaded.features, reader.columns)
-        yield from reader.of_rows(((f"{where}, row {number}", row) for number, row in enumerate(rows, 1)), account)
+        numbered = ((f"{where}, row {number}", without_nulls(row)) for number, row in enumerate(rows, 1))
+        yield from reader.of_rows(numbered, account)
 
 
 def _encoded(loaded: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Rows of CSV, TSV, JSON, JSON lines and Parquet files, and their texts."""
+"""Rows of CSV, TSV, JSON and JSON lines files, and their texts."""
 
 from __future__ import annotations
 
@@ -147,14 +147,14 @@ def json_rows(file: IO[str], path: Path) -> Iterator[Row]:
         DataError: it contains anything else.
 
     """
-    first = file.readline()
+    begin, first = 1, file.readline()
     while first and not first.strip():
-        first = file.readline()
+        begin, first = begin + 1, file.readline()
     if kind_of(path) == ".json" and not _whole(first):
-        for number, record in enumerate(_document(first + file.read(), path), 1):
-            yield _row(record, f"{path}, object {number}")
+        for place, record in enumerate(_document(first + file.read(), path), 1):
+            yield _row(record, f"{path}, object {place}")
         return
-    for number, line in enumerate(itertools.chain([first], file), 1):
+    for number, line in enumerate(itertools.chain([first], file), begin):
         if line.strip():
             where = f"{path}, line {number}"
             yield _row(_parsed(line, where), where)
@@ -189,31 +189,6 @@ def csv_rows(file: IO[str], path: Path, columns: Sequence[Column], account: Acco
             names[names.index(chosen)] = column.name
     for where, fields in itertools.chain(sample, rows):
         yield where, dict(zip(names, fields, strict=True))
-
-
-def parquet_rows(path: Path, columns: Sequence[Column], account: Account) -> Iterator[Row]:
-    """The rows of a Parquet file; only the given columns are read, or all if none are given.
-
-    Raises:
-        DataError: it is damaged, or lacks a column.
-
-    """
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        # Opened here, since Arrow accepts only names in UTF-8.
-        with path.open("rb") as stream, parquet.ParquetFile(stream) as file:
-            names = file.schema_arrow.names
-            wanted = [column.name for column in columns] or names
-            if missing := [column for column in columns if column.name not in names]:
-                raise no_column(str(path), missing[0], names)
-            account.drop(name for name in names if name not in wanted)
-            number = itertools.count(1)
-            for batch in file.iter_batches(columns=wanted, batch_size=1024):
-                yield from ((f"{path}, row {next(number)}", record) for record in batch.to_pylist())
-    except pyarrow.ArrowInvalid as error:
-        raise DataError("DATA031", f"{path} isn't a Parquet file", str(error), fix="copy it afresh") from None
 
 
 def _parsed(text: str, where: str) -> Any:
