@@ -65,6 +65,7 @@ _DEPENDENT |= {
     "data_parallel",
     "engine",
     "key_variable",
+    "locality",
     "pattern",
     "probe_batch_size",
     "processes",
