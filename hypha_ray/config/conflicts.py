@@ -9,6 +9,9 @@ from hypha_ray.config.keys import BESIDE_REPOSITORY
 from hypha_ray.config.schema import Job
 from hypha_ray.config.tables.rl import RL
 
+SHARDABLE = ("adamw", "sgd")
+"""Inner optimizers that treat each element of a tensor by itself, so that a part of it is enough."""
+
 
 class Conflict(NamedTuple):
     """Two keys that exclude each other, or settings of the form ``key = value``."""
@@ -45,6 +48,7 @@ def conflicts(job: Job) -> Iterator[Conflict]:
         yield from _of_asynchrony(job, strategy, replay)
     yield from _of_model(job)
     yield from _of_probe(job, replay)
+    yield from _of_sharding(job)
     compared = {"checkpoint.best": job.checkpoint.best, "rounds.patience": job.rounds.patience}
     for name in (name for name, given in compared.items() if given and not job.rounds.evaluate_every):
         fix = "evaluate every few rounds: a single evaluation is the best one"
@@ -89,6 +93,19 @@ def _of_probe(job: Job, replay: bool) -> Iterator[Conflict]:
             yield Conflict(probe, other, "sizes are tried in one process: leave it out, or set worker.processes = 1")
         if not (group.bridged or group.memory_gb or (group.gpu and not on_cpu)):
             yield Conflict(probe, f"{name}.memory_gb = 0", "give workers memory, which batches have to fit into")
+
+
+def _of_sharding(job: Job) -> Iterator[Conflict]:
+    """Conflicts of a model that is shared out to processes."""
+    name = job.inner_optimizer.name
+    others = (
+        ("rl.algorithm", job.rl.algorithm is not None, "policies are held whole: leave it out"),
+        (f'inner_optimizer.name = "{name}"', name not in SHARDABLE, f"choose {' or '.join(SHARDABLE)}"),
+        ("worker.compile", job.worker.compile, "leave one of them out: compiled blocks gather no weights"),
+        ("model.lora.rank", job.model.lora.rank is not None, "train all weights, or leave it out"),
+    )
+    if job.worker.sharding == "full":
+        yield from (Conflict("worker.sharding", other, fix) for other, excluded, fix in others if excluded)
 
 
 def _of_model(job: Job) -> Iterator[Conflict]:

@@ -10,7 +10,7 @@ from hypha_ray.config.schema import Job
 from hypha_ray.config.tables.rl import JUDGE, RL
 
 _OF_TRAINERS = (
-    "rounds.accumulation worker.device worker.processes worker.autocast worker.compile worker.attention"
+    "rounds.accumulation worker.device worker.processes worker.sharding worker.autocast worker.compile worker.attention"
     " worker.gradient_checkpointing worker.probe_batch_size"
 )
 
@@ -32,6 +32,8 @@ def _idle(job: Job) -> Iterator[tuple[str, str]]:
         yield groups, "bridge.listen bridge.certificate bridge.key"
     if all(group.bridged for group in job.worker_groups):
         yield groups, _OF_TRAINERS
+    elif all(job.processes_in(group) == 1 for group in job.worker_groups):
+        yield "worker.processes", "worker.sharding"
     if "aim" not in job.telemetry.sinks:
         yield "telemetry.sinks", "telemetry.aim_repository"
     if job.model.repository is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -50,7 +51,7 @@ def evaluate(
     classes, training = task.classifies, model.training
     model.eval()
     try:
-        with torch.inference_mode(), torch.autocast(device.type, autocast, enabled=autocast is not None):
+        with _without_gradients(model), torch.autocast(device.type, autocast, enabled=autocast is not None):
             for tensors, keys in _known(batches):
                 inputs = task.inputs(tensors, keys, MASKING_SEED)
                 if scored := task.count(inputs):
@@ -86,6 +87,11 @@ def batches_of(
             yield Samples(part, _keys(index, start, len(next(iter(part.values())))))
 
 
+def scored_in_evaluation(task: Task, samples: Samples) -> int:
+    """Return the number of positions of samples that `evaluate` scores."""
+    return task.count(task.inputs(tensors_of(samples), _without_epoch(samples.keys), MASKING_SEED))
+
+
 def tensors_of(samples: Samples) -> dict[str, torch.Tensor]:
     """Return samples as tensors that share memory with the arrays."""
     return {name: torch.from_numpy(array) for name, array in samples.arrays.items()}
@@ -94,6 +100,13 @@ def tensors_of(samples: Samples) -> dict[str, torch.Tensor]:
 def metrics_of(task: Task, sums: Sums) -> dict[str, float | None]:
     """Return mean loss, perplexity or accuracy if the task has one, and the number of scores."""
     return {**figures_of(sums, task.perplexity), task.unit: int(sums["val_loss"][1])}
+
+
+def _without_gradients(model: torch.nn.Module) -> AbstractContextManager[None]:
+    """Return a context without gradients. FSDP2 gathers weights into memory that is used again in training."""
+    context: Any = torch.no_grad() if hasattr(model, "unshard") else torch.inference_mode()
+    found: AbstractContextManager[None] = context
+    return found
 
 
 def _known(batches: Iterable[Evaluated]) -> Iterator[tuple[Batch, SampleKeys]]:

@@ -22,7 +22,20 @@ from hypha_ray.model.partition import contiguous, strided
 from hypha_ray.types import Entry, Flat, Layout
 from hypha_ray.types.layout import dtype_of, is_trained
 
-__all__ = ["Array", "empty", "gather", "layout_of", "load", "pack", "scatter", "view", "views"]
+__all__ = [
+    "Array",
+    "empty",
+    "gather",
+    "layout_of",
+    "live_tensors",
+    "load",
+    "pack",
+    "pinned",
+    "scatter",
+    "source_of",
+    "view",
+    "views",
+]
 
 _REPLACED = ".original_module."
 """Part of the name of a weight that a trained copy stands in for, so that it has no effect."""
@@ -70,10 +83,10 @@ def gather(
         One contiguous 1-D array for each group, in pinned memory if the model is on a GPU.
 
     """
-    on_gpu = any(tensor.is_cuda for _, tensor in _live(model, layout, fragment))
-    flat = out if out is not None else _pinned(layout, fragment) if on_gpu else empty(layout, fragment)
+    on_gpu = any(tensor.is_cuda for _, tensor in live_tensors(model, layout, fragment))
+    flat = out if out is not None else pinned(layout, fragment) if on_gpu else empty(layout, fragment)
     check(layout, fragment, flat)
-    for entry, tensor in _live(model, layout, fragment):
+    for entry, tensor in live_tensors(model, layout, fragment):
         source = _gradient(tensor) if gradients and isinstance(tensor, torch.nn.Parameter) else tensor.detach()
         torch.from_numpy(view(entry, flat)).copy_(source, non_blocking=True)
     if on_gpu:
@@ -99,8 +112,8 @@ def scatter(
     """
     check(layout, fragment, flat)
     with torch.no_grad():
-        for entry, tensor in _live(model, layout, fragment):
-            source = _source(view(entry, flat))
+        for entry, tensor in live_tensors(model, layout, fragment):
+            source = source_of(view(entry, flat))
             if mixing and is_trained(entry.group):
                 source = torch.lerp(source.to(tensor.device), tensor.to(source.dtype), mixing)
             copy(source, tensor)
@@ -116,8 +129,8 @@ def load(model: torch.nn.Module, layout: Layout, tensors: Mapping[str, Array]) -
     check_names(layout, tensors)
     with torch.no_grad():
         for fragment in range(layout.fragments):
-            for entry, tensor in _live(model, layout, fragment):
-                tensor.copy_(_source(tensors[entry.name]))
+            for entry, tensor in live_tensors(model, layout, fragment):
+                tensor.copy_(source_of(tensors[entry.name]))
 
 
 def _untie(model: torch.nn.Module) -> tuple[dict[str, torch.Tensor], tuple[tuple[str, str], ...]]:
@@ -162,7 +175,7 @@ def _sent(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _memory(tensor: torch.Tensor) -> object:
     """Return a key that is equal for tensors of the same memory."""
-    if tensor.is_meta or tensor.numel() == 0:
+    if tensor.is_meta or tensor.numel() == 0 or hasattr(tensor, "device_mesh"):  # One that is sharded has no address.
         return id(tensor)
     return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
@@ -177,7 +190,7 @@ def _group(name: str, tensor: torch.Tensor) -> str:
     return f"{kind}/{'uint8' if tensor.dtype == torch.bool else str(tensor.dtype).removeprefix('torch.')}"
 
 
-def _pinned(layout: Layout, fragment: int) -> Flat:
+def pinned(layout: Layout, fragment: int) -> Flat:
     """Return arrays like `empty` in page-locked memory, into which a GPU copies several times faster."""
     return {
         group: torch.empty(size, dtype=getattr(torch, dtype_of(group)), pin_memory=True).numpy()
@@ -185,7 +198,7 @@ def _pinned(layout: Layout, fragment: int) -> Flat:
     }
 
 
-def _live(model: torch.nn.Module, layout: Layout, fragment: int) -> Iterator[tuple[Entry, torch.Tensor]]:
+def live_tensors(model: torch.nn.Module, layout: Layout, fragment: int) -> Iterator[tuple[Entry, torch.Tensor]]:
     """Return a fragment's entries with the model's tensors."""
     tensors: dict[str, torch.Tensor] = dict(model.named_parameters()) | dict(model.named_buffers())
     return ((entry, tensors[entry.name]) for entry in layout.entries if entry.fragment == fragment)
@@ -204,6 +217,6 @@ class _Window:
         self.__array_interface__: dict[str, Any] = {**array.__array_interface__, "data": (address, False)}
 
 
-def _source(array: Array) -> torch.Tensor:
+def source_of(array: Array) -> torch.Tensor:
     """Return a tensor over the array's memory, to copy from."""
     return torch.from_numpy(np.asarray(_Window(array)))

@@ -22,7 +22,7 @@ from hypha_ray.types import Flat
 def export_state(inner: Inner) -> Flat:
     """Copy the state of all optimizers into fresh arrays."""
     return {
-        f"{number}/{index}/{name}": _array(tensor)
+        f"{number}/{index}/{name}": as_array(tensor)
         for number, optimizer in enumerate(inner.optimizers)
         for index, values in optimizer.state_dict()["state"].items()
         for name, tensor in values.items()
@@ -52,7 +52,8 @@ def load_state(inner: Inner, arrays: Mapping[str, Array]) -> None:
         optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def _array(tensor: torch.Tensor) -> Array:
+def as_array(tensor: torch.Tensor) -> Array:
+    """Copy a tensor into an array; bfloat16 as its bits."""
     bits = tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
     array: Array = bits.detach().to("cpu", copy=True).numpy()
     return array

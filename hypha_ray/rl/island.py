@@ -25,6 +25,7 @@ from hypha_ray.optim.joint import Joint
 from hypha_ray.optim.optimizers import Inner
 from hypha_ray.optim.schedules import inner_steps
 from hypha_ray.optim.step import Step
+from hypha_ray.optim.whole_model import WholeModel
 from hypha_ray.rl.dataflow.graph import Graph
 from hypha_ray.rl.dataflow.master import Extras, Master
 from hypha_ray.rl.dataflow.mesh import Mesh
@@ -54,7 +55,7 @@ _DEADLINE_S = 3600.0
 """Longest time in seconds to wait for the next reply."""
 
 
-class Island:
+class Island(WholeModel):
     """Trainer of a policy, and of a critic if the algorithm has one, on prompts.
 
     Models stay in evaluation mode, because dropout would make ratios of equal weights differ from 1.
@@ -72,7 +73,7 @@ class Island:
     def __init__(self, job: Job, tokenizer: Any, worker: int = 0) -> None:
         self._rl = job.rl
         self.device = device_of(job.worker.device)
-        self.model = build_trained(job).to(self.device).eval()
+        self.model: Any = build_trained(job).to(self.device).eval()
         self._graph, self._advantage = step_graph(job.rl), Advantage(job.rl)
         self._roles = roles = {**trained_roles(job, self.model, tokenizer, worker), "advantage": self._advantage}
         beside = tuple(range(1, job.rl.model_workers))

@@ -90,6 +90,10 @@ class Worker(Table):
     processes: Count | None = Field(
         None, description="processes of a worker, which share each batch; default: one for each GPU of its lease"
     )
+    sharding: Literal["none", "full"] = Field(
+        "none",
+        description="full: each process of a worker has a part of weights, gradients and optimizer state (FSDP2)",
+    )
     autocast: Literal["none", "bf16"] = Field("none", description="bf16: mixed precision in forward and backward")
     compile: bool = Field(False, description="torch.compile the model")
     gradient_checkpointing: bool = Field(

@@ -117,6 +117,7 @@ def check_model(job: Job, source: DataSource, *, estimates: bool = False) -> lis
         from hypha_ray.driver.preflight.loss_on_samples import check_loss
         from hypha_ray.driver.preflight.memory import memory_notes
         from hypha_ray.driver.preflight.rollouts import check_rollouts
+        from hypha_ray.driver.preflight.sharding import check_sharding
         from hypha_ray.model.loading.build import compare_weights, describe
         from hypha_ray.model.lora import has_adapter, needs_whole
         from hypha_ray.model.tasks.table import find_task, require_trainable
@@ -134,6 +135,7 @@ def check_model(job: Job, source: DataSource, *, estimates: bool = False) -> lis
     if has_adapter(job.model):
         notes.extend(_check_adapter(job, network))
     notes.extend(check_loss(case) if job.rl.algorithm is None else check_rollouts(case))
+    check_sharding(case)
     return [*notes, *(memory_notes(case) if estimates else [])]
 
 
@@ -147,6 +149,9 @@ def _check_adapter(job: Job, network: PreTrainedModel) -> list[str]:
     if any(group.bridged for group in job.worker_groups):
         what = f"{job.model.repository} is an adapter, and the base model of an external trainer can't be proved"
         raise ConfigError("CFG011", what, fix="give a whole model, or have Ray start the workers")
+    if job.worker.sharding == "full":
+        what = f"{job.model.repository} is an adapter, and worker.sharding trains whole models"
+        raise ConfigError("CFG011", what, fix="give a whole model, or leave worker.sharding out")
     trained = sum(parameter.numel() for parameter in network.parameters() if parameter.requires_grad)
     whole = sum(parameter.numel() for parameter in network.parameters())
     return [f"the adapter trains {trained:,} of {whole:,} parameters"]

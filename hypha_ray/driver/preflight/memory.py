@@ -63,7 +63,8 @@ def memory_notes(case: Case) -> list[str]:
     """Return a note with the memory of a step, and another one if it is more than workers without a GPU reserve."""
     job = case.job
     groups = [(job.processes_in(group), group) for group in job.worker_groups if not group.bridged]
-    if job.rl.algorithm is not None or not groups:
+    shared = job.worker.sharding == "full" and any(count > 1 for count, _ in groups)
+    if job.rl.algorithm is not None or not groups or shared:  # What is gathered at a time isn't known here.
         return []
     notes, (task, samples) = list[str](), scored_samples(case)
     for processes in sorted({count for count, _ in groups}):

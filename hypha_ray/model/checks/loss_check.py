@@ -73,7 +73,7 @@ def check_loss_of(task: Task, network: Any, samples: Samples) -> None:
 
 def _check(task: Task, network: Any, samples: Samples) -> None:
     with _evaluating(network):
-        samples = _choose(task, samples)
+        samples = choose_samples(task, samples)
         inputs = _inputs(task, samples, network)
         if not task.count(inputs):
             return
@@ -169,7 +169,7 @@ def _check_causal(task: Task, network: Any, inputs: dict[str, Any], output: Any)
             )
 
 
-def _choose(task: Task, samples: Samples) -> Samples:
+def choose_samples(task: Task, samples: Samples) -> Samples:
     """Return a few samples that differ as much as possible in the size of what is scored, with sequences cut."""
     short = _cut(task, samples)
     made = [_make_inputs(task, short.part(slice(i, i + 1))) for i in range(min(len(short), 32))]

@@ -1,6 +1,6 @@
 """Processes of a worker but the first: Ray actors in its lease, which compute their parts of gradients.
 
-They hold a copy of the model and nothing else, and end with the first process.
+They hold a copy of the model and nothing else, or their shards of all there is. They end with the first process.
 """
 
 from __future__ import annotations
@@ -41,9 +41,7 @@ class Member:
     """
 
     def __init__(self, job: Job, specials: SpecialTokens | None, worker: int, rank: int) -> None:
-        arm(job.testing.failpoints, job.testing.failpoint_log)
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        _begin(job)
         self._job, self._specials, self._worker, self._rank = job, specials, worker, rank
         self._collectives: Any = None
 
@@ -96,7 +94,57 @@ class Member:
             yield
         except BaseException:
             self._collectives.close()
-            threading.Timer(TELLING_S, os._exit, (1,)).start()
+            _end_soon()
+            raise
+
+
+class ShardedMember:
+    """One process of a worker whose model is sharded, as a Ray actor. SIGTERM is the first process's to answer.
+
+    Args:
+        job: the job file.
+        specials: special tokens, as `SupervisedTrainer` takes them.
+        worker: number of the worker.
+        rank: number of the process in its worker, from 1.
+
+    """
+
+    def __init__(self, job: Job, specials: SpecialTokens | None, worker: int, rank: int) -> None:
+        _begin(job)
+        self._arguments = job, specials, worker, rank
+
+    def begin(self) -> None:
+        """Load libraries."""
+        import torch
+
+        from hypha_ray.worker.group.follower import Follower
+
+        torch.set_num_threads(own_cores())
+        self._follower = Follower(*self._arguments)
+
+    def build(self, port: int) -> str:
+        """Connect to the other processes and build the model, as `Follower.build`."""
+        return self._follower.build(port)
+
+    def join(self) -> None:
+        """Take part in sums from here on."""
+        self._follower.join()
+
+    def perform(self, orders: Sequence[tuple[Any, ...]]) -> Any:
+        """Carry out orders, as `Follower.perform`; after an error this process ends once it has told it.
+
+        Raises:
+            ProcessLostError: another process has died or is silent.
+
+        """
+        from hypha_ray.worker.group.mesh import is_broken
+
+        try:
+            return self._follower.perform(orders)
+        except BaseException as error:
+            _end_soon()
+            if isinstance(error, RuntimeError) and is_broken(error):
+                raise ProcessLostError(f"a process of this worker has died or is silent: {error}") from None
             raise
 
 
@@ -107,18 +155,23 @@ class Members:
         job: the job file.
         specials: special tokens, as `SupervisedTrainer` takes them.
         worker: number of the worker.
+        kind: class of the actors.
 
     """
 
-    def __init__(self, job: Job, specials: SpecialTokens | None, worker: int) -> None:
+    def __init__(self, job: Job, specials: SpecialTokens | None, worker: int, kind: type = Member) -> None:
         self.processes = job.processes_of(worker)
         """Number of processes of the worker, with the first."""
         self._deadline_s = job.worker.stall_s
-        self._actors = [start_child(Member, job, specials, worker, rank) for rank in range(1, self.processes)]
-        self._replies: list[Any] = [actor.build.remote() for actor in self._actors]
+        self._actors = [start_child(kind, job, specials, worker, rank) for rank in range(1, self.processes)]
+        self._replies: list[Any] = []
 
-    def call(self, name: str, each: Sequence[Any], *arguments: Any) -> None:
-        """Call a method of all processes, each with a first argument of its own; earlier calls have to be done.
+    def alike(self, *arguments: Any) -> list[tuple[Any, ...]]:
+        """Return the same arguments for each of them."""
+        return [arguments] * len(self._actors)
+
+    def call(self, name: str, each: Sequence[tuple[Any, ...]]) -> None:
+        """Call a method of all processes, each with arguments of its own; earlier calls have to be done.
 
         Raises:
             ProcessLostError: one of them has died or is silent.
@@ -127,10 +180,13 @@ class Members:
         """
         self.replies()
         pairs = zip(self._actors, each, strict=True)
-        self._replies = [getattr(actor, name).remote(own, *arguments) for actor, own in pairs]
+        self._replies = [getattr(actor, name).remote(*own) for actor, own in pairs]
 
-    def replies(self) -> list[Any]:
+    def replies(self, limit_s: float | None = None) -> list[Any]:
         """Wait for the results of the latest call, and forget them.
+
+        Args:
+            limit_s: longest wait for the next result; None: that of a silent process.
 
         Raises:
             ProcessLostError: one of the processes has died or is silent.
@@ -138,14 +194,15 @@ class Members:
 
         """
         refs, self._replies = self._replies, []
-        waiting, limit_s, errors = list(refs), self._deadline_s, list[Exception]()
+        waiting, errors = list(refs), list[Exception]()
+        limit_s = self._deadline_s if limit_s is None else limit_s
         while waiting:
             ready, waiting = ray.wait(waiting, timeout=limit_s)
             if not ready:
                 break
             if (error := _error(ready[0])) is not None:
                 errors.append(error)
-                limit_s = PARTING_S
+                limit_s = min(limit_s, PARTING_S)
         if errors:
             raise min(errors, key=lambda error: isinstance(error, ProcessLostError))
         if waiting:
@@ -156,6 +213,18 @@ class Members:
         """End all of them."""
         for actor in self._actors:
             ray.kill(actor)
+
+
+def _begin(job: Job) -> None:
+    """Arm failpoints, and leave SIGTERM to the first process."""
+    arm(job.testing.failpoints, job.testing.failpoint_log)
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _end_soon() -> None:
+    """End this process, once an error has gone to the first one."""
+    threading.Timer(TELLING_S, os._exit, (1,)).start()
 
 
 def _copied(part: Samples) -> Samples:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store, TCPStore  # type: ignore[attr-defined]
 
+from hypha_ray.optim.optimizers import Inner
 from hypha_ray.worker.interrupts import ProcessLostError
 
 _HOST = "127.0.0.1"
@@ -41,7 +42,7 @@ class Collectives:
         self._rank, self._device = rank, device
         limit = timedelta(seconds=deadline_s)
         with _told():
-            self._counts: Any = _gloo(store, rank, size, limit)
+            self._counts: Any = gloo(PrefixStore("counts", store), rank, size, limit)
             self._tensors: Any = _nccl(store, rank, size, limit) if device.type == "cuda" else self._counts
 
     def total(self, count: int) -> int:
@@ -62,6 +63,10 @@ class Collectives:
                 one.grad = torch.zeros_like(one)
         gradients = [one.grad for one in used if one.grad is not None]
         self._each([*gradients, loss], lambda flat: self._tensors.reduce(flat, root=0), self._rank == 0)
+
+    def norm(self, optimizer: Inner) -> Tensor:
+        """Return the norm of the gradients in process 0; others have no use for theirs."""
+        return optimizer.norm() if self._rank == 0 else torch.zeros((), device=self._device)
 
     def copy_out(self, tensors: Sequence[Tensor]) -> None:
         """Copy the tensors of process 0 to the others."""
@@ -106,12 +111,13 @@ def _told() -> Iterator[None]:
         raise ProcessLostError(f"a process of this worker has died or is silent: {error}") from None
 
 
-def _gloo(store: Store, rank: int, size: int, limit: timedelta) -> ProcessGroupGloo:
-    gloo: Any = ProcessGroupGloo
-    options = gloo._Options()
-    options._devices = [gloo.create_device(hostname=_HOST)]
+def gloo(store: Store, rank: int, size: int, limit: timedelta) -> ProcessGroupGloo:
+    """Make a group of gloo that listens on the loopback interface alone."""
+    kind: Any = ProcessGroupGloo
+    options = kind._Options()
+    options._devices = [kind.create_device(hostname=_HOST)]
     options._timeout = limit
-    return ProcessGroupGloo(PrefixStore("counts", store), rank, size, options)
+    return ProcessGroupGloo(store, rank, size, options)
 
 
 def _nccl(store: Store, rank: int, size: int, limit: timedelta) -> Any:

@@ -12,17 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Any
 
 from hypha_ray.config import Job
-from hypha_ray.errors import ConfigError
 from hypha_ray.model.layout import layout_of
 from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.optim.step import Step
 from hypha_ray.types import Samples, Sums, added
-from hypha_ray.worker.group.actor import Members
+from hypha_ray.worker.group.actor import Members, ShardedMember
 from hypha_ray.worker.group.collectives import Collectives, open_store
+from hypha_ray.worker.group.parts import parts_of, require_equal
 from hypha_ray.worker.interrupts import ProcessLostError
 from hypha_ray.worker.training.supervised import SupervisedTrainer
 
@@ -42,6 +41,7 @@ class GroupTrainer(SupervisedTrainer):
         self._stale = True
         """Whether other processes may have other weights than this one."""
         try:
+            self._members.call("build", self._members.alike())
             super().__init__(job, specials)
             self._collectives = self._connect(job)
             self.join(self._collectives)
@@ -57,7 +57,7 @@ class GroupTrainer(SupervisedTrainer):
 
     def add_gradient(self, batch: Samples, summed: bool) -> Step:
         """Add the gradient of a batch, of which each process computes that of its part."""
-        own, *others = _parts(batch, self._members.processes)
+        own, *others = parts_of(batch, self._members.processes)
         with self._together("add_gradient", others, summed):
             return super().add_gradient(own, summed)
 
@@ -65,14 +65,14 @@ class GroupTrainer(SupervisedTrainer):
         """Return the model's loss, and what it got right, as sums over the parts of all processes."""
         found: list[Sums] = []
         self._stale = True  # The global weights may be in the model for this evaluation alone.
-        own = super().evaluate(self._own_parts(batches, found))
+        own = super().evaluate(self._ownparts_of(batches, found))
         self._stale = True
         return added([own, *found])
 
     def seed(self, *entropy: int) -> None:
         """Let random numbers depend on these alone; each process has its own."""
         super().seed(*entropy)
-        self._members.call("seed", [entropy] * (self._members.processes - 1))
+        self._members.call("seed", self._members.alike(entropy))
 
     def merged(self, version: int) -> None:
         """Let other processes have the merged weights before their next part."""
@@ -91,17 +91,15 @@ class GroupTrainer(SupervisedTrainer):
 
         """
         built = layout_of(self.model).sha256()
-        if any(other != built for other in self._members.replies()):
-            what = "the processes of a worker have built different models from the same job file"
-            raise ConfigError("MODEL022", what, fix="name a model whose weights don't change, by model.revision")
+        require_equal(built, self._members.replies())
         store, port = open_store()
-        self._members.call("join", [port] * (self._members.processes - 1))
+        self._members.call("join", self._members.alike(port))
         return Collectives(store, 0, self._members.processes, self.device, job.worker.stall_s)
 
-    def _own_parts(self, batches: Iterable[Samples], found: list[Sums]) -> Iterator[Samples]:
+    def _ownparts_of(self, batches: Iterable[Samples], found: list[Sums]) -> Iterator[Samples]:
         """Return this process's part of each batch, while others evaluate theirs, whose sums are added to `found`."""
         for batch in batches:
-            own, *others = _parts(batch, self._members.processes)
+            own, *others = parts_of(batch, self._members.processes)
             with self._together("evaluate", others):
                 yield own
             found += self._members.replies()
@@ -116,7 +114,7 @@ class GroupTrainer(SupervisedTrainer):
 
         """
         stale, self._stale = self._stale, False
-        self._members.call(name, parts, stale, *arguments)
+        self._members.call(name, [(part, stale, *arguments) for part in parts])
         try:
             if stale:
                 self._collectives.copy_out(self.tensors)
@@ -127,8 +125,20 @@ class GroupTrainer(SupervisedTrainer):
             raise
 
 
-def _parts(batch: Samples, count: int) -> list[Samples]:
-    """Cut a batch into that many parts, of which the first ones may be larger by a sample, and the last ones empty."""
-    whole, rest = divmod(len(batch), count)
-    ends = [number * whole + min(number, rest) for number in range(count + 1)]
-    return [batch.part(slice(start, stop)) for start, stop in pairwise(ends)]
+def group_trainer(job: Job, specials: SpecialTokens | None, worker: int) -> SupervisedTrainer:
+    """Build the trainer of a worker of several processes, in its first one.
+
+    Args:
+        job: the job file.
+        specials: special tokens, as `SupervisedTrainer` takes them.
+        worker: number of the worker.
+
+    Raises:
+        HyphaError: the model can't be built, or not equally in all processes.
+
+    """
+    if job.worker.sharding == "none":
+        return GroupTrainer(job, specials, worker)
+    from hypha_ray.worker.group.leader import ShardedTrainer
+
+    return ShardedTrainer(job, specials, Members(job, specials, worker, ShardedMember))

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from hypha_ray.codec import Encoder
-from hypha_ray.optim.state import export_state, load_state
 from hypha_ray.types import Flat
 from hypha_ray.worker.training.trainer import Trainer
 
@@ -20,7 +19,7 @@ def export_inner_state(trainer: Trainer, encoders: Sequence[Encoder]) -> Flat:
     residuals = enumerate(one.residual for one in encoders)
     left_out = {f"{_LEFT_OUT}{n}/{group}": array.copy() for n, one in residuals for group, array in one.items()}
     own = {_TRAINER + name: array for name, array in trainer.state().items()}
-    return export_state(trainer.optimizer) | own | left_out
+    return trainer.optimizer_state() | own | left_out
 
 
 def import_inner_state(trainer: Trainer, encoders: Sequence[Encoder], state: Flat) -> None:
@@ -31,7 +30,7 @@ def import_inner_state(trainer: Trainer, encoders: Sequence[Encoder], state: Fla
 
     """
     own, left_out = _part(state, _TRAINER), _part(state, _LEFT_OUT)
-    load_state(trainer.optimizer, {n: array for n, array in state.items() if not n.startswith((_TRAINER, _LEFT_OUT))})
+    trainer.load_optimizer_state({n: array for n, array in state.items() if not n.startswith((_TRAINER, _LEFT_OUT))})
     trainer.restore(own)
     for name, array in left_out.items():
         fragment, group = name.split("/", 1)

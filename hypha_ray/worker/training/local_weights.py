@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
-import torch
 
 from hypha_ray.kernels import load_ahead
 from hypha_ray.model.flat import Groups
-from hypha_ray.model.layout import gather, scatter
 from hypha_ray.types import Flat, Layout
 from hypha_ray.types.layout import is_trained
 from hypha_ray.worker.inbox import Arrived
+from hypha_ray.worker.training.trainer import Trainer
 
 _NARROW = frozenset({"bfloat16", "float16"})
 
@@ -25,15 +24,15 @@ class LocalWeights:
     what it has learned: rounding is no delta.
 
     Args:
-        model: holds them.
+        trainer: trainer of the model that holds them.
         layout: where its tensors lie in flat arrays.
         mixing: part α of its own weights that is kept in w ← θ + α(w − θ), where new θ comes for a part of them.
         keeps: whether `theta` will be asked for.
 
     """
 
-    def __init__(self, model: torch.nn.Module, layout: Layout, mixing: float, keeps: bool) -> None:
-        self._model, self._layout, self._mixing, self._keeps = model, layout, mixing, keeps
+    def __init__(self, trainer: Trainer, layout: Layout, mixing: float, keeps: bool) -> None:
+        self._trainer, self._layout, self._mixing, self._keeps = trainer, layout, mixing, keeps
         load_ahead("copy", max((entry.size for entry in layout.entries), default=0))
         self.theta: dict[int, Flat] = {}
         """Newest global weights by fragment, as they came."""
@@ -60,15 +59,15 @@ class LocalWeights:
 
     def _mixed(self, fragment: int, theta: Groups, mixing: float) -> Groups:
         """Global weights mixed with a worker's own in 32 bits: θ + α(w − θ)."""
-        own: Groups = self.complete(fragment, gather(self._model, self._layout, fragment))
+        own: Groups = self.complete(fragment, self._trainer.gather(self._layout, fragment))
         trained = {group: own[group] - theta[group] for group in theta if is_trained(group)}
         return {**theta, **{group: theta[group] + mixing * change for group, change in trained.items()}}
 
     def _write(self, fragment: int, flat: Groups, mixing: float = 0.0) -> None:
         """Copy a fragment into the model, and keep what 16-bit weights can't hold of it."""
-        scatter(self._model, self._layout, fragment, flat, mixing)
+        self._trainer.scatter(self._layout, fragment, flat, mixing)
         if self._narrow:
-            held = gather(self._model, self._layout, fragment, self._rest.get(fragment))
+            held = self._trainer.gather(self._layout, fragment, self._rest.get(fragment))
             for group in filter(_is_float, held):
                 np.subtract(flat[group], held[group], out=held[group])
             self._rest[fragment] = held
@@ -91,14 +90,14 @@ class LocalWeights:
             yield
             return
         fragments = range(self._layout.fragments)
-        own = [gather(self._model, self._layout, fragment) for fragment in fragments]
+        own = [self._trainer.gather(self._layout, fragment) for fragment in fragments]
         for fragment in fragments:
-            scatter(self._model, self._layout, fragment, self.theta[fragment])
+            self._trainer.scatter(self._layout, fragment, self.theta[fragment])
         try:
             yield
         finally:
             for fragment in fragments:
-                scatter(self._model, self._layout, fragment, own[fragment])
+                self._trainer.scatter(self._layout, fragment, own[fragment])
 
 
 def _is_float(group: str) -> bool:

@@ -86,7 +86,7 @@ class TrainingLoop:
         """The scheduler knows by their hash that the first weights were the right ones."""
         self._tampers = any(spec.startswith("worker.payload") for spec in job.testing.failpoints)
         keeps = self._tampers or self._relative or job.sync.overlaps
-        self._weights = LocalWeights(self._model, self._layout, job.sync.mixing, keeps)
+        self._weights = LocalWeights(self._trainer, self._layout, job.sync.mixing, keeps)
         self._begun: Meter | None = None
         """Meter of a round that was begun before its plan and its weights were there."""
         self._rejections = 0

@@ -7,6 +7,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from hypha_ray.optim.optimizers import Inner
+
 
 class Reduction(Protocol):
     """Sums over all processes that have a part of a batch."""
@@ -19,6 +21,10 @@ class Reduction(Protocol):
         """Replace gradients and loss by their sums, in the first process; those of others are of no use afterwards."""
         ...
 
+    def norm(self, optimizer: Inner) -> Tensor:
+        """Return the norm of the summed gradients, as the first process needs it."""
+        ...
+
 
 class Alone:
     """Sums of the only process: nothing is to be done."""
@@ -29,3 +35,7 @@ class Alone:
 
     def add_up(self, parameters: Sequence[Tensor], loss: Tensor) -> None:
         """Leave everything as it is."""
+
+    def norm(self, optimizer: Inner) -> Tensor:
+        """Return the norm of the gradients."""
+        return optimizer.norm()

@@ -8,7 +8,6 @@ from typing import Protocol
 import torch
 
 from hypha_ray.config import Job
-from hypha_ray.model.layout import gather
 from hypha_ray.optim.step import Step
 from hypha_ray.types import Flat, Layout, Samples
 from hypha_ray.types.layout import is_trained
@@ -56,7 +55,7 @@ class LocalSteps:
 
     def result(self, layout: Layout, fragment: int, out: Flat | None = None) -> Flat:
         """The weights, and the buffers."""
-        return gather(self._trainer.model, layout, fragment, out)
+        return self._trainer.gather(layout, fragment, out)
 
 
 class MeanGradient:
@@ -89,7 +88,7 @@ class MeanGradient:
 
     def result(self, layout: Layout, fragment: int, out: Flat | None = None) -> Flat:
         """The mean gradient in the place of the parameters, zeros where there is none; and the buffers."""
-        flat = gather(self._trainer.model, layout, fragment, out, gradients=True)
+        flat = self._trainer.gather(layout, fragment, out, gradients=True)
         for group, array in flat.items():
             if is_trained(group):
                 torch.from_numpy(array).div_(max(1, self._scored))

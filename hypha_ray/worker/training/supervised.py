@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,40 +27,55 @@ from hypha_ray.model.trained import build_trained
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.optim.schedules import inner_steps
 from hypha_ray.optim.step import Step
+from hypha_ray.optim.whole_model import WholeModel
 from hypha_ray.types import Arrays, Flat, Samples, Sums
 from hypha_ray.worker.training.reduction import Alone, Reduction
 
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
-class SupervisedTrainer:
+    from hypha_ray.worker.group.shards import Shards
+
+
+Kept: TypeAlias = tuple[list[torch.Tensor | None], list[torch.Tensor]]
+"""Gradients and buffers before a batch."""
+
+
+class SupervisedTrainer(WholeModel):
     """Trainer of a job's model on the loss of its task, batch by batch.
 
     Args:
         job: the job file.
         specials: special tokens, of which a masked language model has to know; None: those of a tokenizer that the job
             names, if it does.
+        mesh: processes that the model is sharded over, from `worker.group.mesh`; None: it is whole.
 
     """
 
-    def __init__(self, job: Job, specials: SpecialTokens | None = None) -> None:
+    def __init__(self, job: Job, specials: SpecialTokens | None = None, mesh: DeviceMesh | None = None) -> None:
         self._accumulation = job.rounds.accumulation
         self._reduction: Reduction = Alone()
         self._leaves_out = job.dataset.allow_quarantine
         self.device = device_of(job.worker.device)
         require_trainable(find_task(job.model.type))
-        self.model = build_trained(job).to(self.device).train()
+        self.model = build_trained(job).train()
+        if mesh is None:
+            self.model.to(self.device)
         set_execution(self.model, job.worker)
-        self.optimizer = build_optimizer(self.model, job.inner_optimizer, inner_steps(job), job.num_workers)
         if specials is None and find_task(job.model.type).labels == "masked":
             specials = load_special_tokens(job.preprocessor, None, job.model)
         self._task, self._masking_seed = task_of(job.model, self.model, specials), job.run.seed
         require_mean(self._task, job.sync.traits)
+        self.shards = None if mesh is None else _sharded(self.model, mesh)
+        trained = self.model if self.shards is None else self.shards.pieces
+        self.optimizer = build_optimizer(trained, job.inner_optimizer, inner_steps(job), job.num_workers)
         self._build_copy = partial(random_model, job.model, self._task)
         compute = partial(compute_losses, self._task, self.model)
         self._losses = torch.compile(compute) if job.worker.compile else compute
         self._autocast = torch.bfloat16 if job.worker.autocast == "bf16" else None
         saved = self.model.state_dict().keys()
         self._buffers = [buffer for name, buffer in self.model.named_buffers() if name in saved]
-        self._trained = [one for one in self.model.parameters() if one.requires_grad]
+        self._trained = [one for one in trained.parameters() if one.requires_grad]
         self._statistics = [buffer for buffer in self._buffers if buffer.is_floating_point()]
 
     @property
@@ -115,18 +131,18 @@ class SupervisedTrainer:
 
     def _finite(self, batch: Samples, summed: bool) -> Step:
         """Add the finite gradients of a batch; its tokens aren't counted yet."""
-        gradients, buffers = self._gradients(), [buffer.clone() for buffer in self._buffers]
+        kept = self.kept()
         result = self.add_gradient(batch, summed)
         if result.scored == 0 or self._is_finite(result):
             return result
-        self._put_back(gradients, buffers)
+        self.put_back(kept)
         damaged = self._damaged(batch)
-        self._put_back(gradients, buffers)
+        self.put_back(kept)
         if self._leaves_out and not damaged.all():
             others = self.add_gradient(batch.part(~damaged), summed)
             if self._is_finite(others):
                 return replace(others, bad=batch.keys[damaged])
-            self._put_back(gradients, buffers)
+            self.put_back(kept)
         return Step(torch.zeros_like(result.loss), 0, torch.zeros_like(result.norm), bad=batch.keys[damaged])
 
     def add_gradient(self, batch: Samples, summed: bool) -> Step:
@@ -135,18 +151,28 @@ class SupervisedTrainer:
         The gradient is that of what is trained on, with the losses of routers; the loss is the one that is reported.
         A model whose own loss is a sum is trained on the sum. Parts of a batch in other processes count alike.
         """
-        parts = _split(batch, self._accumulation)
-        micro_batches = [self._task.inputs(tensors_of(part), part.keys, self._masking_seed) for part in parts]
-        counts = [self._task.count(inputs) for inputs in micro_batches]
+        return self.add_parts(micro_batches(batch, self._accumulation), summed)
+
+    def add_parts(self, parts: Sequence[Samples], summed: bool, idle: int = 0) -> Step:
+        """Add the gradient of micro-batches, of which the last `idle` ones count nothing.
+
+        Those are run all the same, because all processes of a sharded model have to run equally many.
+        """
+        made = [self._inputs(part) for part in parts]
+        counts = [self._task.count(inputs) for inputs in made[: len(made) - idle]] + [0] * idle
         summed |= self._task.summed
         scored, total = self._reduction.total(sum(counts)), torch.zeros((), device=self.device)
-        for inputs, count in zip(micro_batches, counts, strict=True):
-            if count:
+        for inputs, count in zip(made, counts, strict=True):
+            if count or idle:
                 found = self._forward(inputs)
                 (found.trained * (count if summed else count / scored)).backward()
                 total += found.reported.detach() * (count / scored)
         self._reduction.add_up(self._trained, total)
-        return Step(total, scored, self.optimizer.norm())
+        return Step(total, scored, self._reduction.norm(self.optimizer))
+
+    def count(self, part: Samples) -> int:
+        """Return the number of scored positions of samples that are trained on."""
+        return self._task.count(self._inputs(part))
 
     def evaluate(self, batches: Iterable[Samples]) -> Sums:
         """The model's loss, and what it got right, over these batches."""
@@ -188,29 +214,40 @@ class SupervisedTrainer:
             self.model.train()
         return found if found.any() else ~found
 
-    def _gradients(self) -> list[torch.Tensor | None]:
-        """Copy the gradients that were gathered so far."""
-        return [None if one.grad is None else one.grad.clone() for one in self.model.parameters()]
+    def kept(self) -> Kept:
+        """Copy the gradients that were gathered so far, and the buffers."""
+        gradients = [None if one.grad is None else one.grad.clone() for one in self._trained]
+        return gradients, [buffer.clone() for buffer in self._buffers]
 
-    def _put_back(self, gradients: list[torch.Tensor | None], buffers: list[torch.Tensor]) -> None:
+    def put_back(self, kept: Kept) -> None:
         """Undo a batch."""
-        for parameter, gradient in zip(self.model.parameters(), gradients, strict=True):
+        gradients, buffers = kept
+        for parameter, gradient in zip(self._trained, gradients, strict=True):
             parameter.grad = None if gradient is None else gradient.clone()
         for buffer, before in zip(self._buffers, buffers, strict=True):
             buffer.copy_(before)
 
+    def _inputs(self, part: Samples) -> dict[str, torch.Tensor]:
+        return self._task.inputs(tensors_of(part), part.keys, self._masking_seed)
+
     def _forward(self, inputs: dict[str, torch.Tensor]) -> Losses:
         inputs = {name: tensor.to(self.device, non_blocking=True) for name, tensor in inputs.items()}
-        with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None):
+        keeps = self.shards is None  # Copies of weights in 16 bits would outlive the weights that are freed.
+        with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None, cache_enabled=keeps):
             result: Losses = self._losses(inputs)
         return result
 
 
-def _split(batch: Samples, parts: int) -> Iterator[Samples]:
+def micro_batches(batch: Samples, parts: int) -> list[Samples]:
     """Cut a batch into that many micro-batches, or fewer if it has fewer samples."""
     size = max(1, -(-len(batch) // parts))
-    for start in range(0, len(batch), size):
-        yield batch.part(slice(start, start + size))
+    return [batch.part(slice(start, start + size)) for start in range(0, len(batch), size)]
+
+
+def _sharded(model: torch.nn.Module, mesh: DeviceMesh) -> Shards:
+    from hypha_ray.worker.group.shards import Shards  # Most workers need none of it.
+
+    return Shards(model, mesh)
 
 
 def _tokens(batch: Arrays) -> int | None:

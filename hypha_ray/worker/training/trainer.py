@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 import torch
 
 from hypha_ray.config import Job
+from hypha_ray.model.flat import Array, Groups
 from hypha_ray.model.loading.tokenizer import PackedTokenizer
 from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.optim.optimizers import Inner
 from hypha_ray.optim.step import Step
-from hypha_ray.types import Flat, Samples, Sums
+from hypha_ray.types import Flat, Layout, Samples, Sums
 from hypha_ray.worker.training.supervised import SupervisedTrainer
 
 
@@ -57,6 +58,22 @@ class Trainer(Protocol):
         """Learn that global weights of this version were merged into the model."""
         ...
 
+    def gather(self, layout: Layout, fragment: int, out: Flat | None = None, gradients: bool = False) -> Flat:
+        """Copy a fragment out of the model, as `model.layout.gather`."""
+        ...
+
+    def scatter(self, layout: Layout, fragment: int, flat: Groups, mixing: float = 0.0) -> None:
+        """Copy a fragment's arrays into the model, as `model.layout.scatter`."""
+        ...
+
+    def optimizer_state(self) -> Flat:
+        """Copy the optimizer's state, as `optim.state.export_state`."""
+        ...
+
+    def load_optimizer_state(self, state: Mapping[str, Array]) -> None:
+        """Go on from what `optimizer_state` gave."""
+        ...
+
     def state(self) -> Flat:
         """Return what a successor needs beside weights and the optimizer's state."""
         ...
@@ -87,9 +104,9 @@ def trainer_of(job: Job, worker: int, specials: SpecialTokens | None = None, pro
     if job.rl.algorithm is None:
         if processes == 1:
             return SupervisedTrainer(job, specials)
-        from hypha_ray.worker.group.trainer import GroupTrainer  # Ray has no part in a worker of one process.
+        from hypha_ray.worker.group.trainer import group_trainer  # Ray has no part in a worker of one process.
 
-        return GroupTrainer(job, specials, worker)
+        return group_trainer(job, specials, worker)
     from hypha_ray.rl.island import Island
 
     assert isinstance(specials, PackedTokenizer)  # The driver sends it with every job of reinforcement learning.

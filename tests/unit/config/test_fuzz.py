@@ -69,6 +69,7 @@ _DEPENDENT |= {
     "pattern",
     "probe_batch_size",
     "processes",
+    "sharding",
     "staleness",
     "template",
     "url",
