@@ -118,9 +118,7 @@ def test_build_repository_in_another_dtype_has_its_rounded_weights(saved: Path, 
 
 
 def test_build_repository_in_an_unknown_dtype_raises(saved: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"MODEL004.*dtype is unknown — got 'bf16', allowed float32, "
-    ):
+    with pytest.raises(ConfigError, match=r"MODEL004.*dtype is unknown — got 'bf16', allowed float32, "):
         build_model(Model(repository=str(saved), config={"dtype": "bf16"}), seed=0)
 
 
