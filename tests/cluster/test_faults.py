@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,15 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.faults import events, news, survive
+from tests.support.head_node import free_port
 from tests.support.jobs import job_of, run_job
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("local_ray")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def test_worker_that_fails_in_mid_round_is_replaced_and_contributes_again(corpus: Path, tmp_path: Path) -> None:

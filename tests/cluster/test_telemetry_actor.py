@@ -2,7 +2,6 @@
 
 import json
 import re
-import socket
 import threading
 import time
 import urllib.request
@@ -15,6 +14,7 @@ import ray
 
 from hypha_ray.telemetry.actor import Telemetry
 from hypha_ray.telemetry.sinks.files import read_jsonl
+from tests.support.head_node import free_port
 
 DEADLINE_S = 60.0
 
@@ -50,11 +50,6 @@ def start(directory: Path, sinks: list[str], run: str = "run", name: str = "tele
         .options(**options)
         .remote(str(directory), sinks, run, {"run": {"seed": 1}})
     )
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

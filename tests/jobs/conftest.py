@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import os
-import re
-import shutil
-import socket
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.forked_workers import workers_are_forked
-from tests.support.job_scripts import Jobs, jobs_in, left_behind
+from tests.support.head_node import head_node
+from tests.support.job_scripts import Jobs, jobs_in
 
 __all__ = ["workers_are_forked"]
 
 
 @pytest.fixture
-def run_job(tmp_path: Path) -> Iterator[Jobs]:
+def run_job(tmp_path: Path, head: str) -> Iterator[Jobs]:
     """`run_job(*arguments, script="diloco", env={})` runs a job script; `run_job.home` is where its runs go."""
-    with jobs_in(tmp_path / "home") as jobs:
+    with jobs_in(tmp_path / "home", address=head) as jobs:
         yield jobs
 
 
 @pytest.fixture(scope="module")
-def run_shared_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+def run_shared_job(tmp_path_factory: pytest.TempPathFactory, head: str) -> Iterator[Jobs]:
     """The same for runs that several tests look at."""
-    with jobs_in(tmp_path_factory.mktemp("home")) as jobs:
+    with jobs_in(tmp_path_factory.mktemp("home"), address=head) as jobs:
         yield jobs
 
 
@@ -46,28 +40,9 @@ def problems(run_shared_job: Jobs, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="module")
 def head() -> Iterator[str]:
-    """The address of a running cluster: one node with four logical CPUs and no GPU."""
-    folder = Path(tempfile.mkdtemp(prefix="ray"))
-    ray = [sys.executable, "-m", "ray.scripts.scripts"]
-    command = [*ray, "start", "--head", "--block", "--temp-dir", str(folder), "--port=0", "--include-dashboard=false"]
-    command += ["--num-cpus=4", "--num-gpus=0", "--object-store-memory=300000000"]
-    command += [f"--{name}={free_port()}" for name in ("ray-client-server-port", "dashboard-agent-listen-port")]
-    environment = os.environ | {"RAY_TMPDIR": str(folder), "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            lines = iter(process.stdout.readline, "")
-            yield next(found[1] for line in lines if (found := re.search(r"--address='([^']+)'", line)))
-        finally:
-            process.terminate()
-    assert left_behind(folder) == []
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def free_port() -> int:
-    """A port that nobody listens at."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    """The address of a running cluster, see `head_node`."""
+    with head_node() as address:
+        yield address
 
 
 @pytest.fixture(scope="session")

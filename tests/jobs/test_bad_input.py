@@ -203,7 +203,7 @@ def test_slice_that_is_cut_off_ends_the_run_and_frees_the_cluster(
     spoiled.write_bytes(spoiled.read_bytes()[:40])
     sizes = ("--rounds.update_rounds", "10", "--rounds.samples_between_updates", "200")
     arguments = ("@", small_job, "--dataset.path", broken, *sizes, "--run.name", "cut")
-    done = run_job(*arguments, env={"RAY_ADDRESS": head})
+    done = run_job(*arguments)
     error = error_of(done)
     assert done.returncode == 3, error
     assert error.startswith("error[DATA012]: slice ") and f"({spoiled.name}): the file is cut off" in error

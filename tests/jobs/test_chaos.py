@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.job_scripts import Jobs
+from tests.support.job_scripts import ALONE, Jobs
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -23,7 +23,8 @@ def campaign(run_shared_job: Jobs, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("campaign")
     strikes = ("--mean-rounds-between-kills", "1", "--kills", "2", "--roles", ROLES, "--seed", str(SEED))
     size = ("--workers", "2", "--round-seconds", "2", "--calm-rounds", "1")
-    done = run_shared_job(*strikes, *size, "--out", folder / "out", "--json", folder / "figures.json", script="chaos")
+    places = ("--out", folder / "out", "--json", folder / "figures.json")
+    done = run_shared_job(*strikes, *size, *places, script="chaos", env=ALONE)
     assert done.returncode == 0, done.stdout + done.stderr
     assert ", strike 1: SIGKILL to worker-" in done.stderr and ", strike 2: SIGKILL to driver" in done.stderr
     return folder / "out", done.stdout, json.loads((folder / "figures.json").read_text())

@@ -16,7 +16,7 @@ from hypha_ray.data.catalogue import load as load_dataset
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.telemetry.sinks.files import read_jsonl
-from tests.support.job_scripts import Done, Jobs
+from tests.support.job_scripts import ALONE, Done, Jobs
 
 SECRET = "hf_this_is_told_to_nobody"
 FLAGS = {
@@ -63,7 +63,7 @@ def flags(**settings: Any) -> list[str]:
 @pytest.fixture(scope="module")
 def done(run_shared_job: Jobs, corpus: Path) -> Done:
     """A whole run on a Ray of its own, its model given by flags alone."""
-    done = run_shared_job(*flags(**FLAGS), "--dataset.path", corpus, env={"HF_TOKEN": SECRET})
+    done = run_shared_job(*flags(**FLAGS), "--dataset.path", corpus, env=ALONE | {"HF_TOKEN": SECRET})
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     return done
@@ -174,15 +174,15 @@ def last_eval(directory: Path) -> dict[str, Any]:
     return read_jsonl(directory / "metrics.jsonl", ["eval"])[-1]
 
 
-def test_digits_are_told_apart_in_a_running_cluster(run_job: Jobs, tmp_path: Path, head: str) -> None:
+def test_digits_are_told_apart_in_a_running_cluster(run_job: Jobs, tmp_path: Path) -> None:
     prepare(Options("digits", tmp_path / "digits"), lambda what, count: None)
     arguments = ("@", "jobs/configs/digits.toml", "--dataset.path", tmp_path / "digits", "--run.name", "digits")
-    done = run_job(*arguments, env={"RAY_ADDRESS": head})
+    done = run_job(*arguments)
     assert done.returncode == 0, done.stderr
     assert last_eval(run_job.home / "digits")["accuracy"] >= 0.9
 
 
-def test_two_workers_learn_more_in_the_same_steps_than_one(run_job: Jobs, tmp_path: Path, head: str) -> None:
+def test_two_workers_learn_more_in_the_same_steps_than_one(run_job: Jobs, tmp_path: Path) -> None:
     """Both take 500 steps a worker, in replay mode, so nothing here depends on speed.
 
     Over six seeds two workers were better by 0.05 to 0.20, by 0.10 on average.
@@ -204,7 +204,7 @@ def test_two_workers_learn_more_in_the_same_steps_than_one(run_job: Jobs, tmp_pa
             "inner_optimizer.learning_rate": 1e-2,
             "resources.num_workers": workers,
         }
-        jobs[workers] = run_job.start(*flags(**settings), "--dataset.path", text.out, env={"RAY_ADDRESS": head})
+        jobs[workers] = run_job.start(*flags(**settings), "--dataset.path", text.out)
     for workers, job in jobs.items():
         _, errors = job.communicate(timeout=240)
         assert job.returncode == 0, errors

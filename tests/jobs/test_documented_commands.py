@@ -9,6 +9,7 @@ import random
 import re
 import shlex
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import datasets
@@ -23,8 +24,9 @@ from hypha_ray.config.schema import Model
 from hypha_ray.data.preparation.plain_tokenizers import byte_tokenizer
 from hypha_ray.model.loading.build import build_model
 from tests.support.download_hub import serve_repositories
+from tests.support.head_node import head_node
 from tests.support.job_process import ROOT
-from tests.support.job_scripts import jobs_in
+from tests.support.job_scripts import ALONE, jobs_in
 from tests.support.prepared import table
 
 pytestmark = pytest.mark.timeout(900)
@@ -173,12 +175,12 @@ def sheet(path: Path, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> 
 
 @pytest.mark.parametrize("page", RUN, ids=lambda page: page.name)
 def test_commands_of_a_page_do_what_they_are_written_for(
-    page: Path, inputs: Path, hub: dict[str, str], request: pytest.FixtureRequest, tmp_path: Path
+    page: Path, inputs: Path, hub: dict[str, str], head: str, tmp_path: Path
 ) -> None:
     for item in inputs.iterdir():
         (tmp_path / item.name).symlink_to(item)
-    shared: dict[str, str] = {}
-    with jobs_in(tmp_path / "hypha_ray", tmp_path) as run_job:
+    cluster = head_node() if page.name == "market.md" else nullcontext(head)  # The page changes owners' terms.
+    with cluster as address, jobs_in(tmp_path / "hypha_ray", tmp_path, address) as run_job:
         if page.name == "data.md":
             job = (inputs / "job.toml").read_text()
             (tmp_path / "texts").rename(tmp_path / "my-texts")  # The name is the dataset's on this page.
@@ -186,13 +188,11 @@ def test_commands_of_a_page_do_what_they_are_written_for(
             (tmp_path / "job.toml").write_text(job.replace('path = "data/texts"', ""))
             texts = ("--source", "my-texts", "--seq-len", "128", "--out", "hypha_ray/datasets/texts")
             assert run_job(*texts, script="prepare").returncode == 0
-        if page.name in ("data.md", "market.md"):
-            shared["RAY_ADDRESS"] = request.getfixturevalue("head")
         trained = ""
         for command in RUN[page]:
             filled = command.replace("--source DIR", "--source my-texts").replace("DIR", trained)
             _, script, *words = shlex.split(filled.replace("~/", f"{tmp_path}/"), comments=True)
-            downloads = hub if any(name in command for name in FROM_HUB) else {}
-            done = run_job(*words, script=Path(script).stem, env=shared | downloads)
+            downloads = ALONE | hub if any(name in command for name in FROM_HUB) else {}
+            done = run_job(*words, script=Path(script).stem, env=downloads)
             assert done.returncode == 0, f"{command}\n{done.stderr}"
             trained = next(reversed(re.findall(r"(?m)^run: (.*)$", done.stdout)), trained)

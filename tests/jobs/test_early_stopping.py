@@ -76,9 +76,9 @@ def score(run_job: Jobs, folder: Path, data: Path) -> float:
 
 
 @pytest.fixture(scope="module")
-def ended(run_shared_job: Jobs, small_job: Path, data: Path, head: str) -> tuple[Path, Done]:
+def ended(run_shared_job: Jobs, small_job: Path, data: Path) -> tuple[Path, Done]:
     """A run that has ended early, and its command's output."""
-    done = succeeded(run_shared_job(*words(small_job, data, "early"), env={"RAY_ADDRESS": head}))
+    done = succeeded(run_shared_job(*words(small_job, data, "early")))
     return run_shared_job.home / "early", done
 
 
@@ -98,25 +98,24 @@ def test_run_ends_once_its_loss_gets_no_better_and_its_best_weights_are_kept(
 
 
 def test_run_that_has_ended_early_trains_on_with_more_patience_only(
-    ended: tuple[Path, Done], run_shared_job: Jobs, small_job: Path, data: Path, head: str
+    ended: tuple[Path, Done], run_shared_job: Jobs, small_job: Path, data: Path
 ) -> None:
     run, found = ended[0], losses(ended[0])
-    again = succeeded(run_shared_job(*words(small_job, data, "early"), env={"RAY_ADDRESS": head}))
+    again = succeeded(run_shared_job(*words(small_job, data, "early")))
     assert f"note: run early ended early: {told(run, PATIENCE)}" in again.stderr.splitlines()
     assert losses(run) == found
     more = ("--resume", "early", "--rounds.patience", str(PATIENCE + 2))
-    succeeded(run_shared_job(*more, env={"RAY_ADDRESS": head}))
+    succeeded(run_shared_job(*more))
     assert losses(run)[: len(found)] == found
     ended_after(losses(run), PATIENCE + 2)
     told(run, PATIENCE + 2)
 
 
 def test_rounds_without_a_better_loss_are_counted_on_after_the_driver_is_killed(
-    run_shared_job: Jobs, small_job: Path, data: Path, head: str
+    run_shared_job: Jobs, small_job: Path, data: Path
 ) -> None:
-    env = {"RAY_ADDRESS": head}
     run = run_shared_job.home / "killed"
-    with run_shared_job.start(*words(small_job, data, "killed"), env=env) as driver:
+    with run_shared_job.start(*words(small_job, data, "killed")) as driver:
         assert driver.stdout is not None
         for line in driver.stdout:
             if re.match(rf" *\d+/{ROUNDS} ", line) and waited(losses(run)) >= 2:
@@ -124,7 +123,7 @@ def test_rounds_without_a_better_loss_are_counted_on_after_the_driver_is_killed(
         driver.kill()
     before = losses(run)
     assert 2 <= waited(before) < PATIENCE, "a part of the count is from before the kill"
-    succeeded(run_shared_job(*words(small_job, data, "killed"), env=env))
+    succeeded(run_shared_job(*words(small_job, data, "killed")))
     assert losses(run)[: len(before)] == before
     ended_after(losses(run), PATIENCE)
     told(run, PATIENCE)

@@ -116,11 +116,11 @@ RESOURCES = """
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_example_is_resolved_and_fits_the_cluster(run_job: Jobs, tmp_path: Path, head: str, name: str) -> None:
+def test_example_is_resolved_and_fits_the_cluster(run_job: Jobs, tmp_path: Path, name: str) -> None:
     text, expected = EXAMPLES[name]
     file = tmp_path / "job.toml"
     file.write_text(text)
-    done = run_job("@", file, "--dry-run", env={"RAY_ADDRESS": head})
+    done = run_job("@", file, "--dry-run")
     if "dataset" in expected:
         assert (done.returncode, done.stderr.splitlines()[-1][:16]) == (3, "error[DATA001]: "), done.stderr
         config = done.stdout
@@ -144,23 +144,23 @@ def test_example_is_resolved_and_fits_the_cluster(run_job: Jobs, tmp_path: Path,
     ],
 )
 def test_example_that_asks_for_a_gpu_is_told_that_there_is_none(
-    run_job: Jobs, tmp_path: Path, head: str, gpu_type: str, missing: str
+    run_job: Jobs, tmp_path: Path, gpu_type: str, missing: str
 ) -> None:
     file = tmp_path / "job.toml"
     file.write_text(RESOURCES.format(gpu_type=gpu_type))
-    done = run_job("@", file, "--dry-run", env={"RAY_ADDRESS": head})
+    done = run_job("@", file, "--dry-run")
     assert done.returncode == 75
     assert tomllib.loads(done.stdout)["resources"]["min_gpus"] == 1
     assert re.match(rf"error\[CFG004\]: the cluster is too small: {missing}", done.stderr.splitlines()[-1])
     assert "Traceback" not in done.stderr
 
 
-def test_resolved_example_is_a_job_file_that_resolves_to_itself(run_job: Jobs, tmp_path: Path, head: str) -> None:
+def test_resolved_example_is_a_job_file_that_resolves_to_itself(run_job: Jobs, tmp_path: Path) -> None:
     first, second = tmp_path / "first.toml", tmp_path / "second.toml"
     first.write_text(EXAMPLES["training-job"][0].replace('dataset_name = "my-dataset"', ""))
-    printed = run_job("@", first, "--dry-run", env={"RAY_ADDRESS": head}).stdout
+    printed = run_job("@", first, "--dry-run").stdout
     second.write_text(printed.rsplit("resources:", 1)[0])
-    again = run_job("@", second, "--dry-run", env={"RAY_ADDRESS": head})
+    again = run_job("@", second, "--dry-run")
     note = f"note: {second}: the job has no dataset, so what depends on one isn't checked\n"
     assert (again.returncode, again.stdout, again.stderr) == (0, printed, note)
 

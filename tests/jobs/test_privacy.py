@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.job_scripts import Jobs
+from tests.support.job_scripts import ALONE, Jobs
 
 MIRROR = "nonsense://me:s3cr3t@there/x"
 
@@ -25,7 +25,7 @@ def open_umask() -> Iterator[None]:
 def test_run_is_its_owners_alone_and_its_password_is_nowhere(run_job: Jobs, small_job: Path, corpus: Path) -> None:
     words: tuple[str | Path, ...] = ("@", small_job, "--dataset.path", corpus, "--run.name", "r")
     more = ("--rounds.update_rounds", "1", "--telemetry.sinks", '["console", "jsonl", "aim"]')
-    done = run_job(*words, *more, "--checkpoint.mirror", MIRROR)
+    done = run_job(*words, *more, "--checkpoint.mirror", MIRROR, env=ALONE)  # Its workers inherit the umask.
     assert done.returncode == 0, done.stderr
     run = run_job.home / "r"
     assert {path.name for path in run.iterdir()} >= {"config.toml", "metrics.jsonl", "plots", "model", ".aim"}

@@ -20,7 +20,7 @@ from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.telemetry.sinks.files import read_jsonl
 from hypha_ray.types import Span
-from tests.support.job_scripts import Done, Jobs
+from tests.support.job_scripts import ALONE, Done, Jobs
 
 Words = tuple[str | Path, ...]
 ROUNDS = 6
@@ -88,16 +88,11 @@ def refused(done: Done, exit_code: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def env(head: str) -> dict[str, str]:
-    return {"RAY_ADDRESS": head}
-
-
-@pytest.fixture(scope="module")
-def killed(run_shared_job: Jobs, small_job: Path, corpus: Path, env: dict[str, str]) -> Path:
+def killed(run_shared_job: Jobs, small_job: Path, corpus: Path) -> Path:
     """A copy of a run whose driver was killed after two rounds; while it ran, a second driver was refused."""
     words = slow(small_job, corpus, "first")
-    with running(run_shared_job.start(*words, env=env), rounds=2) as driver:
-        with run_shared_job.start(*words, env=env) as second:
+    with running(run_shared_job.start(*words), rounds=2) as driver:
+        with run_shared_job.start(*words) as second:
             output, errors = second.communicate()
         assert (second.returncode, output) == (2, "")
         assert errors.startswith(f"error[RUN002]: run first is running already — got pid {driver.pid} on ")
@@ -105,9 +100,9 @@ def killed(run_shared_job: Jobs, small_job: Path, corpus: Path, env: dict[str, s
 
 
 @pytest.fixture(scope="module")
-def finished(killed: Path, run_shared_job: Jobs, small_job: Path, corpus: Path, env: dict[str, str]) -> Path:
+def finished(killed: Path, run_shared_job: Jobs, small_job: Path, corpus: Path) -> Path:
     """The same run, which the same command has brought to its end."""
-    done = ok(run_shared_job(*slow(small_job, corpus, "first"), env=env))
+    done = ok(run_shared_job(*slow(small_job, corpus, "first")))
     before = len(commits(killed))
     assert before >= 2
     run = run_shared_job.home / "first"
@@ -128,26 +123,26 @@ def test_killed_driver_goes_on_by_the_same_command_and_loses_nothing(finished: P
 
 
 def test_finished_run_again_trains_nothing_and_exports_again(
-    finished: Path, run_shared_job: Jobs, small_job: Path, corpus: Path, env: dict[str, str]
+    finished: Path, run_shared_job: Jobs, small_job: Path, corpus: Path
 ) -> None:
     shutil.rmtree(finished / "model")
-    done = ok(run_shared_job(*slow(small_job, corpus, "first"), env=env))
+    done = ok(run_shared_job(*slow(small_job, corpus, "first")))
     assert done.stdout.splitlines() == [f"run: {finished}"]
     assert f"note: run first has all of its {ROUNDS} rounds" in done.stderr.splitlines()
     assert (finished / "model" / "model.safetensors").is_file() and attempts(finished) == [1, 2]
 
 
 def test_changed_job_is_refused_without_resume_and_taken_with_it(
-    finished: Path, run_shared_job: Jobs, small_job: Path, corpus: Path, env: dict[str, str]
+    finished: Path, run_shared_job: Jobs, small_job: Path, corpus: Path
 ) -> None:
     longer = ("--rounds.update_rounds", str(ROUNDS + 1))
-    error = refused(run_shared_job(*slow(small_job, corpus, "first"), *longer, env=env), 2)
+    error = refused(run_shared_job(*slow(small_job, corpus, "first"), *longer), 2)
     assert error.startswith(
         f"error[RUN001]: run.name: there is a run 'first' in {run_shared_job.home}, by another job: "
     )
     difference = f"rounds.update_rounds is {ROUNDS + 1} here and {ROUNDS} in the run"
     assert difference in error and "--resume" in error
-    done = ok(run_shared_job("--resume", "first", *longer, env=env))
+    done = ok(run_shared_job("--resume", "first", *longer))
     assert done.stderr.splitlines() == [
         f"note: {difference}; it is taken as it is here",
         f"note: run first goes on after round {ROUNDS} of {ROUNDS + 1}",
@@ -168,28 +163,28 @@ def test_changed_job_is_refused_without_resume_and_taken_with_it(
     ],
 )
 def test_another_training_is_refused_with_resume_too(
-    flags: Words, difference: str, killed: Path, run_shared_job: Jobs, env: dict[str, str]
+    flags: Words, difference: str, killed: Path, run_shared_job: Jobs
 ) -> None:
     before = (killed / "config.toml").read_text()
-    error = refused(run_shared_job("--resume", killed, *flags, env=env), 5)
+    error = refused(run_shared_job("--resume", killed, *flags), 5)
     assert error.startswith(f"error[CKPT004]: run first is another training: {difference}. Fix: ")
     assert (killed / "config.toml").read_text() == before
 
 
 def test_dataset_with_other_samples_is_refused_and_the_same_one_elsewhere_is_taken(
-    killed: Path, run_job: Jobs, corpus: Path, tmp_path: Path, env: dict[str, str]
+    killed: Path, run_job: Jobs, corpus: Path, tmp_path: Path
 ) -> None:
     run = Path(shutil.copytree(killed, tmp_path / "moved"))
     prepare(Options("stdlib", tmp_path / "other", seq_len=32, max_samples=500), lambda what, count: None)
-    error = refused(run_job("--resume", run, "--dataset.path", tmp_path / "other", env=env), 5)
+    error = refused(run_job("--resume", run, "--dataset.path", tmp_path / "other"), 5)
     assert error.startswith("error[CKPT004]: run moved is another training: dataset.path is ")
     same = Path(shutil.copytree(corpus, tmp_path / "same"))
-    done = ok(run_job("--resume", run, "--dataset.path", same, *FAST, env=env))
+    done = ok(run_job("--resume", run, "--dataset.path", same, *FAST))
     assert f"note: dataset.path is '{same}' here and '{corpus}' in the run; it is taken as it is here" in done.stderr
     whole(run, ROUNDS)
     shutil.rmtree(same)
     shutil.copytree(tmp_path / "other", same)
-    error = refused(run_job("--resume", run, env=env), 5)
+    error = refused(run_job("--resume", run), 5)
     assert error.startswith("error[CKPT004]: run moved is another training: dataset 'other' has other samples now")
 
 
@@ -205,28 +200,26 @@ def test_resume_of_nothing_names_the_nearest_run(
     assert not (home / "none").exists()
 
 
-def test_run_without_any_commit_starts_from_the_beginning(
-    killed: Path, run_job: Jobs, tmp_path: Path, env: dict[str, str]
-) -> None:
+def test_run_without_any_commit_starts_from_the_beginning(killed: Path, run_job: Jobs, tmp_path: Path) -> None:
     run = tmp_path / "early"
     run.mkdir()
     shutil.copy(killed / "config.toml", run)
-    done = ok(run_job("--resume", run, *FAST, env=env))
+    done = ok(run_job("--resume", run, *FAST))
     assert "note: run early has no commit yet, and starts from the beginning" in done.stderr.splitlines()
     whole(run, ROUNDS)
 
 
 def test_run_goes_on_from_its_mirror_in_a_new_home(
-    run_job: Jobs, small_job: Path, corpus: Path, tmp_path: Path, env: dict[str, str]
+    run_job: Jobs, small_job: Path, corpus: Path, tmp_path: Path
 ) -> None:
     mirror = tmp_path / "mirror"
     words = slow(small_job, corpus, "mirrored", times=15)
-    with running(run_job.start(*words, "--checkpoint.mirror", str(mirror), env=env), rounds=3):
+    with running(run_job.start(*words, "--checkpoint.mirror", str(mirror)), rounds=3):
         pass
     there = commits(mirror / "mirrored")
     assert there
     run_job.home.rename(tmp_path / "lost")
-    done = ok(run_job("--resume", f"file://{mirror}/mirrored", *FAST, env=env))
+    done = ok(run_job("--resume", f"file://{mirror}/mirrored", *FAST))
     run = run_job.home / "mirrored"
     assert f"note: run mirrored goes on after round {len(there)} of {ROUNDS}" in done.stderr.splitlines()
     assert done.stdout.splitlines()[-1] == f"run: {run}"
@@ -243,10 +236,10 @@ def test_run_goes_on_in_another_ray_after_its_driver_was_killed_and_after_its_ra
     run_job: Jobs, small_job: Path, corpus: Path
 ) -> None:
     run, words = run_job.home / "alone", (*slow(small_job, corpus, "alone", times=10), "--rounds.update_rounds", "1000")
-    with running(run_job.start(*words), rounds=2, of=1000):
+    with running(run_job.start(*words, env=ALONE), rounds=2, of=1000):
         pass
     before = commits(run)  # Its scheduler may outlive it by a moment, and commit one more.
-    with running(run_job.start(*words), rounds=len(before) + 1, of=1000) as driver:
+    with running(run_job.start(*words, env=ALONE), rounds=len(before) + 1, of=1000) as driver:
         (service,) = [pid for pid in run_job.processes() if Path(f"/proc/{pid}/comm").read_text() == "gcs_server\n"]
         os.kill(service, signal.SIGKILL)
         _, errors = driver.communicate()
@@ -255,23 +248,23 @@ def test_run_goes_on_in_another_ray_after_its_driver_was_killed_and_after_its_ra
     first = [commit for commit in later if all(delta["incarnation"] < 20_000 for delta in commit["deltas"])]
     assert errors.splitlines()[0] == f"note: run alone goes on after round {len(first)} of 1000"
     assert [line[:14] for line in errors.splitlines()[1:]] == ["error[NET009]:"]
-    ok(run_job("--resume", "alone", "--rounds.update_rounds", str(len(later) + 2), *FAST))
+    ok(run_job("--resume", "alone", "--rounds.update_rounds", str(len(later) + 2), *FAST, env=ALONE))
     assert commits(run)[: len(later)] == later and later[: len(before)] == before
     whole(run, len(later) + 2)
     assert attempts(run)[0] == 1 and len(attempts(run)) >= 3
 
 
 def test_killed_scheduler_is_followed_by_another_until_nothing_is_done_in_between(
-    run_job: Jobs, small_job: Path, corpus: Path, tmp_path: Path, env: dict[str, str]
+    run_job: Jobs, small_job: Path, corpus: Path, tmp_path: Path
 ) -> None:
     arguments = ("@", small_job, "--dataset.path", corpus, "--testing.failpoint_log", tmp_path / "hits.jsonl")
     kill = "--testing.failpoints"
-    done = ok(run_job(*arguments, "--run.name", "once", kill, "scheduler.before_reduce=kill@2", env=env))
+    done = ok(run_job(*arguments, "--run.name", "once", kill, "scheduler.before_reduce=kill@2"))
     assert "the scheduler died; going on from the last commit" in done.stdout
     whole(run_job.home / "once", 3)
     told(run_job.home / "once", 3)
     assert attempts(run_job.home / "once") == [1, 2]
-    done = run_job(*arguments, "--run.name", "always", kill, "scheduler.start=kill@*", env=env)
+    done = run_job(*arguments, "--run.name", "always", kill, "scheduler.start=kill@*")
     assert done.returncode == 75 and "Traceback" not in done.stderr
     assert "error[NET003]: the scheduler died 3 times without a step" in done.stderr
     assert len([*(run_job.home / "always" / "logs").glob("attempt_*.log")]) == 3

@@ -13,11 +13,11 @@ from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.prepare import prepare
 
 
-def test_two_workers_learn_digits_from_scratch(run_job: Any, head: str, tmp_path: Path) -> None:
+def test_two_workers_learn_digits_from_scratch(run_job: Any, tmp_path: Path) -> None:
     digits = tmp_path / "digits-data"
     prepare(Options("digits", digits), lambda what, count: None)
     job = ("@", "jobs/configs/sync.toml", "--dataset.path", digits, "--run.dir", tmp_path, "--run.name", "digits")
-    done = run_job(*job, script="sync", env={"RAY_ADDRESS": head})
+    done = run_job(*job, script="sync")
     assert done.returncode == 0, done.stderr
     assert done.stdout.rstrip().endswith(f"run: {tmp_path / 'digits'}")
     lines = (tmp_path / "digits" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()

@@ -16,6 +16,8 @@ from pathlib import Path
 from tests.support.job_process import ROOT, JobProcess
 
 Done = subprocess.CompletedProcess[str]
+ALONE = {"RAY_ADDRESS": ""}
+"""Variables of a job that starts a Ray of its own, whatever cluster is there."""
 PATIENCE_S = 60.0
 """Longest wait for processes that are about to end, on the busiest machine."""
 
@@ -63,11 +65,12 @@ class Jobs:
         home: what they get as HYPHA_RAY_HOME.
         folder: what they get as RAY_TMPDIR; short, since Ray puts sockets there.
         place: where they run, which has the folder jobs/.
+        address: of the cluster that they join; "": each starts a Ray of its own, see `ALONE`.
 
     """
 
-    def __init__(self, home: Path, folder: Path, place: Path = ROOT) -> None:
-        self.home, self._folder, self._place = home, folder, place
+    def __init__(self, home: Path, folder: Path, place: Path = ROOT, address: str = "") -> None:
+        self.home, self._folder, self._place, self._address = home, folder, place, address
         self._forked: list[JobProcess] = []
 
     def __call__(self, *arguments: str | Path, script: str = "diloco", env: dict[str, str] | None = None) -> Done:
@@ -84,9 +87,8 @@ class Jobs:
 
         One with variables that libraries read as they are loaded has an interpreter of its own.
         """
-        own = {"HYPHA_RAY_HOME": str(self.home), "RAY_TMPDIR": str(self._folder)}
-        inherited = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-        words, environment = [*map(str, arguments)], inherited | own | (env or {})
+        own = {"HYPHA_RAY_HOME": str(self.home), "RAY_TMPDIR": str(self._folder), "RAY_ADDRESS": self._address}
+        words, environment = [*map(str, arguments)], os.environ | own | (env or {})
         if not any(name.startswith(("HF_", "RAY_")) for name in (env or {}).keys() - {"RAY_ADDRESS"}):
             self._forked.append(JobProcess(script, words, environment, self._place))
             return self._forked[-1]
@@ -107,10 +109,10 @@ class Jobs:
 
 
 @contextmanager
-def jobs_in(home: Path, place: Path = ROOT) -> Iterator[Jobs]:
+def jobs_in(home: Path, place: Path = ROOT, address: str = "") -> Iterator[Jobs]:
     """`Jobs` for a while; what still runs at the end is killed."""
     folder = Path(tempfile.mkdtemp(prefix="ray"))
-    jobs = Jobs(home, folder, place)
+    jobs = Jobs(home, folder, place, address)
     yield jobs
     jobs.kill()
     shutil.rmtree(folder, ignore_errors=True)

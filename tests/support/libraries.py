@@ -11,11 +11,13 @@ from importlib import import_module
 import hypha_ray
 from hypha_ray.heavy_imports import uncollected
 
-LIBRARIES = ("datasets", "grpc", "matplotlib.pyplot", "numba")
+LIBRARIES = ("datasets", "grpc", "matplotlib.pyplot", "numba", "transformers.optimization")
+OF_RAY = ("click", "google.protobuf.descriptor", "jsonschema", "msgpack", "pdb", "prometheus_client", "requests")
+"""What Ray itself loads first."""
 MODELS = ("bert", "gpt2", "llama", "vit")
 
 with uncollected():
-    for name in (*LIBRARIES, *(f"transformers.models.{model}.modeling_{model}" for model in MODELS)):
+    for name in (*LIBRARIES, *OF_RAY, *(f"transformers.models.{model}.modeling_{model}" for model in MODELS)):
         import_module(name)
     sys.modules["ray"] = None  # type: ignore[assignment] # Modules that import it fail, and are loaded with it.
     for module in pkgutil.walk_packages(hypha_ray.__path__, "hypha_ray."):

@@ -1,4 +1,6 @@
-"""Hand-over of a Ray worker that starts, to the process that forks it; other interpreters start as usual.
+"""Processes of a Ray that tests start: workers are handed over to the process that forks them, two daemons just wait.
+
+Other interpreters start as usual.
 
 Python runs this module by itself if its folder is in PYTHONPATH. See `tests.support.forked_workers`.
 """
@@ -21,6 +23,9 @@ LIBRARIES_READ = (
     "TRANSFORMERS_",
 )
 """Beginnings of variables that libraries may read as they are loaded."""
+WORKER = "/ray/_private/workers/default_worker.py"
+UNUSED = ("/ray/_private/log_monitor.py", "/ray/autoscaler/_private/monitor.py")
+"""Daemons that each Ray starts and that no test needs: nobody reads the logs they carry, and no machines are hired."""
 
 
 def hand_over(forks: str, command: list[str]) -> None:
@@ -44,5 +49,12 @@ def hand_over(forks: str, command: list[str]) -> None:
     os._exit(0)
 
 
-if "TEST_FORKS" in os.environ and "".join(sys.orig_argv[1:2]).endswith("/ray/_private/workers/default_worker.py"):
-    hand_over(os.environ["TEST_FORKS"], sys.orig_argv[1:])
+if "TEST_FORKS" in os.environ:
+    script = next((word for word in sys.orig_argv[1:] if word.endswith(".py")), "")
+    if script.endswith(WORKER):
+        hand_over(os.environ["TEST_FORKS"], sys.orig_argv[1:])
+    if script.endswith(UNUSED):
+        import signal
+
+        while True:
+            signal.pause()
