@@ -145,26 +145,36 @@ def _of_rl(job: Job, strategy: str) -> Iterator[Conflict]:
         yield Conflict("worker.processes", "rl.algorithm", fix)
     if job.worker.gradient_checkpointing:
         yield Conflict("worker.gradient_checkpointing", "rl.algorithm", "a policy is in evaluation mode: leave it out")
-    for name in ("epochs", "minibatches"):
-        if job.sync.traits.sends_gradients and getattr(rl, name) > 1:
-            yield Conflict(f"rl.{name}", strategy, "leave it at 1: a round is one step of the server")
+    if job.sync.traits.sends_gradients:
+        yield from _of_synchronous_rl(rl, strategy)
     if rl.is_asynchronous and rl.model_workers == 1:
         yield Conflict("rl.staleness", "rl.model_workers = 1", "set rl.model_workers to 2 or more: others respond")
-    if rl.is_asynchronous and job.sync.traits.sends_gradients:
-        yield Conflict("rl.staleness", strategy, "leave it at 0: a round is one step of the server")
     if rl.kl and rl.reference == "none":
         yield Conflict("rl.kl", 'rl.reference = "none"', "set rl.reference to initial or round, or leave rl.kl at 0")
     if not rl.has_critic and rl.group_size == 1:
         fix = "take groups of two responses or more, which are each other's baseline; or rl.algorithm ppo"
         yield Conflict("rl.group_size", f"rl.advantage = {rl.recipe.advantage!r}", fix)
-    if rl.has_critic and job.sync.traits.sends_gradients and rl.recipe.aggregation != "token":
-        yield Conflict("rl.aggregation", strategy, "take token, of which the critic's losses are a mean, too")
     if rl.reward.weights and len(rl.reward.weights) != len(rl.reward.functions):
         fix = f"give {len(rl.reward.functions)} weights, one for each function"
         yield Conflict("rl.reward.weights", "rl.reward.functions", fix)
     yield from _of_data_parallelism(rl)
     if rl.generation.engine == "server":
         yield from _of_generation_servers(job)
+
+
+def _of_synchronous_rl(rl: RL, strategy: str) -> Iterator[Conflict]:
+    """Conflicts of steps whose prompts are divided among workers, and which are those of one worker on all of them."""
+    one_step, part = "leave it at 1: a round is one step of the server", "each worker sees a part of the prompts"
+    whole = rl.recipe.advantage in ("batch_std", "gae")
+    others = (
+        ("rl.epochs", rl.epochs > 1, one_step),
+        ("rl.minibatches", rl.minibatches > 1, one_step),
+        ("rl.staleness", rl.is_asynchronous, "leave it at 0: a round is one step of the server"),
+        ("rl.advantage" if rl.advantage else "rl.algorithm", whole, f"choose grpo, dapo or another of groups: {part}"),
+        ("rl.kl_target", rl.kl_target is not None, f"leave it out: {part}, and would adapt a coefficient of its own"),
+        ('rl.reference = "average"', rl.reference == "average", "choose initial: only steps of a worker are averaged"),
+    )
+    yield from (Conflict(name, strategy, fix) for name, wrong, fix in others if wrong)
 
 
 def _of_data_parallelism(rl: RL) -> Iterator[Conflict]:

@@ -69,9 +69,8 @@ def test_a_dry_run_draws_what_is_done_ahead_and_what_is_left_of_a_step(run_job: 
     ("flags", "told"),
     [
         (["--rl.algorithm=rloo", "--rl.group_size=1"], "rl.group_size"),
-        (["--sync.strategy=sync", "--rl.aggregation=sequence"], "rl.aggregation"),
+        (["--sync.strategy=sync"], "rl.algorithm and sync.strategy"),
         (["--rl.staleness=1"], "rl.staleness"),
-        (["--rl.staleness=1", "--rl.model_workers=2", "--sync.strategy=sync"], "rl.staleness"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(

@@ -53,12 +53,9 @@ def _of_delay(job: Job) -> Iterator[str]:
 
 
 def _of_policies(job: Job) -> Iterator[str]:
-    """Advice on momentum of policies, whose deltas agree at first, and on advantages of a part of a batch."""
-    momentum, keeps = job.outer_optimizer.momentum, not job.sync.traits.sends_gradients
-    if job.rl.algorithm is None:
+    """Advice on momentum of policies, whose deltas agree at first."""
+    outer = job.outer_optimizer
+    if job.rl.algorithm is None or job.sync.traits.sends_gradients:
         return
-    if not keeps and job.num_workers > 1 and job.rl.recipe.advantage in ("batch_std", "gae"):
-        whole = "a step isn't that of one worker on all of its prompts"
-        yield f"{job.rl.algorithm} normalises advantages over each worker's part of a batch, so {whole}"
-    if keeps and job.outer_optimizer.name == "nesterov" and momentum > 0.5:
-        yield f"outer_optimizer.momentum {momentum:g} makes policies lose their entropy: take up to 0.5"
+    if outer.name == "nesterov" and outer.momentum > 0.5:
+        yield f"outer_optimizer.momentum {outer.momentum:g} makes policies lose their entropy: take up to 0.5"

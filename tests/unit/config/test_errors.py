@@ -13,6 +13,8 @@ from hypha_ray.errors import ConfigError
 SECRET = "hf_abcdefgh"
 PROBE = "[worker]\nprobe_batch_size = true\n[resources.worker]\nmemory_gb = 1\n"
 
+SYNC = "[sync]\nstrategy = 'sync'\n[rl]\n"
+
 IN_FILES = [
     # An unknown key: the nearest one, and the line.
     ("[inner_optimizer]\nname = 'sgd'\nlearning_rte = 1", "CFG001", "job.toml:3: unknown key inner_optimizer.learnin"),
@@ -91,6 +93,13 @@ IN_FILES = [
     ),
     ("[inner_optimizer]\nk_aware = true\n[sync]\nstrategy = 'sync'", "CFG011", "inner_optimizer.k_aware and sync.str"),
     ("[worker]\nprocesses = 2\n[rl]\nalgorithm = 'grpo'", "CFG011", "worker.processes and job.toml:4: rl.algorithm"),
+    (SYNC + "algorithm = 'ppo'", "CFG011", "job.toml:4: rl.algorithm and sync.strategy = "),
+    (SYNC + "algorithm = 'reinforce++'", "CFG011", "choose grpo, dapo or another of groups: each worker sees a part"),
+    (SYNC + "algorithm = 'grpo'\nadvantage = 'batch_std'", "CFG011", "job.toml:5: rl.advantage and sync.strategy"),
+    (SYNC + "algorithm = 'grpo'\nkl_target = 0.1", "CFG011", "job.toml:5: rl.kl_target and sync.strategy = "),
+    (SYNC + "algorithm = 'grpo'\nreference = 'average'", "CFG011", 'rl.reference = "average" and sync.strategy'),
+    (SYNC + "algorithm = 'grpo'\nepochs = 2", "CFG011", "rl.epochs and sync.strategy = "),
+    (SYNC + "algorithm = 'grpo'\nstaleness = 1", "CFG011", "rl.staleness and sync.strategy = "),
     ("[worker]\nprobe_batch_size = true", "CFG011", "job.toml:2: worker.probe_batch_size and resources.worker.memory_"),
     (PROBE + "[run]\nmode = 'replay'", "CFG011", "job.toml:2: worker.probe_batch_size and run.mode"),
     ("[dataset]\nlocality = 'prefer'\npath = 'd'", "CFG011", "dataset.locality and job.toml:3: dataset.path exclude"),

@@ -77,20 +77,3 @@ def test_delay_that_leaves_little_of_a_round_is_told(sync: dict[str, Any], told:
 def test_adam_on_sparse_gradients_is_warned_of(codec: str, inner: str, warned: int) -> None:
     tables = {"sync": {"strategy": "sync", "codec": codec}, "inner_optimizer": {"name": inner}}
     assert len(list(advice(Job.model_validate(tables)))) == warned
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "strategy", "workers", "told"),
-    [
-        ("reinforce++", "sync", 2, 1),
-        ("ppo", "sync", 2, 1),
-        ("grpo", "sync", 2, 0),
-        ("reinforce++", "sync", 1, 0),
-        ("reinforce++", "diloco", 2, 0),
-    ],
-)
-def test_advantages_of_a_part_of_a_batch_are_told_of(algorithm: str, strategy: str, workers: int, told: int) -> None:
-    outer = {"momentum": 0.0}
-    tables = {"rl": {"algorithm": algorithm}, "sync": {"strategy": strategy}, "outer_optimizer": outer}
-    job = Job.model_validate({**tables, "resources": {"num_workers": workers}})
-    assert sum("over each worker's part of a batch" in note for note in advice(job)) == told
