@@ -6,7 +6,7 @@ keys, the oldest first. A sample leaves when every call is through with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from hypha_ray.rl.dataflow.graph import Call, Graph
@@ -59,12 +59,10 @@ class Buffer:
 
     def ready(self, call: Call) -> tuple[str, ...]:
         """Return the ids that a call may begin with and hasn't begun with, the oldest first."""
-        return tuple(self._ready(call))
-
-    def _ready(self, call: Call) -> Iterator[str]:
-        for name, slot in self._slots.items():
-            if call.name not in slot.begun and slot.where.keys() >= set(call.takes):
-                yield name
+        takes = frozenset(call.takes)
+        return tuple(
+            name for name, slot in self._slots.items() if call.name not in slot.begun and slot.where.keys() >= takes
+        )
 
     def begin(self, call: Call, ids: Iterable[str]) -> None:
         """Note that a call has been given ids."""
@@ -75,15 +73,15 @@ class Buffer:
         """Note that a call is through with ids; return those that all calls are through with, which leave."""
         for name in ids:
             self._slots[name].ended.add(call.name)
-        names = {call.name for call in self._graph.calls}
-        over = tuple(name for name, slot in self._slots.items() if slot.ended >= names)
+        calls = len(self._graph.calls)
+        over = tuple(name for name, slot in self._slots.items() if len(slot.ended) == calls)
         for name in over:
             del self._slots[name]
         return over
 
-    def where(self, ids: Iterable[str]) -> dict[str, dict[str, Shard]]:
+    def where(self, ids: Iterable[str]) -> dict[str, Mapping[str, Shard]]:
         """Return the places of all keys of ids."""
-        return {name: dict(self._slots[name].where) for name in ids}
+        return {name: self._slots[name].where for name in ids}
 
     def tokens(self, ids: Iterable[str], key: str) -> list[int]:
         """Return the tokens that ids have under a key."""

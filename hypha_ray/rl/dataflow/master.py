@@ -90,13 +90,14 @@ class Master(Generic[R]):
             assert reply.meta is not None
             buffer.amend(reply.meta, Shard(reply.worker, reply.request))
         had: set[tuple[int, Shard]] = set()
-        running: dict[int, Call] = {}
+        running, begun = dict[int, Call](), set[str]()
         while len(done) < len(graph.calls):
-            for call in graph.calls:
+            for call in [call for call in graph.calls if call.name not in begun]:
                 if len(ids := buffer.ready(call)) == len(batch.ids):
                     pending = self._call(call, ids, buffer, had, extras.get(call.name, Extras()))
                     running[pending.requests[0].number] = call
                     buffer.begin(call, ids)
+                    begun.add(call.name)
             self._post.flush()
             pending = self._post.wait()
             call = running.pop(pending.requests[0].number)
@@ -167,6 +168,8 @@ class Master(Generic[R]):
 
 def _parts(call: Call, ids: Sequence[str], buffer: Buffer, mesh: Mesh) -> list[tuple[str, ...]]:
     """Divide ids among the copies of a model: by number before responses are there, by tokens afterwards."""
+    if mesh.data == 1:
+        return [tuple(ids)]
     if call.op == "generate":
         return [tuple(ids[i] for i in window) for window in windows(len(ids), mesh.data)]
     tokens = [sum(each) for each in zip(*(buffer.tokens(ids, key) for key in call.takes), strict=True)]

@@ -83,15 +83,13 @@ def moves(
         had: pairs of a worker and a shard that it got before another call.
 
     """
-    parts: dict[Shard, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    away: dict[Shard, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     for worker, ids in wanted.items():
         for name in ids:
             for key in keys:
-                parts[where[name][key]][worker].add(name)
-    away = {
-        shard: {w: ids for w, ids in takers.items() if w != shard.worker and (w, shard) not in had}
-        for shard, takers in parts.items()
-    }
+                shard = where[name][key]
+                if shard.worker != worker and (worker, shard) not in had:
+                    away[shard][worker].add(name)
     shards = {worker: tuple(sorted(shard for shard, takers in away.items() if worker in takers)) for worker in wanted}
     differ = {shard: len({frozenset(ids) for ids in takers.values()}) for shard, takers in away.items()}
     return Moves(

@@ -93,8 +93,9 @@ class Generator(PolicyRole):
             responses = self._server.generate(self.policy.model, ids, mask, sample.data["keys"], sampling, self._ends)
             if not (self._compared or arguments.get("evaluation")):
                 self._compare(responses)
+        worked_s = time.thread_time() - began
         if failpoint("rl.generate") == "triple":
-            time.sleep(2 * (time.thread_time() - began))
+            time.sleep(2 * worked_s)
         return Outcome(packed_responses(sample.ids, responses, sampling.samples))
 
     def close(self) -> None:
