@@ -32,6 +32,8 @@ from tests.support.jobs import Outcome, job_of, run_job
 pytestmark = pytest.mark.timeout(600)
 WAIT_S = 240.0
 BATCH_S = 0.2
+LONG = 16
+"""Rounds of a run that goes on while others come and go."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -72,15 +74,21 @@ class Running:
         return self._thread.is_alive()
 
     def until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + WAIT_S
-        while not condition():
-            assert self.runs and time.monotonic() < deadline
-            pause()
+        """Wait for a state that comes before the job's end."""
+        until(lambda: condition() or not self.runs)
+        assert self.runs
 
     def result(self) -> Outcome:
         self._thread.join(WAIT_S)
         (outcome,) = self._results
         return outcome
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        pause()
 
 
 def created() -> dict[str, str]:
@@ -110,54 +118,67 @@ def exchange_pid() -> int:
 
 
 def require_whole(run: Outcome, rounds: int) -> None:
-    """Nothing is lost: all rounds are there, each sample once, and no worker had to be replaced."""
+    """Nothing is lost: all rounds are there, each sample once, and no worker had to be replaced.
+
+    Nor is there a cost: no owner has named a price.
+    """
     assert len(run.commits()) == rounds
     assert set(run.used().values()) == {1}
-    assert not events(run, "loss")
+    assert not events(run, "loss") and not events(run, "cost")
+    assert not any("price" in lease for lease in events(run, "lease"))
+    assert all(record.get("cost") is None for record in [*run.of_kind("round"), run.records[-1]])
 
 
-def test_two_gangs_that_do_not_fit_together_train_one_after_the_other(corpus: Path, tmp_path: Path) -> None:
-    low = Running(bidder("ten", 10, 3, 2, corpus, least=3, batches=60), corpus, tmp_path)
-    high = Running(bidder("twenty", 20, 3, 2, corpus, least=3, batches=60), corpus, tmp_path)
-    looks = 0
-    while low.runs or high.runs:
-        both, looks = [held("ten"), held("twenty")], looks + 1
-        assert sum(both) <= 3
+def test_gangs_that_do_not_fit_together_train_one_after_the_other_the_highest_bid_first(
+    corpus: Path, tmp_path: Path
+) -> None:
+    """Two gangs start at the same time. A third one bids more, and comes before either has committed a round."""
+    ten = Running(bidder("ten", 10, 3, 1, corpus, least=3, batches=60), corpus, tmp_path)
+    twenty = Running(bidder("twenty", 20, 3, 1, corpus, least=3, batches=80), corpus, tmp_path)
+    runs, looks, thirty = [ten, twenty], 0, None
+    while any(run.runs for run in runs):
+        every, looks = [held(name) for name in ("ten", "twenty", "thirty")], looks + 1
+        assert sum(every) <= 3
+        if thirty is None and every[1] == 3:
+            thirty = Running(bidder("thirty", 30, 3, 1, corpus, least=3), corpus, tmp_path)
+            runs.append(thirty)
         pause()
-    assert looks >= 300
-    won, lost = high.result(), low.result()
-    assert first_commit_s(won) < first_commit_s(lost)
-    for run in (won, lost):
-        require_whole(run, 2)
-
-
-def test_run_that_has_yet_to_commit_gives_way_as_a_whole_and_trains_afterwards(corpus: Path, tmp_path: Path) -> None:
-    low = Running(bidder("early", 10, 3, 1, corpus, least=3, batches=100), corpus, tmp_path)
-    low.until(lambda: held("early") == 3)
-    high = Running(bidder("better", 20, 3, 1, corpus, least=3), corpus, tmp_path)
-    low.until(lambda: held("better") == 3)
-    won, lost = high.result(), low.result()
-    assert first_commit_s(won) < first_commit_s(lost)
-    assert any("waiting for its turn" in record["text"] for record in lost.of_kind("status"))
-    assert [event["attempt"] for event in events(lost, "attempt")] == [1, 2]
-    for run in (won, lost):
+    assert looks >= 300 and thirty is not None
+    third, second, first = ten.result(), twenty.result(), thirty.result()
+    assert first_commit_s(first) < first_commit_s(second) < first_commit_s(third)
+    assert any("waiting for its turn" in record["text"] for record in second.of_kind("status"))
+    assert [event["attempt"] for event in events(second, "attempt")] == [1, 2]
+    for run in (first, second, third):
         require_whole(run, 1)
 
 
-def test_outbid_run_hands_back_two_machines_with_its_deltas_and_gets_them_again(corpus: Path, tmp_path: Path) -> None:
-    low = Running(bidder("low", 10, 3, 10, corpus), corpus, tmp_path)
+def test_outbid_run_hands_back_machines_with_its_deltas_and_one_that_waits_takes_a_machine_that_comes(
+    cluster: Cluster, corpus: Path, tmp_path: Path
+) -> None:
+    """Three machines, which one run has; a fourth for a run that bids as much; and a bid that takes two of them."""
+    low = Running(bidder("low", 10, 3, LONG, corpus), corpus, tmp_path)
     low.until(lambda: held("low") == 3 and low.commits.exists())
+    other = Running(bidder("other", 10, 3, 3, corpus, batches=7), corpus, tmp_path)
+    low.until(lambda: quotas().get("other") == 0)
+    (waiting,) = (one for one in overview()["waiting"] if one["run"] == "other")
+    assert (waiting["need"], waiting["count"]) == ("1 CPU", 3)
+    assert waiting["nearest"] in {row["bundles_to_node_id"][0] for row in placement_group_table().values()}
+    node = cluster.add_node(num_cpus=1, object_store_memory=100_000_000)
+    low.until(lambda: held("other") == 1)
+    places = [lease["node"] for lease in overview()["leases"] if lease["run"] == "other"]
+    assert places == [node.node_id]
     high = Running(bidder("high", 20, 2, 2, corpus), corpus, tmp_path)
     low.until(lambda: held("high") == 2)
-    assert held("low") == 1 and quotas() == {"low": 1, "high": 2}
+    assert held("low") == 1
+    assert {run: quota for run, quota in quotas().items() if run != "other"} == {"low": 1, "high": 2}
     shown = list(lines(overview()))
     assert "1. run high bids 20 for 2 workers, at least 1: may hold 2" in shown
     assert any(line.startswith("low waits for 2 × worker with 1 CPU: 1 CPU per worker is needed") for line in shown)
-    won = high.result()
+    won, beside = high.result(), other.result()
     low.until(lambda: held("low") == 3)
     lost = low.result()
-    require_whole(won, 2)
-    require_whole(lost, 10)
+    for run, rounds in ((won, 2), (beside, 3), (lost, LONG)):
+        require_whole(run, rounds)
     left = events(lost, "leaving")
     assert [event["reason"] for event in left] == ["high bids 20, and this run 10"] * 2
     leavers = {(event["worker"], event["incarnation"]) for event in left}
@@ -165,23 +186,7 @@ def test_outbid_run_hands_back_two_machines_with_its_deltas_and_gets_them_again(
     whole = 80  # samples of a worker in a round, if all are there
     parts = [one["samples"] for one in deltas if (one["worker"], one["incarnation"]) in leavers]
     assert any(0 < samples < whole for samples in parts)
-    assert not events(won, "leaving")
-
-
-def test_run_waits_for_its_turn_and_takes_a_machine_that_comes(cluster: Cluster, corpus: Path, tmp_path: Path) -> None:
-    first = Running(bidder("first", 10, 3, 8, corpus), corpus, tmp_path)
-    first.until(lambda: held("first") == 3)
-    second = Running(bidder("second", 10, 3, 2, corpus), corpus, tmp_path)
-    first.until(lambda: quotas().get("second") == 0)
-    (waiting,) = (one for one in overview()["waiting"] if one["run"] == "second")
-    assert (waiting["need"], waiting["count"]) == ("1 CPU", 3)
-    assert waiting["nearest"] in {row["bundles_to_node_id"][0] for row in placement_group_table().values()}
-    node = cluster.add_node(num_cpus=1, object_store_memory=100_000_000)
-    second.until(lambda: held("second") == 1)
-    places = [lease["node"] for lease in overview()["leases"] if lease["run"] == "second"]
-    assert places == [node.node_id] and first.runs
-    require_whole(first.result(), 8)
-    require_whole(second.result(), 2)
+    assert not events(won, "leaving") and not events(beside, "leaving")
     cluster.remove_node(node)
 
 

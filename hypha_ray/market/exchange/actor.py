@@ -31,7 +31,7 @@ class Exchange:
 
     def __init__(self, order: Order) -> None:
         self._order = order
-        self._attendance = Attendance(time.monotonic())
+        self._attendance = Attendance(time.monotonic(), {entry.run for entry in lease_entries()})
         self._lock = Lock()
         self._rulings: dict[str, Ruling] = {}
         self._demand: list[dict[str, float]] | None = None

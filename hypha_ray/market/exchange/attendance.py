@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 
 from hypha_ray.market.exchange.allotment import Standing
 
@@ -19,14 +19,15 @@ class Attendance:
 
     Args:
         now: time of the first check.
+        runs: runs that have leases already, and are to speak.
 
     """
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, runs: Iterable[str] = ()) -> None:
         self._checked_s = now
         self._standings: dict[str, Standing] = {}
-        self._heard_s: dict[str, float] = {}
-        """Time at which each run spoke last."""
+        self._heard_s = dict.fromkeys(runs, now)
+        """Time at which each run spoke last, or from which its silence counts."""
 
     @property
     def standings(self) -> list[Standing]:

@@ -228,6 +228,14 @@ def test_last_run_of_all_loses_its_leases_too() -> None:
     assert [now for now in range(5, 100, 5) if checked(runs, now)] == [TTL_S + CHECK_S]
 
 
+def test_hung_run_loses_its_leases_even_if_the_exchange_is_a_new_one() -> None:
+    """It has heard of the run by its leases alone; a run that speaks isn't meant."""
+    runs = Attendance(0.0, {"hung", "fine"})
+    assert [(now, found) for now in range(5, 100, 5) if (found := checked(runs, now, ["fine"]))] == [
+        (TTL_S + CHECK_S, ["hung"])
+    ]
+
+
 def test_silence_while_the_exchange_itself_was_stopped_does_not_count() -> None:
     runs = Attendance(0.0)
     for run in "xy":
