@@ -103,6 +103,7 @@ def _of_sharding(job: Job) -> Iterator[Conflict]:
         (f'inner_optimizer.name = "{name}"', name not in SHARDABLE, f"choose {' or '.join(SHARDABLE)}"),
         ("worker.compile", job.worker.compile, "leave one of them out: compiled blocks gather no weights"),
         ("model.lora.rank", job.model.lora.rank is not None, "train all weights, or leave it out"),
+        ("inner_optimizer.stochastic_rounding", job.inner_optimizer.stochastic_rounding, "leave one of them out"),
     )
     if job.worker.sharding == "full":
         yield from (Conflict("worker.sharding", other, fix) for other, excluded, fix in others if excluded)

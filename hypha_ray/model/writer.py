@@ -79,15 +79,20 @@ class Writer:
         return answer
 
     def _encoded(self, prompt: str) -> torch.Tensor:
-        """Return token ids [1, tokens]; of the end that some tokenizers add, a language model wouldn't go on."""
+        """Return token ids [1, tokens].
+
+        A source ends in the end token, as it does in prepared pairs; a language model wouldn't go on from there.
+        """
         if self.chats:
             turns = [*self._turns, {"role": "user", "content": prompt}]
             text = self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
             ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         else:
-            ids = self._tokenizer(prompt)["input_ids"]
-            if not self._network.config.is_encoder_decoder and ids[-1:] == [self._tokenizer.eos_token_id]:
+            end, ids = self._tokenizer.eos_token_id, self._tokenizer(prompt)["input_ids"]
+            if ids[-1:] == [end]:
                 ids = ids[:-1]
+            if ids and end is not None and self._network.config.is_encoder_decoder:
+                ids = [*ids, end]
         if not ids:
             raise ConfigError("GEN003", "the prompt is empty", repr(prompt), fix="give at least one character")
         return torch.tensor([ids], device=self._network.device)

@@ -78,6 +78,13 @@ def test_two_processes_train_the_rounds_of_one(name: str, corpus: Path, tmp_path
     require_equal_rounds(one, other)
 
 
+def test_four_processes_with_shards_train_the_rounds_of_one(corpus: Path, tmp_path: Path) -> None:
+    tables = TABLES["adamw"] | {"resources": {"num_workers": 1}}
+    one = outcome("whole", corpus, tmp_path, 1, **tables)
+    four = outcome("shards", corpus, tmp_path, 4, **tables, worker={"processes": 4, "sharding": "full"})
+    require_equal_rounds(one, four)
+
+
 def test_adapter_and_codec_see_one_worker(corpus: Path, tmp_path: Path) -> None:
     build_model(Model(config=MODEL), seed=1).save_pretrained(tmp_path / "base")
     model = {"config": None, "repository": str(tmp_path / "base"), "lora": {"rank": 4, "dropout": 0.0}}
@@ -144,14 +151,17 @@ def test_sample_without_a_finite_gradient_is_found_in_whatever_part_it_is(tmp_pa
         two.close()
 
 
-def test_process_that_fails_costs_its_worker_and_no_sample(corpus: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("sharding", "member"), [("none", "Member"), ("full", "ShardedMember")])
+def test_process_that_fails_costs_its_worker_and_no_sample(
+    sharding: str, member: str, corpus: Path, tmp_path: Path
+) -> None:
     specs = ["worker.process:1=kill@5", "worker.process:0=error@14"]
-    tables: dict[str, Any] = {"rounds": BATCH, "worker": {"processes": 2, "lease_s": 3.0}}
-    run = survive("process", corpus, tmp_path, specs, 2, **tables)
+    tables: dict[str, Any] = {"rounds": BATCH, "worker": {"processes": 2, "sharding": sharding, "lease_s": 3.0}}
+    run = survive(f"process-{sharding}", corpus, tmp_path, specs, 2, **tables)
     reasons = {event["worker"]: event["reason"] for event in events(run, "loss")}
     assert reasons[1].startswith("a process of this worker has died")
     assert reasons[0] == "the inner loop broke: RuntimeError: a failpoint"
-    assert psutil.wait_procs(processes_of("Member"), timeout=60)[1] == []
+    assert psutil.wait_procs(processes_of(member), timeout=60)[1] == []
 
 
 def test_processes_end_with_the_first_and_with_the_run(corpus: Path, tmp_path: Path) -> None:

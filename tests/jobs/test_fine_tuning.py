@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import random
 from pathlib import Path
@@ -13,7 +14,12 @@ import pytest
 import torch
 from PIL import Image
 from scipy.io import wavfile
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Wav2Vec2FeatureExtractor
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    Wav2Vec2FeatureExtractor,
+)
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from hypha_ray.config.schema import Model
@@ -39,6 +45,17 @@ WAV2VEC2 = {
     **SMALL,
 }
 
+T5 = {
+    "model_type": "t5",
+    "vocab_size": 384,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 64,
+    "num_layers": 1,
+    "num_heads": 4,
+    "dropout_rate": 0.0,
+    "decoder_start_token_id": 0,
+}
 LLAMA = {"model_type": "llama", "vocab_size": 384, "max_position_embeddings": 256, "pad_token_id": 0, **SMALL}
 ROLES = ("user", "assistant") * 2
 CHATML = (
@@ -47,27 +64,17 @@ CHATML = (
 )
 
 
-def train(run_job: Jobs, model: Path, kind: str, data: Path, *further: str) -> Path:
-    """A run of two workers; its folder."""
-    job = data.parent / "job.toml"
-    job.write_text(f"""
-[model]
-repository = "{model}"
-type = "{kind}"
-[dataset]
-path = "{data}"
-[rounds]
-update_rounds = 4
-samples_between_updates = 320
-max_batch_size = 8
-[inner_optimizer]
-learning_rate = 3e-3
-[outer_optimizer]
-momentum = 0.5
-[resources]
-num_workers = 2
-""")
-    done = succeeded(run_job("@", job, *further))
+SOON = (
+    *("--rounds.update_rounds", "4", "--rounds.samples_between_updates", "320", "--rounds.max_batch_size", "8"),
+    *("--inner_optimizer.learning_rate", "3e-3", "--inner_optimizer.warmup_steps", "5", "--resources.worker.gpu", "0"),
+)
+"""Settings by which small models learn something in seconds, on CPUs."""
+
+
+def train(run_job: Jobs, file: str, model: Path, data: Path, *further: str) -> Path:
+    """A run of a job file that is shipped, on another model and dataset; its folder."""
+    where = ("--model.repository", model, "--dataset.path", data)
+    done = succeeded(run_job("@", f"jobs/configs/{file}.toml", *where, *SOON, *further))
     return Path(done.stdout.splitlines()[-1].removeprefix("run: "))
 
 
@@ -93,7 +100,7 @@ def test_csv_with_labels_trains_a_pretrained_encoder_to_tell_its_classes(run_job
     source = ("--source", tmp_path / "reviews.csv", "--label-column", "label", "--out", data)
     done = succeeded(run_job(*source, script="prepare"))
     assert "classes            2: early " in done.stdout
-    run = train(run_job, tmp_path / "encoder", "sequence-classification", data)
+    run = train(run_job, "labels", tmp_path / "encoder", data)
     assert score(run_job, run / "model", data)["accuracy"] >= 0.95
     config = json.loads((run / "model" / "config.json").read_text())
     assert config["id2label"] == {"0": "early", "1": "late"}
@@ -109,7 +116,7 @@ def test_csv_with_numbers_trains_a_pretrained_encoder_to_predict_them(run_job: J
     data = tmp_path / "scores"
     source = ("--source", tmp_path / "scores.csv", "--label-column", "score", "--regression", "--out", data)
     succeeded(run_job(*source, script="prepare"))
-    run = train(run_job, tmp_path / "encoder", "sequence-classification", data)
+    run = train(run_job, "labels", tmp_path / "encoder", data)
     model = AutoModelForSequenceClassification.from_pretrained(run / "model").eval()
     arrays = {name: torch.from_numpy(array) for name, array in arrays_of(data, "validation").items()}
     with torch.inference_mode():
@@ -131,7 +138,7 @@ def test_image_folder_trains_a_pretrained_model_to_tell_its_folders(run_job: Job
     ViTImageProcessorPil(size={"height": 8, "width": 8}).save_pretrained(model)
     data = tmp_path / "data"
     succeeded(run_job("--source", tmp_path / "photos", "--preprocessor", model, "--out", data, script="prepare"))
-    run = train(run_job, model, "image-classification", data)
+    run = train(run_job, "images", model, data)
     assert score(run_job, run / "model", data)["accuracy"] >= 0.95
     config = json.loads((run / "model" / "config.json").read_text())
     assert config["id2label"] == {"0": "dark", "1": "light"}
@@ -149,10 +156,40 @@ def test_audio_folder_trains_a_pretrained_model_to_tell_its_folders(run_job: Job
     Wav2Vec2FeatureExtractor(sampling_rate=800).save_pretrained(model)
     data = tmp_path / "data"
     succeeded(run_job("--source", tmp_path / "sounds", "--preprocessor", model, "--out", data, script="prepare"))
-    run = train(run_job, model, "audio-classification", data)
+    run = train(run_job, "images", model, data, "--model.type", "audio-classification")
     assert score(run_job, run / "model", data)["accuracy"] >= 0.95
     config = json.loads((run / "model" / "config.json").read_text())
     assert config["id2label"] == {"0": "high", "1": "low"}
+
+
+def test_pairs_train_a_model_with_encoder_and_decoder_to_reverse_texts(run_job: Jobs, tmp_path: Path) -> None:
+    texts, model = ["".join(letters) for letters in itertools.permutations("abcdefgh", 3)], tmp_path / "t5"
+    with (tmp_path / "pairs.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("text", "reversed"), *((text, text[::-1]) for text in texts)])
+    build_model(Model(config=T5, type="seq2seq-lm"), seed=0).save_pretrained(model)
+    byte_tokenizer().save_pretrained(model)
+    data = tmp_path / "data"
+    columns = ("--source-column", "text", "--target-column", "reversed")
+    done = run_job(
+        *("--source", tmp_path / "pairs.csv", *columns, "--tokenizer", model, "--out", data, "--report"),
+        script="prepare",
+    )
+    assert "tokens         1,276 to train on, and 1,276 in targets, which are scored" in succeeded(done).stdout
+    longer = (
+        *("--rounds.update_rounds", "10", "--rounds.samples_between_updates", "1280", "--rounds.max_batch_size", "16"),
+        *("--inner_optimizer.learning_rate", "6e-3", "--inner_optimizer.schedule", "constant"),
+    )
+    further = ("--model.type", "seq2seq-lm", "--inner_optimizer.warmup_steps", "0", *longer)
+    run = train(run_job, "chat", model, data, *further)
+    assert score(run_job, run / "model", data)["val_loss"] < 0.3, "a random order of the right letters costs 0.45"
+    network: Any = AutoModelForSeq2SeqLM.from_pretrained(run / "model")
+    tokenizer, ids = byte_tokenizer(), torch.from_numpy(arrays_of(data, "validation")["input_ids"]).long()
+    answers = tokenizer.batch_decode(network.generate(input_ids=ids, max_new_tokens=4), skip_special_tokens=True)
+    asked = tokenizer.batch_decode(ids, skip_special_tokens=True)
+    right = [text for text, answer in zip(asked, answers, strict=True) if answer == text[::-1]]
+    assert len(right) >= 0.7 * len(asked)
+    told = run_job("--model", run, "--prompt", right[0], "--temperature", "0", script="generate")
+    assert succeeded(told).stdout == right[0][::-1] + "\n"
 
 
 def test_chats_in_the_three_commands_of_the_readme(run_job: Jobs, tmp_path: Path) -> None:

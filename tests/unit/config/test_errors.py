@@ -126,6 +126,11 @@ IN_FILES = [
         "CFG011",
         "the server steps on weights of float32",
     ),
+    (
+        "[worker]\nprocesses = 2\nsharding = 'full'\n[inner_optimizer]\nstochastic_rounding = true",
+        "CFG011",
+        "worker.sharding and job.toml:5: inner_optimizer.stochastic_rounding exclude each other",
+    ),
     ("[inner_optimizer]\nname = 'adamw8bit'\n[sync]\nstrategy = 'sync'", "CFG011", "a state of 8 bits is neither sent"),
     ("[inner_optimizer]\nname = 'adamw8bit'\n[run]\nmode = 'replay'", "CFG011", "a state of 8 bits is neither sent"),
     ("[rounds]\npatience = 0", "CFG003", "allowed integer ≥ 1"),

@@ -57,9 +57,12 @@ def test_loss_of_packed_chats_is_that_of_the_chats_apart(
     task = resolve_task(find_task("causal-lm"), network, None, explicit=False)
     sums = []
     for name in ("packed", "apart"):
-        inputs = task.inputs({key: torch.from_numpy(array) for key, array in arrays_of(tmp_path / name).items()})
+        batch = {key: torch.from_numpy(array) for key, array in arrays_of(tmp_path / name).items()}
+        inputs = task.inputs(batch)
         with torch.no_grad():
             sums.append((float(compute_losses(task, network, inputs).reported), task.count(inputs)))
+            own = float(network(**{key: tensor.long() for key, tensor in batch.items()}, use_cache=False).loss)
+        assert sums[-1][0] == pytest.approx(own, abs=1e-6), "transformers alone, on the same batch"
     assert sums[0][1] == sums[1][1] == sum(3 * (1 + n % 3) + 1 for n in range(20))
     assert sums[0][0] == pytest.approx(sums[1][0], abs=1e-6)
 
