@@ -39,7 +39,7 @@ def locate(dataset: Dataset, places: Sequence[Path] | None = None) -> Path:
         found, fix = ("neither", "set dataset.path") if dataset.path is None else ("both", "leave one of them out")
         raise ConfigError("DATA007", "[dataset] needs either a path or a name", found, fix=fix)
     if dataset.path is not None:
-        return _existing(Path(dataset.path).expanduser())
+        return _existing(Path(dataset.path).expanduser()).absolute()
     return find(str(dataset.name), places)
 
 

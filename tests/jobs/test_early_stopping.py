@@ -115,7 +115,8 @@ def test_rounds_without_a_better_loss_are_counted_on_after_the_driver_is_killed(
     run_shared_job: Jobs, small_job: Path, data: Path
 ) -> None:
     run = run_shared_job.home / "killed"
-    with run_shared_job.start(*words(small_job, data, "killed")) as driver:
+    slow = ("--testing.slowdown", "10,10")  # Rounds are long enough to be seen before the next one ends.
+    with run_shared_job.start(*words(small_job, data, "killed"), *slow) as driver:
         assert driver.stdout is not None
         for line in driver.stdout:
             if re.match(rf" *\d+/{ROUNDS} ", line) and waited(losses(run)) >= 2:
@@ -123,7 +124,7 @@ def test_rounds_without_a_better_loss_are_counted_on_after_the_driver_is_killed(
         driver.kill()
     before = losses(run)
     assert 2 <= waited(before) < PATIENCE, "a part of the count is from before the kill"
-    succeeded(run_shared_job(*words(small_job, data, "killed")))
+    succeeded(run_shared_job("--resume", "killed", "--testing.slowdown", "1"))
     assert losses(run)[: len(before)] == before
     ended_after(losses(run), PATIENCE)
     told(run, PATIENCE)
