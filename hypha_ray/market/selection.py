@@ -92,7 +92,7 @@ def plan(
     """Choose machines for one request after the other, each with its number of leases; the first has most to choose."""
     left, found = list(nodes), list[Choice]()
     for request, wanted in requests:
-        heard = [_measured(answer, request, preference) for answer in answers(request, left)]
+        heard = [_measured(answer, request, preference.speeds) for answer in answers(request, left)]
         offers = [answer for answer in heard if isinstance(answer, Offer)]
         choice = Choice(request, wanted, heard, select(offers, wanted, preference))
         found.append(choice)
@@ -103,11 +103,11 @@ def plan(
     return found
 
 
-def _measured(answer: Offer | Refusal, request: Request, preference: Preference) -> Offer | Refusal:
+def _measured(answer: Offer | Refusal, request: Request, speeds: Speeds) -> Offer | Refusal:
     """An offer to a worker with the speed that was measured there."""
-    if isinstance(answer, Refusal) or request.need.role != "worker" or preference.strategy != "value":
+    if isinstance(answer, Refusal) or request.need.role != "worker":
         return answer
-    return replace(answer, speed=preference.speeds.of(answer.node, answer.amounts))
+    return replace(answer, speed=speeds.of(answer.node, answer.amounts))
 
 
 def without(node: NodeResources, amounts: Mapping[str, float], times: int) -> NodeResources:

@@ -54,6 +54,8 @@ def call(
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as answer:
             text = answer.read(_MOST_BYTES)
+            if answer.length and len(text) < _MOST_BYTES:  # A part of an answer that is read by a limit is no error.
+                raise http.client.IncompleteRead(text, answer.length)
         return json.loads(text) if text.strip() else None
     except urllib.error.HTTPError as error:
         said = " ".join(error.read(2000).decode(errors="replace").split())[:300]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -24,7 +23,7 @@ from hypha_ray.config.load import resolved_toml
 from hypha_ray.config.value_types import CLUSTER
 from hypha_ray.driver.market import lines, overview
 from hypha_ray.market.exchange.client import EXCHANGE, close_exchange, open_exchange
-from tests.support.clusters import cluster_of
+from tests.support.clusters import cluster_of, until
 from tests.support.faults import events
 from tests.support.job_scripts import jobs_in
 from tests.support.jobs import Outcome, job_of, run_job
@@ -75,20 +74,13 @@ class Running:
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Wait for a state that comes before the job's end."""
-        until(lambda: condition() or not self.runs)
+        until(lambda: condition() or not self.runs, WAIT_S)
         assert self.runs
 
     def result(self) -> Outcome:
         self._thread.join(WAIT_S)
         (outcome,) = self._results
         return outcome
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        pause()
 
 
 def created() -> dict[str, str]:
@@ -236,15 +228,10 @@ def test_leases_of_a_stopped_run_end_after_a_minute(cluster: Cluster, corpus: Pa
     file.write_text(resolved_toml(bidder("stopped", 10, 1, 1000, corpus)), encoding="utf-8")
     with jobs_in(tmp_path) as jobs:
         driver = jobs.start("@", file, env={"RAY_ADDRESS": cluster.address})
-        deadline = time.monotonic() + WAIT_S
-        while not (held("stopped") and quotas().get("stopped")):
-            assert time.monotonic() < deadline
-            pause()
+        until(lambda: held("stopped") > 0 and bool(quotas().get("stopped")), WAIT_S)
         scheduler = int(ray.get(ray.get_actor("scheduler", namespace="stopped").ping.remote()))
         for process in (driver.pid, scheduler):
             os.kill(process, signal.SIGSTOP)
-        while held("stopped"):
-            assert time.monotonic() < deadline
-            pause()
+        until(lambda: not held("stopped"), WAIT_S)
         for process in (driver.pid, scheduler):
             os.kill(process, signal.SIGKILL)

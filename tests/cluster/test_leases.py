@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
 import pytest
@@ -18,6 +17,7 @@ from hypha_ray.market.allocator import Lease, Leases
 from hypha_ray.market.groups import reclaim
 from hypha_ray.market.nodes import cluster_nodes
 from hypha_ray.market.requirements import Need, NodeResources
+from tests.support.clusters import until
 
 T = TypeVar("T")
 STORE_BYTES = 80_000_000
@@ -85,12 +85,6 @@ def tenant(leases: Leases, lease: Lease) -> Any:
 
 def cpus_free() -> float:
     return sum(node.free.get("CPU", 0.0) for node in cluster_nodes())
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline
 
 
 def dead(actor: Any) -> bool:

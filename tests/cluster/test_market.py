@@ -22,7 +22,7 @@ from hypha_ray.market.nodes import cluster_nodes, own_node, post_labels, speeds_
 from hypha_ray.market.requirements import Need
 from hypha_ray.market.speeds import UNKNOWN
 from hypha_ray.market.staffing import trades
-from tests.support.clusters import cluster_of
+from tests.support.clusters import cluster_of, until
 from tests.support.faults import events
 from tests.support.jobs import job_of, run_job
 
@@ -174,6 +174,7 @@ def test_withdrawn_machine_gets_its_workers_delta_and_the_run_tells_its_cost(
     later = job.model_copy(update={"resources": job.resources.model_copy(update={"strategy": "value"})})
     speeds = speeds_of(later, load(corpus).shapes)
     assert all(5 < speed <= 4 / 0.2 for speed in speeds.known.values())
+    until(lambda: {node.id: node.free["CPU"] for node in cluster_nodes()}[nodes[1]] == 1)
     told = [line for line in machine_lines(later, cluster_nodes(), own_node(), speeds) if f"({nodes[1][:8]})" in line]
     assert len(told) == 1 and " samples/s, measured, room for 1; 1 chosen" in told[0]
     assert speeds_of(later, {"input_ids": (64,)}) == speeds_of(job, load(corpus).shapes) == UNKNOWN

@@ -68,6 +68,13 @@ class Worker:
         return {}
 
 
+class SliceCache:
+    """Knows nothing of places."""
+
+    async def locate(self, worker: int) -> None:
+        pass
+
+
 class TelemetryClient:
     """Is told nothing of interest."""
 
@@ -131,7 +138,7 @@ def listen(
             if isinstance(event, until):
                 over.set()
 
-        dispatcher = WorkerDispatcher(actors, weights, None, TelemetryClient(), inbox, spawn)  # type: ignore[arg-type]
+        dispatcher = WorkerDispatcher(actors, weights, SliceCache(), TelemetryClient(), inbox, spawn)  # type: ignore[arg-type]
         dispatcher.hire(ME)
         await asyncio.wait_for(over.wait(), WAIT_S)
         return dispatcher

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -62,3 +63,11 @@ def cluster_of(
         ray.shutdown()
         cluster.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def until(condition: Callable[[], bool], wait_s: float = 30.0) -> None:
+    """Wait for a state of the cluster; its own tables follow what happens by seconds."""
+    deadline = time.monotonic() + wait_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -32,6 +32,8 @@ class Generation:
         """Paths that are answered but do nothing."""
         self.broken: dict[str, int] = {}
         """Status of all answers of a path."""
+        self.cut: dict[str, int] = {}
+        """Bytes after which the next answer of a path ends."""
         self.dies: Path | None = None
         """File that is there once the process has died at its second prompt; None: it never does."""
         self.raw_logprobs = False
@@ -133,7 +135,7 @@ def serving(generation: Generation, port: int = 0) -> Iterator[http.server.Threa
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            self.wfile.write(body[: generation.cut.pop(self.path, None)])
 
         def log_message(self, format: str, *args: object) -> None:
             """Stay silent."""

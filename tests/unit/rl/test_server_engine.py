@@ -137,6 +137,18 @@ def test_a_server_that_was_restarted_gets_the_weights_again(
     assert torch.equal(generated(engine, model).ids, before.ids)
 
 
+@pytest.mark.parametrize("cut", [0, 9])
+def test_an_answer_that_ends_early_is_one_of_a_lost_server(
+    cut: int, server: tuple[Generation, str], engine_of: Callable[..., ServerEngine]
+) -> None:
+    generation, url = server
+    unharmed = generated(engine_of(urls=[url]), policy_model())
+    generation.cut = {"/v1/completions": cut}
+
+    assert torch.equal(generated(engine_of(urls=[url]), policy_model()).ids, unharmed.ids)
+    assert not generation.cut
+
+
 def test_a_server_that_is_killed_in_mid_batch_is_started_again(
     engine_of: Callable[..., ServerEngine], tmp_path: Path
 ) -> None:
