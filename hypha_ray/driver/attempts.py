@@ -11,6 +11,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
 
 from hypha_ray.config import Job
+from hypha_ray.config.folders import with_absolute_folders
 from hypha_ray.data.storage.files import Place
 from hypha_ray.driver.cleanup import end_leftovers
 from hypha_ray.driver.datasets.data_source import DataSource
@@ -42,17 +43,6 @@ class SchedulerLost(Exception):
     """End of an attempt that another may follow: its scheduler died or fell silent, or an object was lost."""
 
 
-def anywhere(job: Job) -> Job:
-    """Name local folders of the model and the preprocessor absolutely, since actors run in another folder."""
-    tables: dict[str, Any] = {}
-    for name in ("model", "preprocessor"):
-        table = getattr(job, name)
-        folder = Path(table.repository or "").expanduser()
-        if table.repository and folder.is_dir():
-            tables[name] = table.model_copy(update={"repository": str(folder.absolute())})
-    return job.model_copy(update=tables)
-
-
 def records(job: Job, run: str, directory: RunDirectory, source: DataSource) -> Iterator[dict[str, Any]]:
     """Run a job on this node's Ray, and yield what its schedulers stream until the run is over.
 
@@ -66,7 +56,7 @@ def records(job: Job, run: str, directory: RunDirectory, source: DataSource) -> 
         HyphaError: the error that ended the run.
 
     """
-    job = anywhere(job)
+    job = with_absolute_folders(job)
     control = ControlService(ray.get_runtime_context().gcs_address)
     end_leftovers(run)
     owner = _here(ActorOwner, OWNER, run, max_restarts=-1).remote()

@@ -17,6 +17,7 @@ from ray._private.worker import global_worker
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hypha_ray.config import Job
+from hypha_ray.config.folders import with_absolute_folders
 from hypha_ray.market.requirements import NodeResources
 from hypha_ray.market.speeds import UNKNOWN, Speeds, training_key
 
@@ -76,7 +77,9 @@ def posted_speeds(training: str) -> Speeds:
 
 def speeds_of(job: Job, shapes: Mapping[str, Sequence[int]]) -> Speeds:
     """Speeds of a job's workers on samples of these shapes, if its strategy asks for them."""
-    return posted_speeds(training_key(job, shapes)) if job.resources.strategy == "value" else UNKNOWN
+    if job.resources.strategy != "value":
+        return UNKNOWN
+    return posted_speeds(training_key(with_absolute_folders(job), shapes))
 
 
 def post_speeds(training: str, speeds: Mapping[str, float]) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from hypha_ray.config import Job
+from hypha_ray.config.folders import with_absolute_folders
 from hypha_ray.config.tables.dataset import Dataset
 from hypha_ray.data.catalogue import locate
-from hypha_ray.driver.attempts import anywhere
 
 
 @pytest.fixture(autouse=True)
@@ -22,11 +22,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_folders_of_a_job_are_found_from_any_working_directory(here: Path) -> None:
-    job = anywhere(Job.model_validate({"model": {"repository": "weights"}, "preprocessor": {"repository": "./texts"}}))
+    job = with_absolute_folders(
+        Job.model_validate({"model": {"repository": "weights"}, "preprocessor": {"repository": "./texts"}})
+    )
     assert (job.model.repository, job.preprocessor.repository) == (f"{here}/weights", f"{here}/texts")
     assert locate(Dataset(path="texts")) == here / "texts"
 
 
 def test_names_of_a_hub_stay(here: Path) -> None:
     job = Job.model_validate({"model": {"repository": "owner/weights"}})
-    assert anywhere(job) == job
+    assert with_absolute_folders(job) == job
