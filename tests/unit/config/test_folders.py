@@ -1,4 +1,4 @@
-"""What a driver hands over to actors, which run in other folders than it."""
+"""Names of folders that a driver hands over to actors, which run in another working directory."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from hypha_ray.config import Job
 from hypha_ray.config.folders import with_absolute_folders
 from hypha_ray.config.tables.dataset import Dataset
 from hypha_ray.data.catalogue import locate
+from hypha_ray.market import nodes
+from hypha_ray.market.speeds import training_key
 
 
 @pytest.fixture(autouse=True)
@@ -32,3 +34,12 @@ def test_folders_of_a_job_are_found_from_any_working_directory(here: Path) -> No
 def test_names_of_a_hub_stay(here: Path) -> None:
     job = Job.model_validate({"model": {"repository": "owner/weights"}})
     assert with_absolute_folders(job) == job
+
+
+def test_a_training_keeps_its_speeds_whatever_its_folder_is_called(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Job.model_validate({"model": {"repository": "weights"}, "resources": {"strategy": "value"}})
+    asked: list[str] = []
+    monkeypatch.setattr(nodes, "posted_speeds", asked.append)
+    nodes.speeds_of(given, {"input_ids": (8,)})
+    assert asked == [training_key(with_absolute_folders(given), {"input_ids": (8,)})]
+    assert asked != [training_key(given, {"input_ids": (8,)})]
