@@ -155,9 +155,7 @@ def _of_rl(job: Job, strategy: str) -> Iterator[Conflict]:
     if not rl.has_critic and rl.group_size == 1:
         fix = "take groups of two responses or more, which are each other's baseline; or rl.algorithm ppo"
         yield Conflict("rl.group_size", f"rl.advantage = {rl.recipe.advantage!r}", fix)
-    if rl.reward.weights and len(rl.reward.weights) != len(rl.reward.functions):
-        fix = f"give {len(rl.reward.functions)} weights, one for each function"
-        yield Conflict("rl.reward.weights", "rl.reward.functions", fix)
+    yield from _of_rewards(rl)
     yield from _of_data_parallelism(rl)
     if rl.generation.engine == "server":
         yield from _of_generation_servers(job)
@@ -176,6 +174,20 @@ def _of_synchronous_rl(rl: RL, strategy: str) -> Iterator[Conflict]:
         ('rl.reference = "average"', rl.reference == "average", "choose initial: only steps of a worker are averaged"),
     )
     yield from (Conflict(name, strategy, fix) for name, wrong, fix in others if wrong)
+
+
+def _of_rewards(rl: RL) -> Iterator[Conflict]:
+    """Conflicts of reward functions, their weights and their tasks."""
+    functions, tasks = "rl.reward.functions", rl.reward.tasks
+    if rl.reward.weights and len(rl.reward.weights) != len(rl.reward.functions):
+        fix = f"give {len(rl.reward.functions)} weights, one for each function"
+        yield Conflict("rl.reward.weights", functions, fix)
+    for number, task in enumerate(tasks):
+        key = f"rl.reward.tasks.{number}"
+        if not task.functions or set(task.functions) - set(rl.reward.functions):
+            yield Conflict(f"{key}.functions", functions, "give a task one or more of the functions")
+        if not task.name or task.name in (other.name for other in tasks[:number]):
+            yield Conflict(f"{key}.name", "rl.reward.tasks", "name each task once")
 
 
 def _of_data_parallelism(rl: RL) -> Iterator[Conflict]:

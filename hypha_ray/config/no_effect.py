@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import reduce
 
-from hypha_ray.config.keys import KeyPath, arrays, keys, shown
+from hypha_ray.config.keys import EACH, KeyPath, arrays, keys, schema_path, shown
 from hypha_ray.config.schema import Job
-from hypha_ray.config.tables.rl import JUDGE, RL
+from hypha_ray.config.tables.rewards import JUDGE
+from hypha_ray.config.tables.rl import RL
 
 _OF_TRAINERS = (
     "rounds.accumulation worker.device worker.processes worker.sharding worker.autocast worker.compile worker.attention"
@@ -17,9 +18,21 @@ _OF_TRAINERS = (
 
 def idle(job: Job) -> dict[KeyPath, str]:
     """The keys that aren't at their default but have no effect, each with the reason."""
-    found = {tuple(name.split(".")): beside for beside, names in _idle(job) for name in names.split()}
+    named = ((name, beside) for beside, names in _idle(job) for name in names.split())
+    found = {path: beside for name, beside in named for path in _paths(job, tuple(name.split(".")))}
     reasons = {path: f"beside {_shown(job, beside)}" for path, beside in found.items()}
-    return {path: reason for path, reason in reasons.items() if _value(job, path) != keys()[path].default}
+    return {path: why for path, why in reasons.items() if _value(job, path) != keys()[schema_path(path)].default}
+
+
+def _paths(job: Job, path: KeyPath) -> Iterator[KeyPath]:
+    """The paths that a key of the schema has in a job: one, or one for each table of an array."""
+    if EACH not in path:
+        yield path
+        return
+    array, key = path[: path.index(EACH)], path[path.index(EACH) + 1 :]
+    tables = _value(job, array)
+    assert isinstance(tables, list)
+    yield from ((*array, str(number), *key) for number in range(len(tables)))
 
 
 def _idle(job: Job) -> Iterator[tuple[str, str]]:
@@ -134,7 +147,7 @@ def _of_optimizers(job: Job) -> Iterator[tuple[str, str]]:
 
 
 def _value(job: Job, path: KeyPath) -> object:
-    return reduce(getattr, path, job)
+    return reduce(lambda table, part: table[int(part)] if isinstance(table, list) else getattr(table, part), path, job)
 
 
 def _shown(job: Job, name: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 
-from hypha_ray.data.manifest import Manifest
+from hypha_ray.data.manifest import Manifest, TensorInfo
 from hypha_ray.data.slices import merge
 from hypha_ray.errors import DataError
 from hypha_ray.types import SLICES_PER_DATASET, SliceInfo
@@ -56,9 +56,18 @@ def whole(manifests: Sequence[Manifest]) -> Manifest:
 
 
 def _joined(manifests: Sequence[Manifest], name: str, slices: tuple[SliceInfo, ...]) -> Manifest:
-    bounds = reduce(lambda known, found: merge(known, found, name), [manifest.tensors for manifest in manifests])
+    bounds = reduce(lambda known, found: merge(known, found, name), _equally_wide(manifests))
     update = {"name": name, "slices": slices, "tensors": bounds, "origin": None, "part": None}
     return manifests[0].model_copy(update=update)
+
+
+def _equally_wide(manifests: Sequence[Manifest]) -> list[tuple[TensorInfo, ...]]:
+    """Tensors of datasets, all prompts and records being as long as the longest: batches are padded."""
+    each = [manifest.tensors for manifest in manifests]
+    if manifests[0].modality != "prompts":
+        return each
+    widest = [tuple(map(max, zip(*(one.shape for one in same), strict=True))) for same in zip(*each, strict=True)]
+    return [tuple(replace(one, shape=shape) for one, shape in zip(own, widest, strict=True)) for own in each]
 
 
 def _require_alike(manifests: Sequence[Manifest], use: str) -> None:
@@ -80,7 +89,8 @@ def _require_like(first: Manifest, other: Manifest, use: str) -> None:
 
 
 def _tensors(manifest: Manifest) -> str:
-    shapes = (f"{tensor.name} {tensor.dtype} {list(tensor.shape)}" for tensor in manifest.tensors)
+    free = manifest.modality == "prompts"
+    shapes = (f"{tensor.name} {tensor.dtype} {'' if free else list(tensor.shape)}" for tensor in manifest.tensors)
     return ", ".join(sorted(shapes))
 
 

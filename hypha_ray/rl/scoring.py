@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hypha_ray.config.tables.rl import JUDGE, RL, Reward
+from hypha_ray.config.tables.rewards import JUDGE, Reward
+from hypha_ray.config.tables.rl import RL
 from hypha_ray.errors import ConfigError
 from hypha_ray.rl.engines.native import Responses
 from hypha_ray.rl.rewards.evaluators import Evaluator, InPlace, Processes, Together
 from hypha_ray.rl.rewards.judge import JudgeCalls
+from hypha_ray.rl.rewards.registry import functions_of
 from hypha_ray.rl.rewards.response import Response
 from hypha_ray.types import Arrays, Sums
 from hypha_ray.types.prompts import unpack_records
@@ -26,15 +28,11 @@ class Scored:
     total: npt.NDArray[np.float64]
     """Weighted sum."""
     parts: dict[str, npt.NDArray[np.float64]]
-    """Reward of each function before weighting, by name."""
+    """Reward of each function before weighting, by name; NaN for functions of other tasks, too."""
+    passed: npt.NDArray[np.bool_]
+    """Flags of responses to which the first function of their task gives 1, the reward of a right answer."""
     responses: tuple[Response, ...]
     """Responses to the first prompt, then those to the next one."""
-
-    @property
-    def passed(self) -> npt.NDArray[np.bool_]:
-        """Flags of responses to which the first function gives 1, the reward of a right answer."""
-        first: npt.NDArray[np.bool_] = next(iter(self.parts.values())) >= 1
-        return first
 
     def sums(self) -> Sums:
         """Return means over the responses whose reward is there, and the share of those without one."""
@@ -58,10 +56,10 @@ class Scorer:
     """
 
     def __init__(self, rl: RL, tokenizer: Any) -> None:
-        names, weights = rl.reward.functions, rl.reward.weights
-        self._judge = JudgeCalls(rl.reward.judge) if JUDGE in names else None
+        self._names, self._tasks = rl.reward.functions, rl.reward.by_task
+        self._weights = np.array(rl.reward.weights or [1.0] * len(self._names))
+        self._judge = JudgeCalls(rl.reward.judge, self._tasks) if JUDGE in self._names else None
         self._evaluator = _evaluator(rl.reward, self._judge)
-        self._weights = dict(zip(names, weights or [1.0] * len(names), strict=True))
         self._tokenizer, self._longest = tokenizer, rl.generation.max_response_tokens
 
     def score(self, prompts: Arrays, responses: Responses) -> Scored:
@@ -73,9 +71,12 @@ class Scorer:
         """
         given, size = tuple(self._responses(prompts, responses)), len(prompts["input_ids"])
         rewards = np.array(self._evaluator.rewards(given))
-        parts = {name: rewards[:, place].reshape(size, -1) for place, name in enumerate(self._weights)}
-        total = sum(weight * parts[name] for name, weight in self._weights.items())
-        scored = Scored(np.asarray(total, np.float64), parts, given)
+        parts = {name: rewards[:, place].reshape(size, -1) for place, name in enumerate(self._names)}
+        own = [functions_of(one, self._tasks, self._names) for one in given]
+        theirs = [[name in names for name in self._names] for names in own]
+        total = np.where(theirs, rewards * self._weights, 0.0).sum(1)
+        first = rewards[np.arange(len(given)), [self._names.index(names[0]) for names in own]]
+        scored = Scored(total.reshape(size, -1), parts, first.reshape(size, -1) >= 1, given)
         if not np.isfinite(scored.total).any():
             fix = "look at what the functions give for a response of this dataset, and at rl.reward.deadline_s"
             if self._judge is not None and self._judge.trouble:
@@ -113,8 +114,8 @@ class Scorer:
 def _evaluator(table: Reward, judge: JudgeCalls | None) -> Evaluator:
     """Return the way to all functions: a judge is called from this process, as calls don't keep it busy."""
     names = [name for name in table.functions if name != JUDGE]
-    limit_s = table.deadline_s
-    others: Evaluator = InPlace(names) if limit_s is None else Processes(names, table.processes, limit_s)
+    tasks, limit_s = table.by_task, table.deadline_s
+    others: Evaluator = InPlace(names, tasks) if limit_s is None else Processes(names, table.processes, limit_s, tasks)
     if judge is None:
         return others
     place = table.functions.index(JUDGE)

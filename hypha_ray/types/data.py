@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,11 +32,20 @@ class Samples:
 
 
 def joined(parts: Sequence[Samples]) -> Samples:
-    """All samples of these, which have the same tensors, in order."""
+    """All samples of these, which have the same tensors, in order; prompts of unequal length are padded."""
     if len(parts) == 1:
         return parts[0]
-    arrays = {name: np.concatenate([part.arrays[name] for part in parts]) for name in parts[0].arrays}
+    arrays = {name: _joined(name, [part.arrays[name] for part in parts]) for name in parts[0].arrays}
     return Samples(arrays, np.concatenate([part.keys for part in parts]))
+
+
+def _joined(name: str, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Join arrays; those of two dimensions may be padded, records of prompts behind and tokens before them."""
+    if len({part.shape[1:] for part in parts}) > 1:
+        width = max(part.shape[1] for part in parts)
+        gaps = [(0, width - part.shape[1]) if name == "reward_data" else (width - part.shape[1], 0) for part in parts]
+        parts = [np.pad(part, ((0, 0), gap)) for part, gap in zip(parts, gaps, strict=True)]
+    return np.concatenate(parts)
 
 
 @dataclass(frozen=True, slots=True)

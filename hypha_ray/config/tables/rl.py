@@ -8,6 +8,7 @@ from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
 
 from pydantic import AfterValidator, Field
 
+from hypha_ray.config.tables.rewards import Reward, server_url
 from hypha_ray.config.value_types import Count, NotNegative, Positive, Table
 
 Advantage: TypeAlias = Literal["group_std", "group_mean", "leave_one_out", "batch_std", "gae"]
@@ -16,13 +17,6 @@ Aggregation: TypeAlias = Literal["token", "sequence", "constant"]
 Estimator: TypeAlias = Literal["k1", "k2", "k3"]
 Place: TypeAlias = Literal["loss", "reward"]
 Share: TypeAlias = Annotated[float, Field(gt=0, le=1)]
-
-
-def distinct(names: list[str]) -> list[str]:
-    """Check that no name is given twice."""
-    if not names or len(set(names)) < len(names):
-        raise ValueError("one or more names, each of them once")
-    return names
 
 
 def server_command(line: str) -> str:
@@ -34,43 +28,6 @@ def server_command(line: str) -> str:
     if not words or "{port}" not in line or set(re.findall(r"\{(\w*)\}", line)) - {"model", "port"}:
         raise ValueError("a command line with {port}, and with {model} for the folder of the model")
     return line
-
-
-def server_url(url: str) -> str:
-    """Check the address of a server."""
-    if not re.fullmatch(r"https?://[^\s/@?#]+(/[^\s?#]*)?", url):
-        raise ValueError("http://host:port or https://host:port")
-    return url
-
-
-JUDGE: Final = "judge"
-"""Name of the reward function that asks a judge."""
-
-
-def judge_template(text: str) -> str:
-    """Check the text for a judge."""
-    found = set(re.findall(r"\{(\w+)\}", text))
-    if "response" not in found or found - {"prompt", "response", "answer"}:
-        raise ValueError("a text with {response}, and if wanted with {prompt} and {answer}")
-    return text
-
-
-def judge_pattern(text: str) -> str:
-    """Check the regular expression for a judge's answers."""
-    try:
-        groups = re.compile(text).groups
-    except re.error:
-        groups = 0
-    if groups != 1:
-        raise ValueError("a regular expression with one group")
-    return text
-
-
-def variable(name: str) -> str:
-    """Check the name of an environment variable."""
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise ValueError("the name of an environment variable")
-    return name
 
 
 class Recipe(NamedTuple):
@@ -125,47 +82,6 @@ class Generation(Table):
     max_response_tokens: Count = Field(256, description="tokens after which a response is cut off")
     temperature: Positive = Field(1.0, description="divisor of logits, in generation and in training")
     server: GenerationServer = GenerationServer()
-
-
-class Judge(Table):
-    """Language model that rewards, with the function `judge`: reached by HTTP in the manner of OpenAI."""
-
-    url: Annotated[str, AfterValidator(server_url)] | None = Field(
-        None, description="address up to /chat/completions, such as http://host:8000/v1"
-    )
-    model: str | None = Field(None, description="name of the model there")
-    template: Annotated[str, AfterValidator(judge_template)] = Field(
-        "Question:\n{prompt}\n\nRight answer:\n{answer}\n\nResponse to grade:\n{response}\n\n"
-        'Grade the response from 0 to 1. End with "score: " and the number.',
-        description="text that it is sent; {prompt}, {response} and {answer} are filled in",
-    )
-    pattern: Annotated[str, AfterValidator(judge_pattern)] = Field(
-        r"score:\s*(-?\d+(?:\.\d+)?)", description="regular expression whose group is the score; the last match counts"
-    )
-    key_variable: Annotated[str, AfterValidator(variable)] | None = Field(
-        None, description="environment variable that has the key; default: none is sent"
-    )
-    max_tokens: Count | None = Field(None, description="longest answer in tokens; default: the judge's own")
-    deadline_s: Positive = Field(60.0, description="longest time for one answer")
-    retries: Annotated[int, Field(ge=0)] = Field(3, description="further attempts, after 0.5 s, 1 s, 2 s …")
-    at_once: Count = Field(16, description="responses that a worker has judged at a time")
-
-
-class Reward(Table):
-    """Reward of a response: a weighted sum of functions."""
-
-    functions: Annotated[list[str], AfterValidator(distinct)] = Field(
-        ["exact"], fail_fast=True, description="registered names, or module:function beside the job; see docs/rl.md"
-    )
-    weights: list[Annotated[float, Field(allow_inf_nan=False)]] = Field(
-        [], fail_fast=True, description="weight of each function; default: 1 for each"
-    )
-    deadline_s: Positive | None = Field(
-        None,
-        description="limit for a response, after which it has no reward; default: none, in the worker's own process",
-    )
-    processes: Count = Field(1, description="processes of a worker that functions with a limit run in")
-    judge: Judge = Judge()
 
 
 class Critic(Table):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,8 @@ from hypha_ray.model.loading.preprocess import load_preprocessor
 from hypha_ray.model.loading.tokenizer import tokenizer_of
 from hypha_ray.rl.check import check_generation
 from hypha_ray.rl.scoring import Scorer
-from hypha_ray.types import Samples
+from hypha_ray.types import Arrays, Samples, dataset_of, joined
+from hypha_ray.types.prompts import unpack_records
 
 _SAMPLES = 3
 """Number of prompts in the check of generation."""
@@ -37,15 +39,15 @@ def check_rollouts(case: Case) -> list[str]:
     response = case.job.rl.generation.max_response_tokens
     require_positions(case.network, case.task, case.shapes, case.manifest.name, response)
     tokenizer = tokenizer_of(load_preprocessor(case.job.preprocessor, case.source.folder, case.job.model))
-    prompts = _prompts(case)
+    slices = _first_slices(case)
+    prompts = joined([_few(index, arrays) for index, arrays in slices.items()])
     Scorer(case.job.rl, tokenizer).check(prompts.arrays)
     check = partial(check_generation, rl=case.job.rl, tokenizer=tokenizer, prompts=prompts)
     tried = check_on_copy(
         check, case.network.config, partial(random_model, case.job.model, case.task), case.facts.parameters
     )
-    return (
-        [] if tried else [f"no small copy of {case.facts.architecture} could be made, so its generation isn't checked"]
-    )
+    unchecked = f"no small copy of {case.facts.architecture} could be made, so its generation isn't checked"
+    return [*_missing_tasks(case, slices), *([] if tried else [unchecked])]
 
 
 def _check_kind(case: Case) -> None:
@@ -59,11 +61,25 @@ def _check_kind(case: Case) -> None:
         )
 
 
-def _prompts(case: Case) -> Samples:
-    """Return a few prompts, the shortest and the longest of a slice among them."""
-    info = case.manifest.of("train")[0]
-    arrays = case.source.read(info)
+def _first_slices(case: Case) -> dict[int, Arrays]:
+    """Read the first slice of each dataset of a mixture."""
+    first = {dataset_of(info.index): info for info in reversed(case.manifest.of("train"))}
+    return {info.index: case.source.read(info) for info in first.values()}
+
+
+def _missing_tasks(case: Case, slices: Mapping[int, Arrays]) -> list[str]:
+    """Return a note if reward functions are given for tasks that no prompt of these slices is of."""
+    if not (named := case.job.rl.reward.by_task):
+        return []
+    found = {str(one.get("task")) for arrays in slices.values() for one in unpack_records(arrays["reward_data"])}
+    missing = ", ".join(name for name in named if name not in found)
+    there = ", ".join(sorted(found))
+    return [f"rl.reward.tasks names {missing}, and the first prompts are of {there} alone"] if missing else []
+
+
+def _few(index: int, arrays: Arrays) -> Samples:
+    """Return a few prompts of a slice, the shortest and the longest among them."""
     order: Any = np.argsort(arrays["attention_mask"].sum(1), kind="stable")
     rows = order[np.unique(np.linspace(0, len(order) - 1, _SAMPLES).round().astype(int))]
-    keys = np.stack([np.zeros_like(rows), np.full_like(rows, info.index), rows], axis=1)
+    keys = np.stack([np.zeros_like(rows), np.full_like(rows, index), rows], axis=1)
     return Samples({name: array[rows] for name, array in arrays.items()}, keys)

@@ -12,11 +12,11 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from hypha_ray.errors import ConfigError, HyphaError
-from hypha_ray.rl.rewards.registry import reward_of
+from hypha_ray.rl.rewards.registry import Tasks, functions_of, reward_of
 from hypha_ray.rl.rewards.response import Response, Reward
 
 _PR_SET_PDEATHSIG = 1
@@ -29,7 +29,7 @@ class Evaluator(Protocol):
     """Way to the rewards of responses."""
 
     def rewards(self, responses: Sequence[Response]) -> list[tuple[float, ...]]:
-        """Return what each function gives for each response; NaN: absent.
+        """Return what each function gives for each response; NaN: absent, or not a function of the response's task.
 
         Raises:
             ConfigError: RWD001, a function failed; RWD003, RWD004, it can't be had.
@@ -43,18 +43,22 @@ class InPlace:
 
     Args:
         names: functions of the job.
+        tasks: functions of single tasks.
 
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], tasks: Tasks | None = None) -> None:
+        self._names, self._tasks = tuple(names), tasks or {}
         self._functions = {name: reward_of(name) for name in names}
 
     def rewards(self, responses: Sequence[Response]) -> list[tuple[float, ...]]:
         """Return rewards as `Evaluator` says."""
-        return [
-            tuple(reward(name, function, response) for name, function in self._functions.items())
-            for response in responses
-        ]
+        return [tuple(self._rewards(response)) for response in responses]
+
+    def _rewards(self, response: Response) -> Iterator[float]:
+        own = functions_of(response, self._tasks, self._names)
+        for name, function in self._functions.items():
+            yield reward(name, function, response) if name in own else math.nan
 
 
 class Processes:
@@ -64,11 +68,12 @@ class Processes:
         names: functions of the job.
         count: number of processes.
         deadline_s: limit for all functions of one response.
+        tasks: functions of single tasks.
 
     """
 
-    def __init__(self, names: Sequence[str], count: int, deadline_s: float) -> None:
-        self._names, self._count, self._deadline_s = tuple(names), count, deadline_s
+    def __init__(self, names: Sequence[str], count: int, deadline_s: float, tasks: Tasks | None = None) -> None:
+        self._names, self._count, self._deadline_s, self._tasks = tuple(names), count, deadline_s, dict(tasks or {})
         self._idle: list[_Process] = []
 
     def rewards(self, responses: Sequence[Response]) -> list[tuple[float, ...]]:
@@ -78,7 +83,7 @@ class Processes:
         waiting, busy = deque(enumerate(responses)), dict[_Process, tuple[int, float]]()
         while waiting or busy:
             while waiting and len(busy) < self._count:
-                process = self._idle.pop() if self._idle else _Process(self._names)
+                process = self._idle.pop() if self._idle else _Process(self._names, self._tasks)
                 place, response = waiting.popleft()
                 process.send(response)
                 busy[process] = place, time.monotonic() + self._deadline_s
@@ -120,13 +125,14 @@ class _Process:
 
     Args:
         names: functions that it loads.
+        tasks: functions of single tasks.
 
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], tasks: Tasks) -> None:
         command = [sys.executable, "-c", f"from {__name__} import _serve; _serve()"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        self.send(tuple(names))
+        self.send((tuple(names), tasks))
         if not select.select([self], [], [], _START_S)[0] or self.receive() is None:
             self.kill()
             raise ConfigError("RWD004", "a process for reward functions ended as it began", ", ".join(names))
@@ -203,7 +209,7 @@ def _serve() -> None:
             answer: tuple[float, ...] | HyphaError = ()
             try:
                 if evaluator is None:
-                    evaluator = InPlace(message)
+                    evaluator = InPlace(*message)
                 else:
                     (answer,) = evaluator.rewards([message])
             except HyphaError as error:

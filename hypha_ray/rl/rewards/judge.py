@@ -10,10 +10,11 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from hypha_ray.config.tables.rl import Judge
+from hypha_ray.config.tables.rewards import JUDGE, Judge
 from hypha_ray.errors import AuthenticationError, ConfigError
 from hypha_ray.redaction import HIDDEN
 from hypha_ray.rl.http import Refused, TooLate, Unreachable, call
+from hypha_ray.rl.rewards.registry import Tasks, functions_of
 from hypha_ray.rl.rewards.response import Response
 
 _WRONG = frozenset({401, 403, 404, 405})
@@ -29,6 +30,7 @@ class JudgeCalls:
 
     Args:
         settings: table of the job file.
+        tasks: functions of single tasks.
 
     Raises:
         ConfigError: RWD005, address or model isn't given.
@@ -36,8 +38,8 @@ class JudgeCalls:
 
     """
 
-    def __init__(self, settings: Judge) -> None:
-        self._settings, self._pattern = settings, re.compile(settings.pattern)
+    def __init__(self, settings: Judge, tasks: Tasks | None = None) -> None:
+        self._settings, self._pattern, self._tasks = settings, re.compile(settings.pattern), tasks or {}
         if settings.url is None or settings.model is None:
             missing = "url" if settings.url is None else "model"
             raise ConfigError("RWD005", "the judge lacks an address or a model", fix=f"set rl.reward.judge.{missing}")
@@ -57,11 +59,12 @@ class JudgeCalls:
             ConfigError: RWD005, the judge refuses all requests.
 
         """
-        with ThreadPoolExecutor(min(self._settings.at_once, max(1, len(responses)))) as pool:
-            found = list(pool.map(self._score, responses))
-        if absent := sum(map(math.isnan, found)):
+        judged = [place for place, one in enumerate(responses) if JUDGE in functions_of(one, self._tasks, (JUDGE,))]
+        with ThreadPoolExecutor(min(self._settings.at_once, max(1, len(judged)))) as pool:
+            found = dict(zip(judged, pool.map(self._score, (responses[place] for place in judged)), strict=True))
+        if absent := sum(map(math.isnan, found.values())):
             log.warning("the judge gave no score for %d of %d responses: %s", absent, len(found), self.trouble)
-        return [(one,) for one in found]
+        return [(found.get(place, math.nan),) for place in range(len(responses))]
 
     def _score(self, response: Response) -> float:
         settings = self._settings

@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 import importlib
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from hypha_ray.config.tables.rl import JUDGE
+from hypha_ray.config.tables.rewards import JUDGE
 from hypha_ray.errors import ConfigError
 from hypha_ray.rl.rewards import code, mathematics, text
-from hypha_ray.rl.rewards.response import Reward
+from hypha_ray.rl.rewards.response import Response, Reward
 
 REWARDS: dict[str, Reward] = {
     "exact": text.exact,
@@ -24,6 +25,15 @@ REWARDS: dict[str, Reward] = {
     "code": code.passes,
 }
 """Reward functions by name."""
+
+
+Tasks: TypeAlias = Mapping[str, Sequence[str]]
+"""Names of the functions of those tasks that haven't all of them."""
+
+
+def functions_of(response: Response, tasks: Tasks, every: Sequence[str]) -> Sequence[str]:
+    """Names of the functions that reward a response: those of its task, or every one."""
+    return tasks.get(str(response.data.get("task")), every)
 
 
 def reward_of(name: str) -> Reward:

@@ -14,6 +14,7 @@ SECRET = "hf_abcdefgh"
 PROBE = "[worker]\nprobe_batch_size = true\n[resources.worker]\nmemory_gb = 1\n"
 
 SYNC = "[sync]\nstrategy = 'sync'\n[rl]\n"
+TASKS = "[rl]\nalgorithm = 'grpo'\n[[rl.reward.tasks]]\nname = 'a'\nfunctions = ['exact']\n"
 
 IN_FILES = [
     # An unknown key: the nearest one, and the line.
@@ -100,6 +101,9 @@ IN_FILES = [
     (SYNC + "algorithm = 'grpo'\nreference = 'average'", "CFG011", 'rl.reference = "average" and sync.strategy'),
     (SYNC + "algorithm = 'grpo'\nepochs = 2", "CFG011", "rl.epochs and sync.strategy = "),
     (SYNC + "algorithm = 'grpo'\nstaleness = 1", "CFG011", "rl.staleness and sync.strategy = "),
+    ("[rl]\nalgorithm = 'grpo'\n[[rl.reward.tasks]]\nname = 'a'", "CFG011", "rl.reward.tasks.0.functions and rl.rew"),
+    (TASKS + "[[rl.reward.tasks]]\nname = 'a'\nfunctions = ['math']", "CFG011", "give a task one or more of the fun"),
+    (TASKS + "[[rl.reward.tasks]]\nname = 'a'\nfunctions = ['exact']", "CFG011", "rl.reward.tasks.1.name and"),
     ("[worker]\nprobe_batch_size = true", "CFG011", "job.toml:2: worker.probe_batch_size and resources.worker.memory_"),
     (PROBE + "[run]\nmode = 'replay'", "CFG011", "job.toml:2: worker.probe_batch_size and run.mode"),
     ("[dataset]\nlocality = 'prefer'\npath = 'd'", "CFG011", "dataset.locality and job.toml:3: dataset.path exclude"),

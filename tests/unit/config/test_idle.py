@@ -69,6 +69,16 @@ def test_setting_with_an_effect_is_noted_where_another_takes_it_away(setting: st
     assert notes(setting, other) == [f"CFG103: --{setting.partition('=')[0]} has no effect beside {why}"]
 
 
+def test_tables_of_an_array_without_effect_are_noted_each(tmp_path: Path) -> None:
+    tasks = [f"rl.reward.tasks.{number}.name={name}" for number, name in enumerate("ab")]
+    functions = [f"rl.reward.tasks.{number}.functions=exact" for number in range(2)]
+    why = "has no effect beside no rl.algorithm"
+
+    found = {note for note in notes(*tasks, *functions) if "functions" not in note}
+    assert found == {f"CFG103: --rl.reward.tasks.{number}.name {why}" for number in range(2)}
+    assert notes(*tasks, *functions, "rl.algorithm=grpo") == []
+
+
 def test_fragments_take_no_turns_asynchronously() -> None:
     (note,) = notes("sync.fragments=2", "sync.stagger=false", "sync.strategy=async")
     assert note == "CFG103: --sync.stagger has no effect beside sync.strategy = 'async'"

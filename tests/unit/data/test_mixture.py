@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
+from hypha_ray.config.tables.dataset import Dataset, DatasetShare
 from hypha_ray.data.manifest import ClassInfo, Manifest, PreprocessorInfo, TensorInfo
 from hypha_ray.data.mixture import mixed, whole
+from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.prepare import prepare
+from hypha_ray.driver.datasets.data_source import opened
 from hypha_ray.errors import DataError
-from hypha_ray.types import SLICES_PER_DATASET, SLICES_PER_PART, SliceInfo
+from hypha_ray.types import SLICES_PER_DATASET, SLICES_PER_PART, SliceInfo, Span
+from hypha_ray.types.prompts import unpack_records
+from hypha_ray.worker.batches import BatchSource
 
 TENSORS = (TensorInfo("input_ids", "int32", (8,), 0, 9),)
 TOKENIZER = PreprocessorInfo("gpt2", folder="tokenizer", vocab_size=10)
@@ -71,3 +79,25 @@ def test_missing_parts_are_named() -> None:
 def test_parts_that_differ_are_refused() -> None:
     with pytest.raises(DataError, match=r"DATA062.*tokenizer"):
         whole([part(0, 2), part(1, 2, preprocessor=None)])
+
+
+def test_prompts_of_datasets_that_differ_in_length_are_padded_on_their_side(tmp_path: Path) -> None:
+    for name, problems in (("short", "sort2"), ("long", "copy5")):
+        options = Options(f"problems:{problems}", str(tmp_path / name), tokenizer="characters", max_documents=40)
+        prepare(options, lambda what, count: None)
+    shares = [DatasetShare(path=str(tmp_path / name)) for name in ("short", "long")]
+    with opened(Dataset(mix=shares)) as source:
+        batches, held = BatchSource(seed=0), source.manifest.of("train")
+        for info in held:
+            batches.put(info.index, source.read(info))
+        batch = batches.batch([Span(0, info.index, 0, 5) for info in held], 0, 10)
+        tokenizer = AutoTokenizer.from_pretrained(source.folder / "tokenizer")
+
+    assert {tensor.name: tensor.shape for tensor in source.manifest.tensors}["input_ids"] == (6,)
+    records, kept = unpack_records(batch.arrays["reward_data"]), batch.arrays["attention_mask"].astype(bool)
+    texts = [tokenizer.decode(ids[mask]) for ids, mask in zip(batch.arrays["input_ids"], kept, strict=True)]
+    assert [len(text) for text in texts] == [3] * 5 + [6] * 5
+    for text, mask, record in zip(texts, kept, records, strict=True):
+        assert mask[-len(text) :].all()
+        digits = text.removesuffix("=")
+        assert record["answer"] == (digits if record["task"] == "copy5" else "".join(sorted(digits)))

@@ -60,6 +60,13 @@ def test_a_job_that_fits_is_accepted_without_a_note(problems: Path, flags: list[
     assert check(problems, *flags) == []
 
 
+def test_functions_for_a_task_that_no_prompt_is_of_are_told(problems: Path) -> None:
+    table = "--rl.reward.tasks.{0}.name={1} --rl.reward.tasks.{0}.functions=exact"
+    tasks = [flag for number, name in enumerate(("sort2", "sort")) for flag in table.format(number, name).split()]
+
+    assert check(problems, *tasks) == ["rl.reward.tasks names sort, and the first prompts are of sort2 alone"]
+
+
 @pytest.mark.parametrize(
     ("flags", "code", "exit_code", "told"),
     [

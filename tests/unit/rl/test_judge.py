@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from hypha_ray.config.load import load, resolved_toml
+from hypha_ray.config.tables.rewards import Judge as JudgeTable
 from hypha_ray.config.tables.rl import RL
-from hypha_ray.config.tables.rl import Judge as JudgeTable
 from hypha_ray.errors import AuthenticationError, ConfigError, HyphaError
 from hypha_ray.rl.engines.native import Responses
 from hypha_ray.rl.rewards.judge import JudgeCalls
@@ -145,6 +145,16 @@ def test_a_key_is_in_no_log_and_no_job_file(
 
     assert "no score for 1 of 1" in caplog.text and KEY not in caplog.text
     assert KEY not in resolved_toml(load(["--dataset.path", "unused", *flags]).job)
+
+
+def test_a_judge_is_asked_for_no_response_of_a_task_that_has_other_functions(bench: Bench) -> None:
+    bench.says = lambda text: "score: 0.5"
+    calls = JudgeCalls(JudgeTable(url=bench.url, model="grader"), {"sums": ["number"]})
+    given = [Response("?", "!", (), True, {"task": task, "answer": "42"}, 8) for task in ("sums", "poems")]
+    (summed,), (written,) = calls.rewards(given)
+
+    assert math.isnan(summed) and written == 0.5
+    assert len(bench.asked) == 1
 
 
 def test_as_many_responses_are_judged_at_a_time_as_allowed(bench: Bench) -> None:

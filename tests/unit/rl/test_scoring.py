@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from hypha_ray.errors import ConfigError
 from hypha_ray.rl.engines.native import Responses
 from hypha_ray.rl.rollout_records import rollout_records
 from hypha_ray.rl.scoring import Scored, Scorer
+from hypha_ray.types.prompts import pack_records
 from tests.support.rl import CHARACTERS, END, PAD, prompts, tokenizer
 
 MODULE = """
@@ -37,6 +39,9 @@ def broken(response):
 
 def words(response):
     return "much"
+
+def broken_for_eight(response):
+    return {"7=": len(response.text)}[response.prompt]
 """
 TEXTS = ["1", "12", "123", "1234"]
 """Responses: two to each of two prompts, all of them ended but the last one."""
@@ -51,11 +56,12 @@ def rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "own_rewards", raising=False)
 
 
-def score(*functions: str, weights: list[float] | None = None) -> Scored:
-    """Score the responses by these functions."""
-    table = {"functions": list(functions), "weights": weights or []}
+def score(*functions: str, weights: list[float] | None = None, **more: Any) -> Scored:
+    """Score the responses by these functions; the first prompt is of task `seven`, the other one of `eight`."""
+    table = {"functions": list(functions), "weights": weights or [], **more}
     rl = RL.model_validate({"reward": table, "generation": {"max_response_tokens": 5}})
     batch = prompts(["7=", "89="], ["12", "123"])
+    batch.arrays["reward_data"] = pack_records([{"task": "seven", "answer": "12"}, {"task": "eight", "answer": "123"}])
     width = batch.arrays["input_ids"].shape[1]
     rows = [[2 + CHARACTERS.index(one) for one in text] + [END] * (text != "1234") for text in TEXTS]
     ids = torch.tensor([row + [PAD] * (4 - len(row)) for row in rows])
@@ -80,6 +86,22 @@ def test_functions_are_weighted_and_recorded_apart() -> None:
 
     assert scored.total.tolist() == [[0.5, 2.0], [2.5, 2.0]]
     assert scored.sums() == {"reward": (7, 4), "reward/exact": (2, 4), "reward/own_rewards:length": (10, 4)}
+
+
+@pytest.mark.parametrize("deadline_s", [None, 60.0])
+def test_responses_are_rewarded_by_the_functions_of_their_task_alone(deadline_s: float | None) -> None:
+    functions = ("own_rewards:length", "exact", "own_rewards:broken_for_eight")
+    seven = {"name": "seven", "functions": ["own_rewards:broken_for_eight"]}
+    tasks = [seven, {"name": "eight", "functions": ["exact", "own_rewards:length"]}]
+    scored = score(*functions, weights=[0.5, 1.0, 10.0], tasks=tasks, deadline_s=deadline_s)
+
+    assert scored.total.tolist() == [[10, 20], [1 + 1.5, 2]]
+    assert scored.passed.tolist() == [[True, True], [True, False]]
+    sums = {"reward/own_rewards:length": (7, 2), "reward/exact": (1, 2), "reward/own_rewards:broken_for_eight": (3, 2)}
+    assert scored.sums() == {"reward": (34.5, 4), **sums}
+    shown = [record["rewards"] for record in rollout_records(["2-5-30", "2-5-31"], scored, 3)]
+    assert shown[0] == {"own_rewards:length": None, "exact": None, "own_rewards:broken_for_eight": 1}
+    assert shown[2] == {"own_rewards:length": 3, "exact": 1, "own_rewards:broken_for_eight": None}
 
 
 def test_what_is_no_finite_number_is_absent() -> None:
