@@ -48,8 +48,22 @@ def load_state(inner: Inner, arrays: Mapping[str, Array]) -> None:
             raise CheckpointError("OPT005", what, f"{key} of shape {array.shape}") from error
         states[int(number)].setdefault(int(index), {})[name] = tensor
     for optimizer, state in zip(inner.optimizers, states, strict=True):
-        groups: Any = optimizer.state_dict()["param_groups"]
-        optimizer.load_state_dict({"state": state, "param_groups": groups})
+        put_state(optimizer, state)
+
+
+def put_state(optimizer: torch.optim.Optimizer, state: Mapping[int, Mapping[str, torch.Tensor]]) -> None:
+    """Give an optimizer its state by the numbers of its parameters, each tensor in the dtype that it has.
+
+    Torch casts what is floating to the dtype of its parameter, and a running product of bfloat16 is another number.
+    """
+    groups: Any = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for index, tensors in state.items():
+        kept = optimizer.state[parameters[index]]
+        for name, tensor in tensors.items():
+            if kept[name].dtype != tensor.dtype:
+                kept[name] = tensor.to(kept[name].device)
 
 
 def as_array(tensor: torch.Tensor) -> Array:

@@ -27,7 +27,7 @@ from hypha_ray.kernels import copy
 from hypha_ray.model.flat import Array
 from hypha_ray.model.layout import empty, live_tensors, pinned, source_of, view
 from hypha_ray.optim.optimizers import Inner
-from hypha_ray.optim.state import as_array
+from hypha_ray.optim.state import as_array, put_state
 from hypha_ray.types import Flat, Layout
 from hypha_ray.types.layout import dtype_of, is_trained
 
@@ -148,8 +148,7 @@ class Shards:
                 tensor = torch.from_numpy(np.array(kind))
             states[int(number)].setdefault(int(index), {})[name] = tensor
         for optimizer, state in zip(inner.optimizers, states, strict=True):
-            groups: Any = optimizer.state_dict()["param_groups"]
-            optimizer.load_state_dict({"state": state, "param_groups": groups})
+            put_state(optimizer, state)
 
     def _states(self, inner: Inner) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Return each tensor of an optimizer's state, with its key and the shard that it is of."""
