@@ -96,6 +96,7 @@ def test_slice_read_again_is_the_same_and_refused_once_a_bit_has_flipped(
     data, checker = (folder / info.file).read_bytes(), SliceChecker()
     for _ in range(3):
         found = checker.decode(data, info, manifest)
+        assert found.keys() == sequences().keys()
         assert all(np.array_equal(found[name], array) for name, array in sequences().items())
         for position in (400, len(data) // 2, -1):
             damaged = bytearray(data)
