@@ -1,8 +1,12 @@
 """Evaluate a saved model on a prepared dataset: loss and perplexity, accuracy, or rewards of its answers to prompts.
 
+With --lm-eval a language model is scored on tasks of lm-evaluation-harness instead: pip install 'hypha_ray[eval]'.
+
     python jobs/evaluate.py --model RUN/model --dataset data/stdlib
     python jobs/evaluate.py --model RUN/model --dataset data/digits --split train --json
     python jobs/evaluate.py --model RUN/model --dataset data/sort2 --reward exact --max-response-tokens 4 --samples 4
+    python jobs/evaluate.py --model RUN/model --lm-eval arc_easy hellaswag
+    python jobs/evaluate.py --model RUN/model --lm-eval capitals --include-path tasks     # tasks/capitals.yaml
 
 The last line is for programs: `val_loss 2.4312 perplexity 11.37 tokens 65280`, or the same as JSON.
 """
@@ -12,7 +16,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,7 +42,7 @@ class Evaluate:
 
     model: Path
     """folder from save_pretrained, such as a run's model"""
-    dataset: str
+    dataset: str | None = None
     """folder of the prepared dataset, or its name below $HYPHA_RAY_HOME/datasets or among data nodes of the cluster"""
     split: str = "validation"
     """split of the dataset"""
@@ -56,8 +60,16 @@ class Evaluate:
     """divisor of logits; 0: the most probable token each time"""
     seed: int = 0
     """seed of the answers, as run.seed"""
+    lm_eval: list[str] = field(default_factory=list)
+    """tasks of lm-evaluation-harness to score a language model on, instead of a dataset; an extra"""
+    include_path: Path | None = None
+    """folder with YAML files of further tasks for --lm-eval"""
     json: bool = False
     """print the last line as JSON"""
+
+
+OF_DATASETS = ("dataset", "split", "type", "reward", "max_response_tokens", "samples", "temperature")
+"""Options that mean nothing to tasks of lm-evaluation-harness."""
 
 
 def main() -> None:
@@ -65,19 +77,56 @@ def main() -> None:
     arguments = parse_options(Evaluate, __doc__, sys.argv[1:])
     if arguments.batch_size < 1:
         raise ConfigError("CFG003", "--batch-size is out of range", str(arguments.batch_size), "1 or more")
+    start = time.monotonic()
+    what, result = evaluate_on_tasks(arguments) if arguments.lm_eval else evaluate_on_dataset(arguments)
+    print(f"{what}  {time.monotonic() - start:.1f} s")
+    line = " ".join(f"{name} {value if isinstance(value, int) else f'{value:.6g}'}" for name, value in result.items())
+    print(json.dumps(result, allow_nan=False) if arguments.json else line)
+
+
+def evaluate_on_tasks(arguments: Evaluate) -> tuple[str, dict[str, float]]:
+    """Return model and tasks, and the figures of lm-evaluation-harness.
+
+    Raises:
+        ConfigError: CFG011, an option for datasets is given as well.
+
+    """
+    for name in OF_DATASETS:
+        if getattr(arguments, name) != getattr(Evaluate, name):
+            what = f"--lm-eval and --{name.replace('_', '-')} exclude each other"
+            raise ConfigError("CFG011", what, fix="leave one out")
+    with uncollected():
+        from hypha_ray.driver.lm_eval_harness import score_tasks
+    # The harness loads a library of this script's name, which must not be found here.
+    sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != Path(__file__).resolve().parent]
+    given = arguments.lm_eval, arguments.include_path, arguments.batch_size, arguments.seed
+    architecture, result = score_tasks(arguments.model, *given)
+    return f"{architecture}  {' '.join(arguments.lm_eval)}", result
+
+
+def evaluate_on_dataset(arguments: Evaluate) -> tuple[str, dict[str, float]]:
+    """Return model, task and split, and the figures of a prepared dataset.
+
+    Raises:
+        ConfigError: CFG012, no dataset is given, or CFG011, an option for tasks of lm-evaluation-harness is.
+        DataError: DATA051, the dataset has no such split.
+
+    """
+    if arguments.include_path is not None:
+        raise ConfigError("CFG011", "--include-path is for --lm-eval alone", fix="name the folder's tasks by --lm-eval")
+    if arguments.dataset is None:
+        raise ConfigError("CFG012", "--dataset is missing", fix="give a prepared dataset, or tasks by --lm-eval")
     from hypha_ray.driver.datasets.data_source import meant_by, opened
 
     with opened(meant_by(arguments.dataset)) as source:
-        manifest, start = source.manifest, time.monotonic()
+        manifest = source.manifest
         infos = manifest.of(arguments.split)
         if not infos:
             splits = ", ".join(sorted({info.split for info in manifest.slices}))
             raise DataError("DATA051", f"dataset {manifest.name!r} has no such split", arguments.split, splits)
         score = score_answers if manifest.modality == "prompts" else score_samples
         what, result = score(arguments, source, infos)
-    print(f"{what}  {manifest.name}/{arguments.split}  {time.monotonic() - start:.1f} s")
-    line = " ".join(f"{name} {value if isinstance(value, int) else f'{value:.6g}'}" for name, value in result.items())
-    print(json.dumps(result, allow_nan=False) if arguments.json else line)
+    return f"{what}  {manifest.name}/{arguments.split}", result
 
 
 def score_samples(arguments: Evaluate, source: DataSource, infos: Sequence[SliceInfo]) -> tuple[str, dict[str, float]]:

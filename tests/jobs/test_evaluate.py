@@ -1,21 +1,24 @@
 import json
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import ByT5Tokenizer
+from transformers import AutoModelForCausalLM, ByT5Tokenizer
 
 from hypha_ray.config.schema import Model
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.slices import Arrays, describe, write_slice
 from hypha_ray.model.loading.build import build_model
 from tests.support.job_scripts import Done, Jobs
+from tests.support.prepared import table
 
 JOB = Path(__file__).parents[2] / "jobs" / "evaluate.py"
 GPT2 = {"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 16, "vocab_size": 384}
@@ -203,3 +206,67 @@ def test_evaluate_help_imports_no_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "--dataset" in done.stdout
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+RECALL = """task: recall
+dataset_path: json
+dataset_kwargs: {data_files: {test: data/capitals.jsonl}}
+test_split: test
+output_type: loglikelihood
+doc_to_text: "{{question}}"
+doc_to_target: "{{' ' + choices[answer]}}"
+metric_list: [{metric: perplexity, aggregation: perplexity, higher_is_better: false}]
+"""
+
+
+@pytest.mark.skipif(find_spec("lm_eval") is None, reason="lm-eval is an extra")
+def test_evaluate_on_tasks_of_lm_eval_gives_the_figures_of_plain_transformers(
+    evaluate: Run, language_model: Path, tmp_path: Path
+) -> None:
+    """One of the tasks is that of a page, which is told to keep its cache here."""
+    draws, rows = np.random.default_rng(2), []
+    for size in draws.integers(1, 5, 24):
+        words = ["".join(draws.choice(list("abcdefgh"), 3 + size)) for _ in range(2)]
+        rows.append({"question": "xyz"[:size], "choices": words, "answer": int(draws.integers(2))})
+    table(tmp_path / "capitals.jsonl", *rows)
+    page = (JOB.parents[1] / "docs/quickstart.md").read_text()
+    for task in (re.findall(r"(?s)```yaml\n(task: .*?)```", page)[0], RECALL):
+        kept = task.replace("dataset_kwargs: {", f"dataset_kwargs: {{cache_dir: {tmp_path}, ")
+        text = kept.replace("data/capitals.jsonl", str(tmp_path / "capitals.jsonl"))
+        (tmp_path / f"{task.split()[1]}.yaml").write_text(text)
+    given = ("--lm-eval", "capitals", "recall", "--include-path", tmp_path)
+    done = evaluate("--model", language_model, *given, "--batch-size", "5", "--json")
+    assert done.returncode == 0, done.stderr
+    network, tokenizer = AutoModelForCausalLM.from_pretrained(language_model).eval(), ByT5Tokenizer()
+
+    def likelihood(row: dict[str, str], word: str) -> float:
+        first = len(row["question"])
+        ids = torch.tensor([tokenizer.encode(f"{row['question']} {word}", add_special_tokens=False)])
+        with torch.no_grad():
+            logs = network(ids).logits.log_softmax(-1)
+        return sum(logs[0, place - 1, ids[0, place]].item() for place in range(first, ids.shape[1]))
+
+    scores = [[likelihood(row, word) for word in row["choices"]] for row in rows]
+    right = [one.index(max(one)) == row["answer"] for one, row in zip(scores, rows, strict=True)]
+    assert 0 < sum(right) < 24
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["capitals/acc"] == pytest.approx(sum(right) / 24)
+    mean = sum(one[row["answer"]] for one, row in zip(scores, rows, strict=True)) / 24
+    assert math.log(result["recall/perplexity"]) == pytest.approx(-mean, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--lm-eval", "x", "--dataset", "x"), "error[CFG011]: --lm-eval and --dataset exclude each other"),
+        (("--lm-eval", "x", "--samples", "2"), "error[CFG011]: --lm-eval and --samples exclude each other"),
+        (("--dataset", "x", "--include-path", "x"), "error[CFG011]: --include-path is for --lm-eval alone"),
+        ((), "error[CFG012]: --dataset is missing"),
+    ],
+)
+def test_evaluate_options_that_mean_nothing_are_refused(
+    evaluate: Run, language_model: Path, flags: tuple[str, ...], words: str
+) -> None:
+    done = evaluate("--model", language_model, *flags)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(words) and len(done.stderr.splitlines()) == 1

@@ -1,0 +1,25 @@
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from hypha_ray.driver.lm_eval_harness import refuse_unknown, score_tasks
+from hypha_ray.errors import ConfigError
+
+
+def test_tasks_without_the_package_are_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    words = r"EVL001.*--lm-eval needs the package lm-eval — got it isn't installed.*pip install 'hypha_ray\[eval\]'"
+    with pytest.raises(ConfigError, match=words) as caught:
+        score_tasks(tmp_path, ["x"], None, 1, 0)
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"), [("hellaswog", "did you mean 'hellaswag'?"), ("mine", "name the folder of its YAML file by --")]
+)
+def test_unknown_task_is_refused_with_the_nearest_one(name: str, fix: str) -> None:
+    refuse_unknown(["hellaswag"], ["arc_easy", "hellaswag"])
+    with pytest.raises(ConfigError, match="lm-eval has no such task") as caught:
+        refuse_unknown(["hellaswag", name], ["arc_easy", "hellaswag"])
+    assert fix in str(caught.value) and repr(name) in str(caught.value)
