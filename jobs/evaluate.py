@@ -175,6 +175,7 @@ def score_answers(arguments: Evaluate, source: DataSource, infos: Sequence[Slice
         from hypha_ray.model.loading.tokenizer import tokenizer_of
         from hypha_ray.model.saved_model import open_saved
         from hypha_ray.rl.policy import Policy
+        from hypha_ray.rl.rewards.registry import look_beside_the_job
         from hypha_ray.rl.roles.policies import Generator
         from hypha_ray.rl.roles.reward import Reward
         from hypha_ray.rl.scoring import Scorer
@@ -183,6 +184,7 @@ def score_answers(arguments: Evaluate, source: DataSource, infos: Sequence[Slice
         from hypha_ray.rl.workers.local import master_of
         from hypha_ray.types.sums import means
 
+    look_beside_the_job()
     network, task = open_saved(arguments.model, arguments.type)
     if task.name != "causal-lm":
         fix = "evaluate a language model, or another dataset"

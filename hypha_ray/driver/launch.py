@@ -19,7 +19,7 @@ from hypha_ray.driver.datasets.data_source import COPY, DataSource, is_served, k
 from hypha_ray.driver.find_run import no_run
 from hypha_ray.driver.folders import check_places
 from hypha_ray.driver.preflight.advice import advice
-from hypha_ray.driver.preflight.checks import check_end, check_fragments, check_job, check_model
+from hypha_ray.driver.preflight.checks import check_end, check_fragments, check_job, check_model, check_rewards
 from hypha_ray.driver.preflight.machines import machine_lines
 from hypha_ray.driver.ray_cluster import connected
 from hypha_ray.driver.run_identity import compare, is_done, last_round, settle
@@ -68,10 +68,13 @@ def run_job(loaded: Loaded, kind: str) -> Path:
             held.enter_context(directory.lock())
             settle(job, directory, source.manifest, loaded.resume)
         check_job(job)
+        due = new or not is_done(job, directory)
+        if due:
+            check_rewards(job)
         if new:
             _tell(check_model(job, source))
             check_end(job, source.folder)
-        if new or not is_done(job, directory):
+        if due:
             require_secrets(job)
             _check_upload(job)
             with connected(str(job.run.name)):
@@ -110,6 +113,7 @@ def dry_run(loaded: Loaded) -> None:
     require_secrets(job)
     check_places(job)
     check_job(job)
+    check_rewards(job)
     has_model, has_data = bool(job.model.repository or job.model.config), job.dataset.given
     with ExitStack() as held:
         if has_data and is_served(job.dataset):

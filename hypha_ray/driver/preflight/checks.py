@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hypha_ray.config import Job
+from hypha_ray.config.tables.rewards import JUDGE
 from hypha_ray.driver.datasets.data_source import DataSource
 from hypha_ray.errors import ConfigError
 from hypha_ray.heavy_imports import uncollected
@@ -45,6 +46,22 @@ def check_job(job: Job) -> None:
             check_eight_bits()
         else:
             optimizer_class(job.inner_optimizer.name)
+
+
+def check_rewards(job: Job) -> None:
+    """Load the reward functions, which may be those of modules in the working directory.
+
+    Raises:
+        ConfigError: RWD003, RWD004, one can't be had.
+
+    """
+    if job.rl.algorithm is not None:
+        from hypha_ray.rl.rewards.registry import look_beside_the_job, reward_of
+
+        look_beside_the_job()
+        for name in job.rl.reward.functions:
+            if name != JUDGE:
+                reward_of(name)
 
 
 def check_devices(job: Job) -> None:

@@ -130,8 +130,9 @@ class _Process:
     """
 
     def __init__(self, names: Sequence[str], tasks: Tasks) -> None:
-        command = [sys.executable, "-c", f"from {__name__} import _serve; _serve()"]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        command = [sys.executable, "-P", "-c", f"from {__name__} import _serve; _serve()"]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        self._process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.send((tuple(names), tasks))
         if not select.select([self], [], [], _START_S)[0] or self.receive() is None:
             self.kill()

@@ -36,8 +36,15 @@ def functions_of(response: Response, tasks: Tasks, every: Sequence[str]) -> Sequ
     return tasks.get(str(response.data.get("task")), every)
 
 
+def look_beside_the_job() -> None:
+    """Let a driver find modules of its working directory first, as Ray lets its actors, whose own is another."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+
+
 def reward_of(name: str) -> Reward:
-    """The reward function of a name, or ``module:function``; modules of the working directory are found too.
+    """The reward function of a name, or ``module:function``.
 
     Raises:
         ConfigError: RWD003 unknown name, RWD004 module or function that can't be had.
@@ -54,10 +61,7 @@ def reward_of(name: str) -> Reward:
 
 
 def _own(module: str, name: str) -> Reward:
-    """A user's function; its module lies beside the job, where it was submitted from."""
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    """Load a user's function."""
     where = f"reward function {module}:{name} can't be loaded"
     try:
         found: Any = getattr(importlib.import_module(module), name, None)

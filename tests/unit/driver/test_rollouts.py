@@ -14,7 +14,7 @@ from hypha_ray.data.catalogue import load as load_dataset
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.driver.datasets.data_source import in_folder
-from hypha_ray.driver.preflight.checks import check_model
+from hypha_ray.driver.preflight.checks import check_model, check_rewards
 from hypha_ray.errors import HyphaError
 from tests.support.rl import settings
 
@@ -86,6 +86,20 @@ def test_a_job_that_does_not_fit_is_refused_by_its_code(
     assert (caught.value.code, caught.value.exit_code) == (code, exit_code), caught.value
     assert told in str(caught.value)
     assert "Fix: " in str(caught.value)
+
+
+def test_functions_are_looked_up_in_the_working_directory_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one != str(tmp_path)])
+    (tmp_path / "found_here.py").write_text("def long(response):\n    return len(response.text)\n", encoding="utf-8")
+    flags = ["--rl.algorithm=grpo", "--rl.reward.functions"]
+
+    check_rewards(load([*flags, '["judge", "exact", "found_here:long"]']).job)
+    with pytest.raises(HyphaError, match=r"RWD004.*ModuleNotFoundError.*put not_here.py into the job's work") as caught:
+        check_rewards(load([*flags, '["not_here:long"]']).job)
+
+    assert caught.value.exit_code == 2
 
 
 def test_a_dataset_without_prompts_is_refused(corpus: Path) -> None:

@@ -76,6 +76,18 @@ def test_processes_are_kept_for_the_next_batch() -> None:
     assert len(pids) == 1
 
 
+def test_functions_are_those_beside_the_job_and_not_of_the_folder_that_a_node_was_started_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = tmp_path / "node"
+    node.mkdir()
+    (node / "tricky_rewards.py").write_text("def tricky(response):\n    return -1\n", encoding="utf-8")
+    monkeypatch.chdir(node)
+
+    for evaluator in (Processes(["tricky_rewards:tricky"], 1, DEADLINE_S), InPlace(["tricky_rewards:tricky"])):
+        assert evaluator.rewards(responses("1", "2")) == [(1,), (2,)]
+
+
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [
