@@ -83,7 +83,7 @@ class Actors:
         self._local, self._arguments, self._replies = local, (job, tokenizer), count()
         self._actors = {number: self._start(number) for number in range(1, job.rl.model_workers)}
         self._waiting: dict[Reference, Request] = {}
-        """Requests to worker 0, in their order; they run when all others are on their way."""
+        """Requests to worker 0, in their order; those that compute run when all others are on their way."""
         self._made: dict[Shard, _Made] = {}
         """Results of requests, until their ids are cleared."""
         self._put: dict[Shard, Any] = {}
@@ -116,9 +116,9 @@ class Actors:
 
         """
         if self._waiting:
-            number, request = next(iter(self._waiting.items()))
-            del self._waiting[number]
-            return number, self._handle(request)
+            short = (number for number, request in self._waiting.items() if request.at_once)
+            number = next(short, next(iter(self._waiting)))
+            return number, self._handle(self._waiting.pop(number))
         ready, _ = ray.wait(list(replies), num_returns=1, timeout=deadline_s)
         if not ready:
             raise ClusterError("RL015", "no model worker has answered", f"{deadline_s:g} s of silence")

@@ -10,7 +10,9 @@ import torch
 
 from hypha_ray.rl.engines.native import Responses, generate
 from hypha_ray.rl.engines.sampling import Sampling, choose, draw
+from hypha_ray.rl.packing import packed_responses, responses_of, sample_of
 from hypha_ray.rl.policy import Policy
+from hypha_ray.types import Samples
 from tests.support.rl import END, PAD, policy_model, prompts
 
 TEXTS = ["12=", "3456=", "7=", "98=", "5=", "012="]
@@ -81,6 +83,26 @@ def test_a_response_ends_with_the_end_token_or_is_cut() -> None:
         assert END not in ids[:-1]
         assert len(ids) == 5 or ended
     assert {True, False} == set(responses.ended.tolist())
+
+
+@pytest.mark.parametrize("prompt", [[3, 4, END, 5, 12], [END, 6, 12], [7, 12, END], [END]])
+def test_an_end_token_in_a_prompt_ends_no_response_and_is_no_part_of_it(prompt: list[int]) -> None:
+    model, sampling, texts = policy_model(), Sampling(1, 8, temperature=0.0), (prompt, [8, 9, 12])
+    ids = torch.tensor([[PAD] * (6 - len(text)) + text for text in texts])
+    mask = torch.tensor([[0] * (6 - len(text)) + [1] * len(text) for text in texts])
+    part = BATCH.part(np.arange(2))
+    responses = generate(model, ids, mask, draw(3, part.keys, sampling), sampling, {END})
+    arrays = part.arrays | {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
+    sample = sample_of(Samples(arrays, part.keys))
+    packed = sample.update(packed_responses(sample.ids, responses, 1))
+
+    single = torch.tensor([prompt])
+    plain = model.generate(single, max_new_tokens=8, do_sample=False, eos_token_id=END, pad_token_id=PAD)
+    wanted = plain[0, len(prompt) :].tolist()
+    for found in (responses, responses_of(packed, torch.device("cpu"))):
+        assert _texts(found)[0] == wanted
+        assert found.ids[0][found.attention_mask[0].bool()].tolist() == prompt + wanted
+        assert found.ended[0] == (wanted[-1] == END)
 
 
 def test_tokens_are_chosen_as_often_as_they_are_probable() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
+from hypha_ray.config.load import load
 from hypha_ray.errors import CapacityError, ConfigError
 from hypha_ray.scheduler import messages as c
 from hypha_ray.types import Delta, Source
-from tests.support.fleet import FIRST_ONLY, Faults, fleet_of, slices_of, used
+from tests.support.fleet import FIRST_ONLY, Faults, Fleet, fleet_of, slices_of, used
+from tests.support.job_process import ROOT
 
 
 def test_run_with_equal_workers_commits_every_round_and_ends() -> None:
@@ -43,6 +47,19 @@ def test_unequal_speeds_after_the_second_round_waste_little() -> None:
     assert max(record["plan_error"] for record in later) <= 0.05
     batches = later[-1]["batches"]
     assert batches[0] == pytest.approx(2 * batches[1], rel=0.1) == pytest.approx(4 * batches[2], rel=0.1)
+
+
+def test_islands_whose_responses_lengthen_wait_little_at_speeds_of_one_and_two() -> None:
+    flags = ("--run.name=virtual", "--rounds.update_rounds=8", "--resources.num_workers=2")
+    job = load(["@", str(ROOT / "jobs/configs/gsm8k.toml"), *flags]).job
+    speeds = [lambda now, first=first: first * (3 - 2 * math.exp(-now / 1500)) for first in (10, 20)]
+    fleet = Fleet(job, speeds, slices_of(100, 256)).run()
+
+    records = fleet.of_kind("round")
+    assert len(records) == 8 and max(record["idle_fraction"] for record in records[2:]) <= 0.05
+    assert records[-1]["batches"] == {0: 27, 1: 13}
+    assert records[-1]["time_s"] > 2 * records[0]["time_s"]
+    assert set(used(fleet).values()) == {1}
 
 
 def test_rounds_of_the_warmup_are_one_batch_of_every_worker_however_fast() -> None:

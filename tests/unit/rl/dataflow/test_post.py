@@ -9,15 +9,14 @@ from itertools import combinations
 
 import pytest
 
+from hypha_ray.model.loading.tokenizer import pack
 from hypha_ray.rl.dataflow.post import Post
-from hypha_ray.rl.dataflow.requests import (
-    Hook,
-    Name,
-    Reallocate,
-    Reply,
-    Request,
-    Transfer,
-)
+from hypha_ray.rl.dataflow.requests import Hook, Name, Reallocate, Reply, Request, Transfer
+from hypha_ray.rl.packing import sample_of
+from hypha_ray.rl.roles.role import Role
+from hypha_ray.rl.workers.actor import Actors
+from hypha_ray.rl.workers.model_worker import ModelWorker
+from tests.support.rl import BATCH, job, tokenizer
 
 
 class Log:
@@ -66,6 +65,34 @@ def test_blocking_requests_wait_for_the_flush_small_groups_first() -> None:
     post.flush()
 
     assert log.sent == {0: [3, 1], 1: [2, 1]}
+
+
+class Initialized(Role):
+    """A role that counts."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def initialize(self, steps: int) -> None:
+        self.times += 1
+
+
+def test_a_worker_answers_short_requests_while_ten_computations_are_queued() -> None:
+    role = Initialized()
+    worker = ModelWorker(0, {"actor": role}, {"steps": 640})
+    post = Post(Actors(worker, job(), pack(tokenizer())), 60)
+    for number in range(10):
+        post.request(Request(number, "initialize", 0, "actor", arguments={"steps": 640}))
+    post.flush()
+    prompts = sample_of(BATCH)
+    post.request(Request(10, "spec", 0))
+    post.request(Request(11, "fetch", 0, ids=prompts.ids, arguments={"sample": prompts}))
+
+    (spec,), (fetched,) = post.wait().replies, post.wait().replies
+    assert (spec.request, spec.facts, fetched.request, fetched.meta) == (10, {"steps": 640}, 11, prompts.meta)
+    assert role.times == 0
+    assert [post.wait().replies[0].request for _ in range(10)] == list(range(10))
+    assert role.times == 10
 
 
 ALLOWED = {
