@@ -6,6 +6,7 @@ import json
 import random
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import math_verify
@@ -15,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from hypha_ray.telemetry.sinks.files import read_jsonl
 from tests.support.job_process import ROOT
-from tests.support.job_scripts import Jobs
+from tests.support.job_scripts import Jobs, jobs_in
 from tests.support.prepared import table
 
 FILE = ROOT / "jobs" / "configs" / "gsm8k.toml"
@@ -27,6 +28,8 @@ SYSTEM = r"Put the final answer in \boxed{}."
 SMALLER = {
     "rl.generation.max_response_tokens": 20,
     "rl.reward.processes": 1,
+    "rl.reward.functions": '["math", "format", "own_rewards:letters"]',
+    "rl.reward.weights": "[1.0, 0.1, 0.0]",
     "rounds.update_rounds": 2,
     "rounds.samples_between_updates": 16,
     "rounds.max_batch_size": 4,
@@ -34,6 +37,12 @@ SMALLER = {
     "resources.worker.gpu": 0,
 }
 """Keys that make the job one for two cores; all others are the file's."""
+
+
+OWN = """
+def letters(response):
+    return len(response.text)
+"""
 
 
 def question(draw: random.Random) -> dict[str, str]:
@@ -69,6 +78,15 @@ def commands(folder: Path, model: Path) -> list[list[str]]:
         assert name in comment
         comment = comment.replace(name, own)
     return [shlex.split(line) for line in re.findall(r"(?m)^ +(python .*)$", comment.replace("\\\n", " "))]
+
+
+@pytest.fixture
+def run_job(head: str, tmp_path: Path) -> Iterator[Jobs]:
+    """Runs jobs in a folder with a reward function, which isn't the one that the cluster was started in."""
+    (tmp_path / "jobs").symlink_to(ROOT / "jobs")
+    (tmp_path / "own_rewards.py").write_text(OWN)
+    with jobs_in(tmp_path / "home", tmp_path, head) as jobs:
+        yield jobs
 
 
 def test_the_file_trains_a_chat_model_on_questions_by_the_commands_in_it(
@@ -112,3 +130,4 @@ def require_right_rewards(folder: Path, rows: list[dict[str, str]]) -> None:
     for one in shown:
         right = math_verify.verify(math_verify.parse(wanted[one["prompt"]]), math_verify.parse(one["response"]))
         assert one["rewards"]["math"] == float(right), one
+        assert one["rewards"]["own_rewards:letters"] == len(one["response"])
