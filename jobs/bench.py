@@ -41,15 +41,12 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
     """Rows that are measured together, and what measures them."""
     from benchmarks.bridge import bridge
     from benchmarks.codecs import codecs
-    from benchmarks.convergence.asynchrony import ROWS as ASYNCHRONY
-    from benchmarks.convergence.asynchrony import asynchrony
-    from benchmarks.convergence.exchange_options import ROWS as OPTIONS
-    from benchmarks.convergence.exchange_options import options
-    from benchmarks.convergence.quality import KINDS, quality
     from benchmarks.data_faults import ROWS as DATA_FAULTS
     from benchmarks.data_faults import data_faults
     from benchmarks.exchange import EXCHANGES, SIZES, exchange
     from benchmarks.relay import relay
+    from benchmarks.rl.ahead import ROWS as AHEAD
+    from benchmarks.rl.ahead import ahead
     from benchmarks.rl.steps import ROWS as RL
     from benchmarks.rl.steps import rl
     from benchmarks.scheduling.core import ROWS as CORE
@@ -71,6 +68,7 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
         ("plan_64_ms", "plan_10000_ms"): plan_time,
         ("inner_overhead", "inner_loop_cpu", "data_wait_fraction"): inner_loop,
         RL: rl,
+        AHEAD: ahead,
         CORE: core,
         ("streams_500",): streams,
         ("hire", "exchange_leases", "selection_10000"): market,
@@ -82,10 +80,23 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
         ("time_to_loss",): time_to_loss,
         ("overlap_none", "overlap", "overlap_one_in_flight", "overlap_three_in_flight"): overlap,
         ("peak_bytes",): peak,
+        **_of_convergence(),
+        tuple(f"codec_{name}" for name in NAMES[1:]): codecs,
+    }
+
+
+def _of_convergence() -> dict[tuple[str, ...], Callable[[], Rows]]:
+    """Rows of the losses that ways of exchange lead to."""
+    from benchmarks.convergence.asynchrony import ROWS as ASYNCHRONY
+    from benchmarks.convergence.asynchrony import asynchrony
+    from benchmarks.convergence.exchange_options import ROWS as OPTIONS
+    from benchmarks.convergence.exchange_options import options
+    from benchmarks.convergence.quality import KINDS, quality
+
+    return {
         ASYNCHRONY: asynchrony,
         OPTIONS: options,
         **{(row, f"{row}_alone"): partial(quality, row) for row in KINDS},
-        tuple(f"codec_{name}" for name in NAMES[1:]): codecs,
     }
 
 

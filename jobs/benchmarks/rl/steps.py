@@ -6,22 +6,15 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.rl.task import batches, sorting, tiny_job
 from hypha_ray.config import Job
-from hypha_ray.config.load import load
-from hypha_ray.data.catalogue import load as load_manifest
-from hypha_ray.data.preparation.options import Options
-from hypha_ray.data.preparation.prepare import prepare
-from hypha_ray.data.slices import read_slice
 from hypha_ray.driver.ray_cluster import connected
-from hypha_ray.model.loading.preprocess import load_preprocessor
-from hypha_ray.model.loading.tokenizer import tokenizer_of
 from hypha_ray.model.trained import build_trained
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.optim.schedules import inner_steps
@@ -44,7 +37,6 @@ WAYS = {"": (1, 1.03), "_one_actor": (2, 1.25), "_two_actors": (3, 1.25)}
 ROWS = tuple(f"rl{way}{size}" for size in SIZES for way in WAYS)
 LONG_TARGET = 1.03
 """Largest ratio of a long step, by any way."""
-TINY = Path(__file__).parents[2] / "configs" / "grpo-tiny.toml"
 
 
 class StraightLine:
@@ -84,15 +76,14 @@ def rl() -> dict[str, dict[str, Any]]:
     torch.set_num_threads(1)
     rows: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as scratch, connected("bench"):
-        dataset = Path(scratch) / "sort2"
-        prepare(Options("problems:sort2", str(dataset), tokenizer="characters"), lambda what, count: None)
+        dataset = sorting(Path(scratch))
         for size, (prompts, tokens, turns) in SIZES.items():
             rows |= _of_size(size, dataset, prompts, tokens, turns)
     return rows
 
 
 def _of_size(size: str, dataset: Path, prompts: int, tokens: int, turns: int) -> dict[str, dict[str, Any]]:
-    batches = _batches(dataset, prompts)
+    prompted = batches(dataset, prompts)
     with ExitStack() as held:
         ways: dict[str, Callable[[Samples], Any]] = {}
         islands = {}
@@ -102,7 +93,7 @@ def _of_size(size: str, dataset: Path, prompts: int, tokens: int, turns: int) ->
             held.callback(island.close)
             ways[way] = island.step
         straight = StraightLine(*_job(dataset, tokens, 1))
-        times = _times({"straight": straight.step, **ways}, batches, turns)
+        times = _times({"straight": straight.step, **ways}, prompted, turns)
         for way, island in islands.items():
             for one, other in zip(straight.weights, island.model.parameters(), strict=True):
                 torch.testing.assert_close(other.detach(), one, atol=1e-5, rtol=1e-4, msg=f"rl{way} takes other steps")
@@ -124,12 +115,14 @@ def _of_size(size: str, dataset: Path, prompts: int, tokens: int, turns: int) ->
     }
 
 
-def _times(ways: dict[str, Callable[[Samples], Any]], batches: Iterator[Samples], turns: int) -> dict[str, list[float]]:
+def _times(
+    ways: dict[str, Callable[[Samples], Any]], prompted: Iterator[Samples], turns: int
+) -> dict[str, list[float]]:
     """Let all ways take a step on each batch, in an order that goes round; return seconds of steps."""
     times: dict[str, list[float]] = {way: [] for way in ways}
     names = list(ways)
     for turn in range(WARM_UP + turns):
-        batch, start = next(batches), turn % len(names)
+        batch, start = next(prompted), turn % len(names)
         for way in names[start:] + names[:start]:
             began = time.perf_counter()
             ways[way](batch)
@@ -139,19 +132,5 @@ def _times(ways: dict[str, Callable[[Samples], Any]], batches: Iterator[Samples]
 
 def _job(dataset: Path, tokens: int, workers: int) -> tuple[Job, Any]:
     """Return the job, whose policy hardly learns so that steps stay alike, and its tokenizer."""
-    flags = [f"--rl.generation.max_response_tokens={tokens}", f"--rl.model_workers={workers}"]
-    flags += ["--inner_optimizer.learning_rate=1e-6", "--dataset.path", str(dataset)]
-    job = load(["@", str(TINY), *flags]).job
-    return job, tokenizer_of(load_preprocessor(job.preprocessor, dataset, job.model))
-
-
-def _batches(dataset: Path, size: int) -> Iterator[Samples]:
-    """Yield batches of one slice, again and again."""
-    manifest = load_manifest(dataset)
-    info = manifest.of("train")[0]
-    arrays = read_slice(dataset, info, manifest)
-    for epoch in count():
-        for start in range(0, info.samples - size + 1, size):
-            rows = np.arange(start, start + size)
-            keys = np.stack([np.full_like(rows, epoch), np.full_like(rows, info.index), rows], 1)
-            yield Samples({name: array[rows] for name, array in arrays.items()}, keys)
+    sizes = f"--rl.generation.max_response_tokens={tokens}", f"--rl.model_workers={workers}"
+    return tiny_job(dataset, *sizes, "--inner_optimizer.learning_rate=1e-6")
