@@ -49,6 +49,7 @@ def conflicts(job: Job) -> Iterator[Conflict]:
     yield from _of_model(job)
     yield from _of_probe(job, replay)
     yield from _of_sharding(job)
+    yield from _of_fused_loss(job)
     compared = {"checkpoint.best": job.checkpoint.best, "rounds.patience": job.rounds.patience}
     for name in (name for name, given in compared.items() if given and not job.rounds.evaluate_every):
         fix = "evaluate every few rounds: a single evaluation is the best one"
@@ -107,6 +108,17 @@ def _of_sharding(job: Job) -> Iterator[Conflict]:
     )
     if job.worker.sharding == "full":
         yield from (Conflict("worker.sharding", other, fix) for other, excluded, fix in others if excluded)
+
+
+def _of_fused_loss(job: Job) -> Iterator[Conflict]:
+    """Conflicts of a loss that is fused with a language model's head."""
+    others = (
+        ("rl.algorithm", job.rl.algorithm is not None, "policies are trained on probabilities: leave it out"),
+        ("worker.compile", job.worker.compile, "leave one of them out: the head of a compiled model is part of it"),
+        ('worker.sharding = "full"', job.worker.sharding == "full", "leave one of them out: FSDP2 gathers the head"),
+    )
+    if job.worker.fused_loss:
+        yield from (Conflict("worker.fused_loss", other, fix) for other, excluded, fix in others if excluded)
 
 
 def _of_model(job: Job) -> Iterator[Conflict]:

@@ -12,7 +12,7 @@ from hypha_ray.config.tables.rl import RL
 
 _OF_TRAINERS = (
     "rounds.accumulation worker.device worker.processes worker.sharding worker.autocast worker.compile worker.attention"
-    " worker.gradient_checkpointing worker.probe_batch_size"
+    " worker.gradient_checkpointing worker.fused_loss worker.probe_batch_size"
 )
 
 

@@ -16,7 +16,8 @@ from hypha_ray.config import Job
 from hypha_ray.market.offers import Offer, share
 from hypha_ray.market.requirements import GB, OWN_LABEL, RAY_LABEL, NodeResources
 
-_WORKER = ("device", "processes", "autocast", "compile", "gradient_checkpointing", "probe_batch_size", "attention")
+_SAVING = ("gradient_checkpointing", "fused_loss", "probe_batch_size")
+_WORKER = ("device", "processes", "autocast", "compile", "attention", *_SAVING)
 """Keys of ``[worker]`` that a speed depends on."""
 
 

@@ -28,6 +28,7 @@ def evaluate(
     batches: Iterable[Evaluated],
     device: torch.device | str,
     autocast: torch.dtype | None = None,
+    head: torch.nn.Linear | None = None,
 ) -> Sums:
     """Sum a model's loss over batches of slice tensors, in evaluation mode and without gradients.
 
@@ -40,6 +41,7 @@ def evaluate(
         batches: batches on the CPU, samples along the first axis.
         device: device to compute on.
         autocast: dtype of mixed precision; None: full precision.
+        head: layer that a language model's loss is fused with; None: it isn't fused.
 
     Returns:
         `val_loss`, and `accuracy` if the task has classes, both over the scored positions.
@@ -56,7 +58,7 @@ def evaluate(
                 inputs = task.inputs(tensors, keys, MASKING_SEED)
                 if scored := task.count(inputs):
                     inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in inputs.items()}
-                    reported, _, output = compute_losses(task, model, inputs)
+                    reported, _, output = compute_losses(task, model, inputs, head)
                     loss_sum += reported.double() * scored
                     count += scored
                     hits = _hits(output, inputs, task) if classes else None

@@ -3,19 +3,31 @@
 A language model's loss is the cross entropy of each token given the tokens before it. It is computed here from the
 logits, because not every causal class of transformers shifts its labels. The auxiliary loss of an expert router is
 part of the training loss, but not of the reported one.
+
+Fused with the head, the cross entropy is computed in chunks, so that the logits of a whole batch never exist at once:
+
+    hidden states ──► chunk ──► logits ──► loss, gradient of the logits ──► gradients of hidden states and head
+                      chunk ──► …
+
+Gradients are computed in the forward pass, while a chunk's logits are there. So the head's matrix is multiplied as
+often as without chunks, as in Liger Kernel (arXiv 2410.10989).
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, Final, NamedTuple
 
 import torch
-from torch.nn.functional import cross_entropy, pad
+from torch.nn.functional import cross_entropy, linear, pad
 
 from hypha_ray.config.strategy import StrategyTraits
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.tasks.task import IGNORE_INDEX, Batch, Task
 
+CHUNK: Final = 1 << 24
+"""Number of logits of a chunk; chunks of a batch with fewer would save little."""
 _COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
 
 
@@ -27,24 +39,26 @@ class Losses(NamedTuple):
     trained: torch.Tensor
     """Loss to differentiate: the reported one and the routers' auxiliary loss."""
     output: Any
-    """Output object of the model."""
+    """Output object of the model; of a fused loss it has hidden states in the place of logits."""
 
 
-def compute_losses(task: Task, model: torch.nn.Module, inputs: Batch) -> Losses:
+def compute_losses(task: Task, model: torch.nn.Module, inputs: Batch, head: torch.nn.Linear | None = None) -> Losses:
     """Run a model on a task's keyword arguments and return its losses.
 
     Args:
         task: task from `resolve_task`.
         model: model to run, in the mode and precision that are set.
         inputs: keyword arguments with labels, on the model's device.
+        head: layer from `checks.fused_check.head_of` that the loss is fused with; None: it isn't fused.
 
     Raises:
         ConfigError: the model returns no loss, or no logits for each token.
 
     """
     if task.labels == "shifted" and "labels" in inputs:
-        output = forward(task, model, {name: tensor for name, tensor in inputs.items() if name != "labels"})
-        reported = shifted_cross_entropy(_logits(output), inputs["labels"])
+        with nullcontext() if head is None else passing_on(head):
+            output = forward(task, model, {name: tensor for name, tensor in inputs.items() if name != "labels"})
+        reported = shifted_cross_entropy(_logits(output), inputs["labels"], head)
         return Losses(reported, reported + router_loss(model, output), output)
     output = forward(task, model, inputs)
     trained = loss_of(output) / (task.count(inputs) if task.summed else 1)
@@ -71,10 +85,23 @@ def forward(task: Task, model: torch.nn.Module, inputs: Batch) -> Any:
     return model(**inputs, use_cache=False) if task.caches else model(**inputs)
 
 
-def shifted_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+@contextmanager
+def passing_on(head: torch.nn.Linear) -> Iterator[None]:
+    """Context in which a model's head passes hidden states on, so that they stand in the place of logits."""
+    head.forward = lambda input: input  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del head.forward
+
+
+def shifted_cross_entropy(
+    logits: torch.Tensor, labels: torch.Tensor, head: torch.nn.Linear | None = None
+) -> torch.Tensor:
     """Return the mean cross entropy of each label given the logits one position earlier.
 
-    Logits of a prefix that has no labels, such as an image's patches, are skipped.
+    Logits of a prefix that has no labels, such as an image's patches, are skipped. With a head, hidden states are in
+    the place of logits.
 
     Raises:
         ConfigError: there are fewer logits than labels.
@@ -83,12 +110,84 @@ def shifted_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.T
     if logits.ndim != 3 or logits.shape[1] < labels.shape[1]:
         raise missing_loss(f"logits {list(logits.shape)} for labels {list(labels.shape)}")
     following = pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)  # Cutting the logits instead would copy them.
-    return token_cross_entropy(logits[:, -labels.shape[1] :], following)
+    scored = logits[:, -labels.shape[1] :]
+    if head is None:
+        return token_cross_entropy(scored, following)
+    return fused_cross_entropy(scored.flatten(0, 1), head, following.to(scored.device).flatten())
 
 
 def token_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return the mean cross entropy of each label given the logits at its own position."""
     return cross_entropy(logits.float().flatten(0, -2), labels.to(logits.device).flatten(), ignore_index=IGNORE_INDEX)
+
+
+def fused_cross_entropy(hidden: torch.Tensor, head: torch.nn.Linear, labels: torch.Tensor) -> torch.Tensor:
+    """Return the mean cross entropy of each label given the hidden state at its own position.
+
+    Args:
+        hidden: hidden states [N, features].
+        head: layer that makes logits of them.
+        labels: class of each position, int64 [N].
+
+    """
+    device, dtype = hidden.device.type, head.weight.dtype
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+    with torch.autocast(device, enabled=False):
+        loss: torch.Tensor = _Fused.apply(  # type: ignore[no-untyped-call]
+            hidden, head.weight, head.bias, labels, dtype, torch.is_grad_enabled()
+        )
+    return loss
+
+
+class _Fused(torch.autograd.Function):
+    """Head and cross entropy, with gradients that wait for the loss's own."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> torch.Tensor:
+        """Compute chunk by chunk, with matrices of the dtype that is given and all else in float32."""
+        hidden, weight, bias, labels, dtype, learns = given
+        scored = labels != IGNORE_INDEX
+        chosen, shares = labels.masked_fill(~scored, 0)[:, None], (scored / scored.sum())[:, None]
+        needed = zip(given[:3], ctx.needs_input_grad, strict=False)
+        of_hidden, of_weight, of_bias = gradients = [
+            torch.zeros_like(one, dtype=torch.float32) if needs and learns else None for one, needs in needed
+        ]
+        matrix, shift = weight.to(dtype), None if bias is None else bias.to(dtype)
+        loss = torch.zeros((), device=hidden.device)
+        rows = max(1, CHUNK // len(weight))
+        for start in range(0, len(hidden), rows):
+            part = slice(start, start + rows)
+            states = hidden[part].to(dtype)
+            logits = linear(states, matrix, shift).float()
+            loss += _loss_and_slope(logits, chosen[part], shares[part])
+            slope = logits.to(dtype)
+            if of_hidden is not None:
+                of_hidden[part] = slope @ matrix
+            if of_weight is not None:
+                of_weight.addmm_(slope.T, states) if dtype == torch.float32 else of_weight.add_(slope.T @ states)
+            if of_bias is not None:
+                of_bias += logits.sum(0)
+        pairs = zip(gradients, given, strict=False)
+        ctx.gradients = [None if one is None else one.to(like.dtype) for one, like in pairs]
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *factors: torch.Tensor) -> Any:
+        """Scale the gradients, which are used up by that."""
+        gradients, ctx.gradients = ctx.gradients, None
+        return (*(None if one is None else one.mul_(factors[0]) for one in gradients), None, None, None)
+
+
+def _loss_and_slope(logits: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+    """Return the loss of logits, whose gradient is left in their place."""
+    logits -= logits.amax(-1, keepdim=True)
+    picked = logits.gather(1, chosen)
+    total = logits.exp_().sum(-1, keepdim=True)
+    loss = ((total.log() - picked) * shares).sum()
+    logits *= shares / total
+    logits.scatter_add_(1, chosen, -shares)
+    return loss
 
 
 def router_loss(model: torch.nn.Module, output: Any) -> torch.Tensor | float:

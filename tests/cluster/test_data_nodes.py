@@ -8,10 +8,12 @@ import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
 import ray
+from ray._private.internal_api import node_stats
 from ray._private.state import actors
 
 from hypha_ray.config import Job
@@ -32,6 +34,7 @@ from hypha_ray.types import SLICES_PER_PART, dataset_of
 from tests.support.clusters import cluster_of
 from tests.support.faults import events
 from tests.support.jobs import Outcome, job_of, run_job
+from tests.support.prepared import prepared
 from tests.support.web import web_of
 
 ROUNDS = {"update_rounds": 12, "samples_between_updates": 400, "max_batch_size": 8}
@@ -76,6 +79,13 @@ def every_sample_was_used_once(run: Outcome, corpus: Path) -> bool:
     return set(used.values()) == {1} and whole <= set(used)
 
 
+def bytes_in_store(node: str) -> int:
+    """Bytes of all objects in the object store of a node, as its raylet tells them."""
+    (found,) = (row for row in ray.nodes() if row["NodeID"] == node)
+    told = node_stats(found["NodeManagerAddress"], found["NodeManagerPort"], include_memory_info=False)
+    return int(told.store_stats.object_store_bytes_used)
+
+
 def pid(data_node: str) -> int:
     return int(ray.get(ray.get_actor(data_node, namespace="hypha_ray").ping.remote()))
 
@@ -104,6 +114,27 @@ def test_job_reads_from_a_data_node_that_is_killed_and_that_outlives_it(
     assert [one.name for one in found] == [replica.name] and not lost
     assert found[0].readers == () or found[0].readers == ("far",)
     assert pid(replica.name) != killed[0]
+
+
+def test_slices_of_a_data_node_never_lie_in_the_store_of_the_head(nodes: list[str], tmp_path: Path) -> None:
+    """Slices are too large to travel within a message."""
+    out = tmp_path / "large"
+    sizes = {"samples_per_slice": 8192, "max_samples": 3 * 8192, "validation_samples": 64}
+    manifest = prepared("stdlib", out, seq_len=32, **sizes)
+    slice_bytes = min(info.samples for info in manifest.of("train")) * manifest.sample_bytes
+    serve(str(out), "large", nodes[3])
+    used = {node: [bytes_in_store(node)] for node in nodes}
+
+    def look(record: dict[str, Any]) -> None:
+        for node in nodes:
+            used[node].append(bytes_in_store(node))
+
+    rounds = {"update_rounds": 3, "samples_between_updates": 64, "max_batch_size": 4}
+    run_job(named_job("stores", "large", rounds), tmp_path, out, seen=look, place=Place("large", served=True))
+    grown = {node: max(found) - found[0] for node, found in used.items()}
+    assert slice_bytes > 200_000
+    assert max(grown[node] for node in nodes[1:3]) >= slice_bytes
+    assert grown[nodes[0]] < slice_bytes
 
 
 def test_damage_on_one_replica_is_read_from_the_other_and_nothing_is_set_aside(
@@ -205,6 +236,8 @@ def test_slices_of_a_url_are_fetched_once_in_three_epochs_if_the_cache_is_large_
     if most_bytes == 10**9:
         assert set(fetched) == {info.file for info in load(corpus).slices} and set(fetched.values()) == {1}
         assert not notes
+        waits = [record["data_wait_fraction"] for record in run.of_kind("round")[1:]]
+        assert median(waits) <= 0.01
     else:
         assert len(notes) == (1 if most_bytes == 0 else 0) or all("larger than" in note for note in notes)
         assert bool(kept) == (most_bytes > 0)

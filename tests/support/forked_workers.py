@@ -26,6 +26,8 @@ AT_START = Path(__file__).parent / "at_start"
 ROOT = Path(__file__).parents[2]
 NETWORK = Path("/proc/self/ns/net")
 """The network that a process is in: a fork stays in that of its parent."""
+OF_SKLEARN = {"KMP_DUPLICATE_LIB_OK": "True", "KMP_INIT_AT_FORK": "FALSE"}
+"""Variables that scikit-learn sets as it is loaded, at whatever time: a fork is for the same variables alone."""
 MOST_BYTES = 1 << 18
 
 
@@ -39,6 +41,8 @@ def workers_are_forked() -> Iterator[None]:
     ):
         patch.setenv("PYTHONPATH", str(AT_START), prepend=os.pathsep)
         patch.setenv("TEST_FORKS", folder)
+        for name, value in OF_SKLEARN.items():
+            patch.setenv(name, value)
         Path(folder, "loaded").write_text(json.dumps([sys.prefix, str(NETWORK.readlink()), dict(os.environ)]))
         server.bind(f"{folder}/socket")
         server.listen(128)

@@ -99,6 +99,9 @@ class Worker(Table):
     gradient_checkpointing: bool = Field(
         False, description="compute activations again in the backward pass, to save their memory"
     )
+    fused_loss: bool = Field(
+        False, description="compute a language model's logits and loss in chunks, to save the memory of all logits"
+    )
     probe_batch_size: bool = Field(
         False, description="try before training which batches fit into each worker's lease, up to rounds.max_batch_size"
     )

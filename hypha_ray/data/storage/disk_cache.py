@@ -72,6 +72,7 @@ class DiskCache:
             with open(part, "wb", opener=opener) as file:
                 file.write(data)
             part.replace(path)
+            self._shrink(limit_bytes)  # Others may have written meanwhile, and the last one to look sees all files.
         except FileNotFoundError:
             return None  # Another process has just removed it, to make room for its own files.
         except OSError as error:

@@ -131,6 +131,7 @@ def check_model(job: Job, source: DataSource, *, estimates: bool = False) -> lis
         source.manifest.refuse_prompts()
     with uncollected():  # Loading torch takes seconds.
         from hypha_ray.driver.preflight.compatibility import CHECKS, Case
+        from hypha_ray.driver.preflight.fused_loss import check_fused_loss
         from hypha_ray.driver.preflight.loss_on_samples import check_loss
         from hypha_ray.driver.preflight.memory import memory_notes
         from hypha_ray.driver.preflight.rollouts import check_rollouts
@@ -153,6 +154,7 @@ def check_model(job: Job, source: DataSource, *, estimates: bool = False) -> lis
         notes.extend(_check_adapter(job, network))
     notes.extend(check_loss(case) if job.rl.algorithm is None else check_rollouts(case))
     check_sharding(case)
+    check_fused_loss(case)
     return [*notes, *(memory_notes(case) if estimates else [])]
 
 

@@ -17,6 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from hypha_ray.config import Job
 from hypha_ray.driver.preflight.compatibility import Case
 from hypha_ray.driver.preflight.loss_on_samples import scored_samples
+from hypha_ray.model.checks.fused_check import head_of
 from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
 from hypha_ray.model.execution import set_execution
 from hypha_ray.model.losses import compute_losses
@@ -162,13 +163,13 @@ def _measured(job: Job, task: Task, network: PreTrainedModel, inputs: Mapping[st
     optimizer = build_optimizer(network, inner, None if inner.total_steps else 100)
     tensors = {id(one): one for one in chain(network.parameters(), network.buffers())}.values()
     weights = sum(one.numel() * one.element_size() for one in tensors)
-    state = 0
+    state, head = 0, head_of(task, network) if job.worker.fused_loss else None
     with _LiveBytes([*tensors, *inputs.values()]) as live:
         for _ in range(2):
             live.peak = live.now
             optimizer.zero_grad()
             with torch.autocast("cpu", torch.bfloat16, enabled=job.worker.autocast == "bf16"):
-                losses = compute_losses(task, network, inputs)
+                losses = compute_losses(task, network, inputs, head)
             losses.trained.backward()
             del losses
             optimizer.step(torch.ones(()))

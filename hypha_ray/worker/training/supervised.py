@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from hypha_ray.config import Job
+from hypha_ray.model.checks.fused_check import head_of
 from hypha_ray.model.checks.loss_check import check_loss_on_copy
 from hypha_ray.model.checks.positions import token_counts
 from hypha_ray.model.environment import device_of, seed_all
@@ -70,7 +71,8 @@ class SupervisedTrainer(WholeModel):
         trained = self.model if self.shards is None else self.shards.pieces
         self.optimizer = build_optimizer(trained, job.inner_optimizer, inner_steps(job), job.num_workers)
         self._build_copy = partial(random_model, job.model, self._task)
-        compute = partial(compute_losses, self._task, self.model)
+        self._head = head_of(self._task, self.model) if job.worker.fused_loss else None
+        compute = partial(compute_losses, self._task, self.model, head=self._head)
         self._losses = torch.compile(compute) if job.worker.compile else compute
         self._autocast = torch.bfloat16 if job.worker.autocast == "bf16" else None
         saved = self.model.state_dict().keys()
@@ -176,7 +178,7 @@ class SupervisedTrainer(WholeModel):
 
     def evaluate(self, batches: Iterable[Samples]) -> Sums:
         """The model's loss, and what it got right, over these batches."""
-        return evaluate(self.model, self._task, batches, self.device, self._autocast)
+        return evaluate(self.model, self._task, batches, self.device, self._autocast, self._head)
 
     def announce(self, upcoming: Iterator[Samples]) -> None:
         """Do nothing: a step depends on its own batch."""

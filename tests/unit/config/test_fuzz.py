@@ -57,6 +57,7 @@ _DEPENDENT = {
     "warmup_steps",
     "total_steps",
     "rank",
+    "fused_loss",
     "gradient_checkpointing",
 }
 _DEPENDENT |= {"repository", "token", "mode", "warmup_rounds", "in_flight", "k_aware", "kl", "minibatches", "weights"}

@@ -7,6 +7,8 @@ import os
 import stat
 from pathlib import Path
 
+import pytest
+
 from hypha_ray.data.storage.disk_cache import DiskCache
 
 
@@ -43,6 +45,22 @@ def test_file_that_was_used_longest_ago_is_removed_first(tmp_path: Path) -> None
     assert kept(cache, 1) == [1]  # From here on, 2 was used longest ago.
     fill(cache, 4)
     assert kept(cache, 1, 2, 3, 4) == [1, 3, 4]
+
+
+def test_writers_at_the_same_time_keep_within_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one writes while the first one, which has made room, hasn't written yet."""
+    first, second = (DiskCache(tmp_path, 2000) for _ in range(2))
+    fill(first, 1)
+    shrink = first._shrink
+
+    def shrink_and_be_slow(bytes: int) -> None:
+        shrink(bytes)
+        monkeypatch.undo()
+        fill(second, 3)
+
+    monkeypatch.setattr(first, "_shrink", shrink_and_be_slow)
+    fill(first, 2)
+    assert sum(file.stat().st_size for file in tmp_path.glob("*/*")) == 2000
 
 
 def test_file_larger_than_the_limit_is_not_kept_and_removes_nothing(tmp_path: Path) -> None:

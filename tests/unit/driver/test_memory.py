@@ -75,6 +75,7 @@ def foretold(tables: dict[str, Any], processes: int = 1) -> StepSizes:
 KINDS: dict[str, dict[str, Any]] = {
     "adamw": {},
     "checkpointed": {"worker": {"gradient_checkpointing": True}},
+    "fused": {"worker": {"fused_loss": True}},
     "adapter": {"model": {"lora": {"rank": 4}}},
     "adamw8bit": {"inner_optimizer": {"name": "adamw8bit"}},
 }

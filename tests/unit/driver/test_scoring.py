@@ -161,6 +161,15 @@ def test_job_whose_loss_means_nothing_is_refused_before_it_starts(
         check_model(job_of(config, task), in_folder(folder, manifest))
 
 
+def test_fused_loss_is_refused_before_the_start_for_capped_logits_alone(tmp_path: Path) -> None:
+    folder, manifest = dataset(tmp_path, ids())
+    wanted = {"worker": {"fused_loss": True}}
+    assert check_model(job_of(GPT, "causal-lm", **wanted), in_folder(folder, manifest)) == []
+    gemma = {**BERT, "model_type": "gemma2", "head_dim": 8, "num_key_value_heads": 1, "pad_token_id": 0}
+    with pytest.raises(HyphaError, match=r"MODEL020.*worker\.fused_loss: Gemma2ForCausalLM"):
+        check_model(job_of(gemma, "causal-lm", **wanted), in_folder(folder, manifest))
+
+
 def test_validation_split_with_nothing_to_score_is_refused(tmp_path: Path) -> None:
     prompts = ids(labels=np.full((8, 16), IGNORE_INDEX))
     folder, manifest = dataset(tmp_path, ids(labels=ids()["input_ids"]), prompts)
