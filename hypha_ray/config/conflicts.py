@@ -132,6 +132,7 @@ def _of_model(job: Job) -> Iterator[Conflict]:
     yield from _of_datasets(job, replay=job.run.mode == "replay")
     yield from _of_labels(job)
     yield from _of_adapters(job)
+    yield from _of_quantization(job)
 
 
 def _of_datasets(job: Job, replay: bool) -> Iterator[Conflict]:
@@ -242,6 +243,19 @@ def _of_adapters(job: Job) -> Iterator[Conflict]:
     if (outside := _trainers_outside(job)) is not None:
         fix = "an external trainer's base model can't be proved: train all weights, or have Ray start the workers"
         yield Conflict("model.lora.rank", outside, fix)
+
+
+def _of_quantization(job: Job) -> Iterator[Conflict]:
+    """Conflicts of quantized weights, which aren't trained."""
+    model = job.model
+    others = (
+        ("model.lora.rank = none", model.lora.rank is None, "set it: only frozen weights below a new adapter may be"),
+        (f'model.type = "{model.type}"', model.type != "causal-lm", "leave it out: other tasks train their head"),
+        ("rl.algorithm", job.rl.algorithm is not None, "leave it out: policies have whole weights"),
+        ("worker.compile", job.worker.compile, "leave one of them out"),
+    )
+    if model.quantization is not None:
+        yield from (Conflict("model.quantization", other, fix) for other, excluded, fix in others if excluded)
 
 
 def _of_labels(job: Job) -> Iterator[Conflict]:

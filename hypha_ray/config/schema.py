@@ -71,6 +71,9 @@ class Model(Table):
     input_names: list[str] | None = Field(
         None, fail_fast=True, description="slice tensors passed to the model; default: by type"
     )
+    quantization: Literal["nf4", "int8"] | None = Field(
+        None, description="form of the frozen weights below an adapter, by bitsandbytes; default: dtype of the model"
+    )
     lora: Lora = Lora()
 
 

@@ -151,6 +151,8 @@ def _frozen_sha256(model: torch.nn.Module) -> str | None:
     """Return the fingerprint of the weights below an adapter; None without an adapter, and on the meta device."""
     if not hasattr(model, "peft_config"):
         return None
+    if (known := getattr(model, "base_sha256", None)) is not None:  # Of quantized weights, before they were.
+        return str(known)
     sha256 = hashlib.sha256()
     for name, parameter in model.named_parameters():
         if parameter.requires_grad or _REPLACED in name:

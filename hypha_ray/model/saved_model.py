@@ -47,7 +47,8 @@ def export(
     """Write weights, configuration, and tokenizer or image processor, for transformers to load.
 
     The folder appears whole or not at all, and replaces an older one. An adapter is merged into its base model, and
-    saved by itself in the subfolder ``adapter`` for PEFT to load.
+    saved by itself in the subfolder ``adapter`` for PEFT to load. One that was trained on quantized weights is merged
+    into those of the repository.
 
     Args:
         job: job file; a repository is read again for frozen parameters, and new ones depend on the seed of the run.
@@ -60,6 +61,7 @@ def export(
         HyphaError: the model can't be built.
 
     """
+    job = job.model_copy(update={"model": job.model.model_copy(update={"quantization": None})})
     trained = build_trained(job)
     wanted, adapted = job.checkpoint.export_dtype or original_dtype(job.model), has_adapter(job.model)
     if wanted is not None and not adapted:

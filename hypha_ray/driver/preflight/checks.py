@@ -36,6 +36,10 @@ def check_job(job: Job) -> None:
     for tracker in ("tensorboard", "wandb", "mlflow"):
         if tracker in job.telemetry.sinks:
             check_installed(tracker)
+    if job.model.quantization is not None:
+        from hypha_ray.model.loading.quantized import check_quantization
+
+        check_quantization()
     check_schedule(job.inner_optimizer, inner_steps(job))
     check_door(job)
     check_devices(job)

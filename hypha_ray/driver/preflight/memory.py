@@ -65,7 +65,8 @@ def memory_notes(case: Case) -> list[str]:
     job = case.job
     groups = [(job.processes_in(group), group) for group in job.worker_groups if not group.bridged]
     shared = job.worker.sharding == "full" and any(count > 1 for count, _ in groups)
-    if job.rl.algorithm is not None or not groups or shared:  # What is gathered at a time isn't known here.
+    unknown = shared or job.model.quantization is not None  # What is gathered or dequantized at a time.
+    if job.rl.algorithm is not None or not groups or unknown:
         return []
     notes, (task, samples) = list[str](), scored_samples(case)
     for processes in sorted({count for count, _ in groups}):

@@ -20,6 +20,7 @@ from hypha_ray.model.checks.positions import max_positions
 from hypha_ray.model.loading.adapters import base_of
 from hypha_ray.model.loading.configuration import auto_class, configuration_of, errors_as, read_config, sets_labels
 from hypha_ray.model.loading.hub import remote_code_allowed
+from hypha_ray.model.loading.quantized import fingerprint, loading_options
 from hypha_ray.model.loading.weights import LoadingReport, is_whole, meta_tensors, quiet, require_fit, simulate_loading
 from hypha_ray.model.tasks.resolve import OWN_CLASSES, resolve_task
 from hypha_ray.model.tasks.table import TASKS, find_task
@@ -92,8 +93,11 @@ def _pretrained(model: Model, task: Task, folder: Path, config: PretrainedConfig
             trust_remote_code=remote_code_allowed(model.trust_remote_code),
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # `require_fit` reports them with advice.
+            **loading_options(model, config.dtype),
         )
     require_fit(network, LoadingReport.of(info), shapes, repository, whole=whole, relabelled=sets_labels(model))
+    if model.quantization is not None:
+        network.base_sha256 = fingerprint(model, folder)
     return network
 
 

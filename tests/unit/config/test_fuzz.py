@@ -70,6 +70,7 @@ _DEPENDENT |= {
     "pattern",
     "probe_batch_size",
     "processes",
+    "quantization",
     "sharding",
     "staleness",
     "template",

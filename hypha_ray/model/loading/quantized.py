@@ -1,0 +1,67 @@
+"""Frozen weights of 4 or 8 bits below an adapter, by bitsandbytes (QLoRA, arXiv 2305.14314; LLM.int8, 2208.07339)."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from hypha_ray.config.schema import Model
+from hypha_ray.errors import ConfigError
+from hypha_ray.model.loading.weights import weight_files
+
+
+def check_quantization() -> None:
+    """Refuse quantized weights on a machine without bitsandbytes.
+
+    Raises:
+        ConfigError: MODEL008.
+
+    """
+    if importlib.util.find_spec("bitsandbytes") is None:
+        what, fix = "model.quantization needs bitsandbytes", "pip install 'hypha_ray[quantized]' on each machine"
+        raise ConfigError("MODEL008", what, "it isn't installed", fix=f"{fix}, or leave it out")
+
+
+def loading_options(model: Model, dtype: torch.dtype) -> dict[str, Any]:
+    """Return options of `from_pretrained` for a job's quantized weights; none if they aren't quantized.
+
+    Args:
+        model: table of the job file.
+        dtype: dtype of weights that aren't quantized, and of matrices as they are multiplied.
+
+    Raises:
+        ConfigError: MODEL008, the package is missing.
+
+    """
+    if model.quantization is None:
+        return {}
+    check_quantization()
+    from transformers import BitsAndBytesConfig
+
+    nf4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # It warns in each step of int8 that it casts its input.
+    config = BitsAndBytesConfig(**(nf4 if model.quantization == "nf4" else {"load_in_8bit": True}))
+    return {"quantization_config": config, "device_map": {"": "cpu"}}
+
+
+def fingerprint(model: Model, folder: Path) -> str:
+    """Return the SHA-256 of a repository's weights as they are in its files, and of their form.
+
+    Quantized weights themselves may depend on the device that has quantized them, in their last bits.
+    """
+    sha256, places = hashlib.sha256(repr(model.quantization).encode()), dict[str, Path]()
+    for file in weight_files(folder, str(model.repository)):
+        with safe_open(file, "pt") as content:
+            places |= dict.fromkeys(content.keys(), file)
+    for name, file in sorted(places.items()):
+        with safe_open(file, "pt") as content:
+            tensor = content.get_tensor(name)
+        sha256.update(repr((name, str(tensor.dtype), tuple(tensor.shape))).encode())
+        sha256.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+    return sha256.hexdigest()
