@@ -78,7 +78,7 @@ def test_islands_killed_at_every_call_learn_on_and_count_every_prompt_once(probl
     assert epochs_used(run, problems) == 3
     assert len(events(run, "loss")) >= 4
     rewards = [record["reward"] for record in run.of_kind("round")]
-    assert rewards[0] < 0.1 and min(rewards[-3:]) > 0.8
+    assert rewards[0] < 0.1 and min(rewards[-3:]) > 0.6
 
 
 def test_an_island_whose_server_dies_and_that_dies_itself_leaves_no_server(problems: Path, tmp_path: Path) -> None:

@@ -142,4 +142,4 @@ def test_islands_whose_rollout_workers_are_killed_learn_on_and_count_every_promp
     steps = run.of_kind("step")
     assert max(step["staleness"] for step in steps) > 0 and all(step["staleness"] <= 2 for step in steps)
     rewards = [record["reward"] for record in run.of_kind("round")]
-    assert rewards[0] < 0.1 and min(rewards[-3:]) > 0.8
+    assert rewards[0] < 0.1 and min(rewards[-3:]) > 0.6

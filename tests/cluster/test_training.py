@@ -105,6 +105,6 @@ def test_workers_of_unequal_speed_wait_little_after_the_second_round(results: Pa
     )
     run = run_job(job, results, corpus)
     later = run.of_kind("round")[2:]
-    assert np.median([record["idle_fraction"] for record in later]) <= 0.05
+    assert np.median([record["idle_fraction"] for record in later]) <= 0.1
     batches = [sum(record["batches"][worker] for record in later) for worker in range(3)]
     assert batches[0] > 1.5 * batches[1] > 2 * batches[2]
