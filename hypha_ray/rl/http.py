@@ -54,7 +54,9 @@ def call(
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as answer:
             text = answer.read(_MOST_BYTES)
-            if answer.length and len(text) < _MOST_BYTES:  # A part of an answer that is read by a limit is no error.
+            # The end of a connection is no error in a body that is read by a limit, nor among headers.
+            cut_off = answer.length and len(text) < _MOST_BYTES
+            if cut_off or (payload is not None and answer.length is None and not text):
                 raise http.client.IncompleteRead(text, answer.length)
         return json.loads(text) if text.strip() else None
     except urllib.error.HTTPError as error:

@@ -30,6 +30,8 @@ from tests.support.jobs import Outcome, job_of, run_job
 
 pytestmark = pytest.mark.timeout(600)
 WAIT_S = 240.0
+SOON_S = 5.0
+"""Longest time until nothing is left of a run whose driver was killed, and until a new machine is taken."""
 BATCH_S = 0.2
 LONG = 16
 """Rounds of a run that goes on while others come and go."""
@@ -72,9 +74,9 @@ class Running:
     def runs(self) -> bool:
         return self._thread.is_alive()
 
-    def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for a state that comes before the job's end."""
-        until(lambda: condition() or not self.runs, WAIT_S)
+    def until(self, condition: Callable[[], bool], within_s: float = WAIT_S) -> None:
+        """Wait for a state that comes before the job's end, and after at most some seconds."""
+        until(lambda: condition() or not self.runs, within_s)
         assert self.runs
 
     def result(self) -> Outcome:
@@ -156,7 +158,7 @@ def test_outbid_run_hands_back_machines_with_its_deltas_and_one_that_waits_takes
     assert (waiting["need"], waiting["count"]) == ("1 CPU", 3)
     assert waiting["nearest"] in {row["bundles_to_node_id"][0] for row in placement_group_table().values()}
     node = cluster.add_node(num_cpus=1, object_store_memory=100_000_000)
-    low.until(lambda: held("other") == 1)
+    low.until(lambda: held("other") == 1, SOON_S)
     places = [lease["node"] for lease in overview()["leases"] if lease["run"] == "other"]
     assert places == [node.node_id]
     high = Running(bidder("high", 20, 2, 2, corpus), corpus, tmp_path)
@@ -219,7 +221,7 @@ def test_nothing_is_left_of_a_run_whose_driver_is_killed(cluster: Cluster, corpu
         driver = jobs.start("@", file, env={"RAY_ADDRESS": cluster.address})
         other.until(lambda: held("killed") == 2 and quotas().get("killed") == 2)
         driver.kill()
-        other.until(lambda: not seen("killed"))
+        other.until(lambda: not seen("killed"), SOON_S)
     require_whole(other.result(), 12)
 
 

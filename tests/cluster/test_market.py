@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,7 @@ def test_withdrawn_machine_gets_its_workers_delta_and_the_run_tells_its_cost(
     rounds = {"update_rounds": 4, "samples_between_updates": 240, "max_batch_size": 4, "evaluate_every": 0}
     job = job_of("withdrawn", corpus, rounds=rounds, testing={"batch_s": 0.2})
     withdrawn: list[int] = []
+    posted_s: list[float] = []
     since: dict[tuple[str, float], float] = {}
     """Price of each lease by its name and beginning, as Ray's table of placement groups has them."""
 
@@ -152,6 +154,7 @@ def test_withdrawn_machine_gets_its_workers_delta_and_the_run_tells_its_cost(
             places = {actor["Name"]: actor["Address"]["NodeID"] for actor in actors().values()}
             withdrawn.append(next(worker for worker in (0, 1) if places[f"worker-{worker}"] == nodes[2]))
             post(nodes[2], {"max_lease_s": "0"})
+            posted_s.append(time.monotonic())
 
     run = run_job(job, tmp_path, corpus, seen=seen)
     told = [(event["worker"], event["reason"]) for event in events(run, "leaving")]
@@ -165,6 +168,7 @@ def test_withdrawn_machine_gets_its_workers_delta_and_the_run_tells_its_cost(
 
     assert sorted(one["price"] for one in events(run, "lease")) == sorted(since.values()) == [1.0, 2.0, 4.0]
     end, (left,) = max(event["monotonic_s"] for event in events(run, "cost")), events(run, "leave")
+    assert left["monotonic_s"] - posted_s[0] <= 35
     first = min(begun_s for name, begun_s in since if name == f"worker-{withdrawn[0]}")
     ends = {(f"worker-{withdrawn[0]}", first): left["monotonic_s"]}
     cost = sum(price * (ends.get(key, end) - key[1]) / 3600 for key, price in since.items())

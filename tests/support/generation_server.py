@@ -33,7 +33,7 @@ class Generation:
         self.broken: dict[str, int] = {}
         """Status of all answers of a path."""
         self.cut: dict[str, int] = {}
-        """Bytes after which the next answer of a path ends."""
+        """Bytes of its body after which the next answer of a path ends; below zero: it ends among its headers."""
         self.dies: Path | None = None
         """File that is there once the process has died at its second prompt; None: it never does."""
         self.raw_logprobs = False
@@ -132,10 +132,14 @@ def serving(generation: Generation, port: int = 0) -> Iterator[http.server.Threa
                 except KeyError:
                     status, answer = 404, {"detail": "Not Found"}
             body = b"" if answer is None else json.dumps(answer).encode()
+            cut = generation.cut.pop(self.path, len(body))
             self.send_response(status)
+            if cut < 0:
+                self.flush_headers()
+                return
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body[: generation.cut.pop(self.path, None)])
+            self.wfile.write(body[:cut])
 
         def log_message(self, format: str, *args: object) -> None:
             """Stay silent."""

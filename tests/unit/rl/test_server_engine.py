@@ -137,7 +137,7 @@ def test_a_server_that_was_restarted_gets_the_weights_again(
     assert torch.equal(generated(engine, model).ids, before.ids)
 
 
-@pytest.mark.parametrize("cut", [0, 9])
+@pytest.mark.parametrize("cut", [-1, 0, 9])
 def test_an_answer_that_ends_early_is_one_of_a_lost_server(
     cut: int, server: tuple[Generation, str], engine_of: Callable[..., ServerEngine]
 ) -> None:
