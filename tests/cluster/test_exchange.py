@@ -175,11 +175,10 @@ def test_outbid_run_hands_back_machines_with_its_deltas_and_one_that_waits_takes
         require_whole(run, rounds)
     left = events(lost, "leaving")
     assert [event["reason"] for event in left] == ["high bids 20, and this run 10"] * 2
-    leavers = {(event["worker"], event["incarnation"]) for event in left}
-    deltas = [delta for commit in lost.commits() for delta in commit["deltas"]]
-    whole = 80  # samples of a worker in a round, if all are there
-    parts = [one["samples"] for one in deltas if (one["worker"], one["incarnation"]) in leavers]
-    assert any(0 < samples < whole for samples in parts)
+    for event in left:
+        ends = [one["round"] for one in events(lost, "commit") if one["monotonic_s"] > event["monotonic_s"]]
+        deltas = next(commit["deltas"] for commit in lost.commits() if commit["round"] == min(ends))
+        assert (event["worker"], event["incarnation"]) in {(one["worker"], one["incarnation"]) for one in deltas}
     assert not events(won, "leaving") and not events(beside, "leaving")
     cluster.remove_node(node)
 
