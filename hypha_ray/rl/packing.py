@@ -78,22 +78,21 @@ def packed_numbers(sample: Sample, columns: Mapping[str, Packed]) -> Sample:
 
 def tokens_of(sample: Sample, key: str, device: torch.device) -> torch.Tensor:
     """Return values of the tokens of each response, padded with zeros on the right, [responses, tokens]."""
-    mask = token_mask(sample)
-    padded = np.zeros(mask.shape, sample.data[key].dtype)
-    padded[mask] = sample.data[key]
-    return torch.from_numpy(padded).to(device)
+    return _padded(sample.data[key], token_mask(sample)).to(device)
 
 
 def responses_of(sample: Sample, device: torch.device) -> Responses:
     """Return responses as tensors again, with their prompts before them."""
     counts = [len(group) for group in sample.meta.lengths["responses"]]
     prompts, prompt_mask = (torch.from_numpy(np.repeat(one, counts, 0)).to(device) for one in prompts_of(sample))
-    mask = torch.from_numpy(token_mask(sample)).to(device)
+    mask = token_mask(sample)
+    ids, logprobs = (_padded(sample.data[key], mask).to(device) for key in ("responses", "logprobs"))
+    taken = torch.from_numpy(mask).to(device)
     return Responses(
-        torch.cat([prompts, tokens_of(sample, "responses", device)], 1),
-        torch.cat([prompt_mask, mask.long()], 1),
-        mask.float(),
-        tokens_of(sample, "logprobs", device),
+        torch.cat([prompts, ids], 1),
+        torch.cat([prompt_mask, taken.long()], 1),
+        taken.float(),
+        logprobs,
         torch.tensor(sample.data["ended"]).to(device),
     )
 
@@ -107,3 +106,9 @@ def token_mask(sample: Sample) -> npt.NDArray[np.bool_]:
 
 def _grouped(lengths: list[int], group: int) -> Lengths:
     return tuple(tuple(lengths[start : start + group]) for start in range(0, len(lengths), group))
+
+
+def _padded(packed: Packed, mask: npt.NDArray[np.bool_]) -> torch.Tensor:
+    padded = np.zeros(mask.shape, packed.dtype)
+    padded[mask] = packed
+    return torch.from_numpy(padded)

@@ -6,20 +6,13 @@ keys, the oldest first. A sample leaves when every call is through with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
 
 from hypha_ray.rl.dataflow.graph import Call, Graph
-from hypha_ray.rl.dataflow.plan import Shard
+from hypha_ray.rl.dataflow.plan import Shard, Where
 from hypha_ray.rl.dataflow.sample import Meta
-
-
-@dataclass
-class _Slot:
-    where: dict[str, Shard] = field(default_factory=dict)
-    tokens: dict[str, int] = field(default_factory=dict)
-    begun: set[str] = field(default_factory=set)
-    ended: set[str] = field(default_factory=set)
 
 
 class Buffer:
@@ -31,11 +24,15 @@ class Buffer:
     """
 
     def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-        self._slots: dict[str, _Slot] = {}  # in the order in which ids came, the oldest first
+        self._calls = [call.name for call in graph.calls]
+        self._ids: dict[str, None] = {}  # in the order in which they came, the oldest first
+        self._where: dict[str, dict[str, Shard]] = defaultdict(dict)  # by key and id
+        self._tokens: dict[str, dict[str, int]] = defaultdict(dict)  # by key and id
+        self._begun: dict[str, set[str]] = defaultdict(set)  # by call
+        self._ended: dict[str, set[str]] = defaultdict(set)  # by call
 
     def __len__(self) -> int:
-        return len(self._slots)
+        return len(self._ids)
 
     def put(self, meta: Meta, shard: Shard) -> None:
         """Add ids that a fetch has brought.
@@ -45,44 +42,46 @@ class Buffer:
 
         """
         for name in meta.ids:
-            if name in self._slots:
+            if name in self._ids:
                 raise ValueError(f"sample {name} was fetched twice")
-            self._slots[name] = _Slot()
+        self._ids |= dict.fromkeys(meta.ids)
         self.amend(meta, shard)
 
     def amend(self, meta: Meta, shard: Shard) -> None:
         """Add keys that a call has made."""
         for key in meta.lengths:
-            for name, tokens in zip(meta.ids, meta.tokens(key), strict=True):
-                slot = self._slots[name]
-                slot.where[key], slot.tokens[key] = shard, tokens
+            self._where[key].update(dict.fromkeys(meta.ids, shard))
+            self._tokens[key].update(zip(meta.ids, meta.tokens(key), strict=True))
 
     def ready(self, call: Call) -> tuple[str, ...]:
         """Return the ids that a call may begin with and hasn't begun with, the oldest first."""
-        takes = frozenset(call.takes)
-        return tuple(
-            name for name, slot in self._slots.items() if call.name not in slot.begun and slot.where.keys() >= takes
-        )
+        able = self._ids.keys() - self._begun[call.name]
+        for key in call.takes:
+            able &= self._where[key].keys()
+        return tuple(name for name in self._ids if name in able)
 
     def begin(self, call: Call, ids: Iterable[str]) -> None:
         """Note that a call has been given ids."""
-        for name in ids:
-            self._slots[name].begun.add(call.name)
+        self._begun[call.name].update(ids)
 
     def end(self, call: Call, ids: Iterable[str]) -> tuple[str, ...]:
         """Note that a call is through with ids; return those that all calls are through with, which leave."""
-        for name in ids:
-            self._slots[name].ended.add(call.name)
-        calls = len(self._graph.calls)
-        over = tuple(name for name, slot in self._slots.items() if len(slot.ended) == calls)
-        for name in over:
-            del self._slots[name]
+        self._ended[call.name].update(ids)
+        through = set.intersection(*(self._ended[name] for name in self._calls))
+        over = tuple(name for name in self._ids if name in through)
+        columns: list[dict[str, Any]] = [self._ids, *self._where.values(), *self._tokens.values()]
+        for column in columns if over else ():
+            for name in over:
+                column.pop(name, None)
+        for calls in (*self._begun.values(), *self._ended.values()):
+            calls.difference_update(over)
         return over
 
-    def where(self, ids: Iterable[str]) -> dict[str, Mapping[str, Shard]]:
-        """Return the places of all keys of ids."""
-        return {name: self._slots[name].where for name in ids}
+    @property
+    def where(self) -> Where:
+        """Places of all ids under each key."""
+        return self._where
 
     def tokens(self, ids: Iterable[str], key: str) -> list[int]:
         """Return the tokens that ids have under a key."""
-        return [self._slots[name].tokens[key] for name in ids]
+        return [self._tokens[key][name] for name in ids]

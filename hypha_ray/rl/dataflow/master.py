@@ -126,7 +126,7 @@ class Master(Generic[R]):
         mesh, number = self._meshes[call.role], next(self._numbers)
         parts = enumerate(_parts(call, ids, buffer, mesh))
         wanted = {worker: part for rank, part in parts if part for worker in mesh.copy(rank)}
-        plan = moves(buffer.where(ids), wanted, call.takes, had)
+        plan = moves(buffer.where, wanted, call.takes, had)
         self.collectives += plan.counts
         had.update((worker, shard) for worker, shards in plan.shards.items() for shard in shards)
         requests = [

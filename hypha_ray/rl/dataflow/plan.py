@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
@@ -20,7 +20,7 @@ class Shard(NamedTuple):
 
 
 Where: TypeAlias = Mapping[str, Mapping[str, Shard]]
-"""Shard of each key of each id: `where[id][key]`."""
+"""Shard of each id under each key: `where[key][id]`."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,12 @@ def balanced(tokens: Sequence[int], parts: int) -> tuple[tuple[int, ...], ...]:
 
 
 def moves(
-    where: Where, wanted: Mapping[int, Iterable[str]], keys: Sequence[str], had: Collection[tuple[int, Shard]] = ()
+    where: Where, wanted: Mapping[int, Sequence[str]], keys: Sequence[str], had: Collection[tuple[int, Shard]] = ()
 ) -> Moves:
     """Plan the transfers before a call.
 
     Args:
-        where: place of every key of every id.
+        where: place of every id under every key.
         wanted: ids that each worker needs.
         keys: keys that the call takes.
         had: pairs of a worker and a shard that it got before another call.
@@ -85,10 +85,11 @@ def moves(
     """
     away: dict[Shard, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     for worker, ids in wanted.items():
-        for name in ids:
-            for key in keys:
-                shard = where[name][key]
-                if shard.worker != worker and (worker, shard) not in had:
+        for key in keys:
+            places = [where[key][name] for name in ids]
+            lacks = {one for one in set(places) if one.worker != worker and (worker, one) not in had}
+            for name, shard in zip(ids, places, strict=True) if lacks else ():
+                if shard in lacks:
                     away[shard][worker].add(name)
     shards = {worker: tuple(sorted(shard for shard, takers in away.items() if worker in takers)) for worker in wanted}
     differ = {shard: len({frozenset(ids) for ids in takers.values()}) for shard, takers in away.items()}

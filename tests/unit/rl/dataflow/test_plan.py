@@ -37,7 +37,7 @@ def test_each_copy_gets_every_id_as_it_was_made(source: Mesh, target: Mesh) -> N
     made = {}
     for head, window in zip(source.heads, windows(len(ids), source.data), strict=True):
         made[Shard(head, 7)] = whole.take([ids[i] for i in window])
-    where = {name: {"x": shard} for shard, sample in made.items() for name in sample.ids}
+    where = {"x": {name: shard for shard, sample in made.items() for name in sample.ids}}
     parts = balanced(whole.meta.tokens("x"), target.data)
     wanted = {w: [ids[i] for i in part] for rank, part in enumerate(parts) for w in target.copy(rank)}
 
@@ -54,7 +54,7 @@ def test_each_copy_gets_every_id_as_it_was_made(source: Mesh, target: Mesh) -> N
 
 
 def test_transfers_are_counted_by_their_kind() -> None:
-    where = {name: {"x": Shard(worker, 1)} for name, worker in {"a": 0, "b": 0, "c": 1}.items()}
+    where = {"x": {"a": Shard(0, 1), "b": Shard(0, 1), "c": Shard(1, 1)}}
 
     both, apart = moves(where, {2: "abc", 3: "abc"}, ["x"]), moves(where, {2: "a", 3: "b"}, ["x"])
     assert (both.gathers, both.scatters, both.broadcasts) == (2, 0, 2)
