@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 from ray.cluster_utils import Cluster
@@ -24,6 +25,7 @@ from hypha_ray.config.value_types import CLUSTER
 from hypha_ray.driver.market import lines, overview
 from hypha_ray.market.exchange.client import EXCHANGE, close_exchange, open_exchange
 from tests.support.clusters import cluster_of, until
+from tests.support.descendants import processes_of
 from tests.support.faults import events
 from tests.support.job_scripts import jobs_in
 from tests.support.jobs import Outcome, job_of, run_job
@@ -213,14 +215,19 @@ def seen(run: str) -> bool:
 
 
 def test_nothing_is_left_of_a_run_whose_driver_is_killed(cluster: Cluster, corpus: Path, tmp_path: Path) -> None:
+    """Its workers have two processes each."""
     other = Running(bidder("other", 10, 1, 12, corpus), corpus, tmp_path)
+    killed = bidder("killed", 10, 2, 1000, corpus)
+    killed = killed.model_copy(update={"worker": killed.worker.model_copy(update={"processes": 2})})
     file = tmp_path / "killed.toml"
-    file.write_text(resolved_toml(bidder("killed", 10, 2, 1000, corpus)), encoding="utf-8")
+    file.write_text(resolved_toml(killed), encoding="utf-8")
     with jobs_in(tmp_path) as jobs:
         driver = jobs.start("@", file, env={"RAY_ADDRESS": cluster.address})
-        other.until(lambda: held("killed") == 2 and quotas().get("killed") == 2)
+        other.until(lambda: held("killed") == 2 and len(processes_of("Member")) == 2)
+        members = processes_of("Member")
         driver.kill()
         other.until(lambda: not seen("killed"), SOON_S)
+        assert psutil.wait_procs(members, timeout=SOON_S)[1] == []
     require_whole(other.result(), 12)
 
 
