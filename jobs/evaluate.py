@@ -25,6 +25,7 @@ from pydantic import ValidationError
 
 from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.cli.options import parse_options
+from hypha_ray.config.tables.rewards import MODEL
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.errors import CheckpointError, ConfigError, DataError
 from hypha_ray.heavy_imports import uncollected
@@ -52,6 +53,8 @@ class Evaluate:
     """task as in model.type; default: the model's own"""
     reward: str = "exact"
     """reward function of answers to prompts, as in rl.reward.functions"""
+    reward_model: str | None = None
+    """folder or hub id of the reward model for --reward model, as rl.reward.model.repository"""
     max_response_tokens: int = 256
     """tokens after which an answer is cut off"""
     samples: int = 1
@@ -68,7 +71,7 @@ class Evaluate:
     """print the last line as JSON"""
 
 
-OF_DATASETS = ("dataset", "split", "type", "reward", "max_response_tokens", "samples", "temperature")
+OF_DATASETS = ("dataset", "split", "type", "reward", "reward_model", "max_response_tokens", "samples", "temperature")
 """Options that mean nothing to tasks of lm-evaluation-harness."""
 
 
@@ -175,6 +178,7 @@ def score_answers(arguments: Evaluate, source: DataSource, infos: Sequence[Slice
         from hypha_ray.model.loading.tokenizer import tokenizer_of
         from hypha_ray.model.saved_model import open_saved
         from hypha_ray.rl.policy import Policy
+        from hypha_ray.rl.reward_model.scores import load_scores
         from hypha_ray.rl.rewards.registry import look_beside_the_job
         from hypha_ray.rl.roles.policies import Generator
         from hypha_ray.rl.roles.reward import Reward
@@ -197,7 +201,9 @@ def score_answers(arguments: Evaluate, source: DataSource, infos: Sequence[Slice
     generator = Generator(rl, arguments.seed, policy, end_tokens(network, tokenizer))
     slices = (source.read(info) for info in infos)
     batches = batches_of(slices, arguments.batch_size, [info.index for info in infos])
-    sums = validate(master_of({"actor": generator, "reward": Reward(Scorer(rl, tokenizer))}).traverse, batches)
+    scores = load_scores(rl.reward, Model(), device_of("auto")) if MODEL in rl.reward.functions else None
+    reward = Reward(Scorer(rl, tokenizer, scores))
+    sums = validate(master_of({"actor": generator, "reward": reward}).traverse, batches)
     return type(network).__name__, {**means(sums), "prompts": sum(info.samples for info in infos)}
 
 
@@ -205,12 +211,15 @@ def rl_of(arguments: Evaluate) -> RL:
     """Return the options as a table of the job file.
 
     Raises:
-        ConfigError: CFG003, one of them is out of range.
+        ConfigError: CFG003, one of them is out of range; CFG011, no function asks the reward model.
 
     """
+    if arguments.reward_model is not None and arguments.reward != MODEL:
+        raise ConfigError("CFG011", "--reward-model is for --reward model alone", fix="give both, or neither")
     evaluation = {"samples": arguments.samples, "temperature": arguments.temperature}
     generation = {"max_response_tokens": arguments.max_response_tokens}
-    tables = {"reward": {"functions": [arguments.reward]}, "generation": generation, "evaluation": evaluation}
+    rewards = {"functions": [arguments.reward], "model": {"repository": arguments.reward_model}}
+    tables = {"reward": rewards, "generation": generation, "evaluation": evaluation}
     try:
         return RL.model_validate(tables)
     except ValidationError as error:

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypeVar
 
-from hypha_ray.config.schema import Job
+from hypha_ray.config.schema import Job, Model, Preprocessor
+from hypha_ray.config.tables.rewards import RewardModel
+
+T = TypeVar("T", Model, Preprocessor, RewardModel)
 
 
 def with_absolute_folders(job: Job) -> Job:
-    """Name folders of the model and the preprocessor absolutely; names of a hub stay.
+    """Name folders of the model, the preprocessor and the reward model absolutely; names of a hub stay.
 
     Actors need it, which run in another working directory than the driver. The job file that a run keeps has the names
     as they were given, so a project may be moved.
     """
-    tables = {}
-    for name in ("model", "preprocessor"):
-        table = getattr(job, name)
-        folder = Path(table.repository or "").expanduser()
-        if table.repository and folder.is_dir():
-            tables[name] = table.model_copy(update={"repository": str(folder.absolute())})
-    return job.model_copy(update=tables)
+    reward = job.rl.reward.model_copy(update={"model": _absolute(job.rl.reward.model)})
+    rl = job.rl.model_copy(update={"reward": reward})
+    tables = {name: _absolute(getattr(job, name)) for name in ("model", "preprocessor")}
+    return job.model_copy(update={**tables, "rl": rl})
+
+
+def _absolute(table: T) -> T:
+    given = table.repository or ""
+    folder = Path(given).expanduser()
+    local = bool(given) and folder.is_dir()
+    return table.model_copy(update={"repository": str(folder.absolute())}) if local else table

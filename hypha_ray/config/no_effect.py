@@ -7,7 +7,7 @@ from functools import reduce
 
 from hypha_ray.config.keys import EACH, KeyPath, arrays, keys, schema_path, shown
 from hypha_ray.config.schema import Job
-from hypha_ray.config.tables.rewards import JUDGE
+from hypha_ray.config.tables.rewards import JUDGE, MODEL
 from hypha_ray.config.tables.rl import RL
 
 _OF_TRAINERS = (
@@ -95,8 +95,10 @@ def _of_rl(job: Job) -> Iterator[tuple[str, str]]:
 
 def _of_processes(rl: RL) -> Iterator[tuple[str, str]]:
     """Keys about rewards and model workers."""
-    if JUDGE not in rl.reward.functions:
-        yield "rl.reward.functions", " ".join(".".join(path) for path in keys() if path[:3] == ("rl", "reward", JUDGE))
+    for name in (JUDGE, MODEL):
+        if name not in rl.reward.functions:
+            table = ("rl", "reward", name)
+            yield "rl.reward.functions", " ".join(".".join(path) for path in keys() if path[:3] == table)
     if rl.reward.deadline_s is None:
         yield "rl.reward.deadline_s", "rl.reward.processes"
     if rl.model_workers == 1:

@@ -70,7 +70,7 @@ def run_job(loaded: Loaded, kind: str) -> Path:
         check_job(job)
         due = new or not is_done(job, directory)
         if due:
-            check_rewards(job)
+            _tell(check_rewards(job))
         if new:
             _tell(check_model(job, source))
             check_end(job, source.folder)
@@ -113,7 +113,7 @@ def dry_run(loaded: Loaded) -> None:
     require_secrets(job)
     check_places(job)
     check_job(job)
-    check_rewards(job)
+    _tell(check_rewards(job))
     has_model, has_data = bool(job.model.repository or job.model.config), job.dataset.given
     with ExitStack() as held:
         if has_data and is_served(job.dataset):

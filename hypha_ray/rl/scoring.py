@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hypha_ray.config.tables.rewards import JUDGE, Reward
+from hypha_ray.config.tables.rewards import JUDGE, MODEL, Reward
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.errors import ConfigError
 from hypha_ray.rl.engines.native import Responses
@@ -31,6 +31,8 @@ class Scored:
     """Reward of each function before weighting, by name; NaN for functions of other tasks, too."""
     passed: npt.NDArray[np.bool_]
     """Flags of responses to which the first function of their task gives 1, the reward of a right answer."""
+    verified: npt.NDArray[np.bool_]
+    """Flags of prompts whose first function tells right from wrong, [prompts]: a reward model doesn't."""
     responses: tuple[Response, ...]
     """Responses to the first prompt, then those to the next one."""
 
@@ -49,17 +51,18 @@ class Scorer:
     Args:
         rl: table of the job file.
         tokenizer: tokenizer of the run.
+        model: way to the scores of the reward model; None: no function needs one.
 
     Raises:
         ConfigError: a function is unknown or can't be loaded.
 
     """
 
-    def __init__(self, rl: RL, tokenizer: Any) -> None:
+    def __init__(self, rl: RL, tokenizer: Any, model: Evaluator | None = None) -> None:
         self._names, self._tasks = rl.reward.functions, rl.reward.by_task
         self._weights = np.array(rl.reward.weights or [1.0] * len(self._names))
         self._judge = JudgeCalls(rl.reward.judge, self._tasks) if JUDGE in self._names else None
-        self._evaluator = _evaluator(rl.reward, self._judge)
+        self._evaluator = _evaluator(rl.reward, {JUDGE: self._judge, MODEL: model})
         self._tokenizer, self._longest = tokenizer, rl.generation.max_response_tokens
 
     def score(self, prompts: Arrays, responses: Responses) -> Scored:
@@ -75,8 +78,10 @@ class Scorer:
         own = [functions_of(one, self._tasks, self._names) for one in given]
         theirs = [[name in names for name in self._names] for names in own]
         total = np.where(theirs, rewards * self._weights, 0.0).sum(1)
-        first = rewards[np.arange(len(given)), [self._names.index(names[0]) for names in own]]
-        scored = Scored(total.reshape(size, -1), parts, first.reshape(size, -1) >= 1, given)
+        first = [names[0] for names in own]
+        passed = rewards[np.arange(len(given)), [self._names.index(name) for name in first]] >= 1
+        verified = np.array([name != MODEL for name in first]).reshape(size, -1)[:, 0]
+        scored = Scored(total.reshape(size, -1), parts, passed.reshape(size, -1), verified, given)
         if not np.isfinite(scored.total).any():
             fix = "look at what the functions give for a response of this dataset, and at rl.reward.deadline_s"
             if self._judge is not None and self._judge.trouble:
@@ -111,16 +116,17 @@ class Scorer:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
 
-def _evaluator(table: Reward, judge: JudgeCalls | None) -> Evaluator:
-    """Return the way to all functions: a judge is called from this process, as calls don't keep it busy."""
-    names = [name for name in table.functions if name != JUDGE]
-    tasks, limit_s = table.by_task, table.deadline_s
-    others: Evaluator = InPlace(names, tasks) if limit_s is None else Processes(names, table.processes, limit_s, tasks)
-    if judge is None:
-        return others
-    place = table.functions.index(JUDGE)
-    rest = [one for one in range(len(table.functions)) if one != place]
-    return Together([([place], judge), *([(rest, others)] if rest else [])])
+def _evaluator(table: Reward, models: Mapping[str, Evaluator | None]) -> Evaluator:
+    """Return the way to all functions; those by models are called from this process, which has or asks the models."""
+    others = [(name, one) for name, one in models.items() if one is not None]
+    parts: list[tuple[list[int], Evaluator]] = [([table.functions.index(name)], one) for name, one in others]
+    taken = [place for (place,), _ in parts]
+    rest = [place for place in range(len(table.functions)) if place not in taken]
+    names, tasks, limit_s = [table.functions[place] for place in rest], table.by_task, table.deadline_s
+    if names:
+        plain = InPlace(names, tasks) if limit_s is None else Processes(names, table.processes, limit_s, tasks)
+        parts.append((rest, plain))
+    return parts[0][1] if len(parts) == 1 else Together(parts)
 
 
 def _sum(rewards: npt.NDArray[np.float64]) -> tuple[float, float]:

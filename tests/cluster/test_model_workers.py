@@ -17,7 +17,7 @@ from hypha_ray.failpoints import arm, hits
 from hypha_ray.rl.dataflow.post import Post
 from hypha_ray.rl.dataflow.requests import Reply, Request
 from hypha_ray.rl.island import Island
-from tests.support.rl import BATCH, job, tokenizer
+from tests.support.rl import BATCH, classifier, job, tokenizer
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 SGD = "--inner_optimizer.name=sgd"
@@ -80,12 +80,15 @@ def test_policy_gradients_of_three_workers_are_those_of_one_process() -> None:
 
 @pytest.mark.parametrize("point", ["rl.generate", "rl.reward"])
 def test_a_step_whose_model_worker_is_killed_is_the_same_step(point: str, tmp_path: Path, disarmed: None) -> None:
-    log = tmp_path / "hits.jsonl"
-    unharmed, expected = trained(4, model_workers=3)
+    log, folder = tmp_path / "hits.jsonl", tmp_path / "reward"
+    classifier(folder)
+    scored = ('--rl.reward.functions=["positions", "model"]', f"--rl.reward.model.repository={folder}")
+    unharmed, expected = trained(4, *scored, model_workers=3)
     flags = (f'--testing.failpoints=["{point}=kill@3"]', f"--testing.failpoint_log={log}")
-    harmed, found = trained(4, *flags, model_workers=3)
+    harmed, found = trained(4, *scored, *flags, model_workers=3)
     try:
         assert hits(log, point) == 1
+        assert all(one.sums["reward/model"][1] == 16 for one in expected)
         assert [one.sums for one in found] == [one.sums for one in expected]
         assert sum(len(one.revived) for one in found) == 1
         require_equal(unharmed, harmed, 0.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForSequenceClassification
 
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.slices import read_slice
@@ -61,7 +61,8 @@ def test_every_prompt_of_a_round_is_in_its_commit(run: Path) -> None:
     assert [sum(delta["samples"] for delta in commit["deltas"]) for commit in commits] == [320] * 20
 
 
-def test_the_saved_model_answers_by_greedy_generation_of_transformers(run: Path, problems: Path) -> None:
+def greedy_answers(run: Path, problems: Path) -> list[tuple[str, str, str]]:
+    """Prompts of the first validation slice, greedy answers of the saved model by transformers, and the right ones."""
     model = AutoModelForCausalLM.from_pretrained(run / "model").eval()
     tokenizer = AutoTokenizer.from_pretrained(run / "model")
     manifest = load(problems)
@@ -70,10 +71,36 @@ def test_the_saved_model_answers_by_greedy_generation_of_transformers(run: Path,
     ids, mask = (torch.from_numpy(arrays[name]).long() for name in ("input_ids", "attention_mask"))
     found = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=4, do_sample=False)
     texts = tokenizer.batch_decode(found[:, ids.shape[1] :], skip_special_tokens=True)
-    right = [
-        text == record["answer"] for text, record in zip(texts, unpack_records(arrays["reward_data"]), strict=True)
-    ]
-    assert sum(right) >= 0.95 * len(right)
+    right = [str(record["answer"]) for record in unpack_records(arrays["reward_data"])]
+    return list(zip(tokenizer.batch_decode(ids, skip_special_tokens=True), texts, right, strict=True))
+
+
+def test_the_saved_model_answers_by_greedy_generation_of_transformers(run: Path, problems: Path) -> None:
+    answers = greedy_answers(run, problems)
+    assert sum(text == answer for _, text, answer in answers) >= 0.95 * len(answers)
+
+
+def test_a_reward_model_scores_answers_as_plain_transformers_does(
+    run_shared_job: Jobs, run: Path, problems: Path, tmp_path: Path
+) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(run / "model")
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = LlamaConfig(num_labels=1, vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, **sizes)
+    scorer = LlamaForSequenceClassification(config).eval()
+    scorer.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with torch.no_grad():
+        texts = [prompt + text for prompt, text, _ in greedy_answers(run, problems)]
+        scores = [float(scorer(**tokenizer(text, return_tensors="pt")).logits) for text in texts]
+
+    words = ("--model", run / "model", "--dataset", problems, "--max-response-tokens", "4", "--temperature", "0")
+    given = ("--reward", "model", "--reward-model", tmp_path)
+    done = run_shared_job(*words, *given, "--json", script="evaluate")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["prompts"] == len(scores)
+    assert found["reward"] == pytest.approx(sum(scores) / len(scores), abs=1e-6)
+    assert "pass@1" not in found
 
 
 def test_the_score_of_the_saved_model_is_that_of_the_run(run_shared_job: Jobs, run: Path, problems: Path) -> None:
@@ -86,11 +113,25 @@ def test_the_score_of_the_saved_model_is_that_of_the_run(run_shared_job: Jobs, r
         assert found[name] == pytest.approx(last[name], abs=0.02)
 
 
-def test_a_reward_that_nobody_has_is_refused_before_anything_starts(run_job: Jobs, problems: Path) -> None:
-    words = ("--rl.reward.functions", '["exactly"]')
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ("--rl.reward.functions", '["exactly"]'),
+            ("error[RWD003]: there is no such reward function — got 'exactly'", "did you mean 'exact'?"),
+        ),
+        (
+            ("--rl.reward.functions", '["model"]', "--rl.reward.model.repository", "jobs"),
+            ("error[MODEL005]: jobs/config.json can't be read", "a folder with a saved model"),
+        ),
+    ],
+)
+def test_rewards_that_cannot_be_had_are_refused_before_anything_starts(
+    run_job: Jobs, problems: Path, words: tuple[str, ...], told: tuple[str, str]
+) -> None:
     done = run_job(*TINY, "--dataset.path", problems, *words, script="grpo")
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.returncode in (2, 5), done.stdout) == (True, "")
     (line,) = done.stderr.splitlines()
-    assert line.startswith("error[RWD003]: there is no such reward function — got 'exactly'")
-    assert "did you mean 'exact'?" in line
+    assert line.startswith(told[0])
+    assert told[1] in line
     assert not run_job.home.exists()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, decoders, models
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerFast
 
 from hypha_ray.config import Job
 from hypha_ray.config.load import load
@@ -22,7 +23,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     """One token for a character."""
     vocabulary = {"<pad>": PAD, "<eos>": END, **{one: 2 + place for place, one in enumerate(CHARACTERS)}, "<unk>": 13}
     fast = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    fast.decoder = decoders.Fuse()
+    fast.pre_tokenizer, fast.decoder = pre_tokenizers.Split(Regex("."), "isolated"), decoders.Fuse()
     return PreTrainedTokenizerFast(tokenizer_object=fast, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
 
 
@@ -37,6 +38,16 @@ def policy_model(seed: int = 0) -> LlamaForCausalLM:
     """The model in evaluation mode; its weights are large enough for probabilities to differ."""
     torch.manual_seed(seed)
     return LlamaForCausalLM(LlamaConfig(initializer_range=0.3, **settings())).eval()
+
+
+def classifier(folder: Path, dtype: torch.dtype = torch.float32, chat_template: str | None = None) -> None:
+    """Save a reward model with random weights, and its tokenizer."""
+    torch.manual_seed(3)
+    config = LlamaConfig(num_labels=1, initializer_range=0.3, **settings())
+    LlamaForSequenceClassification(config).to(dtype).save_pretrained(folder)
+    own = tokenizer()
+    own.chat_template = chat_template
+    own.save_pretrained(folder)
 
 
 def prompts(texts: list[str], answers: list[str], epoch: int = 0) -> Samples:

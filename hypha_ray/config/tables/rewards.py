@@ -1,4 +1,4 @@
-"""Tables of rewards: functions, a language model that judges, and what belongs to which task."""
+"""Tables of rewards: functions, models that judge or score, and what belongs to which task."""
 
 from __future__ import annotations
 
@@ -82,6 +82,23 @@ class Judge(Table):
     at_once: Count = Field(16, description="responses that a worker has judged at a time")
 
 
+MODEL: Final = "model"
+"""Name of the reward function that asks a reward model."""
+
+
+class RewardModel(Table):
+    """Sequence classifier of transformers with one label, which rewards by the function `model`."""
+
+    repository: str | None = Field(None, description="hub id or local folder")
+    revision: str | None = Field(None, description="branch, tag or commit of the repository")
+    chat_column: str | None = Field(
+        None,
+        description="column of the prompts' records, see --keep-columns of jobs/prepare.py, whose text or messages go "
+        "into the model's chat template before the response; default: the text of prompt and response, as it is",
+    )
+    batch_size: Count = Field(16, description="responses that the model scores at a time")
+
+
 class TaskRewards(Table):
     """Functions of the prompts of one task, of those in `rl.reward.functions`."""
 
@@ -111,6 +128,7 @@ class Reward(Table):
     )
     processes: Count = Field(1, description="processes of a worker that functions with a limit run in")
     judge: Judge = Judge()
+    model: RewardModel = RewardModel()
 
     @property
     def by_task(self) -> dict[str, list[str]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hypha_ray.config import Job
-from hypha_ray.config.tables.rewards import JUDGE
+from hypha_ray.config.tables.rewards import JUDGE, MODEL
 from hypha_ray.driver.datasets.data_source import DataSource
 from hypha_ray.errors import ConfigError
 from hypha_ray.heavy_imports import uncollected
@@ -52,20 +52,30 @@ def check_job(job: Job) -> None:
             optimizer_class(job.inner_optimizer.name)
 
 
-def check_rewards(job: Job) -> None:
-    """Load the reward functions, which may be those of modules in the working directory.
+def check_rewards(job: Job) -> list[str]:
+    """Load the reward functions, which may be those of modules in the working directory, and look at a reward model.
+
+    Returns:
+        Notes for the user.
 
     Raises:
-        ConfigError: RWD003, RWD004, one can't be had.
+        ConfigError: RWD003, RWD004, one can't be had; RWD007, the model can't be a reward model.
+        HyphaError: the model can't be had, or its weights aren't those of its model.
 
     """
-    if job.rl.algorithm is not None:
-        from hypha_ray.rl.rewards.registry import look_beside_the_job, reward_of
+    if job.rl.algorithm is None:
+        return []
+    from hypha_ray.rl.rewards.registry import look_beside_the_job, reward_of
 
-        look_beside_the_job()
-        for name in job.rl.reward.functions:
-            if name != JUDGE:
-                reward_of(name)
+    look_beside_the_job()
+    for name in job.rl.reward.functions:
+        if name not in (JUDGE, MODEL):
+            reward_of(name)
+    if MODEL not in job.rl.reward.functions:
+        return []
+    with uncollected():  # Loading torch takes seconds.
+        from hypha_ray.rl.reward_model.scores import check_reward_model
+    return check_reward_model(job.rl.reward, job.model)
 
 
 def check_devices(job: Job) -> None:

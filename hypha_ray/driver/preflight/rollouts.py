@@ -16,6 +16,7 @@ from hypha_ray.model.loading.build import random_model
 from hypha_ray.model.loading.preprocess import load_preprocessor
 from hypha_ray.model.loading.tokenizer import tokenizer_of
 from hypha_ray.rl.check import check_generation
+from hypha_ray.rl.reward_model.scores import unscored
 from hypha_ray.rl.scoring import Scorer
 from hypha_ray.types import Arrays, Samples, dataset_of, joined
 from hypha_ray.types.prompts import unpack_records
@@ -41,7 +42,7 @@ def check_rollouts(case: Case) -> list[str]:
     tokenizer = tokenizer_of(load_preprocessor(case.job.preprocessor, case.source.folder, case.job.model))
     slices = _first_slices(case)
     prompts = joined([_few(index, arrays) for index, arrays in slices.items()])
-    Scorer(case.job.rl, tokenizer).check(prompts.arrays)
+    Scorer(case.job.rl, tokenizer, unscored(case.job.rl.reward, case.job.model)).check(prompts.arrays)
     check = partial(check_generation, rl=case.job.rl, tokenizer=tokenizer, prompts=prompts)
     tried = check_on_copy(
         check, case.network.config, partial(random_model, case.job.model, case.task), case.facts.parameters

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from hypha_ray.config.tables.rewards import JUDGE
+from hypha_ray.config.tables.rewards import JUDGE, MODEL
 from hypha_ray.errors import ConfigError
 from hypha_ray.rl.rewards import code, mathematics, text
 from hypha_ray.rl.rewards.response import Response, Reward
@@ -55,9 +55,10 @@ def reward_of(name: str) -> Reward:
     module, colon, function = name.partition(":")
     if colon and module and function:
         return _own(module, function)
-    near = difflib.get_close_matches(name, [*REWARDS, JUDGE], n=1)
+    known = [*REWARDS, JUDGE, MODEL]
+    near = difflib.get_close_matches(name, known, n=1)
     fix = f"did you mean {near[0]!r}?" if near else "for a function of your own write module:function"
-    raise ConfigError("RWD003", "there is no such reward function", repr(name), ", ".join([*REWARDS, JUDGE]), fix)
+    raise ConfigError("RWD003", "there is no such reward function", repr(name), ", ".join(known), fix)
 
 
 def _own(module: str, name: str) -> Reward:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from hypha_ray.config import Job
+from hypha_ray.config.tables.rewards import MODEL
 from hypha_ray.model.critic import ActorCritic
 from hypha_ray.model.environment import device_of
 from hypha_ray.model.flat import views
@@ -18,6 +19,7 @@ from hypha_ray.model.saved_model import export
 from hypha_ray.model.trained import build_trained, exported
 from hypha_ray.rl.engines.server import ServerEngine
 from hypha_ray.rl.policy import Policy
+from hypha_ray.rl.reward_model.scores import load_scores
 from hypha_ray.rl.roles.actor import Actor
 from hypha_ray.rl.roles.critic import Values
 from hypha_ray.rl.roles.learner import Learner
@@ -37,12 +39,13 @@ def trained_roles(job: Job, model: torch.nn.Module, tokenizer: Any, worker: int)
     write = partial(_write, job, model, tokenizer)
     actor = Actor(job, policy, end_tokens(policy.model, tokenizer), write, server)
     roles: dict[str, Role] = {"actor": actor, "learner": actor.learner}
-    if job.rl.evaluation.every_steps is not None:
-        roles["evaluation"] = Rollouts(actor, _reward(job, tokenizer))
+    evaluates, alone = job.rl.evaluation.every_steps is not None, job.rl.model_workers == 1
+    if evaluates or alone:
+        reward = _reward(job, tokenizer)
+        roles |= {"evaluation": Rollouts(actor, reward)} if evaluates else {}
+        roles |= {"reward": reward} if alone else {}
     if isinstance(model, ActorCritic):
         roles["critic"] = Values(job, model.critic, _autocast(job))
-    if job.rl.model_workers == 1:
-        roles["reward"] = _reward(job, tokenizer)
     if job.rl.reference != "none" and job.rl.reference_is_trainers:
         roles["reference"] = Reference(policy.of(copy.deepcopy(policy.model)))
     return roles
@@ -67,7 +70,10 @@ def _write(job: Job, model: torch.nn.Module, tokenizer: Any, folder: Path) -> No
 
 
 def _reward(job: Job, tokenizer: Any) -> Reward:
-    return Reward(Scorer(job.rl, tokenizer), job.rl.shown_responses)
+    model = None
+    if MODEL in job.rl.reward.functions:
+        model = load_scores(job.rl.reward, job.model, device_of(job.worker.device))
+    return Reward(Scorer(job.rl, tokenizer, model), job.rl.shown_responses)
 
 
 def _policy(job: Job, model: Any) -> Policy:

@@ -1,4 +1,4 @@
-"""Role of the reward functions: no model, one number for each response."""
+"""Role of the reward functions, and of a reward model among them: one number for each response."""
 
 from __future__ import annotations
 
@@ -44,8 +44,10 @@ class Reward(Role):
 
 
 def _passed(scored: Scored) -> Sums:
-    passed = scored.passed
+    passed = scored.passed[scored.verified]
     prompts, samples = passed.shape
+    if not prompts:
+        return {}
     found = {"pass@1": (float(passed.mean(1).sum()), float(prompts))}
     if samples > 1:
         found[f"pass@{samples}"] = float(passed.any(1).sum()), float(prompts)

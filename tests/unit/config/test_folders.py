@@ -24,10 +24,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_folders_of_a_job_are_found_from_any_working_directory(here: Path) -> None:
-    job = with_absolute_folders(
-        Job.model_validate({"model": {"repository": "weights"}, "preprocessor": {"repository": "./texts"}})
-    )
+    reward = {"rl": {"reward": {"model": {"repository": "weights"}}}}
+    given = {"model": {"repository": "weights"}, "preprocessor": {"repository": "./texts"}, **reward}
+    job = with_absolute_folders(Job.model_validate(given))
     assert (job.model.repository, job.preprocessor.repository) == (f"{here}/weights", f"{here}/texts")
+    assert job.rl.reward.model.repository == f"{here}/weights"
     assert locate(Dataset(path="texts")) == here / "texts"
 
 

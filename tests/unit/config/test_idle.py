@@ -79,6 +79,14 @@ def test_tables_of_an_array_without_effect_are_noted_each(tmp_path: Path) -> Non
     assert notes(*tasks, *functions, "rl.algorithm=grpo") == []
 
 
+def test_models_that_no_reward_function_asks_are_noted() -> None:
+    judge, model = "rl.reward.judge.model=grader", "rl.reward.model.batch_size=4"
+    found = {note.partition(" ")[2] for note in notes("rl.algorithm=grpo", judge, model)}
+    why = "has no effect beside rl.reward.functions = ['exact']"
+    assert found == {f"--{setting.partition('=')[0]} {why}" for setting in (judge, model)}
+    assert notes("rl.algorithm=grpo", 'rl.reward.functions=["judge", "model"]', judge, model) == []
+
+
 def test_fragments_take_no_turns_asynchronously() -> None:
     (note,) = notes("sync.fragments=2", "sync.stagger=false", "sync.strategy=async")
     assert note == "CFG103: --sync.stagger has no effect beside sync.strategy = 'async'"

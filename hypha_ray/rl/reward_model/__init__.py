@@ -1,0 +1,1 @@
+"""Reward model: a sequence classifier that scores responses."""
