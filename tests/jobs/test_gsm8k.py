@@ -11,8 +11,17 @@ from pathlib import Path
 
 import math_verify
 import pytest
+import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2ForSequenceClassification,
+)
 
 from hypha_ray.telemetry.sinks.files import read_jsonl
 from tests.support.job_process import ROOT
@@ -28,8 +37,10 @@ SYSTEM = r"Put the final answer in \boxed{}."
 SMALLER = {
     "rl.generation.max_response_tokens": 20,
     "rl.reward.processes": 1,
-    "rl.reward.functions": '["math", "format", "own_rewards:letters"]',
-    "rl.reward.weights": "[1.0, 0.1, 0.0]",
+    "rl.reward.functions": '["math", "format", "own_rewards:letters", "model"]',
+    "rl.reward.weights": "[1.0, 0.1, 0.0, 0.5]",
+    "rl.reward.model.repository": "scorer",
+    "rl.reward.model.chat_column": "question",
     "rounds.update_rounds": 2,
     "rounds.samples_between_updates": 16,
     "rounds.max_batch_size": 4,
@@ -70,6 +81,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def scorer(model: Path, folder: Path) -> None:
+    """Save a reward model with the same tokenizer, beside the job."""
+    torch.manual_seed(7)
+    config = Qwen2Config.from_pretrained(model, num_labels=1, initializer_range=0.2)
+    Qwen2ForSequenceClassification(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(model).save_pretrained(folder)
+
+
 def commands(folder: Path, model: Path) -> list[list[str]]:
     """Words of the commands in the comment of the job file, with files of this test in place of those that it names."""
     comment = "\n".join(line[1:] for line in FILE.read_text().splitlines() if line.startswith("#"))
@@ -96,7 +115,8 @@ def test_the_file_trains_a_chat_model_on_questions_by_the_commands_in_it(
     rows = [question(draw) for _ in range(60)]
     table(tmp_path / "gsm8k.jsonl", *rows)
     (_, _, *prepare), (_, _, *train) = commands(tmp_path, model)
-    prepared = run_job(*prepare, script="prepare")
+    scorer(model, tmp_path / "scorer")
+    prepared = run_job(*prepare, "--keep-columns", "question", script="prepare")
     assert prepared.returncode == 0, prepared.stderr
     flags = [f"--{key}={value}" for key, value in {"model.repository": model, **SMALLER}.items()]
     done = run_job(*train, *flags, script="grpo")
@@ -107,27 +127,36 @@ def test_the_file_trains_a_chat_model_on_questions_by_the_commands_in_it(
     rounds, evaluations = ([one for one in records if one["kind"] == kind] for kind in ("round", "eval"))
     assert [one["samples"] for one in rounds] == [16, 16]
     assert all(0 <= one["pass@1"] <= one["pass@4"] <= 1 for one in evaluations) and len(evaluations) == 1
-    assert all(one["reward"] == pytest.approx(one["reward/math"] + 0.1 * one["reward/format"]) for one in rounds)
+    for one in rounds:
+        parts = one["reward/math"] + 0.1 * one["reward/format"] + 0.5 * one["reward/model"]
+        assert one["reward"] == pytest.approx(parts)
     commits = [json.loads(one.read_text()) for one in sorted((folder / "commits").glob("*.json"))]
     assert len({one["theta_sha256"] for one in commits}) == 2, "nothing was learned from"
     AutoModelForCausalLM.from_pretrained(folder / "model")
-    require_right_rewards(folder, rows)
+    require_right_rewards(folder, rows, tmp_path / "scorer")
 
 
-def require_right_rewards(folder: Path, rows: list[dict[str, str]]) -> None:
-    """Compare prompts and rewards in a run's folder with the questions, the chat template, and math-verify itself."""
+def require_right_rewards(folder: Path, rows: list[dict[str, str]], scorer: Path) -> None:
+    """Compare prompts and rewards of a run with questions, chat template, math-verify and the scorer itself."""
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
-    wanted = {}
+    network = AutoModelForSequenceClassification.from_pretrained(scorer).eval()
+    asked = {}
     for row in rows:
         chat = [
             {"role": "system", "content": SYSTEM},
             {"role": "user", "content": row["question"]},
         ]
         ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
-        wanted[tokenizer.decode(ids, skip_special_tokens=True)] = row["answer"].rpartition("#### ")[2]
+        asked[tokenizer.decode(ids, skip_special_tokens=True)] = row
     shown = list(read_jsonl(folder / "rollouts.jsonl"))
     assert len(shown) == 16
     for one in shown:
-        right = math_verify.verify(math_verify.parse(wanted[one["prompt"]]), math_verify.parse(one["response"]))
+        row = asked[one["prompt"]]
+        answer = math_verify.parse(row["answer"].rpartition("#### ")[2])
+        right = math_verify.verify(answer, math_verify.parse(one["response"]))
         assert one["rewards"]["math"] == float(right), one
         assert one["rewards"]["own_rewards:letters"] == len(one["response"])
+        chat = [{"role": "user", "content": row["question"]}, {"role": "assistant", "content": one["response"]}]
+        with torch.no_grad():
+            score = network(torch.tensor([tokenizer.apply_chat_template(chat, return_dict=False)])).logits
+        assert one["rewards"]["model"] == pytest.approx(float(score), abs=1e-5)

@@ -1,9 +1,9 @@
-"""Makes tests/unit/rl/oracles.json: inputs, and what verl and trl compute of them.
+"""Makes tests/unit/rl/oracles.json: inputs, and what verl, trl and torchrl compute of them.
 
 In an environment of its own, beside torch and transformers:
 
-    pip install --no-deps trl==1.16.0 verl==0.9.1 tensordict==0.14.3 pyvers omegaconf hydra-core \\
-        antlr4-python3-runtime==4.9.3 codetiming orjson accelerate
+    pip install --no-deps trl==1.16.0 verl==0.9.1 torchrl==0.14.1 tensordict==0.14.3 pyvers hoptorch omegaconf \\
+        hydra-core antlr4-python3-runtime==4.9.3 codetiming orjson accelerate
     python tests/support/rl_oracles.py
 """
 
@@ -170,6 +170,114 @@ def critics(given: dict[str, torch.Tensor]) -> dict[str, Any]:
     }
 
 
+def torchrl(given: dict[str, torch.Tensor], advantage: torch.Tensor) -> dict[str, Any]:
+    """Advantages and losses of torchrl, all of them by its public classes and functions."""
+    mask, tokens = given["mask"].bool(), int(given["mask"].sum())
+    rows = advantage[:, None].expand_as(mask)
+    one_row = {name: given[name][mask][None] for name in ("new", "old", "reference")}
+    full = torch.ones(1, tokens, dtype=torch.bool)
+    found: dict[str, Any] = _estimates(given) | {"group_std": _group_advantages(given)}
+    for name in ("plain", "asymmetric"):
+        low, high, _ = CLIPS[name]
+        found[f"ppo/{name}"], found["value_loss"] = _ppo(given, rows, low, high)
+        token = _grpo(one_row, full, rows[mask][None], clip_epsilon=(low, high), kl_to_ref_coeff=BETA)
+        found[f"grpo/{name}/token"] = float(token.loss_objective + token.loss_kl_to_ref)
+        mean = _grpo(given, mask, rows, clip_epsilon=(low, high), aggregation="prompt_mean")
+        found[f"grpo/{name}/sequence"] = float(mean.loss_objective)
+    return found
+
+
+def _estimates(given: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Advantages and returns of generalized advantage estimation; a response is done with its last token."""
+    from torchrl.objectives.value.functional import generalized_advantage_estimate
+
+    mask = given["mask"]
+    values, rewards = (given[name] * mask for name in ("reference", "new"))
+    following = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], 1)
+    done = torch.arange(TOKENS) >= mask.sum(1, keepdim=True) - 1
+    columns = [one[..., None] for one in (values, following, rewards, done)]
+    advantages, returns = generalized_advantage_estimate(DISCOUNT, DECAY, *columns)
+    return {
+        "advantages": (advantages[..., 0] * mask).tolist(),
+        "returns": (returns[..., 0] * mask).tolist(),
+    }
+
+
+def _group_advantages(given: dict[str, torch.Tensor]) -> list[float]:
+    """Advantages of responses by the mean and standard deviation of their group.
+
+    Rewards are a million times as large: torchrl bounds the deviation from below, others add a millionth to it.
+    """
+    from tensordict import TensorDict
+    from torchrl.objectives.llm import MCAdvantage
+
+    transform = MCAdvantage(grpo_size=GROUP, prompt_key="group", trajectory_return="sum")
+    found = []
+    for number, reward in enumerate(given["rewards"].flatten()):
+        step = {"reward": reward.reshape(1, 1) * 1e6, "done": torch.ones(1, 1, dtype=torch.bool)}
+        group = torch.full((1,), number // GROUP)
+        whole = transform.inv(TensorDict({"group": group, "next": TensorDict(step, [1])}, [1]))
+        found += [] if whole is None else whole["advantage"].flatten().tolist()
+    return found
+
+
+def _ppo(given: dict[str, torch.Tensor], rows: torch.Tensor, low: float, high: float) -> tuple[float, float]:
+    """Clipped loss and value loss of PPO, means over all tokens; each token is a choice between it and all others."""
+    from tensordict import TensorDict
+    from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
+    from torchrl.objectives import ClipPPOLoss
+
+    mask = given["mask"].bool()
+    new, old = given["new"][mask], given["old"][mask]
+    returns = torch.tensor(_estimates(given)["returns"], dtype=torch.float64)[mask]
+    same = torch.nn.Identity()
+    choice = ProbabilisticTensorDictModule(
+        in_keys=["logits"],
+        out_keys=["action"],
+        distribution_class=torch.distributions.Categorical,
+        return_log_prob=True,
+    )
+    actor = ProbabilisticTensorDictSequential(TensorDictModule(same, ["observed"], ["logits"]), choice)
+    critic = TensorDictModule(same, ["value"], ["state_value"])
+    loss = ClipPPOLoss(
+        actor,
+        critic,
+        clip_epsilon=(low, high),
+        entropy_bonus=False,
+        loss_critic_type="l2",
+        clip_value=VALUE_CLIP,
+    )
+    batch = {
+        "observed": torch.stack([new, torch.log1p(-new.exp())], 1),
+        "action": torch.zeros(len(new), dtype=torch.long),
+        "action_log_prob": old,
+        "advantage": rows[mask][:, None],
+        "value": new[:, None],
+        "state_value": old[:, None],
+        "value_target": returns[:, None],
+    }
+    found = loss(TensorDict(batch, [len(new)]))
+    return float(found["loss_objective"]), float(found["loss_critic"])
+
+
+def _grpo(given: dict[str, torch.Tensor], mask: torch.Tensor, rows: torch.Tensor, **settings: Any) -> Any:
+    """Loss of GRPO on tokens whose log-probabilities are given."""
+    from tensordict import TensorDict
+    from torchrl.objectives.llm import GRPOLoss
+
+    class Given(GRPOLoss):  # type: ignore[misc]
+        def _get_cur_log_prob(self, tensordict: Any) -> tuple[torch.Tensor, Any, bool]:
+            return given["new"], SimpleNamespace(mask=mask), False
+
+    batch = {
+        ("tokens", "full"): mask.long(),
+        ("log_probs", "full"): given["old"],
+        ("next", "ref_log_probs", "full"): given["reference"],
+        "advantage": rows[..., None],
+    }
+    return Given(entropy_bonus=False, **settings)(TensorDict(batch, [len(mask)]))
+
+
 def main() -> None:
     """Write the file."""
     given = inputs()
@@ -179,6 +287,7 @@ def main() -> None:
         "advantages": {name: tensor.tolist() for name, tensor in made.items()},
         "verl": verl_losses(given, made["group_std"]),
         "trl": trl_losses(given, made["group_std"]),
+        "torchrl": torchrl(given, made["group_std"]),
         "critics": critics(given),
         "divergences": {name: tensor.tolist() for name, tensor in divergences(given).items()},
     }

@@ -1,4 +1,4 @@
-"""Advantages, losses and divergences equal those of verl and trl, whose numbers tests/support/rl_oracles.py makes."""
+"""Advantages, losses and divergences equal those of verl, trl and torchrl, as tests/support/rl_oracles.py made them."""
 
 from __future__ import annotations
 
@@ -81,6 +81,31 @@ def test_gspo_loss_equals_that_of_verl() -> None:
 def test_loss_with_a_reference_equals_that_of_trl(kind: str, algorithm: str, own: dict[str, Any]) -> None:
     found = loss(algorithm=algorithm, reference="initial", kl=BETA, **own)
     assert found == pytest.approx(ORACLES["trl"][kind], abs=1e-6)
+
+
+@pytest.mark.parametrize("case", sorted(key for key in ORACLES["torchrl"] if "/" in key))
+def test_clipped_loss_equals_that_of_torchrl(case: str) -> None:
+    kind, clip, *aggregation = case.split("/")
+    low, high, _ = CLIPS[clip]
+    settings: dict[str, Any] = {"clip_low": low, "clip_high": high, "aggregation": (*aggregation, "token")[0]}
+    if (kind, *aggregation) == ("grpo", "token"):
+        settings |= {"reference": "initial", "kl": BETA}
+    assert loss(algorithm="grpo", **settings) == pytest.approx(ORACLES["torchrl"][case], abs=1e-6)
+
+
+def test_advantages_of_a_group_equal_those_of_torchrl() -> None:
+    found = ADVANTAGES["group_std"](GIVEN["rewards"] * 1e6, MASK.sum(1).view_as(GIVEN["rewards"]))
+    assert found.flatten().tolist() == pytest.approx(ORACLES["torchrl"]["group_std"], abs=1e-6)
+
+
+def test_generalized_advantages_returns_and_value_loss_equal_those_of_torchrl() -> None:
+    rewards, values = GIVEN["new"] * MASK, GIVEN["reference"] * MASK
+    found = generalized_advantages(rewards, values, MASK, DISCOUNT, DECAY)
+    for name, tensor in zip(("advantages", "returns"), found, strict=True):
+        expected = torch.tensor(ORACLES["torchrl"][name], dtype=torch.float64)
+        assert torch.allclose(tensor, expected, atol=1e-6, rtol=0)
+    loss, _ = clipped_value_loss(GIVEN["new"], GIVEN["old"], found[1], VALUE_CLIP)
+    assert 2 * float((loss * MASK).sum() / MASK.sum()) == pytest.approx(ORACLES["torchrl"]["value_loss"], abs=1e-6)
 
 
 def test_generalized_advantages_and_returns_equal_those_of_verl() -> None:
