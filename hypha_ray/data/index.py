@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from hypha_ray.data.manifest import Manifest, Modality, TensorInfo
 from hypha_ray.data.provenance import readable
-from hypha_ray.data.slices import describe, merge, parse, read_file
+from hypha_ray.data.slices import describe, listed, merge, parse, read_file
 from hypha_ray.types import SliceInfo
 
 _HELD_OUT = re.compile(r"(^|[^a-z])(val|valid|validation|test)([^a-z]|$)")
@@ -38,7 +37,7 @@ def index(folder: Path, files: Iterable[Path]) -> Manifest:
         samples, found = describe(parse(data, where), where)
         tensors = merge(tensors or found, found, where)
         split = "validation" if file in held_out else "train"
-        slices.append(SliceInfo(number, file.name, hashlib.sha256(data).hexdigest(), samples, split))
+        slices.append(listed(number, file.name, data, samples, split))
     name = readable(folder.resolve().name)
     manifest = Manifest(name=name, modality=_modality(tensors), slices=tuple(slices), tensors=tensors)
     with contextlib.suppress(OSError):

@@ -50,13 +50,17 @@ def _joined(name: str, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 
 @dataclass(frozen=True, slots=True)
 class SliceInfo:
-    """One file of a prepared dataset, as its manifest lists it."""
+    """One file of a prepared dataset, as its manifest lists it.
+
+    `xxh3` is its XXH3 of 128 bits, in hexadecimal; None in manifests of older releases.
+    """
 
     index: int
     file: str
     sha256: str
     samples: int
     split: str = "train"
+    xxh3: str | None = None
 
 
 class Span(NamedTuple):

@@ -90,7 +90,7 @@ class FolderFiles:
     """Dataset in a folder."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._checker = folder, SliceChecker()
+        self._folder, self._checker = folder, SliceChecker(near=True)
         self._manifest: Manifest | None = None
 
     def manifest(self) -> Manifest:
@@ -120,7 +120,7 @@ class UrlFiles:
 
     def __init__(self, url: str, cache: DiskCache, note: Callable[[str], None] | None = None) -> None:
         self._folder, self._cache, self._note = UrlFolder(url), cache, note
-        self._noted, self._checker = False, SliceChecker()
+        self._noted, self._checker = False, SliceChecker(near=False)
         self._manifest: Manifest | None = None
 
     def manifest(self) -> Manifest:

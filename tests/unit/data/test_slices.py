@@ -8,6 +8,7 @@ import json
 import pickle
 import re
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
+import xxhash
 
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.manifest import Manifest, TensorInfo
-from hypha_ray.data.slices import Arrays, SliceChecker, describe, read_slice, write_slice
+from hypha_ray.data.slices import Arrays, SliceChecker, describe, read_slice, read_slice_file, write_slice
 from hypha_ray.errors import DataError
 from hypha_ray.types import SliceInfo
 
@@ -59,7 +61,8 @@ def dataset(tmp_path: Path) -> tuple[Path, SliceInfo, Manifest]:
 def replaced(info: SliceInfo, path: Path, data: bytes, samples: int = SAMPLES) -> SliceInfo:
     """Put other bytes in the slice's place, and let the manifest agree."""
     path.write_bytes(data)
-    return SliceInfo(info.index, info.file, hashlib.sha256(data).hexdigest(), samples, info.split)
+    sha256, xxh3 = hashlib.sha256(data).hexdigest(), xxhash.xxh128(data).hexdigest()
+    return SliceInfo(info.index, info.file, sha256, samples, info.split, xxh3)
 
 
 def test_slice_written_and_read_is_the_same_to_the_bit(dataset: tuple[Path, SliceInfo, Manifest]) -> None:
@@ -68,8 +71,9 @@ def test_slice_written_and_read_is_the_same_to_the_bit(dataset: tuple[Path, Slic
     for name, array in sequences().items():
         np.testing.assert_array_equal(found[name], array)
         assert found[name].dtype == array.dtype
-    assert info == SliceInfo(17, "slice-00017.safetensors", info.sha256, SAMPLES, "train")
-    assert hashlib.sha256((folder / info.file).read_bytes()).hexdigest() == info.sha256
+    assert info == SliceInfo(17, "slice-00017.safetensors", info.sha256, SAMPLES, "train", info.xxh3)
+    data = (folder / info.file).read_bytes()
+    assert (hashlib.sha256(data).hexdigest(), xxhash.xxh128(data).hexdigest()) == (info.sha256, info.xxh3)
 
 
 def test_slice_of_a_transposed_view_is_written_in_its_own_order(tmp_path: Path) -> None:
@@ -89,20 +93,33 @@ def test_slice_with_one_flipped_bit_is_refused(dataset: tuple[Path, SliceInfo, M
         read_slice(folder, info, manifest)
 
 
+@pytest.mark.parametrize("near", [True, False])
+@pytest.mark.parametrize("release", ["this", "older"])
 def test_slice_read_again_is_the_same_and_refused_once_a_bit_has_flipped(
-    dataset: tuple[Path, SliceInfo, Manifest],
+    dataset: tuple[Path, SliceInfo, Manifest], near: bool, release: str
 ) -> None:
     folder, info, manifest = dataset
-    data, checker = (folder / info.file).read_bytes(), SliceChecker()
+    info = info if release == "this" else replace(info, xxh3=None)
+    data, checker = (folder / info.file).read_bytes(), SliceChecker(near)
     for _ in range(3):
-        found = checker.decode(data, info, manifest)
-        assert found.keys() == sequences().keys()
-        assert all(np.array_equal(found[name], array) for name, array in sequences().items())
         for position in (400, len(data) // 2, -1):
             damaged = bytearray(data)
             damaged[position] ^= 1
             with pytest.raises(DataError, match=r"DATA016.*slice 17 .*sha256"):
                 checker.decode(bytes(damaged), info, manifest)
+        found = checker.decode(data, info, manifest)
+        assert found.keys() == sequences().keys()
+        assert all(np.array_equal(found[name], array) for name, array in sequences().items())
+
+
+def test_slice_from_afar_is_held_against_its_sha256_and_one_beside_its_manifest_against_a_faster_hash(
+    dataset: tuple[Path, SliceInfo, Manifest],
+) -> None:
+    folder, info, manifest = dataset
+    data, forged = (folder / info.file).read_bytes(), replace(info, sha256="0" * 64)
+    np.testing.assert_array_equal(SliceChecker(True).decode(data, forged, manifest)["input_ids"][0, 1], 99)
+    with pytest.raises(DataError, match="DATA016"):
+        SliceChecker(False).decode(data, forged, manifest)
 
 
 def test_slice_with_another_checksum_says_both_and_what_to_do(dataset: tuple[Path, SliceInfo, Manifest]) -> None:
@@ -199,6 +216,29 @@ def test_slice_that_differs_from_the_manifest_is_refused(
     info = replaced(info, folder / info.file, safetensors.numpy.save(arrays), samples)
     with pytest.raises(DataError, match=rf"{code}.*slice 17 .*{words}"):
         read_slice(folder, info, manifest)
+
+
+SAME_HEADER = ("negative ids", "id beyond the bounds")
+
+
+@pytest.mark.parametrize(
+    ("data", "samples", "code"),
+    [
+        *((data, SAMPLES, code) for name, data, code, _ in FOREIGN if name not in SAME_HEADER),
+        *(
+            (safetensors.numpy.save(arrays), samples, code)
+            for name, arrays, samples, code, _ in OTHERS
+            if name not in SAME_HEADER
+        ),
+    ],
+)
+def test_slice_whose_header_differs_from_the_manifest_is_refused_though_its_fast_hash_is_right(
+    dataset: tuple[Path, SliceInfo, Manifest], data: bytes, samples: int, code: str
+) -> None:
+    folder, info, manifest = dataset
+    info = replaced(info, folder / info.file, data, samples)
+    with pytest.raises(DataError, match=rf"{code}.*slice 17 "):
+        SliceChecker(near=True).decode(read_slice_file(folder, info), info, manifest)
 
 
 def test_describe_of_mixed_tensors_gives_bounds_of_whole_numbers_only() -> None:
