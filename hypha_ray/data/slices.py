@@ -103,7 +103,7 @@ class SliceChecker:
 
     def __init__(self, near: bool) -> None:
         self._near = near
-        self._checked: dict[int, tuple[bytes, list[_Position]]] = {}
+        self._checked: dict[int, tuple[str, list[_Position]]] = {}
         """Fast hash of each slice that was checked, and the positions of its tensors, by its index."""
 
     def decode(self, data: bytes, info: SliceInfo, manifest: Manifest) -> Arrays:
@@ -113,15 +113,15 @@ class SliceChecker:
             DataError: the file is damaged, or differs from the manifest.
 
         """
-        digest, (known, positions) = xxhash.xxh3_128_digest(data), self._checked.get(info.index, (b"", []))
+        digest, (known, positions) = fast_hash(data, info.sha256), self._checked.get(info.index, ("", []))
         if known != digest:
             positions = self._positions(data, digest, info, manifest)
             self._checked[info.index] = digest, positions
         return {name: np.ndarray(shape, dtype, data, start) for name, dtype, shape, start in positions}
 
-    def _positions(self, data: bytes, digest: bytes, info: SliceInfo, manifest: Manifest) -> list[_Position]:
+    def _positions(self, data: bytes, digest: str, info: SliceInfo, manifest: Manifest) -> list[_Position]:
         """Positions of the tensors in a file that is read first."""
-        if self._near and info.xxh3 == digest.hex():
+        if self._near and info.xxh3 == digest:
             with suppress(
                 ValueError, LookupError, TypeError
             ):  # The check in full tells the problem of a wrong manifest.
@@ -167,8 +167,13 @@ def write_slice(folder: Path, index: int, split: str, arrays: Mapping[str, npt.N
 
 def listed(index: int, file: str, data: bytes, samples: int, split: str) -> SliceInfo:
     """A file as a manifest lists it, with the hashes of its bytes."""
-    sha256, xxh3 = hashlib.sha256(data).hexdigest(), xxhash.xxh3_128_hexdigest(data)
-    return SliceInfo(index, file, sha256, samples, split, xxh3)
+    sha256 = hashlib.sha256(data).hexdigest()
+    return SliceInfo(index, file, sha256, samples, split, fast_hash(data, sha256))
+
+
+def fast_hash(data: bytes, sha256: str) -> str:
+    """XXH3 of 128 bits in hexadecimal, seeded by the sha256 of the bytes, so that it is wrong beside a wrong sha256."""
+    return xxhash.xxh3_128_hexdigest(data, seed=xxhash.xxh3_64_intdigest(sha256.encode()))
 
 
 def read_file(path: Path, where: str) -> bytes:

@@ -52,7 +52,8 @@ def _joined(name: str, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 class SliceInfo:
     """One file of a prepared dataset, as its manifest lists it.
 
-    `xxh3` is its XXH3 of 128 bits, in hexadecimal; None in manifests of older releases.
+    `xxh3` is its XXH3 of 128 bits in hexadecimal, seeded by the XXH3 of 64 bits of its sha256 in hexadecimal; None in
+    manifests of older releases.
     """
 
     index: int
