@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from hypha_ray.config import Job
 from hypha_ray.driver.preflight.compatibility import Case
 from hypha_ray.driver.preflight.loss_on_samples import scored_samples
+from hypha_ray.driver.preflight.sharded_memory import SketchedShards, bytes_of
 from hypha_ray.model.checks.fused_check import head_of
 from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
 from hypha_ray.model.execution import set_execution
@@ -38,7 +38,9 @@ class StepSizes:
     optimizer: int
     """State of the optimizer."""
     rest: int
-    """Activations, gradients, and what single operations need."""
+    """Activations, gradients, what single operations need, and what processes with shards gather."""
+    built: int | None = None
+    """Bytes of the whole model, which each process builds before it keeps a part; None if the model isn't sharded."""
 
     @property
     def total(self) -> int:
@@ -46,7 +48,9 @@ class StepSizes:
         return self.weights + self.optimizer + self.rest
 
     def of_worker(self, processes: int) -> int:
-        """All of a worker's processes, of which the first alone steps."""
+        """All of a worker's processes, of which the first alone steps unless the model is sharded."""
+        if self.built is not None:
+            return processes * max(self.total, self.built)
         return self.total + (processes - 1) * (self.total - self.optimizer)
 
     def note(self, processes: int) -> str:
@@ -55,8 +59,12 @@ class StepSizes:
         listed = ", ".join(f"{name} {_shown(size)}" for name, size in parts)
         if processes == 1:
             return f"a training step of a worker takes {_shown(self.total)}: {listed}"
+        every = self.of_worker(processes) if self.built is None else processes * self.total
+        whole = f"a training step of a worker's {processes} processes takes {_shown(every)}"
+        if self.built is not None:
+            each = f"{_shown(self.total)} in each ({listed})"
+            return f"{whole}: {each}, which builds a model of {_shown(self.built)} first"
         others = f"{_shown(self.total - self.optimizer)} in each of the others, which have no optimizer"
-        whole = f"a training step of a worker's {processes} processes takes {_shown(self.of_worker(processes))}"
         return f"{whole}: {_shown(self.total)} in the first ({listed}), {others}"
 
 
@@ -64,9 +72,8 @@ def memory_notes(case: Case) -> list[str]:
     """Return a note with the memory of a step, and another one if it is more than workers without a GPU reserve."""
     job = case.job
     groups = [(job.processes_in(group), group) for group in job.worker_groups if not group.bridged]
-    shared = job.worker.sharding == "full" and any(count > 1 for count, _ in groups)
-    unknown = shared or job.model.quantization is not None  # What is gathered or dequantized at a time.
-    if job.rl.algorithm is not None or not groups or unknown:
+    # What is dequantized at a time isn't known.
+    if job.rl.algorithm is not None or not groups or job.model.quantization is not None:
         return []
     notes, (task, samples) = list[str](), scored_samples(case)
     for processes in sorted({count for count, _ in groups}):
@@ -105,7 +112,8 @@ def step_memory(job: Job, task: Task, samples: Samples, processes: int = 1) -> S
         set_execution(network, job.worker)
         with FakeTensorMode(allow_non_fake_inputs=True) as fake:
             _move_to_cpu(network)
-            return _measured(job, task, network, {name: fake.from_tensor(one) for name, one in inputs.items()})
+            shards = SketchedShards(network, processes) if processes > 1 and job.worker.sharding == "full" else None
+            return _measured(job, task, network, shards, {name: fake.from_tensor(one) for name, one in inputs.items()})
     except Exception:  # Models branch on values, or call kernels that know no shapes.
         return None
 
@@ -157,15 +165,16 @@ class _LiveBytes(TorchDispatchMode):
         self.now -= size
 
 
-def _measured(job: Job, task: Task, network: PreTrainedModel, inputs: Mapping[str, Any]) -> StepSizes:
+def _measured(
+    job: Job, task: Task, network: PreTrainedModel, shards: SketchedShards | None, inputs: Mapping[str, Any]
+) -> StepSizes:
     """Take two steps, and return the peak of the second; AdamW steps for its form with 8 bits, which needs values."""
     inner, narrow = job.inner_optimizer, job.inner_optimizer.name == EIGHT_BITS
     inner = inner.model_copy(update={"name": "adamw"}) if narrow else inner
-    optimizer = build_optimizer(network, inner, None if inner.total_steps else 100)
-    tensors = {id(one): one for one in chain(network.parameters(), network.buffers())}.values()
-    weights = sum(one.numel() * one.element_size() for one in tensors)
+    optimizer = build_optimizer(shards.pieces if shards else network, inner, None if inner.total_steps else 100)
+    tensors = [*network.parameters(), *network.buffers()]
     state, head = 0, head_of(task, network) if job.worker.fused_loss else None
-    with _LiveBytes([*tensors, *inputs.values()]) as live:
+    with _LiveBytes([*tensors, *(shards.pieces if shards else ()), *inputs.values()]) as live:
         for _ in range(2):
             live.peak = live.now
             optimizer.zero_grad()
@@ -173,10 +182,13 @@ def _measured(job: Job, task: Task, network: PreTrainedModel, inputs: Mapping[st
                 losses = compute_losses(task, network, inputs, head)
             losses.trained.backward()
             del losses
+            if shards:
+                shards.end_backward()
             optimizer.step(torch.ones(()))
             state = sum(_state_bytes(one) for one in optimizer.optimizers)
-        rest = live.peak - state
-        return StepSizes(weights, eight_bits_bytes(optimizer.parameters) if narrow else state, rest)
+        weights, rest = shards.weights if shards else bytes_of(tensors), live.peak - state
+        state = eight_bits_bytes(optimizer.parameters) if narrow else state
+        return StepSizes(weights, state, rest, bytes_of(tensors) if shards else None)
 
 
 def _state_bytes(optimizer: torch.optim.Optimizer) -> int:

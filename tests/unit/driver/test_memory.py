@@ -54,14 +54,43 @@ before = memory("VmRSS")
 train(tables, 8, 256)
 print(memory("VmHWM") - before)
 """
+SHARDED_STEPS = """
+import json, os, re, sys
+from pathlib import Path
+import numpy as np
+import torch
+from hypha_ray.config.schema import Job
+from hypha_ray.types import Samples
+from tests.support.followers import sharded
+
+def memory(pid, name):
+    return 1024 * int(re.search(name + r":\\s*(\\d+)", Path(f"/proc/{pid}/status").read_text())[1])
+
+def train(tables, rows, tokens, name):
+    with sharded(Job.model_validate(tables)) as trainer:
+        pids = [os.getpid(), *(child.pid for child in trainer._team.children)]
+        for pid in pids:
+            Path(f"/proc/{pid}/clear_refs").write_text("5")  # Each has built the model as a whole before.
+        for _ in range(3):
+            trainer.step(Samples({"input_ids": np.full((rows, tokens), 5)}, np.zeros((rows, 3), np.int64)))
+        trainer._team.replies()
+        return [memory(pid, name) for pid in pids]
+
+torch.set_num_threads(1)
+small, tables = json.loads(sys.argv[1])
+before = train(small, 8, 8, "VmRSS")
+before[0] = memory(os.getpid(), "VmRSS")
+print([high - low for high, low in zip(train(tables, 8, 256, "VmHWM"), before)])
+"""
 
 
-def taken(tables: dict[str, Any]) -> int:
-    """Bytes that three steps take beside the libraries; freed memory goes back at once."""
+def taken(tables: dict[str, Any], steps: str = STEPS) -> Any:
+    """Bytes that three steps take beside the libraries, or those of each process; freed memory goes back at once."""
     small = {**tables, "model": {"config": {**LLAMA, "hidden_size": 32, "num_hidden_layers": 1, "vocab_size": 50}}}
     own = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", STEPS, json.dumps([small, tables])]
-    return int(subprocess.run(command, env=os.environ | own, capture_output=True, text=True, check=True).stdout)
+    command = [sys.executable, "-c", steps, json.dumps([small, tables])]
+    done = subprocess.run(command, env=os.environ | own, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
 
 
 def foretold(tables: dict[str, Any], processes: int = 1) -> StepSizes:
@@ -90,6 +119,28 @@ def test_memory_of_a_step_is_foretold_within_15_percent(kind: str, tmp_path: Pat
         build_model(Model(config=LLAMA), seed=0).save_pretrained(tmp_path)
         tables["model"] = {"repository": str(tmp_path), **tables["model"]}
     assert foretold(tables).total == pytest.approx(taken(tables), rel=0.15)
+
+
+def test_memory_of_each_process_with_shards_is_foretold_within_15_percent() -> None:
+    worker = {"device": "cpu", "processes": 2, "sharding": "full"}
+    tables: dict[str, Any] = {"model": {"config": LLAMA}, "rounds": {"max_batch_size": 8}, "worker": worker}
+    found = foretold(tables, 2)
+    assert taken(tables, SHARDED_STEPS) == pytest.approx([found.total] * 2, rel=0.15)
+    assert found.of_worker(2) == 2 * found.total and " in each (weights 12 MiB" in found.note(2)
+    assert found.note(2).endswith("which builds a model of 25 MiB first")
+
+
+def test_shards_of_more_processes_are_smaller_and_embeddings_are_gathered_by_all() -> None:
+    """Weights outside of blocks are there three times at the end of a backward pass: with gradients and their sums."""
+    embedding = 6000 * 256 * 4
+    whole = foretold({"model": {"config": LLAMA}, "rounds": {"max_batch_size": 1}})
+    for processes in (2, 4, 16):
+        worker = {"processes": processes, "sharding": "full"}
+        tables = {"model": {"config": LLAMA}, "worker": worker, "rounds": {"max_batch_size": processes}}
+        found = foretold(tables, processes)
+        parts = [whole.weights / processes, whole.optimizer / processes]
+        assert [found.weights, found.optimizer] == pytest.approx(parts, rel=0.01)
+        assert found.rest > 3 * 2 * embedding and found.built == whole.weights
 
 
 def test_8bit_adamw_saves_three_quarters_of_the_averages_and_no_activations() -> None:
