@@ -170,6 +170,11 @@ def _of_rl(job: Job, strategy: str) -> Iterator[Conflict]:
         yield Conflict("rl.group_size", f"rl.advantage = {rl.recipe.advantage!r}", fix)
     yield from _of_rewards(rl)
     yield from _of_data_parallelism(rl)
+    engine = f'rl.generation.engine = "{rl.generation.engine}"'
+    if rl.generation.engine != "native" and job.run.mode == "replay":
+        yield Conflict(engine, 'run.mode = "replay"', "only the native one is reproducible to the bit: choose elastic")
+    if rl.generation.engine == "continuous" and job.worker.autocast != "none":
+        yield Conflict(engine, "worker.autocast", "leave that out, or give the weights 16 bits: model.config.dtype")
     if rl.generation.engine == "server":
         yield from _of_generation_servers(job)
 
@@ -217,17 +222,13 @@ def _of_data_parallelism(rl: RL) -> Iterator[Conflict]:
 def _of_generation_servers(job: Job) -> Iterator[Conflict]:
     """Conflicts of servers that generate."""
     server, engine = job.rl.generation.server, 'rl.generation.engine = "server"'
-    if job.run.mode == "replay":
-        yield Conflict(engine, 'run.mode = "replay"', "a server isn't reproducible bit for bit: choose elastic")
     if job.rl.model_workers > 1:
         yield Conflict("rl.model_workers", engine, "leave it at 1: the server generates beside the worker")
     if job.model.lora.rank is not None:
-        yield Conflict(
-            "model.lora.rank", engine, "train all weights, or generate natively: adapters aren't handed over"
-        )
+        fix = "train all weights, or generate natively: adapters aren't handed over"
+        yield Conflict("model.lora.rank", engine, fix)
     if (server.command is None) == (not server.urls):
-        fix = "give either a command or addresses"
-        yield Conflict("rl.generation.server.command", "rl.generation.server.urls", fix)
+        yield Conflict("rl.generation.server.command", "rl.generation.server.urls", "give one of them")
     elif server.urls and len(set(server.urls)) < job.num_workers:
         fix = f"give {job.num_workers} different addresses: each worker has weights of its own between exchanges"
         yield Conflict("rl.generation.server.urls", "workers" if job.workers else "resources.num_workers", fix)

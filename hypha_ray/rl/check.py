@@ -10,6 +10,7 @@ import torch
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.critic import Critic
+from hypha_ray.rl.engines.continuous import ContinuousEngine
 from hypha_ray.rl.engines.native import Responses, generate
 from hypha_ray.rl.engines.sampling import draw, training_sampling
 from hypha_ray.rl.policy import Policy
@@ -27,7 +28,7 @@ def check_generation(model: Any, rl: RL, tokenizer: Any, prompts: Samples) -> No
 
     Raises:
         ConfigError: RL005, they differ: the model can't be trained on what it generates. RL014, the algorithm needs a
-            critic, and none can be made of the model.
+            critic, and none can be made of the model. RL026, the model can't generate by continuous batching.
 
     """
     sampling = replace(training_sampling(rl), samples=1)
@@ -36,7 +37,11 @@ def check_generation(model: Any, rl: RL, tokenizer: Any, prompts: Samples) -> No
         _check_critic(model, prompts)
     ids, mask = (torch.from_numpy(prompts.arrays[name]) for name in ("input_ids", "attention_mask"))
     policy = Policy(model, rl.generation.temperature, None)
-    found = generate(model, ids, mask, draw(0, prompts.keys, sampling), sampling, end_tokens(model, tokenizer))
+    ends = end_tokens(model, tokenizer)
+    if rl.generation.engine == "continuous":
+        found = ContinuousEngine(0).generate(model, ids, mask, prompts.keys, sampling, ends)
+    else:
+        found = generate(model, ids, mask, draw(0, prompts.keys, sampling), sampling, ends)
     for row in range(len(prompts)):
         alone = _alone(found, row)
         gap = float((policy.logprobs(alone) - alone.logprobs).abs().max())

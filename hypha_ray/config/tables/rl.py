@@ -75,8 +75,10 @@ class GenerationServer(Table):
 class Generation(Table):
     """Generation of the responses that are trained on."""
 
-    engine: Literal["native", "server"] = Field(
-        "native", description="what generates: the trained model itself, or a server that is given its weights"
+    engine: Literal["native", "continuous", "server"] = Field(
+        "native",
+        description="what generates: the trained model itself, the same by continuous batching of transformers, "
+        "or a server that is given its weights",
     )
 
     max_response_tokens: Count = Field(256, description="tokens after which a response is cut off")

@@ -10,26 +10,14 @@ version          /weight_info                                in each answer
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
 
+from hypha_ray.rl.engines.completions import Completion
 from hypha_ray.rl.engines.sampling import Sampling
 from hypha_ray.rl.http import Refused
 
 Ask: TypeAlias = Callable[..., Any]
 """Function of a path, and of a payload to post if there is one, that returns the server's answer."""
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """A response as a server gave it."""
-
-    ids: tuple[int, ...]
-    """Token ids, the end token included."""
-    logprobs: tuple[float, ...]
-    """Log-probability of each of them."""
-    version: str | None
-    """Version of the weights that it was made with; None if the answer has none."""
 
 
 class Dialect(Protocol):

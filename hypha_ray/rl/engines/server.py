@@ -22,7 +22,8 @@ from hypha_ray.bridge.scratch import WEIGHTS, Scratch, sweep
 from hypha_ray.config.tables.rl import GenerationServer
 from hypha_ray.errors import ClusterError, ConfigError
 from hypha_ray.rl.engines.command import CommandServer
-from hypha_ray.rl.engines.dialects import DIALECTS, Completion
+from hypha_ray.rl.engines.completions import Completion, responses_of
+from hypha_ray.rl.engines.dialects import DIALECTS
 from hypha_ray.rl.engines.native import Responses
 from hypha_ray.rl.engines.sampling import Sampling
 from hypha_ray.rl.http import Refused, TooLate, Unreachable, call
@@ -47,6 +48,9 @@ class ServerEngine:
         tokenizer: tokenizer of the run, which a server that is started may need.
 
     """
+
+    name = "the server that generates"
+    remedy = "serve the job's model; vLLM needs --logprobs-mode processed_logprobs for a temperature other than 1"
 
     def __init__(self, settings: GenerationServer, seed: int, worker: int, tokenizer: Any) -> None:
         self._settings, self._seed, self._tokenizer = settings, seed, tokenizer
@@ -88,7 +92,7 @@ class ServerEngine:
         for _ in range(_ATTEMPTS):
             try:
                 found = self._attempt(model, prompts, seeds, sampling, sorted(ends))
-                return _responses(ids, attention_mask, found, ends)
+                return responses_of(ids, attention_mask, found, ends)
             except Unreachable as error:
                 log.warning("the server that generates is lost, or has other weights: %s", error)
                 self._loaded, reason = None, str(error)
@@ -199,19 +203,3 @@ def _check(group: Sequence[Completion], sampling: Sampling, ends: Sequence[int])
             raise Refused(
                 f"a response of {len(one.ids)} of {sampling.max_tokens} tokens, the last of them {one.ids[-1]}"
             )
-
-
-def _responses(
-    ids: torch.Tensor, attention_mask: torch.Tensor, found: Sequence[Completion], ends: Collection[int]
-) -> Responses:
-    samples = len(found) // len(ids)
-    prompts, masks = (one.long().repeat_interleave(samples, 0) for one in (ids, attention_mask))
-    tokens = torch.full((len(found), max(len(one.ids) for one in found)), min(ends))
-    logprobs, mask = torch.zeros(tokens.shape), torch.zeros(tokens.shape)
-    for row, one in enumerate(found):
-        count = len(one.ids)
-        tokens[row, :count], logprobs[row, :count] = torch.tensor(one.ids), torch.tensor(one.logprobs)
-        mask[row, :count] = 1
-    tokens, logprobs, mask = (one.to(ids.device) for one in (tokens, logprobs, mask))
-    ended = torch.tensor([one.ids[-1] in ends for one in found], device=ids.device)
-    return Responses(torch.cat([prompts, tokens], 1), torch.cat([masks, mask.long()], 1), mask, logprobs, ended)

@@ -10,7 +10,7 @@ from hypha_ray.config import Job
 from hypha_ray.failpoints import failpoint
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.rl.dataflow.sample import Sample
-from hypha_ray.rl.engines.server import ServerEngine
+from hypha_ray.rl.engines.completions import Engine
 from hypha_ray.rl.packing import packed_tokens, responses_of
 from hypha_ray.rl.policy import Policy
 from hypha_ray.rl.roles.learner import Learner, step_on_parts
@@ -27,7 +27,7 @@ class Actor(Generator, TrainedRole):
         policy: the policy.
         ends: ids of tokens that end a response.
         write: function that writes the trained weights to a folder.
-        server: server that generates; None: the policy does itself.
+        engine: engine that generates; None: the policy does itself.
 
     """
 
@@ -37,9 +37,9 @@ class Actor(Generator, TrainedRole):
         policy: Policy,
         ends: Collection[int],
         write: Callable[[Path], None],
-        server: ServerEngine | None = None,
+        engine: Engine | None = None,
     ) -> None:
-        super().__init__(job.rl, job.run.seed, policy, ends, server)
+        super().__init__(job.rl, job.run.seed, policy, ends, engine)
         self._job, self._write, self.learner = job, write, Learner(job, policy)
 
     def save(self, folder: str) -> None:

@@ -17,6 +17,8 @@ from hypha_ray.model.flat import views
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.saved_model import export
 from hypha_ray.model.trained import build_trained, exported
+from hypha_ray.rl.engines.completions import Engine
+from hypha_ray.rl.engines.continuous import ContinuousEngine
 from hypha_ray.rl.engines.server import ServerEngine
 from hypha_ray.rl.policy import Policy
 from hypha_ray.rl.reward_model.scores import load_scores
@@ -33,11 +35,9 @@ from hypha_ray.rl.tokens import end_tokens
 
 def trained_roles(job: Job, model: torch.nn.Module, tokenizer: Any, worker: int) -> dict[str, Role]:
     """Return roles around the modules that are trained, and all others if there is no other process of the worker."""
-    policy, settings = _policy(job, exported(model)), job.rl.generation.server
-    served = job.rl.generation.engine == "server"
-    server = ServerEngine(settings, job.run.seed, worker, tokenizer) if served else None
+    policy = _policy(job, exported(model))
     write = partial(_write, job, model, tokenizer)
-    actor = Actor(job, policy, end_tokens(policy.model, tokenizer), write, server)
+    actor = Actor(job, policy, end_tokens(policy.model, tokenizer), write, _engine(job, tokenizer, worker))
     roles: dict[str, Role] = {"actor": actor, "learner": actor.learner}
     evaluates, alone = job.rl.evaluation.every_steps is not None, job.rl.model_workers == 1
     if evaluates or alone:
@@ -54,7 +54,8 @@ def trained_roles(job: Job, model: torch.nn.Module, tokenizer: Any, worker: int)
 def untrained_roles(job: Job, tokenizer: Any) -> dict[str, Role]:
     """Return the roles of a worker beside the one that trains."""
     policy = _policy(job, exported(build_trained(job)).to(device_of(job.worker.device)).eval())
-    generator = Generator(job.rl, job.run.seed, policy, end_tokens(policy.model, tokenizer))
+    engine = _engine(job, tokenizer, 0)
+    generator = Generator(job.rl, job.run.seed, policy, end_tokens(policy.model, tokenizer), engine)
     reward = _reward(job, tokenizer)
     roles: dict[str, Role] = {"generator": generator, "reward": reward, "rollout": Rollouts(generator, reward)}
     roles["learner"] = Learner(job, policy)
@@ -67,6 +68,16 @@ def _write(job: Job, model: torch.nn.Module, tokenizer: Any, folder: Path) -> No
     """Write the trained weights as the run's model is written at its end."""
     layout = layout_of(model)
     export(job, tokenizer, views(layout, [gather(model, layout, 0)]), folder)
+
+
+def _engine(job: Job, tokenizer: Any, worker: int) -> Engine | None:
+    """Return the engine that generates; None if the policy does itself."""
+    match job.rl.generation.engine:
+        case "server":
+            return ServerEngine(job.rl.generation.server, job.run.seed, worker, tokenizer)
+        case "continuous":
+            return ContinuousEngine(job.run.seed)
+    return None
 
 
 def _reward(job: Job, tokenizer: Any) -> Reward:

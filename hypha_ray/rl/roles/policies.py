@@ -12,16 +12,16 @@ from hypha_ray.config.tables.rl import RL
 from hypha_ray.errors import ConfigError
 from hypha_ray.failpoints import failpoint
 from hypha_ray.rl.dataflow.sample import Sample
+from hypha_ray.rl.engines.completions import Engine
 from hypha_ray.rl.engines.native import Responses
 from hypha_ray.rl.engines.sampling import draw, evaluation_sampling, training_sampling
-from hypha_ray.rl.engines.server import ServerEngine
 from hypha_ray.rl.packing import packed_responses, packed_tokens, prompts_of, responses_of
 from hypha_ray.rl.policy import Policy
 from hypha_ray.rl.roles.offloaded import OffloadedWeights
 from hypha_ray.rl.roles.role import Outcome, Role
 
 _CLOSE = 0.1
-"""Largest mean distance of a server's log-probabilities from the policy's; number formats of engines make 0.02."""
+"""Largest mean distance of an engine's log-probabilities from the policy's; number formats make 0.02."""
 
 
 class PolicyRole(Role):
@@ -69,30 +69,28 @@ class Generator(PolicyRole):
         seed: seed of the run.
         policy: the policy.
         ends: ids of tokens that end a response.
-        server: server that generates; None: the policy does itself.
+        engine: engine that generates; None: the policy does itself.
 
     """
 
-    def __init__(
-        self, rl: RL, seed: int, policy: Policy, ends: Collection[int], server: ServerEngine | None = None
-    ) -> None:
+    def __init__(self, rl: RL, seed: int, policy: Policy, ends: Collection[int], engine: Engine | None = None) -> None:
         super().__init__(policy)
-        self._rl, self._seed, self._ends, self._server = rl, seed, ends, server
+        self._rl, self._seed, self._ends, self._engine = rl, seed, ends, engine
         self._compared = False
-        """Log-probabilities of the server were compared with the policy's own."""
+        """Log-probabilities of the engine were compared with the policy's own."""
 
     def generate(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
         """Make a group of responses to each prompt; with `evaluation` as many as evaluation wants."""
         sampling = (evaluation_sampling if arguments.get("evaluation") else training_sampling)(self._rl)
         ids, mask = (torch.from_numpy(one).to(self.device) for one in prompts_of(sample))
         began = time.thread_time()
-        if self._server is None:
+        if self._engine is None:
             uniform = draw(self._seed, sample.data["keys"], sampling).to(self.device)
             responses = self.policy.sample(ids, mask, uniform, sampling, self._ends)
         else:
-            responses = self._server.generate(self.policy.model, ids, mask, sample.data["keys"], sampling, self._ends)
+            responses = self._engine.generate(self.policy.model, ids, mask, sample.data["keys"], sampling, self._ends)
             if not (self._compared or arguments.get("evaluation")):
-                self._compare(responses)
+                self._compare(self._engine, responses)
         worked_s = time.thread_time() - began
         if failpoint("rl.generate") == "triple":
             time.sleep(2 * worked_s)
@@ -100,11 +98,11 @@ class Generator(PolicyRole):
 
     def close(self) -> None:
         """End a server that was started."""
-        if self._server is not None:
-            self._server.close()
+        if self._engine is not None:
+            self._engine.close()
 
-    def _compare(self, responses: Responses) -> None:
-        """Refuse a server whose log-probabilities are of another model or temperature.
+    def _compare(self, engine: Engine, responses: Responses) -> None:
+        """Refuse an engine whose log-probabilities are of another model or temperature.
 
         Raises:
             ConfigError: RL024.
@@ -113,9 +111,8 @@ class Generator(PolicyRole):
         gap = (self.policy.logprobs(responses) - responses.logprobs).abs()
         mean = float((gap * responses.mask).sum() / responses.mask.sum())
         if not mean <= _CLOSE:
-            fix = "serve the job's model; vLLM needs --logprobs-mode processed_logprobs for a temperature other than 1"
-            what = "the server that generates has other log-probabilities than the policy"
-            raise ConfigError("RL024", what, f"{mean:.2g} apart in the mean", f"up to {_CLOSE:g}", fix)
+            what = f"{engine.name} has other log-probabilities than the policy"
+            raise ConfigError("RL024", what, f"{mean:.2g} apart in the mean", f"up to {_CLOSE:g}", engine.remedy)
         self._compared = True
 
 

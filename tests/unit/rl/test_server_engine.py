@@ -269,7 +269,10 @@ def test_a_server_with_probabilities_of_another_temperature_is_refused(server: t
     ("flags", "told"),
     [
         ([], "CFG011.*server.command.*server.urls"),
-        (['--rl.generation.server.urls=["http://a:1"]', "--rl.generation.server.command=x {port}"], "CFG011.*either"),
+        (
+            ['--rl.generation.server.urls=["http://a:1"]', "--rl.generation.server.command=x {port}"],
+            "CFG011.*one of them",
+        ),
         (['--rl.generation.server.urls=["http://a:1"]', "--resources.num_workers=2"], "CFG011.*2 different"),
         (['--rl.generation.server.urls=["a:1"]'], "CFG003.*urls.*http://"),
         (["--rl.generation.server.command=vllm serve {model}"], "CFG003.*{port}"),
