@@ -9,6 +9,7 @@ from typing import Any
 import datasets
 import pytest
 
+from hypha_ray.data.preparation.kinds.answers import find_answers
 from hypha_ray.errors import DataError
 from tests.support.prepared import omissions, table
 from tests.unit.data.test_chats import CHATML, parts_of, run, said, tokenizer_with
@@ -80,6 +81,51 @@ def test_fields_that_parquet_adds_to_calls_and_tools_of_other_rows_are_left_out(
         'weather({"zone": "UTC"})<extra_id_1>',
     ]
     assert [text.partition(";")[0] for text, _ in found[0]] == ['{"name": "a", "x": 1}', '{"name": "b", "y": ["z"]}']
+
+
+def harmony(messages: list[dict[str, Any]], opened: bool) -> str:
+    """Chats as gpt-oss has them: the last answer ends otherwise than the others, by a token that has no role."""
+    text = ""
+    for message in messages:
+        channel = "<|channel|>final" if message["role"] == "assistant" else ""
+        end = "<|return|>" if message is messages[-1] and channel and not opened else "<|end|>"
+        text += f"<|start|>{message['role']}{channel}<|message|>{message['content']}{end}"
+    return text + "<|start|>assistant" * opened
+
+
+def deepseek(messages: list[dict[str, Any]], opened: bool) -> str:
+    """Chats as DeepSeek V3 has them: results of tools are followed by an answer without a prompt."""
+    text, after_tool = "", False
+    for message in messages:
+        role, content = message["role"], message["content"]
+        if role == "tool":
+            text += f"<outputs>{content}"
+        elif role == "user":
+            text += f"<User>{content}"
+        else:
+            text += ("</outputs>" if after_tool else "<Assistant>") + content
+            text += ("<calls>w</calls>" if "tool_calls" in message else "") + "<eos>"
+        after_tool = role == "tool"
+    return text + ("</outputs>" if after_tool else "<Assistant><think>\n" * opened)
+
+
+def test_answers_that_end_in_a_token_without_a_role_are_found_with_it() -> None:
+    messages, ends = [*said("Hi", "Hello"), *said("More", "Fine")], ("<|return|>",)
+    text = harmony(messages, False)
+    parts = find_answers(harmony, messages, [1, 3], ends, ("<|start|>", "<|channel|>", "<|end|>"))
+    assert [text[start:stop] for start, stop in parts or []] == [
+        "<|channel|>final<|message|>Hello<|end|>",
+        "<|channel|>final<|message|>Fine<|return|>",
+    ]
+
+
+def test_answer_behind_the_results_of_a_tool_needs_no_prompt() -> None:
+    asked, called = said("rain?", "I look.")
+    called["tool_calls"] = [{"function": {"name": "w", "arguments": {}}}]
+    messages = [asked, called, {"role": "tool", "content": "no"}, {"role": "assistant", "content": "No."}]
+    text = deepseek(messages, False)
+    parts = find_answers(deepseek, messages, [1, 3], ("<eos>",))
+    assert [text[start:stop] for start, stop in parts or []] == ["I look.<calls>w</calls><eos>", "No.<eos>"]
 
 
 # ── forms of messages beside ──────────────────────────────────────────────────────────────────────────────────────

@@ -29,7 +29,7 @@ _THINKS = re.compile(r"</?think>")
 
 
 def find_answers(
-    render: Render, messages: Messages, places: Sequence[int], ends: tuple[str, ...]
+    render: Render, messages: Messages, places: Sequence[int], ends: tuple[str, ...], added: tuple[str, ...] = ()
 ) -> list[tuple[int, int]] | None:
     """Find the answers in the text of the whole chat.
 
@@ -37,7 +37,8 @@ def find_answers(
         render: the chat template.
         messages: the chat.
         places: indices of the assistant's messages.
-        ends: special tokens.
+        ends: special tokens with a role, such as the end of a text.
+        added: other special tokens, of which one may end an answer at once; calls of tools may have some inside.
 
     Returns:
         First character of each answer and the character behind its last; None if the answers aren't in the text as
@@ -59,7 +60,8 @@ def find_answers(
         found = next((one for one in _forms(answer, after) if text.startswith("".join(one), at)), None)
         if start is None or found is None:
             return None
-        closing = _closing(found[1], ends, "tool_calls" in messages[place])
+        calls = "tool_calls" in messages[place]
+        closing = _closing(found[1], ends if calls else ends + added, calls)
         parts.append((at - len(before) + start, at + len(found[0]) + closing))
         at += len("".join(found))
     return parts if at == len(text) else None
@@ -72,8 +74,13 @@ def count_lost_thoughts(messages: Messages, text: str) -> int:
 
 
 def _opening(render: Render, earlier: Messages, before: str) -> int | None:
-    """Place in the text before an answer where the generation prompt ends, with the thoughts that it opens or not."""
+    """Place in the text before an answer where the generation prompt ends, with the thoughts that it opens or not.
+
+    If there is no prompt, as behind results of tools in some templates, the answer begins where the earlier text ends.
+    """
     opened, plain = render(earlier, True), render(earlier, False)
+    if opened == plain and before and plain.endswith(before):
+        return len(before)
     shared = sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(opened, plain, strict=False)))
     prompt = opened[shared:]
     for one in (prompt, _THINKS.split(prompt)[0]):

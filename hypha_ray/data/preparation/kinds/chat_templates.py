@@ -47,6 +47,7 @@ class ChatTemplate:
     def __init__(self, tokenizer: Any, name: str) -> None:
         self._tokenizer, self._name = tokenizer, name
         self._ends = tuple(token for token in tokenizer.all_special_tokens if token)
+        self._added = tuple(one.content for one in tokenizer.added_tokens_decoder.values() if one.special)
 
     def rendered(self, chat: Chat) -> ScoredText:
         """The text of a chat, with the assistant's parts. A message of the assistant with the weight 0 isn't scored.
@@ -91,7 +92,7 @@ class ChatTemplate:
         def render(messages: Messages, opened: bool) -> str:
             return self._render(chat, messages, opened)[0]
 
-        parts = find_answers(render, chat.messages, answers, self._ends)
+        parts = find_answers(render, chat.messages, answers, self._ends, self._added)
         if parts is None:
             what = (
                 "the template renders the beginning of a chat, and its answers, in another way than in the whole chat"
