@@ -191,13 +191,19 @@ def require_fit(
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silence transformers' own report of loading, a table on standard error; ours is an error or a note."""
-    logger = logging.getLogger("transformers.modeling_utils")
     disable_progress_bar()
-    logger.addFilter(_says_nothing)
+    with silenced("transformers.modeling_utils"):
+        yield
+
+
+@contextmanager
+def silenced(logger: str) -> Iterator[None]:
+    """Silence a logger of a library, whose reports are errors or notes of ours."""
+    logging.getLogger(logger).addFilter(_says_nothing)
     try:
         yield
     finally:
-        logger.removeFilter(_says_nothing)
+        logging.getLogger(logger).removeFilter(_says_nothing)
 
 
 def _says_nothing(_: logging.LogRecord) -> bool:

@@ -7,9 +7,7 @@ rounding.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +16,7 @@ import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from hypha_ray.errors import ConfigError
+from hypha_ray.model.loading.weights import silenced
 from hypha_ray.rl.engines.completions import Completion, responses_of
 from hypha_ray.rl.engines.native import Responses
 from hypha_ray.rl.engines.sampling import Sampling
@@ -70,7 +69,7 @@ class ContinuousEngine:
         prompts = [row[mask].tolist() for row, mask in zip(ids.cpu(), attention_mask.cpu().bool(), strict=True)]
         state = np.random.SeedSequence([self._seed, *keys.ravel().tolist()]).generate_state(1)
         own = [model.device] if model.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=own), _quiet():
+        with torch.random.fork_rng(devices=own), silenced("ContinuousBatchingLogger"):
             try:
                 outputs = _outputs(model, prompts, int(state[0]), sampling, ends)
             except Exception as error:  # Models and caches raise anything.
@@ -133,18 +132,3 @@ def _batching(model: Any, prompts: Sequence[list[int]], seed: int, sampling: Sam
         sizes = {"page_size": _PAGE, "num_blocks": pages, "max_batch_tokens": _BATCH_TOKENS}
     flash = model.dtype in (torch.bfloat16, torch.float16)
     return ContinuousBatchingConfig(return_logprobs=True, seed=seed, auto_switch_to_flash=flash, **sizes)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence reports of the thread that generates: an error of it becomes one of ours."""
-    logger = logging.getLogger("ContinuousBatchingLogger")
-    logger.addFilter(_says_nothing)
-    try:
-        yield
-    finally:
-        logger.removeFilter(_says_nothing)
-
-
-def _says_nothing(_: logging.LogRecord) -> bool:
-    return False

@@ -10,6 +10,9 @@ import datasets
 import pytest
 
 from hypha_ray.data.preparation.kinds.answers import find_answers
+from hypha_ray.data.preparation.kinds.chat_templates import ChatTemplate
+from hypha_ray.data.preparation.plain_tokenizers import byte_tokenizer
+from hypha_ray.data.preparation.sources.chats import Chat
 from hypha_ray.errors import DataError
 from tests.support.prepared import omissions, table
 from tests.unit.data.test_chats import CHATML, parts_of, run, said, tokenizer_with
@@ -129,6 +132,19 @@ def test_answer_behind_the_results_of_a_tool_needs_no_prompt() -> None:
 
 
 # ── forms of messages beside ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_tokenizer_that_does_not_tell_its_added_tokens_renders_chats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokenizers of mistral-common raise this error."""
+
+    def untold(_: Any) -> Any:
+        raise NotImplementedError
+
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = CHATML
+    monkeypatch.setattr(type(tokenizer), "added_tokens_decoder", property(untold))
+    rendered = ChatTemplate(tokenizer, "a").rendered(Chat("a, line 1", said("Hi", "Hello")))
+    assert [rendered.text[start:end] for start, end in rendered.parts] == ["Hello<extra_id_1>"]
 
 
 def test_content_in_parts_of_text_is_joined(tmp_path: Path) -> None:

@@ -47,7 +47,9 @@ class ChatTemplate:
     def __init__(self, tokenizer: Any, name: str) -> None:
         self._tokenizer, self._name = tokenizer, name
         self._ends = tuple(token for token in tokenizer.all_special_tokens if token)
-        self._added = tuple(one.content for one in tokenizer.added_tokens_decoder.values() if one.special)
+        self._added: tuple[str, ...] = ()
+        with suppress(NotImplementedError):  # Tokenizers of mistral-common don't tell theirs.
+            self._added = tuple(one.content for one in tokenizer.added_tokens_decoder.values() if one.special)
 
     def rendered(self, chat: Chat) -> ScoredText:
         """The text of a chat, with the assistant's parts. A message of the assistant with the weight 0 isn't scored.
