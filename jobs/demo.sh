@@ -13,11 +13,8 @@ export PYTHONUNBUFFERED=1 RAY_AUTH_MODE=token RAY_USAGE_STATS_ENABLED=0
 export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0  # no node takes over what runs here: end at once
 unset RAY_ADDRESS RAY_API_SERVER_ADDRESS
 
-free_port() { # prints the wanted port if it is free, else another one
-  python -c "import socket
-try: server = socket.create_server(('127.0.0.1', $1))
-except OSError: server = socket.create_server(('127.0.0.1', 0))
-print(server.getsockname()[1])"
+free_port() { # not 8265, the usual one of a dashboard: two that start at a time would both find it free
+  python -c "import socket; print(socket.create_server(('127.0.0.1', 0)).getsockname()[1])"
 }
 
 end() {
@@ -44,12 +41,12 @@ fi
 
 ray get-auth-token --generate >/dev/null 2>&1    # makes one if there is none; never shown
 
-port=$(free_port 8265)
+port=$(free_port)
 url=http://127.0.0.1:$port
 echo "starting Ray"
 ray start --head --block --disable-usage-stats --num-cpus=2 --object-store-memory=500000000 \
-  --port=0 --dashboard-port="$port" --ray-client-server-port="$(free_port 0)" \
-  --dashboard-agent-listen-port="$(free_port 0)" >"$tmp/head.log" 2>&1 &
+  --port=0 --dashboard-port="$port" --ray-client-server-port="$(free_port)" \
+  --dashboard-agent-listen-port="$(free_port)" >"$tmp/head.log" 2>&1 &
 head=$!
 until python -c "import urllib.request as u; u.urlopen('$url/api/gcs_healthz', timeout=2)" 2>/dev/null; do
   kill -0 "$head" 2>/dev/null || { cat "$tmp/head.log"; exit 75; }

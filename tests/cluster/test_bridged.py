@@ -55,7 +55,7 @@ def pids(command: str) -> list[int]:
 
 def gone(command: str) -> bool:
     """Whether its processes end, now that nobody speaks to them any more."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while pids(command) and time.monotonic() < deadline:
         time.sleep(0.05)
     return not pids(command)

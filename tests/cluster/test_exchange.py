@@ -186,7 +186,7 @@ def test_outbid_run_hands_back_machines_with_its_deltas_and_one_that_waits_takes
 
 
 def test_death_and_silence_of_the_exchange_cost_nothing(corpus: Path, tmp_path: Path) -> None:
-    runs = [Running(bidder(name, 10, 1, 24, corpus), corpus, tmp_path) for name in ("one", "two")]
+    runs = [Running(bidder(name, 10, 1, 20, corpus), corpus, tmp_path) for name in ("one", "two")]
     runs[0].until(lambda: held("one") == held("two") == 1)
     before = created()
     for _ in range(10):
@@ -201,7 +201,7 @@ def test_death_and_silence_of_the_exchange_cost_nothing(corpus: Path, tmp_path: 
     assert all(run.runs for run in runs) and before.items() <= created().items()
     assert exchange_pid() != stopped
     for run in runs:
-        require_whole(run.result(), 24)
+        require_whole(run.result(), 20)
 
 
 def namespaces() -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -133,8 +134,17 @@ def test_tensors_of_all_kinds_are_copied_from_the_first_process() -> None:
 
 def test_process_that_ends_is_noticed_at_once_and_a_silent_one_at_the_deadline() -> None:
     first, second, third = connected(3)
-    found = at_once(lambda: first.total(1), third.close, lambda: second.total(1))
+
+    def end_with_an_error(one: Collectives) -> None:
+        try:
+            one.total(1)
+        finally:
+            one.close()
+
+    began = time.monotonic()
+    found = at_once(lambda: end_with_an_error(first), third.close, lambda: end_with_an_error(second))
     assert [type(error) for error in found] == [ProcessLostError, type(None), ProcessLostError]
+    assert time.monotonic() - began < 30
     first, second, third = connected(3, deadline_s=0.5)
     found = at_once(lambda: first.total(1), lambda: second.total(1))
     assert [type(error) for error in found] == [ProcessLostError] * 2 and "Timed out" in str(found[0])
