@@ -122,9 +122,8 @@ class SliceChecker:
     def _positions(self, data: bytes, digest: str, info: SliceInfo, manifest: Manifest) -> list[_Position]:
         """Positions of the tensors in a file that is read first."""
         if self._near and info.xxh3 == digest:
-            with suppress(
-                ValueError, LookupError, TypeError
-            ):  # The check in full tells the problem of a wrong manifest.
+            # What is wrong with a manifest is told by the check in full.
+            with suppress(ValueError, LookupError, TypeError):
                 return _positions(data, info, manifest)
         decode_slice(data, info, manifest)
         return _positions(data, info, manifest)
