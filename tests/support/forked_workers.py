@@ -1,8 +1,9 @@
 """Ray's worker processes, forked from one that has loaded their libraries: a start takes no seconds.
 
 A raylet starts a worker as always. `at_start/sitecustomize.py` hands the new process's command line, environment and
-streams over to a process that has loaded torch and transformers, and that one forks. The fork runs Ray's script as it
-is. Only the fork loads Ray, which then reads its variables, and seeds the random ids that forks mustn't share.
+streams over to a process that has loaded torch and transformers. That one forks a *template* for each job of a raylet,
+which loads Ray with the variables of these workers, since Ray reads them as it is loaded. The template forks a process
+for each worker, which runs Ray's script as it is. Ray seeds its random ids at the first, which a template never draws.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -28,6 +30,8 @@ NETWORK = Path("/proc/self/ns/net")
 """The network that a process is in: a fork stays in that of its parent."""
 OF_SKLEARN = {"KMP_DUPLICATE_LIB_OK": "True", "KMP_INIT_AT_FORK": "FALSE"}
 """Variables that scikit-learn sets as it is loaded, at whatever time: a fork is for the same variables alone."""
+DRAWS_ID = "hypha_ray.scheduler.runtime.actor_owner"
+"""Module that makes classes of actors, and thereby random ids, as it is loaded."""
 MOST_BYTES = 1 << 18
 
 
@@ -51,17 +55,52 @@ def workers_are_forked() -> Iterator[None]:
             yield  # It ends when its standard input does.
 
 
-def fork_workers(server: socket.socket) -> None:
-    """Fork for each worker that is handed over, until standard input ends."""
+def hand_on(server: socket.socket) -> None:
+    """Send on each worker that is handed over to the template with its variables, until standard input ends."""
+    templates: dict[tuple[str, ...], socket.socket] = {}
     while sys.stdin not in select.select([server, sys.stdin], [], [])[0]:
         asking, _ = server.accept()
         with asking:
             message, streams, _, _ = socket.recv_fds(asking, MOST_BYTES, 3)
+        environment = json.loads(message)["environment"]
+        key = tuple(sorted(f"{name}={value}" for name, value in environment.items() if name.startswith("RAY_")))
+        try:
+            socket.send_fds(templates[key], [message], streams)
+        except (KeyError, OSError):  # There is none yet, or it has ended.
+            templates[key] = new_template(environment, server)
+            socket.send_fds(templates[key], [message], streams)
+        for stream in streams:
+            os.close(stream)
+
+
+def new_template(environment: dict[str, str], server: socket.socket) -> socket.socket:
+    """Fork a process that loads Ray with these variables; returns the socket that takes its workers' starts."""
+    own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        server.close()
+        own.close()
+        os.environ.clear()
+        os.environ.update(environment)
+        import_module("ray._private.workers.default_worker")
+        load_own_modules(but=DRAWS_ID)
+        fork_workers(its, os.pidfd_open(int(environment["RAY_RAYLET_PID"])))
+    its.close()
+    return own
+
+
+def fork_workers(starts: socket.socket, raylet: int) -> NoReturn:
+    """Fork for each worker whose start comes, until the raylet or the process that hands on has ended."""
+    while raylet not in select.select([starts, raylet], [], [])[0]:
+        message, streams, _, _ = socket.recv_fds(starts, MOST_BYTES, 3)
+        if not message:
+            break
         if os.fork() == 0:
-            server.close()
+            starts.close()
+            os.close(raylet)
             become_worker(json.loads(message), streams)
         for stream in streams:
             os.close(stream)
+    os._exit(0)
 
 
 def become_worker(start: dict[str, Any], streams: list[int]) -> None:
@@ -87,7 +126,7 @@ def become_worker(start: dict[str, Any], streams: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    import tests.support.libraries  # noqa: F401
+    from tests.support.libraries import load_own_modules
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    fork_workers(socket.socket(fileno=int(sys.argv[1])))
+    hand_on(socket.socket(fileno=int(sys.argv[1])))

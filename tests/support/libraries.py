@@ -16,11 +16,18 @@ OF_RAY = ("click", "google.protobuf.descriptor", "jsonschema", "msgpack", "pdb",
 """What Ray itself loads first."""
 MODELS = ("bert", "gpt2", "llama", "vit")
 
+
+def load_own_modules(but: str) -> None:
+    """Load the modules of `hypha_ray`, except those that import the module `but`."""
+    sys.modules[but] = None  # type: ignore[assignment] # To import it fails.
+    with uncollected():
+        for module in pkgutil.walk_packages(hypha_ray.__path__, "hypha_ray."):
+            with suppress(ImportError):
+                import_module(module.name)
+    del sys.modules[but]
+
+
 with uncollected():
     for name in (*LIBRARIES, *OF_RAY, *(f"transformers.models.{model}.modeling_{model}" for model in MODELS)):
         import_module(name)
-    sys.modules["ray"] = None  # type: ignore[assignment] # Modules that import it fail, and are loaded with it.
-    for module in pkgutil.walk_packages(hypha_ray.__path__, "hypha_ray."):
-        with suppress(ImportError):
-            import_module(module.name)
-    del sys.modules["ray"]
+load_own_modules(but="ray")
