@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import peft
 import pytest
 import torch
@@ -101,7 +102,8 @@ def test_adapter_learns_by_every_strategy(name: str, results: Path, corpus: Path
         rates["outer_optimizer"] = {"name": "average"}
     run = run_job(adapting(name, corpus, base, **rates, **STRATEGIES[name]), results, corpus)
     before = loss_on(corpus, transformers.AutoModelForCausalLM.from_pretrained(base))
-    assert run.of_kind("eval")[-1]["val_loss"] < before - 0.005
+    losses = [record["val_loss"] for record in run.of_kind("eval")]
+    assert np.mean(losses[len(losses) // 2 :]) < before - 0.005  # Single ones vary by 0.01 without a barrier.
 
 
 def test_two_workers_learn_as_one_on_the_joined_batches(results: Path, corpus: Path, base: Path) -> None:
