@@ -12,8 +12,18 @@ import hypha_ray
 from hypha_ray.heavy_imports import uncollected
 
 LIBRARIES = ("datasets", "grpc", "matplotlib.pyplot", "numba", "transformers.optimization")
-OF_RAY = ("click", "google.protobuf.descriptor", "jsonschema", "msgpack", "pdb", "prometheus_client", "requests")
-"""What Ray itself loads first."""
+OF_RAY = (
+    "click",
+    "google.protobuf.descriptor",
+    "jsonschema",
+    "msgpack",
+    "pdb",
+    "prometheus_client",
+    "pydantic.v1",
+    "requests",
+    "starlette.datastructures",
+)
+"""What Ray itself loads, of which none loads Ray."""
 MODELS = ("bert", "gpt2", "llama", "vit")
 
 
