@@ -78,9 +78,13 @@ def needed_bytes(config: Mapping[str, Any], settings: Mapping[str, Any]) -> int 
     return None if found is None else found.total + trained
 
 
-def row(size: Size) -> str:
+def needs_of(size: Size) -> dict[str, int | None]:
+    """Bytes that a model needs by each settings; None if unknown."""
+    return {name: needed_bytes(size.config, settings) for name, settings in SETTINGS.items()}
+
+
+def row(size: Size, needed: Mapping[str, int | None]) -> str:
     """A line of the table: the fastest settings that fit into each GPU."""
-    needed = {name: needed_bytes(size.config, settings) for name, settings in SETTINGS.items()}
     fits = (
         next((name for name, taken in needed.items() if taken is not None and taken <= USABLE * gib * 2**30), "–")
         for gib in GPUS_GIB
@@ -92,7 +96,7 @@ def table() -> Iterator[str]:
     """Lines of the table, in Markdown."""
     yield f"| model | {' | '.join(f'{gib} GiB' for gib in GPUS_GIB)} |"
     yield "|---" * (len(GPUS_GIB) + 1) + "|"
-    yield from map(row, SIZES)
+    yield from (row(size, needs_of(size)) for size in SIZES)
 
 
 if __name__ == "__main__":
