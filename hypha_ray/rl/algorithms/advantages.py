@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -17,8 +18,7 @@ def present(rewards: torch.Tensor) -> torch.Tensor:
         rewards: [prompts, group]; NaN: absent.
 
     """
-    means = rewards.nanmean(1, keepdim=True).expand_as(rewards)
-    return torch.where(rewards.isnan(), means, rewards).nan_to_num()
+    return torch.where(rewards.isnan(), _means(rewards), rewards).nan_to_num()
 
 
 def group_std(rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -37,7 +37,7 @@ def group_std(rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 
 def group_mean(rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     """Subtract the group's mean from each reward (Dr. GRPO, arXiv 2503.20783); arguments as in `group_std`."""
-    return rewards - rewards.mean(1, keepdim=True)
+    return rewards - _means(rewards)
 
 
 def leave_one_out(rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
@@ -55,6 +55,16 @@ def batch_std(rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
     mean = (centered * lengths).sum() / tokens
     variance = ((centered - mean) ** 2 * lengths).sum() / (tokens - 1).clamp(min=1)
     return (centered - mean) * torch.rsqrt(variance + _LEAST_VARIANCE)
+
+
+def _means(rewards: torch.Tensor) -> torch.Tensor:
+    """Means of groups, [prompts, 1]: never beyond the rewards by rounding, so that the mean of equal ones equals them.
+
+    Without this, GRPO divides the rounding of a group of equal rewards by a deviation that is as small.
+    """
+    low = rewards.nan_to_num(math.inf).amin(1, keepdim=True)
+    high = rewards.nan_to_num(-math.inf).amax(1, keepdim=True)
+    return rewards.nanmean(1, keepdim=True).clamp(low, high)
 
 
 ADVANTAGES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {

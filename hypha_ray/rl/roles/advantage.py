@@ -41,7 +41,7 @@ class Advantage(Role):
         sums = {"equal_groups": (float(equal.sum()), float(len(equal)))}
         mask = torch.from_numpy(token_mask(sample)).float()
         divergence = self._divergence(sample, mask)
-        columns = self._columns(sample, rewards.to(mask), mask, divergence)
+        columns = self._columns(sample, rewards, mask, divergence)
         if divergence is not None and self._rl.kl_target is not None:
             sums["kl_coefficient"] = self.kl, 1.0
             mean = float(divergence.sum() / mask.sum())
@@ -66,7 +66,7 @@ class Advantage(Role):
         if self._recipe.advantage != "gae":
             groups = rewards.shape
             found = ADVANTAGES[self._recipe.advantage](rewards - penalty.sum(1).view(groups), lengths.view(groups))
-            return {"advantages": found.reshape(-1, 1).expand_as(mask)}
+            return {"advantages": found.to(mask).reshape(-1, 1).expand_as(mask)}
         by_token = -penalty
         by_token[torch.arange(len(mask)), lengths.long() - 1] += rewards.flatten()
         critic, values = self._rl.critic, tokens_of(sample, "values", _CPU)
