@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import T5Config, T5ForConditionalGeneration
+from transformers import (
+    MBartConfig,
+    MBartForConditionalGeneration,
+    MBartTokenizer,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.preparation.report import lengths_of, marked, sample_of
@@ -62,6 +68,31 @@ def test_loss_of_pairs_is_that_of_transformers(tmp_path: Path) -> None:
         theirs = model(**{name: tensor.long() for name, tensor in batch.items()}).loss
     assert float(ours) == pytest.approx(float(theirs), abs=1e-6)
     assert task.count(inputs) == sum(9 - n + 1 for n in range(1, 9))
+
+
+def test_language_behind_the_end_stays_there_since_mbart_begins_with_it(tmp_path: Path) -> None:
+    pieces = ["<s>", "<pad>", "</s>", "<unk>", "▁", *"abcdef"]
+    tokenizer = MBartTokenizer(vocab=[(piece, -1.0) for piece in pieces], src_lang="en_XX", tgt_lang="ro_RO")
+    tokenizer.save_pretrained(tmp_path / "mbart")
+    source = table(tmp_path / "a.jsonl", {"en": "ab", "de": "c"}, {"en": "abcdef", "de": "fed"})
+    run(source, tmp_path / "out", tokenizer=str(tmp_path / "mbart"), seq_len=6)
+    arrays = arrays_of(tmp_path / "out")
+    made = {
+        tuple(tokenizer.convert_ids_to_tokens(row[mask == 1].tolist()))
+        for row, mask in zip(arrays["input_ids"], arrays["attention_mask"], strict=True)
+    }
+    assert made == {("▁", "a", "b", "</s>", "en_XX"), ("▁", "a", "b", "c", "</s>", "en_XX")}
+    sizes = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": len(tokenizer)}
+    model = MBartForConditionalGeneration(MBartConfig(**sizes, **heads)).eval()
+    plain = tokenizer(["ab", "abc"], text_target=["c", "fed"], padding=True, return_tensors="pt")
+    plain["labels"][plain["labels"] == tokenizer.pad_token_id] = -100
+    task = resolve_task(find_task("seq2seq-lm"), model, None, explicit=False)
+    with torch.no_grad():
+        theirs = model(**plain).loss
+        batch = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        ours = compute_losses(task, model, task.inputs(batch)).reported
+    assert float(ours) == pytest.approx(float(theirs), abs=1e-6)
 
 
 def test_rows_without_text_are_counted_and_equal_sources_are_in_one_split(tmp_path: Path) -> None:

@@ -73,17 +73,19 @@ def write_pairs(options: Options, writer: SliceWriter, report: Report, account: 
 def _encoded(
     tokenizer: Any, found: Sequence[Pair], options: Options, report: Report, account: Account
 ) -> Iterator[Sample]:
-    """Tokens of pairs, taken literally; source and target end in the tokenizer's end token, even if cut off."""
+    """Tokens of pairs, taken literally; source and target end as the tokenizer ends a text, even if cut off."""
     end, most, cut = require_end(tokenizer, options.tokenizer), options.seq_len, 0
+    tails = _tail(_ids(tokenizer, [""])[0], end), _tail(_ids(tokenizer, text_target=[""])[0], end)
     for start in range(0, len(found), _AT_ONCE):
         part = found[start : start + _AT_ONCE]
         sides = (_ids(tokenizer, [pair.source for pair in part]), _ids(tokenizer, text_target=[p.target for p in part]))
-        for source, target in zip(*sides, strict=True):
-            ended = [ids if ids[-1:] == [end] else [*ids, end] for ids in (source, target)]
-            beyond = sum(max(0, len(ids) - most) for ids in ended)
+        for pair in zip(*sides, strict=True):
+            bodies = [_without(ids, tail) for ids, tail in zip(pair, tails, strict=True)]
+            beyond = sum(max(0, len(ids) + len(tail) - most) for ids, tail in zip(bodies, tails, strict=True))
             account.leave_out("tokens", f"behind the first {most} of a text, see --seq-len", beyond)
             cut += beyond > 0
-            yield Sample(*(np.array([*ids[: most - 1], end] if len(ids) > most else ids, np.int32) for ids in ended))
+            ended = ([*ids[: most - len(tail)], *tail] for ids, tail in zip(bodies, tails, strict=True))
+            yield Sample(*(np.array(ids, np.int32) for ids in ended))
         report("pairs", len(part))
     if cut:
         account.note(f"{counted(cut, 'pairs')} cut off at --seq-len {most}")
@@ -94,6 +96,15 @@ def _ids(tokenizer: Any, text: list[str] | None = None, text_target: list[str] |
     encoded = tokenizer(text, **options) if text_target is None else tokenizer(text_target=text_target, **options)
     found: list[list[int]] = encoded["input_ids"]
     return found
+
+
+def _tail(specials: list[int], end: int) -> list[int]:
+    """The end token and what a tokenizer puts behind it, such as mBART's language."""
+    return specials[-1 - specials[::-1].index(end) :] if end in specials else [end]
+
+
+def _without(ids: list[int], tail: list[int]) -> list[int]:
+    return ids[: -len(tail)] if ids[-len(tail) :] == tail else ids
 
 
 def _padded(rows: Sequence[Tokens], width: int, padding: int) -> Tokens:
