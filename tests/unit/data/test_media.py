@@ -83,6 +83,30 @@ def wave(folder: Path, name: str, samples: npt.NDArray[np.generic], rate: int = 
 THREE = [(-1.0, 0), (-0.6, 0), (1.0, 1)]
 
 
+def test_photos_are_upright_and_greys_of_16_bits_keep_their_steps(tmp_path: Path, processor: str) -> None:
+    """As transformers and datasets turn photos; of four sixths of white, Pillow's own conversion makes white."""
+    turned, upright = Image.new("RGB", (6, 4)), Image.new("RGB", (6, 4))
+    for x in range(3):
+        for y in range(4):
+            upright.putpixel((x, y), (255, 255, 255))
+            turned.putpixel((5 - x, 3 - y), (255, 255, 255))
+    (tmp_path / "in" / "a").mkdir(parents=True)
+    (tmp_path / "in" / "b").mkdir()
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    turned.save(tmp_path / "in" / "a" / "turned.png", exif=exif)
+    steps = np.full((4, 6), 43690, np.uint16)
+    Image.fromarray(steps).save(tmp_path / "in" / "b" / "grey.png")
+    Image.fromarray(steps).save(tmp_path / "in" / "b" / "grey.pgm")
+    Image.fromarray(steps.astype(np.float32)).save(tmp_path / "in" / "b" / "float.tiff")
+    manifest = run(tmp_path / "in", tmp_path / "out", preprocessor=processor)
+    assert omissions(manifest) == {"files with greys of 32 bits, whose range isn't known": 1}
+    arrays = arrays_of(tmp_path / "out")
+    (photo,), greys = arrays["images"][arrays["labels"] == 0], arrays["images"][arrays["labels"] == 1]
+    np.testing.assert_allclose(photo, np.asarray(upright, np.float32).transpose(2, 0, 1) / 127.5 - 1, atol=1e-6)
+    np.testing.assert_allclose(greys, np.full((2, 3, 4, 6), 170 / 127.5 - 1), atol=1e-6)
+
+
 def test_images_in_folders_have_the_classes_of_their_folders(tmp_path: Path, processor: str) -> None:
     manifest = run(pictures(tmp_path / "in"), tmp_path / "out", preprocessor=processor)
     assert (manifest.modality, manifest.classes) == ("vision", ClassInfo(("dark", "light")))

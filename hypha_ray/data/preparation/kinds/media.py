@@ -62,11 +62,11 @@ class Images:
         self._mode = "L" if len(getattr(processor, "image_mean", None) or "RGB") == 1 else "RGB"
 
     def decode(self, content: bytes) -> Any:
-        """A picture in the colours of the processor."""
-        from PIL import Image
+        """A picture in the colours of the processor, upright as its camera tells."""
+        from PIL import Image, ImageOps
 
         with Image.open(io.BytesIO(content)) as image:
-            return image.convert(self._mode)
+            return _of_bytes(ImageOps.exif_transpose(image), image.format).convert(self._mode)
 
     def examine(self, decoded: Any, account: Account) -> None:
         """Do nothing: an image has no length."""
@@ -74,6 +74,21 @@ class Images:
     def tensors(self, decoded: Sequence[Any]) -> Arrays:
         """Tensors of pictures, all of one size."""
         return {"images": np.asarray(self._processor(images=list(decoded), return_tensors="np")["pixel_values"])}
+
+
+class UnknownRange(ValueError):
+    """Error for an image whose numbers don't tell which of them is white."""
+
+
+def _of_bytes(image: Any, format: str | None) -> Any:
+    """An image with greys of 16 bits scaled to 8, which Pillow would cut off at 255."""
+    from PIL import Image
+
+    if image.mode.startswith("I;16") or (image.mode == "I" and format == "PPM"):
+        return Image.fromarray((np.asarray(image, np.float64) / 257).round().astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise UnknownRange
+    return image
 
 
 def write_media(options: Options, writer: SliceWriter, report: Report, account: Account) -> PreprocessorInfo:
@@ -125,7 +140,8 @@ def _usable(
         except ConfigError:
             raise
         except Exception as error:  # Decoders raise anything from OSError to struct.error.
-            reason = "missing" if isinstance(error, FileNotFoundError) else f"no {what}, or damaged"
+            reasons = {FileNotFoundError: "missing", UnknownRange: "with greys of 32 bits, whose range isn't known"}
+            reason = next((why for kind, why in reasons.items() if isinstance(error, kind)), f"no {what}, or damaged")
             account.leave_out("files", reason, name=file.where)
             continue
         yield file, hashlib.blake2b(content, digest_size=16).digest()
