@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 from scipy.io import wavfile
-from transformers import AutoProcessor, Wav2Vec2FeatureExtractor
+from transformers import AutoProcessor, SeamlessM4TFeatureExtractor, Wav2Vec2FeatureExtractor, WhisperFeatureExtractor
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from hypha_ray.data.manifest import ClassInfo, Manifest
@@ -259,6 +259,23 @@ def test_recordings_are_padded_to_the_longest_and_cut_off_at_the_limit(tmp_path:
     filled = {int(label): int((row == 0.5).sum()) for label, row in zip(arrays["labels"], arrays["audio"], strict=True)}
     assert filled == {0: 200, 1: 40}
     assert omissions(manifest) == {"parts of recordings behind the first 0.25 seconds, see --max-seconds": 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "own"), [(WhisperFeatureExtractor, {"chunk_length": 1}), (SeamlessM4TFeatureExtractor, {})]
+)
+def test_spectra_are_as_long_as_the_extractor_makes_them(tmp_path: Path, kind: Any, own: dict[str, Any]) -> None:
+    """Whisper takes one length; Wav2Vec2-BERT's are padded to the longest, and counted in frames."""
+    theirs = kind(**own)
+    theirs.save_pretrained(tmp_path / "extractor")
+    waves = [np.random.default_rng(n).normal(0, 0.1, 4000 * n).astype(np.float32) for n in (1, 2)]
+    for name, samples in zip(("a", "b"), waves, strict=True):
+        wave(tmp_path / "in" / name, "1.wav", samples, rate=16_000)
+    run(tmp_path / "in", tmp_path / "out", preprocessor=str(tmp_path / "extractor"))
+    plain = theirs(waves, sampling_rate=16_000, return_tensors="np")
+    arrays = arrays_of(tmp_path / "out")
+    order = np.argsort(arrays["labels"])
+    np.testing.assert_allclose(arrays["audio"][order], plain["input_features"], atol=1e-5)
 
 
 def test_recordings_are_resampled_to_the_rate_of_the_model(tmp_path: Path, extractor: str) -> None:

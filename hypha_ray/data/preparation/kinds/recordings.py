@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import io
+import sys
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -24,7 +26,9 @@ class Recordings:
 
     def __init__(self, extractor: Any, max_seconds: float) -> None:
         self._extractor, self._rate = extractor, int(extractor.sampling_rate)
-        self._most, self._seconds = round(max_seconds * self._rate), max_seconds
+        self._most = min(round(max_seconds * self._rate), getattr(extractor, "n_samples", sys.maxsize))
+        padding = inspect.signature(type(extractor).__call__).parameters.get("padding")
+        self._padding = (padding and padding.default) or True  # Whisper's is up to the one length that it takes.
         self._longest = 1
 
     def decode(self, content: bytes) -> Wave:
@@ -52,19 +56,15 @@ class Recordings:
         """Take the length of a recording into account, once."""
         self._longest = max(self._longest, min(len(wave), self._most))
         if len(wave) > self._most:
-            reason = f"behind the first {self._seconds:g} seconds, see --max-seconds"
+            reason = f"behind the first {self._most / self._rate:g} seconds, see --max-seconds"
             account.leave_out("parts of recordings", reason)
 
     def tensors(self, waves: Sequence[Wave]) -> Arrays:
-        """Tensors of recordings, all of one length."""
-        made = self._extractor(
-            [wave[: self._most] for wave in waves],
-            sampling_rate=self._rate,
-            padding="max_length",
-            max_length=self._longest,
-            truncation=True,
-            return_tensors="np",
-        )
+        """Tensors of recordings, all of one length: that of a silence as long as the longest, which is taken away."""
+        silence = np.zeros(self._longest, np.float32)
+        several = [*(wave[: self._most] for wave in waves), silence]
+        made = self._extractor(several, sampling_rate=self._rate, padding=self._padding, return_tensors="np")
+        made = {name: array[: len(waves)] for name, array in made.items()}
         audio = made["input_values"] if "input_values" in made else made["input_features"]
         mask = {"attention_mask": np.asarray(made["attention_mask"], np.int32)} if "attention_mask" in made else {}
         return {"audio": np.asarray(audio, np.float32), **mask}
