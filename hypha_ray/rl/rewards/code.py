@@ -9,12 +9,15 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 from contextlib import suppress
 from pathlib import Path
 
 from hypha_ray.rl.rewards.response import Response
 
-_BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
+_BLOCK = re.compile(r"```[^\n`]+```|```[ \t]*[{.]?(\w*)[^\n`]*\n(.*?)```", re.DOTALL)
+"""Code within a line; or a block, its language, and its text."""
+_PYTHON = {"python", "python3", "py"}
 _LIMIT_S = 10
 """Longest time of a program, and of its processor."""
 _BOOT = f"""
@@ -35,16 +38,24 @@ end it prints a proof that it got there, which no file has."""
 def passes(response: Response) -> float:
     """Give 1 if the program in the response passes the tests, which are the answer, otherwise 0.
 
-    The program is the last block of code, or without one all of the text; the tests are statements of Python behind
-    it. They run with an empty environment, in a folder of their own, with limits of time, memory, files and their
-    sizes. This keeps mistakes in, and isn't a wall against hostile programs.
+    The tests are statements of Python behind the program. They run with an empty environment, in a folder of their own,
+    with limits of time, memory, files and their sizes. This keeps mistakes in, and isn't a wall against hostile
+    programs.
     """
-    program, proof = (_BLOCK.findall(response.text) or [response.text])[-1], secrets.token_hex(16)
+    program, proof = _program(response.text), secrets.token_hex(16)
     with tempfile.TemporaryDirectory() as folder:
         text = f"{program}\n{response.answer}\n"
         Path(folder, "program.py").write_text(text, encoding="utf-8", errors="replace")
         output = _output(Path(folder), proof)
     return float(output.rstrip().endswith(proof.encode()))  # A program that ends early doesn't get there.
+
+
+def _program(text: str) -> str:
+    """Return the last block of Python, or without one the last block of no language, or all of the text."""
+    blocks = [(language.lower(), block) for language, block in _BLOCK.findall(text) if block]
+    marked = [block for language, block in blocks if language in _PYTHON]
+    plain = [block for language, block in blocks if not language]
+    return textwrap.dedent((marked or plain or [text])[-1])
 
 
 def _output(folder: Path, proof: str) -> bytes:

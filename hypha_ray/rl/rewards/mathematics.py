@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any
 
 from hypha_ray.errors import ConfigError
 from hypha_ray.rl.rewards.response import Response
+
+_COMMANDS = re.compile(r"\\(text|mathrm|mbox)\{[^{}]*\}|\\(?!boxed)[A-Za-z]+")
+"""Commands of LaTeX that aren't prose, whatever their names and texts are."""
+_PROSE = re.compile(r"\$|\\[(\[]|\\boxed|####|[A-Za-z]{3}|\d [A-Za-z]+/[A-Za-z]+$")
+"""Signs of an answer that isn't mathematics as a whole: marks of what is, words, and units such as m/s."""
 
 
 def equal(response: Response) -> float:
@@ -21,10 +27,18 @@ def equal(response: Response) -> float:
 
     """
     package = _package()
-    wanted = _parsed(package, response.answer) or _parsed(package, f"${response.answer}$")
+    wanted = _wanted(package, response.answer)
     if not wanted:
         raise ValueError(f"no expression in the answer {response.answer[:80]!r}")
     return float(package.verify(wanted, _parsed(package, response.text), timeout_seconds=None))
+
+
+def _wanted(package: Any, answer: str) -> Any:
+    """Parse a right answer: all of it is mathematics, unless it says itself what is, or it is prose."""
+    texts = [f"${answer}$", answer]
+    if _PROSE.search(_COMMANDS.sub("", answer)):
+        texts.reverse()
+    return _parsed(package, texts[0]) or _parsed(package, texts[1])
 
 
 def _parsed(package: Any, text: str) -> Any:

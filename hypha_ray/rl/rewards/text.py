@@ -7,7 +7,7 @@ from decimal import Decimal, InvalidOperation
 
 from hypha_ray.rl.rewards.response import Response
 
-_NUMBER = re.compile(r"(?:(?<![\w.)])[-+−])?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d+)?(?:[eE][-+]?\d+)?")
+_NUMBER = re.compile(r"(?:(?<![\w.)])[-+−])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?")
 
 _BOX = re.compile(r"\\boxed\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}")
 """A box, whose content has braces in one level at most."""
@@ -51,7 +51,7 @@ def number(response: Response) -> float:
 
 def last_number(text: str) -> Decimal | None:
     """The last decimal number in a text; None without any."""
-    found = [match.group() for match in _NUMBER.finditer(text) if any(map(str.isdigit, match.group()))]
+    found = _NUMBER.findall(text)
     if not found:
         return None
     try:
