@@ -8,12 +8,14 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from decimal import Decimal
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
+import pandas
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -200,6 +202,15 @@ def test_prompts_of_every_kind_of_table(tmp_path: Path, suffix: str) -> None:
 GSM8K = "She sold 48/2 = <<48/2=24>>24.\nTogether 48+24 = 72.\n#### "
 
 
+def test_numbers_of_a_column_that_lacks_some_are_those_that_were_written(tmp_path: Path) -> None:
+    frame = pandas.DataFrame({"q": ["a", "b", "c"], "a": [72, None, 3], "b": [Decimal("1.50"), None, Decimal(7)]})
+    frame.to_parquet(tmp_path / "a.parquet")
+    for column, wanted in (("a", ["3", "72"]), ("b", ["1.50", "7.00"])):
+        out = tmp_path / column
+        run(tmp_path / "a.parquet", out, prompt_column="q", answer_column=column, validation_fraction=0.0)
+        assert sorted(record["answer"] for record in records_of(out, "train")) == wanted
+
+
 @pytest.mark.parametrize(
     ("task", "answer", "wanted"),
     [
@@ -212,6 +223,11 @@ GSM8K = "She sold 48/2 = <<48/2=24>>24.\nTogether 48+24 = 72.\n#### "
         ("number", "many", None),
         ("math", r" \frac{1}{2} ", r"\frac{1}{2}"),
         (None, 0, "0"),
+        (None, -72.0, "-72"),
+        (None, 0.1, "0.1"),
+        (None, 1e-05, "0.00001"),
+        (None, 1e16, "10000000000000000"),
+        (None, math.nan, None),
     ],
 )
 def test_answer_is_what_the_task_compares(tmp_path: Path, task: str | None, answer: Any, wanted: str | None) -> None:

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
@@ -87,9 +88,10 @@ class PromptReader:
                 account.leave_out("rows", "without a prompt")
                 continue
             if self._answer:
-                answer = self._answer_of(where, row[self._answer.name])
+                value = _without_float(row[self._answer.name])
+                answer = self._answer_of(where, value)
                 if not answer:
-                    account.leave_out("rows", self._why_no_answer(row[self._answer.name]))
+                    account.leave_out("rows", self._why_no_answer(value))
                     continue
                 data["answer"] = answer
             yield Prompt(text, data | {column.name: _kept(where, column, row) for column in self._kept})
@@ -164,6 +166,15 @@ def _kept(where: str, column: Column, row: Mapping[str, Any]) -> Any:
     if not _is_json(value):
         raise _useless(where, column, value, "text, numbers, true, false, null, and lists and tables of them")
     return value
+
+
+def _without_float(value: Any) -> Any:
+    """A number as people write it. Tables have whole numbers as floats, and NaN, where a column lacks some of them."""
+    if not isinstance(value, float | Decimal) or math.isinf(value):
+        return value
+    if math.isnan(value):
+        return None
+    return f"{Decimal(str(value)):f}".removesuffix(".0")
 
 
 def _is_json(value: Any) -> bool:
