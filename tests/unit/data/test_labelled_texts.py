@@ -249,8 +249,8 @@ def test_model_has_the_classes_of_the_dataset(tmp_path: Path, several: bool) -> 
     manifest = run(table(tmp_path / "a.jsonl", *rows), tmp_path / "out")
     job = Job.model_validate({"model": {"repository": "x/y", "type": "text-classification"}})
     config = with_classes(job, manifest).model.config
-    problem = {"problem_type": "multi_label_classification"} if several else {}
-    assert config == {"id2label": {"0": "a", "1": "b"}, "label2id": {"a": 0, "b": 1}, **problem}
+    problem = "multi_label_classification" if several else "single_label_classification"
+    assert config == {"id2label": {"0": "a", "1": "b"}, "label2id": {"a": 0, "b": 1}, "problem_type": problem}
 
 
 @pytest.mark.parametrize(
