@@ -195,7 +195,8 @@ def infer_task(folder: Path) -> Task:
     architecture = next(iter(settings.get("architectures") or ()), None)
     for task in TASKS.values():
         names = auto_class(task)._model_mapping._model_mapping.get(settings.get("model_type"), ())
-        if architecture in ([names] if isinstance(names, str) else names):
+        translates = task.name == "masked-lm" and settings.get("is_encoder_decoder")  # BART's class is one of both tasks.
+        if architecture in ([names] if isinstance(names, str) else names) and not translates:
             return task
     raise ConfigError(
         "MODEL001",

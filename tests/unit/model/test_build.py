@@ -35,6 +35,17 @@ T5 = {
     "num_layers": 1,
     "vocab_size": 32,
 }
+BART = {
+    "model_type": "bart",
+    "vocab_size": 32,
+    "d_model": 8,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 8,
+    "decoder_ffn_dim": 8,
+}
 VIT = {
     "model_type": "vit",
     "num_hidden_layers": 1,
@@ -333,6 +344,8 @@ def test_task_of_masked_model_without_mask_token_raises_on_use() -> None:
         (VIT, "image-classification"),
         (GPT2, "sequence-classification"),
         (GPT2, "auto"),
+        (BART, "seq2seq-lm"),
+        (BART | {"model_type": "mbart"}, "seq2seq-lm"),
     ],
 )
 def test_infer_task_saved_model_leads_back_to_its_task(settings: dict[str, Any], task: str, tmp_path: Path) -> None:
