@@ -36,17 +36,19 @@ class Advantage(Role):
 
     def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
         """Compute advantages of all tokens, returns if there is a critic, and which responses are trained on."""
-        rewards = present(torch.tensor(sample.data["rewards"]).view(len(sample.ids), -1))
+        given = torch.tensor(sample.data["rewards"]).view(len(sample.ids), -1)
+        rewards, absent = present(given), given.isnan()
         equal = rewards.amax(1) == rewards.amin(1)
         sums = {"equal_groups": (float(equal.sum()), float(len(equal)))}
         mask = torch.from_numpy(token_mask(sample)).float()
         divergence = self._divergence(sample, mask)
-        columns = self._columns(sample, rewards, mask, divergence)
+        columns = self._columns(sample, rewards, mask, divergence, absent)
         if divergence is not None and self._rl.kl_target is not None:
             sums["kl_coefficient"] = self.kl, 1.0
             mean = float(divergence.sum() / mask.sum())
             self.kl = adapted(self.kl, mean, self._rl.kl_target, len(mask), self._rl.kl_horizon)
-        kept = ~(equal & self._recipe.drop_equal_groups).repeat_interleave(rewards.shape[1])
+        left_out = (equal & self._recipe.drop_equal_groups)[:, None] | (absent & self._rl.has_critic)
+        kept = ~left_out.flatten()
         made = packed_tokens(sample, columns).update(packed_numbers(sample, {"kept": kept.numpy()}))
         return Outcome(made, sums)
 
@@ -59,7 +61,12 @@ class Advantage(Role):
         return ESTIMATORS[self._recipe.kl_estimator](old, reference) * mask
 
     def _columns(
-        self, sample: Sample, rewards: torch.Tensor, mask: torch.Tensor, divergence: torch.Tensor | None
+        self,
+        sample: Sample,
+        rewards: torch.Tensor,
+        mask: torch.Tensor,
+        divergence: torch.Tensor | None,
+        absent: torch.Tensor,
     ) -> dict[str, torch.Tensor]:
         penalty = torch.zeros_like(mask) if divergence is None else self.kl * divergence
         lengths = mask.sum(1)
@@ -71,4 +78,4 @@ class Advantage(Role):
         by_token[torch.arange(len(mask)), lengths.long() - 1] += rewards.flatten()
         critic, values = self._rl.critic, tokens_of(sample, "values", _CPU)
         advantages, returns = generalized_advantages(by_token, values, mask, critic.discount, critic.gae_lambda)
-        return {"advantages": whitened(advantages, mask), "returns": returns}
+        return {"advantages": whitened(advantages, mask * ~absent.flatten()[:, None]), "returns": returns}

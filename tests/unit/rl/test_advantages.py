@@ -47,3 +47,19 @@ def test_small_differences_of_large_rewards_are_kept() -> None:
     assert found.sample is not None and found.sample.data["advantages"].dtype == np.float32
     expected = [float(one - mean) / (std + 1e-6) for one in exact]
     assert found.sample.data["advantages"].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_response_without_a_reward_is_as_if_it_were_not_there_with_a_critic() -> None:
+    def found(rewards: list[float], values: list[float]) -> Outcome:
+        ids, two, one = tuple(map(str, range(len(rewards)))), ((2,),) * len(rewards), ((1,),) * len(rewards)
+        columns = {"responses": np.ones(2 * len(rewards), np.int64), "values": np.array(values, np.float32)}
+        data = {**columns, "rewards": np.array(rewards, float), "ended": np.ones(len(rewards), bool)}
+        lengths = {name: two if name in columns else one for name in data}
+        rl = RL.model_validate({"algorithm": "ppo", "group_size": 1})
+        return Advantage(rl).inference(Sample(Meta(ids, lengths), data), {})
+
+    some, all_ = found([1, -1], [0.2, 0.4, -0.3, 0.1]).sample, found([1, NAN, -1], [0.2, 0.4, 9, 9, -0.3, 0.1]).sample
+    assert some is not None and all_ is not None
+    assert all_.data["kept"].tolist() == [True, False, True]
+    assert all_.data["advantages"].tolist() == pytest.approx(np.insert(some.data["advantages"], 2, [0, 0]).tolist())
+    assert np.delete(all_.data["returns"], [2, 3]).tolist() == some.data["returns"].tolist()
