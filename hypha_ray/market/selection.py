@@ -65,7 +65,7 @@ def select(offers: Sequence[Offer], wanted: int, preference: Preference) -> list
     confirmed yet, if the sum of prices allows that.
     """
     reserve, total = dict[tuple[int, int], float](), 0.0
-    limit = preference.budget * (1 + ROUNDING)
+    limit = max(0.0, preference.budget) * (1 + ROUNDING)  # What is free is taken, even if rounding left less than 0.
     for index, number in islice(_ranked(offers, lambda offer, _: (offer.price,)), wanted):
         if total + offers[index].price > limit:
             break

@@ -157,6 +157,13 @@ def test_plan_leaves_the_second_request_what_the_first_has_not_taken() -> None:
     assert [offer.node.id for offer in fewer.chosen] == ["a", "a"]
 
 
+def test_free_machines_are_taken_when_rounding_leaves_less_than_nothing_of_the_budget() -> None:
+    offers = [
+        offer for offer in answers(REQUEST, [node("free", 1), node("paid", 1, price=0.1)]) if isinstance(offer, Offer)
+    ]
+    assert [offer.node.id for offer in select(offers, 2, Preference(budget=0.3 - (0.1 + 0.2)))] == ["free"]
+
+
 def test_value_without_measured_throughput_goes_by_what_is_leased() -> None:
     nodes = [node("small", 1, price=2), node("large", 8, price=8, offer="whole")]
     (choice,) = plan([(REQUEST, 1)], nodes, Preference("value"))
