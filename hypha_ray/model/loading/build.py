@@ -195,7 +195,8 @@ def infer_task(folder: Path) -> Task:
     architecture = next(iter(settings.get("architectures") or ()), None)
     for task in TASKS.values():
         names = auto_class(task)._model_mapping._model_mapping.get(settings.get("model_type"), ())
-        translates = task.name == "masked-lm" and settings.get("is_encoder_decoder")  # BART's class is one of both tasks.
+        # BART's class is one of both tasks.
+        translates = task.name == "masked-lm" and settings.get("is_encoder_decoder")
         if architecture in ([names] if isinstance(names, str) else names) and not translates:
             return task
     raise ConfigError(
