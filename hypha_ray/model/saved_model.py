@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 ADAPTER = "adapter"
 """Subfolder with the adapter alone."""
 _DTYPES = frozenset({"float64", "float32", "bfloat16", "float16"})
+_LABELS = ("id2label", "problem_type")
+"""Keys of a configuration that tell names and kind of classes."""
 
 
 def export(
@@ -134,10 +136,11 @@ def _replace(directory: Path, new: Path, old: Path) -> None:
 
 
 def _save_adapter(network: PreTrainedModel, model: Model, preprocessor: Any | None, folder: Path) -> None:
-    """Write an adapter with its task, and with the names of classes, which the base model doesn't know."""
+    """Write an adapter with its task, and with names and kind of its classes, which the base model doesn't know."""
     folder.mkdir(parents=True)
     save_adapter(network, model, folder)
-    _note_task(folder, model, {"labels": {"id2label": network.config.id2label}} if model.config else {})
+    labels = {name: value for name in _LABELS if (value := getattr(network.config, name)) is not None}
+    _note_task(folder, model, {"labels": labels} if model.config else {})
     if preprocessor is not None:
         preprocessor.save_pretrained(folder)
 

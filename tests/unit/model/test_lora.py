@@ -192,20 +192,25 @@ def test_merged_model_has_the_dtype_of_its_base_or_the_one_wished_for(base: Path
     assert str(transformers.AutoModelForCausalLM.from_pretrained(folder).dtype) == f"torch.{dtype}"
 
 
-def test_classifier_on_a_language_model_trains_its_head_and_saves_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("problem", "label"), [({}, [2]), ({"problem_type": "multi_label_classification"}, [[1.0, 0.0, 1.0]])]
+)
+def test_classifier_on_a_language_model_trains_its_head_and_saves_it(
+    tmp_path: Path, problem: dict[str, str], label: list[Any]
+) -> None:
     folder = saved(tmp_path / "base", BERT, "masked-lm")
-    labels = {"id2label": {0: "bad", 1: "good", 2: "other"}}
+    labels = {"id2label": {0: "bad", 1: "good", 2: "other"}, **problem}
     job = job_of(folder, "sequence-classification", labels)
     network = moved(job)
     names = [entry.name for entry in layout_of(network).entries]
     assert "classifier.modules_to_save.default.weight" in names
     assert "bert.pooler.modules_to_save.default.dense.weight" in names, "it isn't in the files, and would stay random"
-    inputs = {"input_ids": IDS, "labels": torch.tensor([2])}
+    inputs = {"input_ids": IDS, "labels": torch.tensor(label)}
     out = exported(job, network, tmp_path / "model")
     merged = transformers.AutoModelForSequenceClassification.from_pretrained(out)
     assert loss(merged, **inputs) == pytest.approx(loss(network, **inputs), rel=1e-5)
     opened, task = open_saved(out / "adapter")
-    assert task.name == "sequence-classification"
+    assert (task.name, task.measures) == ("sequence-classification", bool(problem))
     assert loss(opened, **inputs) == pytest.approx(loss(network, **inputs), rel=1e-5)
     assert list(opened.config.id2label.values()) == ["bad", "good", "other"]
     fresh = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=3)
