@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertTokenizerFast
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertTokenizerFast,
+    XLNetConfig,
+    XLNetForSequenceClassification,
+    XLNetTokenizer,
+)
 
 from hypha_ray.config import Job
 from hypha_ray.data.manifest import ClassInfo, Manifest
@@ -18,6 +25,8 @@ from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.model.evaluation import tensors_of
 from hypha_ray.model.loading.build import build_model, task_of
 from hypha_ray.model.losses import compute_losses
+from hypha_ray.model.tasks.resolve import resolve_task
+from hypha_ray.model.tasks.table import find_task
 from hypha_ray.types import Samples
 from tests.support.prepared import arrays_of, omissions, prepared, table
 
@@ -173,3 +182,22 @@ def test_options_of_labels_that_exclude_each_other_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=error):
         run(table(tmp_path / "a.jsonl", {"text": "x", "l": "a", "b": "y"}), tmp_path / "out", **options)
+
+
+def test_text_is_padded_on_the_left_where_its_last_token_classifies(tmp_path: Path) -> None:
+    pieces = ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>", "▁", *"abcdef"]
+    tokenizer = XLNetTokenizer(vocab=[(piece, -1.0) for piece in pieces])
+    tokenizer.save_pretrained(tmp_path / "xlnet")
+    rows = [{"text": "ab", "label": "x"}, {"text": "fedcba", "label": "y"}, {"text": "c", "label": "y"}]
+    options = {"label_column": "label", "tokenizer": str(tmp_path / "xlnet")}
+    run(table(tmp_path / "a.jsonl", *rows), tmp_path / "out", **options)
+    torch.manual_seed(0)
+    config = XLNetConfig(vocab_size=32, d_model=8, n_layer=1, n_head=2, d_inner=8, num_labels=2)
+    model = XLNetForSequenceClassification(config).eval()
+    plain = tokenizer([row["text"] for row in rows], padding=True, return_tensors="pt")
+    task = resolve_task(find_task("sequence-classification"), model, None, explicit=False)
+    batch = {name: torch.from_numpy(array) for name, array in arrays_of(tmp_path / "out").items()}
+    with torch.no_grad():
+        theirs = model(**plain, labels=torch.tensor([0, 1, 1])).loss
+        ours = compute_losses(task, model, task.inputs(batch)).reported
+    assert float(ours) == pytest.approx(float(theirs), abs=1e-6)

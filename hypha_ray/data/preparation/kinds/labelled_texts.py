@@ -5,7 +5,8 @@
     a label of each word        ``labels`` int32 [N, L], at the first token of each word, and -100 elsewhere
     a number to predict         ``labels`` float32 [N]
 
-Beside them are ``input_ids`` and ``attention_mask``, int32 [N, L], padded on the right to the longest text. Special
+Beside them are ``input_ids`` and ``attention_mask``, int32 [N, L], padded on the right to the longest text, or on the
+left if a tokenizer puts the token by which a model classifies last. Special
 tokens are those that the tokenizer adds. With a second text for each one there are ``token_type_ids``, if models of
 this tokenizer have some. Texts are held in memory as a whole.
 """
@@ -75,7 +76,12 @@ def write_texts(options: Options, writer: SliceWriter, report: Report, account: 
     splits = split([ids.tobytes() for ids, _, _ in samples], options, account, "texts")
     padding, longest = padding_of(tokenizer, options.tokenizer), max(len(ids) for ids, _, _ in samples)
     typed = options.second_column is not None and "token_type_ids" in tokenizer.model_input_names
-    write_split(splits, lambda rows: _arrays(samples, rows, longest, padding, typed), options.samples_per_slice, writer)
+    left = samples[0][0][-1] == tokenizer.cls_token_id  # XLNet classifies by the last token, which is none of padding.
+
+    def load(rows: Rows) -> Arrays:
+        return _arrays([samples[row] for row in rows], longest, padding, typed, left)
+
+    write_split(splits, load, options.samples_per_slice, writer)
     return save_tokenizer(tokenizer, writer.folder, options.tokenizer, options.tokenizer_revision)
 
 
@@ -191,13 +197,15 @@ def _labels(one: LabelledText, words: Sequence[int | None], numbers: dict[str, i
     return found
 
 
-def _arrays(samples: Sequence[Sample], rows: Rows, length: int, padding: int, typed: bool) -> Arrays:
-    """Tensors of some samples, padded on the right; types of tokens if they are wanted."""
-    tokens = np.full((len(rows), length), padding, np.int32)
+def _arrays(samples: Sequence[Sample], length: int, padding: int, typed: bool, left: bool) -> Arrays:
+    """Tensors of some samples, padded on the left or on the right; types of tokens if they are wanted."""
+    tokens = np.full((len(samples), length), padding, np.int32)
     mask, types, labels = np.zeros_like(tokens), np.zeros_like(tokens), []
-    for place, (ids, kinds, label) in enumerate(samples[row] for row in rows):
-        tokens[place, : len(ids)], mask[place, : len(ids)], types[place, : len(ids)] = ids, 1, kinds
-        ends = (0, length - len(ids)) if label.dtype == np.int32 and label.ndim else (0, 0)
-        labels.append(np.pad(label, ends, constant_values=IGNORE_INDEX) if ends[1] else label)
+    for place, (ids, kinds, label) in enumerate(samples):
+        lacks = length - len(ids)
+        part, ends = (slice(lacks, length), (lacks, 0)) if left else (slice(0, len(ids)), (0, lacks))
+        tokens[place, part], mask[place, part], types[place, part] = ids, 1, kinds
+        of_words = label.dtype == np.int32 and label.ndim
+        labels.append(np.pad(label, ends, constant_values=IGNORE_INDEX) if of_words else label)
     second = {"token_type_ids": types} if typed else {}
     return {"input_ids": tokens, "attention_mask": mask, **second, "labels": np.stack(labels)}
