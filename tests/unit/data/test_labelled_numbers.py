@@ -188,13 +188,13 @@ def test_text_is_padded_on_the_left_where_its_last_token_classifies(tmp_path: Pa
     pieces = ["<unk>", "<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop>", "▁", *"abcdef"]
     tokenizer = XLNetTokenizer(vocab=[(piece, -1.0) for piece in pieces])
     tokenizer.save_pretrained(tmp_path / "xlnet")
-    rows = [{"text": "ab", "label": "x"}, {"text": "fedcba", "label": "y"}, {"text": "c", "label": "y"}]
-    options = {"label_column": "label", "tokenizer": str(tmp_path / "xlnet")}
-    run(table(tmp_path / "a.jsonl", *rows), tmp_path / "out", **options)
+    texts = {"ab": "x", "fedcba": "y", "c": "y"}
+    source = table(tmp_path / "a.jsonl", *({"text": text, "label": label} for text, label in texts.items()))
+    run(source, tmp_path / "out", label_column="label", tokenizer=str(tmp_path / "xlnet"))
     torch.manual_seed(0)
     config = XLNetConfig(vocab_size=32, d_model=8, n_layer=1, n_head=2, d_inner=8, num_labels=2)
     model = XLNetForSequenceClassification(config).eval()
-    plain = tokenizer([row["text"] for row in rows], padding=True, return_tensors="pt")
+    plain = tokenizer(list(texts), padding=True, return_tensors="pt")
     task = resolve_task(find_task("sequence-classification"), model, None, explicit=False)
     batch = {name: torch.from_numpy(array) for name, array in arrays_of(tmp_path / "out").items()}
     with torch.no_grad():

@@ -5,10 +5,10 @@
     a label of each word        ``labels`` int32 [N, L], at the first token of each word, and -100 elsewhere
     a number to predict         ``labels`` float32 [N]
 
-Beside them are ``input_ids`` and ``attention_mask``, int32 [N, L], padded on the right to the longest text, or on the
-left if a tokenizer puts the token by which a model classifies last. Special
-tokens are those that the tokenizer adds. With a second text for each one there are ``token_type_ids``, if models of
-this tokenizer have some. Texts are held in memory as a whole.
+Beside them are ``input_ids`` and ``attention_mask``, int32 [N, L], padded on the right to the longest text. Tokenizers
+whose last token classifies, as XLNet's, have padding on the left. Special tokens are those that the tokenizer adds.
+With a second text for each one there are ``token_type_ids``, if models of this tokenizer have some. Texts are held in
+memory as a whole.
 """
 
 from __future__ import annotations
