@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,8 @@ def wordpiece(tmp_path: Path) -> str:
         ([5, 10, 1], ("1", "5", "10"), [1, 2, 0]),
         ([-1, 1, 0], ("-1", "0", "1"), [0, 2, 1]),
         ([True, False, True], ("False", "True"), [1, 0, 1]),
+        ([2.0, 10.0, math.nan], ("2", "10"), [0, 1]),
+        (["--1", "2"], ("--1", "2"), [0, 1]),
     ],
 )
 def test_classes_are_numbered_by_name_or_size(
@@ -69,9 +72,9 @@ def test_classes_are_numbered_by_name_or_size(
 
 def test_csv_has_the_text_in_its_only_other_column(tmp_path: Path) -> None:
     with (tmp_path / "a.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([("id", "review", "label"), (1, "fine, really", "pos"), (2, "poor", "neg")])
+        csv.writer(file).writerows([("id", "review", "label"), (1, "fine, really", "pos"), (2, "[1]", "neg")])
     manifest = run(tmp_path / "a.csv", tmp_path / "out")
-    assert labelled(tmp_path / "out") == {("fine, really", 1), ("poor", 0)}
+    assert labelled(tmp_path / "out") == {("fine, really", 1), ("[1]", 0)}
     assert omissions(manifest) == {"columns not used; only text and label are": 1}
 
 

@@ -52,7 +52,7 @@ def _the_same(source: str, got: str, allowed: str, fix: str) -> DataError:
 def _by_number(names: Iterable[str]) -> tuple[str, ...]:
     """Names of classes by number: whole numbers by size, texts by alphabet."""
     names = list(names)
-    whole = all(name.lstrip("-").isdecimal() for name in names)
+    whole = all(name.removeprefix("-").isdecimal() for name in names)
     return tuple(sorted(names, key=(lambda name: (int(name), name)) if whole else None))
 
 

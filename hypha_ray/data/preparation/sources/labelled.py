@@ -74,7 +74,7 @@ class LabelledTextReader:
 
         """
         for where, row in complete(rows, self.columns, account):
-            text, labels = _parsed(row[self._text.name]), [_parsed(row[column.name]) for column in self._labels]
+            text, labels = _words_or_text(row[self._text.name]), [_parsed(row[column.name]) for column in self._labels]
             seconds = [row[column.name] for column in self._second]
             if text is None or text == [] or any(isinstance(one, str) and not one.strip() for one in (text, *seconds)):
                 account.leave_out("rows", "without text")
@@ -114,7 +114,9 @@ class LabelledTextReader:
 
 
 def no_label(value: Any) -> bool:
-    """Whether a row has no label: nothing, or white space."""
+    """Whether a row has no label: nothing, white space, or NaN, as tables of pandas have where one is missing."""
+    if isinstance(value, float):
+        return math.isnan(value)
     return value is None or (isinstance(value, str) and not value.strip())
 
 
@@ -126,7 +128,7 @@ def label_of(where: str, column: Column, value: Any) -> Label:
 
     """
     many = isinstance(value, list)
-    values = value if many else [value]
+    values = [_whole(one) for one in (value if many else [value])]
     if not all(isinstance(one, str | int) for one in values):
         wrong = type(next(one for one in values if not isinstance(one, str | int))).__name__
         raise _useless(where, column, wrong, "text or a whole number, or a list of them")
@@ -134,6 +136,11 @@ def label_of(where: str, column: Column, value: Any) -> Label:
     if not all(names):
         raise _useless(where, column, "an empty label", "text or a whole number, or a list of them")
     return names if many else names[0]
+
+
+def _whole(value: Any) -> Any:
+    """A label, a whole number in the place of a float such as 1.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _number(where: str, column: Column, value: Any) -> float:
@@ -160,6 +167,12 @@ def _parsed(value: Any) -> Any:
             found = json.loads(value)
             return found if isinstance(found, list) else value
     return value
+
+
+def _words_or_text(value: Any) -> Any:
+    """A text, or a list of words; other lists in CSV files, such as ``[1]``, are texts."""
+    found = _parsed(value)
+    return found if isinstance(found, list) and all(isinstance(word, str) for word in found) else value
 
 
 def _clean(text: str) -> str:
