@@ -78,8 +78,10 @@ OF_DATASETS = ("dataset", "split", "type", "reward", "reward_model", "max_respon
 def main() -> None:
     """Parse first, import later: `--help` and a mistyped flag answer at once."""
     arguments = parse_options(Evaluate, __doc__, sys.argv[1:])
-    if arguments.batch_size < 1:
-        raise ConfigError("CFG003", "--batch-size is out of range", str(arguments.batch_size), "1 or more")
+    for name, least in (("batch_size", 1), ("seed", 0)):
+        if (value := getattr(arguments, name)) < least:
+            what = f"--{name.replace('_', '-')} is out of range"
+            raise ConfigError("CFG003", what, str(value), f"{least} or more")
     start = time.monotonic()
     what, result = evaluate_on_tasks(arguments) if arguments.lm_eval else evaluate_on_dataset(arguments)
     print(f"{what}  {time.monotonic() - start:.1f} s")

@@ -76,8 +76,8 @@ class Scorer:
         rewards = np.array(self._evaluator.rewards(given))
         parts = {name: rewards[:, place].reshape(size, -1) for place, name in enumerate(self._names)}
         own = [functions_of(one, self._tasks, self._names) for one in given]
-        theirs = [[name in names for name in self._names] for names in own]
-        total = np.where(theirs, rewards * self._weights, 0.0).sum(1)
+        theirs = np.array([[name in names for name in self._names] for names in own])
+        total = np.where(theirs & (self._weights != 0), rewards * self._weights, 0.0).sum(1)  # 0 · NaN isn't 0.
         first = [names[0] for names in own]
         passed = rewards[np.arange(len(given)), [self._names.index(name) for name in first]] >= 1
         verified = np.array([name != MODEL for name in first]).reshape(size, -1)[:, 0]

@@ -111,6 +111,7 @@ def test_evaluate_vision_model_as_json_has_accuracy(evaluate: Run, tmp_path: Pat
             "error[DATA051]: dataset 'words' has no such split — got test, allowed train, validation",
         ),
         ("--batch-size", "0", 2, "error[CFG003]: --batch-size is out of range — got 0, allowed 1 or more"),
+        ("--seed", "-1", 2, "error[CFG003]: --seed is out of range — got -1, allowed 0 or more"),
     ],
 )
 def test_evaluate_wrong_argument_is_one_line_and_an_exit_code(

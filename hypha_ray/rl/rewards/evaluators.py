@@ -193,7 +193,7 @@ def reward(name: str, function: Reward, response: Response) -> float:
         found = math.nan if given is None else float(given)
     except HyphaError:
         raise
-    except Exception as error:  # A function of users may raise anything.
+    except (Exception, SystemExit) as error:  # A function of users may raise anything.
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         fix = f"mend the function; the response was {response.text[:80]!r}"
         raise ConfigError("RWD001", f"reward function {name} failed", reason, "a number or None", fix) from error

@@ -66,7 +66,7 @@ def _own(module: str, name: str) -> Reward:
     where = f"reward function {module}:{name} can't be loaded"
     try:
         found: Any = getattr(importlib.import_module(module), name, None)
-    except Exception as error:  # A module of users may raise anything.
+    except (Exception, SystemExit) as error:  # A module of users may raise anything.
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         fix = f"put {module.partition('.')[0]}.py into the job's working directory, and try to import it"
         raise ConfigError("RWD004", where, reason, fix=fix) from error

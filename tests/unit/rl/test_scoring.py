@@ -40,6 +40,9 @@ def broken(response):
 def words(response):
     return "much"
 
+def leaves(response):
+    raise SystemExit(3)
+
 def broken_for_eight(response):
     return {"7=": len(response.text)}[response.prompt]
 """
@@ -51,6 +54,7 @@ TEXTS = ["1", "12", "123", "1234"]
 def rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Functions of a user, beside the job."""
     (tmp_path / "own_rewards.py").write_text(MODULE, encoding="utf-8")
+    (tmp_path / "script_that_ends.py").write_text("raise SystemExit(3)", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "own_rewards", raising=False)
@@ -111,6 +115,12 @@ def test_what_is_no_finite_number_is_absent() -> None:
     assert scored.sums() == {"reward": (2, 1), "absent_rewards": (3, 4)}
 
 
+def test_a_function_that_weighs_nothing_takes_no_reward_away() -> None:
+    scored = score("own_rewards:length", "own_rewards:wild", weights=[1.0, 0.0])
+
+    assert scored.sums() == {"reward": (10, 4), "reward/own_rewards:length": (10, 4), "reward/own_rewards:wild": (2, 1)}
+
+
 def test_a_number_as_text_is_a_number() -> None:
     assert score("own_rewards:text").total.tolist() == [[1, 1], [1, 1]]
 
@@ -120,6 +130,8 @@ def test_a_number_as_text_is_a_number() -> None:
     [
         ("own_rewards:broken", "RWD001", "RuntimeError: the verifier is gone"),
         ("own_rewards:words", "RWD001", "much"),
+        ("own_rewards:leaves", "RWD001", "SystemExit: 3"),
+        ("script_that_ends:f", "RWD004", "SystemExit: 3"),
         ("own_rewards:nothing", "RWD002", "own_rewards:nothing"),
         ("own_rewards:absent", "RWD004", "own_rewards"),
         ("no_such_module:f", "RWD004", "no_such_module"),
