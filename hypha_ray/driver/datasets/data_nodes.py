@@ -41,7 +41,7 @@ def serve(place: str, name: str | None, node: str | None) -> Replica:
     """
     if node is None and not is_url(place):
         place = str(Path(place).expanduser().absolute())
-    name = _checked(name or place.rstrip("/").rpartition("/")[2])
+    name = _checked(name or name_of(place))
     node_id = ray.get_runtime_context().get_node_id() if node is None else _node_id(node)
     full = actor_name(name, node_id)
     if full in names().get(name, ()):
@@ -87,6 +87,12 @@ def problems(replicas: Sequence[Replica]) -> dict[str, list[str]]:
     """Problems of each data node, by its name in Ray, after all of its slices have been read where they lie."""
     found: list[list[str]] = ray.get([replica.actor.check.remote() for replica in replicas])
     return {replica.name: problems for replica, problems in zip(replicas, found, strict=True)}
+
+
+def name_of(place: str) -> str:
+    """Name of a folder; that of a URL is without its query, which may be secret."""
+    path = place.partition("?")[0] if is_url(place) else place
+    return path.rstrip("/").rpartition("/")[2]
 
 
 def _checked(name: str) -> str:
