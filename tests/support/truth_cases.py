@@ -349,6 +349,13 @@ REFUSED = (
     Case("causal-lm", "bert", BERT, text()),
     Case("causal-lm", "roberta", BERT | {"max_position_embeddings": 40}, text()),
     Case("causal-lm", "xlnet", {"d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 24, "vocab_size": 64}, tokens()),
+    # Without other tokens FSMT's decoder sees those of the source.
+    Case(
+        "seq2seq-lm",
+        "fsmt",
+        BART | ENDS | {"langs": ["en", "de"], "src_vocab_size": 64, "tgt_vocab_size": 64, "decoder_start_token_id": 2},
+        pairs() | {"labels": np.pad(pairs()["labels"], [(0, 0), (0, LENGTH - 8)], constant_values=-100)},
+    ),
     Case("rnnt", "parakeet_rnnt", TRANSDUCER, transduced(padding=12)),  # Its loss is that of a package, torchaudio.
     Case("text-to-spectrogram", "speecht5", SPEECHT5, spoken()),
     Case("pretraining", "bert", BERT, tags() | {"next_sentence_label": classes(2)}),

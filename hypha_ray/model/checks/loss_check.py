@@ -136,7 +136,7 @@ def _check_additive(task: Task, network: Any, samples: Samples, whole: float) ->
 
 
 def _check_causal(task: Task, network: Any, inputs: dict[str, Any], output: Any) -> None:
-    """Change a token that is predicted: if logits before it change, they have seen it."""
+    """Change a token that is predicted: if logits before it change, they have seen it; those behind have to."""
     name = "input_ids" if task.labels == "shifted" else "labels"
     tokens, labels = inputs.get(name), inputs.get("labels")
     if tokens is None or labels is None or tokens.shape != labels.shape or tokens.ndim != 2 or tokens.shape[1] < 2:
@@ -155,6 +155,7 @@ def _check_causal(task: Task, network: Any, inputs: dict[str, Any], output: Any)
         if place:
             changed[row, place] = _another(tokens[row], place, first.shape[-1])
     others = compute_losses(task, network, inputs | {name: changed}).output.logits
+    made_of_labels = task.perplexity and name == "labels" and "decoder_input_ids" not in inputs
     noise = 1e-6 * float(first.abs().max())
     moved = (first.float() - others.float()).abs().amax(-1)[:, -width:]
     for row, place in enumerate(places):
@@ -167,6 +168,10 @@ def _check_causal(task: Task, network: Any, inputs: dict[str, Any], output: Any)
                 "a model that sees only earlier tokens",
                 "set is_decoder = true in the model's configuration if it has that key, or choose another model.type",
             )
+        if place and made_of_labels and float(moved[row].max()) <= noise:
+            what = f"{type(network).__name__} doesn't see the tokens before those that it has to predict in {task.name}"
+            fix = "give slices decoder_input_ids, or choose another model"
+            raise ConfigError("MODEL016", what, "predictions that are the same after another token", fix=fix)
 
 
 def choose_samples(task: Task, samples: Samples) -> Samples:
