@@ -24,8 +24,8 @@ setup: .venv/.ready ## make the environment in .venv, with the versions of const
 demo: setup         ## prepare data, start Ray here, submit a small training job, show its results
 	bash jobs/demo.sh
 
-test: setup         ## run the whole test suite, three files at a time
-	python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+test: setup         ## run the whole test suite, two files at a time
+	python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: setup         ## ruff, mypy --strict, import contracts
 	ruff check .
