@@ -159,11 +159,19 @@ def test_loss_on_a_batch_of_chats_is_that_of_transformers(tmp_path: Path, chatty
     assert task.count(inputs) == sum(len("Hello " * n) + 1 + len("Yes") + 1 for n in range(1, 5))
 
 
-def test_message_with_weight_zero_is_not_scored(tmp_path: Path, chatty: str) -> None:
+@pytest.mark.parametrize(("flag", "no", "yes"), [("weight", 0, 1), ("train", False, True)])
+def test_message_with_weight_zero_is_not_scored(tmp_path: Path, chatty: str, flag: str, no: Any, yes: Any) -> None:
     messages = said("a", "first", "b", "second")
-    rows = {"messages": [messages[0], {**messages[1], "weight": 0}, messages[2], {**messages[3], "weight": 1}]}
+    rows = {"messages": [messages[0], {**messages[1], flag: no}, messages[2], {**messages[3], flag: yes}]}
     run(table(tmp_path / "a.jsonl", rows), tmp_path / "out", tokenizer=chatty)
     assert parts_of(tmp_path / "out")[0][1] == ["second<extra_id_1>"]
+
+
+def test_answers_in_a_prompt_are_no_part_of_its_completion(tmp_path: Path, chatty: str) -> None:
+    row = {"prompt": said("a", "first", "b"), "completion": said("second", roles=("assistant",))}
+    run(table(tmp_path / "a.jsonl", row), tmp_path / "out", tokenizer=chatty)
+    ((text, scored),) = parts_of(tmp_path / "out")
+    assert "first" in text and scored == ["second<extra_id_1>"]
 
 
 def test_tokens_that_span_the_start_of_an_answer_are_scored(tmp_path: Path) -> None:

@@ -43,6 +43,8 @@ _KINDS = "messages; conversations; prompt and completion; instruction and output
 _SYSTEM, _TOOLS = "system", "tools"
 _EXTRA = {_SYSTEM, _TOOLS}
 _INSTRUCTION, _INPUT = "instruction", "input"
+_FLAGS: Final = ("weight", "train")
+"""Keys of a message that is scored or not: those of services, and of other trainers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +143,8 @@ def _conversation(where: str, columns: tuple[Column, ...], row: Mapping[str, Any
             ("user", "assistant"), columns, (row[column.name] for column in columns), strict=True
         )
     )
+    # Answers in a prompt were given before: only the completion is to be learned.
+    asked = [message | {"weight": 0} if message["role"] == "assistant" else message for message in asked]
     context = row.get(_INPUT) if columns[0].name == _INSTRUCTION else None
     if isinstance(context, str) and context.strip():
         asked[-1]["content"] += f"\n\n{_clean(context)}"
@@ -175,8 +179,11 @@ def _message(where: str, column: Column, given: Mapping[str, Any]) -> dict[str, 
         content = "".join(part["text"] for part in content)
     if not isinstance(content, str) and not (content is None and "tool_calls" in found):
         raise _useless(where, column, f"content of type {type(content).__name__}", "text")
-    if (weight := found.get("weight", 1)) not in (0, 1):
-        raise _useless(where, column, f"weight {weight!r}", "0 or 1")
+    for flag in _FLAGS:
+        if (value := found.get(flag, 1)) not in (0, 1):
+            raise _useless(where, column, f"{flag} {value!r}", "0 or 1")
+        if not value:
+            found["weight"] = 0
     return with_objects({"role": _ROLES[role], "content": _clean(content or ""), **found})
 
 
