@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -18,6 +17,7 @@ from hypha_ray.config import Job
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.driver.datasets.data_source import DataSource
 from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.model.checks.padding import reads
 from hypha_ray.model.checks.positions import require_positions
 from hypha_ray.model.execution import check_execution
 from hypha_ray.model.layout import layout_of
@@ -169,17 +169,11 @@ def check_special_tokens(case: Case) -> None:
     config, texts = case.network.config, case.network.config.get_text_config()
     pads = case.task.name == "sequence-classification" and case.job.rounds.max_batch_size > 1
     starts = config.is_encoder_decoder and "labels" in case.shapes and "decoder_input_ids" not in case.shapes
-    if pads and getattr(texts, "pad_token_id", None) is None and _asks(case.network, "pad_token_id"):
+    if pads and getattr(texts, "pad_token_id", None) is None and reads(case.network, "pad_token_id"):
         raise _lacks(case, "pad_token_id", "the token that short texts are padded with")
     start = "decoder_start_token_id"
-    if starts and getattr(config, start, None) is None and _asks(case.network, start):
+    if starts and getattr(config, start, None) is None and reads(case.network, start):
         raise _lacks(case, start, "for T5 the same as pad_token_id")
-
-
-def _asks(network: PreTrainedModel, key: str) -> bool:
-    """Return whether the model's forward reads a key of its configuration."""
-    steps = [getattr(type(network), name, None) for name in ("forward", "_shift_right")]
-    return any(key in inspect.getsource(inspect.unwrap(step)) for step in steps if step is not None)
 
 
 def _lacks(case: Case, key: str, hint: str) -> ConfigError:

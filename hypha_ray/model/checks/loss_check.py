@@ -19,6 +19,7 @@ import torch
 
 from hypha_ray.errors import ConfigError, HyphaError
 from hypha_ray.model.checks.copy_check import Build, check_on_copy, unusable
+from hypha_ray.model.checks.padding import check_padding
 from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
 from hypha_ray.model.losses import Losses, compute_losses, forward, loss_of, token_cross_entropy
 from hypha_ray.model.tasks.task import Task
@@ -74,6 +75,7 @@ def check_loss_of(task: Task, network: Any, samples: Samples) -> None:
 def _check(task: Task, network: Any, samples: Samples) -> None:
     with _evaluating(network):
         samples = choose_samples(task, samples)
+        check_padding(task, network, samples)
         inputs = _inputs(task, samples, network)
         if not task.count(inputs):
             return

@@ -1,6 +1,6 @@
 """The trial before a start, on datasets as they lie on disk, and masked language models with real tokenizers."""
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ from hypha_ray.driver.attempts import specials_of
 from hypha_ray.driver.datasets.data_source import in_folder
 from hypha_ray.driver.preflight.checks import check_model
 from hypha_ray.errors import HyphaError
+from hypha_ray.model.checks.loss_check import check_loss_of
 from hypha_ray.model.checks.small_copies import small_copies
 from hypha_ray.model.evaluation import batches_of, evaluate
-from hypha_ray.model.loading.build import build_model
+from hypha_ray.model.loading.build import build_model, task_of
 from hypha_ray.model.saved_model import open_saved
 from hypha_ray.model.tasks.task import IGNORE_INDEX
 from hypha_ray.types import Arrays, Samples
@@ -217,6 +218,29 @@ def test_trainer_outside_of_ray_refuses_a_loss_that_is_not_the_tasks() -> None:
         SupervisedTrainer(job_of(BERT | {"model_type": "bert"}, "causal-lm")).check_loss(samples)
     with pytest.raises(HyphaError, match="MODEL012"):
         SupervisedTrainer(job_of(BERT | {"model_type": "bert"}, "text-encoding"))
+
+
+@pytest.mark.parametrize(("padding", "fits"), [(0, True), (5, False), (None, False)])
+def test_decoder_that_would_classify_by_padding_is_refused(padding: int | None, fits: bool, tmp_path: Path) -> None:
+    """Transformers gives the class of a text alone to a padded one only if it knows the token for padding."""
+    few = ids(labels=np.arange(8) % 2, attention_mask=np.ones((8, 16), np.int64))
+    few["input_ids"][3, 9:], few["attention_mask"][3, 9:] = 0, 0
+    job = job_of(
+        GPT | {"pad_token_id": padding, "num_labels": 2}, "sequence-classification", rounds={"max_batch_size": 1}
+    )
+    network: Any = build_model(job.model, 0).eval()
+    row, mask = (torch.tensor(few[name][3:4]) for name in ("input_ids", "attention_mask"))
+    alone = network(row[:, :9]).logits
+    assert torch.allclose(network(row, attention_mask=mask).logits, alone, atol=1e-6) == fits
+    folder, manifest = dataset(tmp_path, few)
+    task = task_of(job.model, network)
+    checks = (
+        lambda: check_model(job, in_folder(folder, manifest)),
+        lambda: check_loss_of(task, network, Samples(few, keys(8))),
+    )
+    for check in checks:
+        with nullcontext() if fits else pytest.raises(HyphaError, match=r"MODEL018.*padding"):
+            check()
 
 
 def test_check_of_a_loss_changes_no_step() -> None:
