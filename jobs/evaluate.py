@@ -139,7 +139,7 @@ def score_samples(arguments: Evaluate, source: DataSource, infos: Sequence[Slice
     with uncollected():
         import torch
 
-        from hypha_ray.driver.datasets.classes import relabelled
+        from hypha_ray.driver.datasets.classes import by_number, relabelled
         from hypha_ray.model.checks.loss_check import check_loss_of
         from hypha_ray.model.checks.positions import require_positions
         from hypha_ray.model.evaluation import batches_of, evaluate, metrics_of
@@ -153,6 +153,8 @@ def score_samples(arguments: Evaluate, source: DataSource, infos: Sequence[Slice
     require_positions(network, task, manifest.shapes, manifest.name)
     facts = describe(network, task)
     manifest.require(facts.vocab_size, facts.num_labels)
+    if note := by_number(manifest, task, network.config.id2label):
+        print(f"note: {note}", file=sys.stderr)
     slices = relabelled((source.read(info) for info in infos), manifest, task, network.config.id2label)
     batches = batches_of(slices, arguments.batch_size, [info.index for info in infos])
     first = next(batches)

@@ -16,6 +16,9 @@ from hypha_ray.model.flat import Array
 from hypha_ray.model.tasks.table import find_task
 from hypha_ray.model.tasks.task import Task
 
+_LISTED = 10
+"""Most classes that a note lists."""
+
 
 def with_classes(job: Job, manifest: Manifest) -> Job:
     """The job, with the dataset's classes and their names in `[model.config]`, or a regression of its numbers.
@@ -61,6 +64,19 @@ def relabelled(
     return (
         {**arrays, "labels": _renumbered(arrays["labels"], numbers, classes.several, len(known))} for arrays in slices
     )
+
+
+def by_number(manifest: Manifest, task: Task, id2label: Mapping[int, str]) -> str | None:
+    """Return a note about the classes that `relabelled` takes by number, because no name is in both; None: it doesn't.
+
+    A model whose classes are in another order would be scored wrongly, which nothing else would show.
+    """
+    classes = manifest.classes
+    if classes is None or not (task.classifies or task.measures) or set(classes.names) & set(id2label.values()):
+        return None
+    pairs = [f"{name} = {id2label[number]}" for number, name in enumerate(classes.names) if number in id2label]
+    more = ", …" if len(pairs) > _LISTED else ""
+    return f"model and dataset share no class name, so classes go by number: {', '.join(pairs[:_LISTED])}{more}"
 
 
 def _renumbered(labels: Array, numbers: Array, several: bool, classes: int) -> Array:

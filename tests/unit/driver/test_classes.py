@@ -14,7 +14,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from hypha_ray.config import Job
 from hypha_ray.data.manifest import Manifest
-from hypha_ray.driver.datasets.classes import relabelled, with_classes
+from hypha_ray.driver.datasets.classes import by_number, relabelled, with_classes
 from hypha_ray.errors import DataError
 from hypha_ray.model.loading.build import build_model, task_of
 from hypha_ray.model.losses import compute_losses
@@ -58,7 +58,10 @@ def test_labels_of_another_file_are_those_of_the_model_by_name(tmp_path: Path) -
 
     assert found("bad", "good", "bad") == [0, 2, 0]
     assert found(["good"], ["bad", "good"]) == [[0, 0, 1], [1, 0, 1]]
-    assert found("x", "y") == [0, 1]  # No names in common: they say nothing.
+    assert found("x", "y") == [0, 1]  # No names in common: they say nothing, and a note says so.
+    manifest = run(table(tmp_path / "a.jsonl", *({"text": name, "label": name} for name in "xy")), tmp_path / "xy")
+    assert str(by_number(manifest, task, trained)).endswith("so classes go by number: x = bad, y = fair")
+    assert by_number(manifest, task, {0: "y", 1: "z"}) is None
     assert found("good", "bad", names={0: "good", 1: "bad"}) == [0, 1]
     with pytest.raises(DataError, match="lacks classes") as caught:
         found("bad", "worse")
