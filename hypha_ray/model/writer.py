@@ -16,6 +16,8 @@ from hypha_ray.model.loading.preprocess import load_preprocessor
 from hypha_ray.model.loading.tokenizer import tokenizer_of
 from hypha_ray.model.saved_model import open_saved
 
+_UNLIMITED = 1 << 30
+
 
 class Writer:
     """Writes by a saved model.
@@ -68,6 +70,7 @@ class Writer:
             streamer=TextStreamer(self._tokenizer, skip_prompt=True, skip_special_tokens=True),
             max_new_tokens=min(max_new_tokens, room),
             do_sample=temperature > 0,
+            num_beams=1,  # A stream takes no beams, with which many models for translation were saved.
             eos_token_id=self._ends(),
             pad_token_id=self._tokenizer.pad_token_id or 0,
             **sampling,
@@ -98,15 +101,14 @@ class Writer:
         return torch.tensor([ids], device=self._network.device)
 
     def _room(self, tokens: int) -> int:
-        """Return the number of positions that are left for an answer."""
-        limit = max_positions(self._network, decoder=False)
-        if limit is None or self._network.config.is_encoder_decoder:
-            return 1 << 30
-        if tokens >= limit:
-            raise ConfigError(
-                "GEN003", "the conversation is too long for the model", f"{tokens} tokens", f"{limit - 1}"
-            )
-        return limit - tokens
+        """Return the number of positions that are left for an answer; a decoder beside an encoder has its own."""
+        apart = self._network.config.is_encoder_decoder
+        limits = [max_positions(self._network, decoder=decoder) for decoder in (False, apart)]
+        read, written = (_UNLIMITED if limit is None else limit for limit in limits)
+        most = read if apart else read - 1
+        if tokens > most:
+            raise ConfigError("GEN003", "the conversation is too long for the model", f"{tokens} tokens", f"{most}")
+        return written if apart else written - tokens
 
     def _ends(self) -> list[int] | None:
         """Return the tokens that end an answer: those of the model, and the tokenizer's, by which it was trained."""

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, ByT5Tokenizer
+from transformers import AutoModelForCausalLM, BartConfig, BartForConditionalGeneration, ByT5Tokenizer
 
 from hypha_ray.config.schema import Model
+from hypha_ray.data.preparation.plain_tokenizers import byte_tokenizer
+from hypha_ray.errors import ConfigError
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.model.writer import Writer
 from tests.support.job_scripts import Done, Jobs
@@ -97,6 +99,7 @@ def test_choices_depend_on_the_seed(folders: dict[str, Path]) -> None:
         (["--prompt", "x", "--system", "s"], "error[GEN001]: only a chat has a system message"),
         (["--prompt", ""], "error[GEN003]: the prompt is empty"),
         (["--prompt", "x" * 64], "error[GEN003]: the conversation is too long for the model — got 64 tokens"),
+        (["--prompt", "x", "--temperature", "1e-40"], "error[CFG003]: --temperature is out of range"),
         (["--prompt", "x", "--round", "1"], "error[CFG011]: --round and the folder of a model exclude each other"),
     ],
 )
@@ -105,6 +108,27 @@ def test_what_no_text_can_come_of_is_refused(
 ) -> None:
     done = generate("--model", folders["plain"], *arguments)
     assert (done.returncode, done.stdout) == (2, "") and done.stderr.startswith(error)
+
+
+def test_translation_ends_where_the_decoders_positions_do(tmp_path: Path) -> None:
+    """A source has the encoder's positions, an answer those of the decoder; beams of the saved model aren't used."""
+    sizes = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 12}
+    tokens = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 1, "forced_eos_token_id": None}
+    torch.manual_seed(0)
+    network: Any = BartForConditionalGeneration(BartConfig(vocab_size=384, bos_token_id=2, **sizes, **heads, **tokens))
+    network.final_logits_bias[:, 1] = -100.0  # So that only positions end an answer.
+    network.generation_config.num_beams = 2
+    network.eval().save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    settings = {"max_new_tokens": 50, "temperature": 0.0, "top_p": 1.0}
+    ids = torch.tensor([[ord("x") + 3] * 11 + [1]])
+    output = network.generate(ids, max_new_tokens=12, do_sample=False, num_beams=1)
+    found = byte_tokenizer().decode(output[0], skip_special_tokens=True)
+    writer = Writer(tmp_path)
+    assert writer.write("x" * 11, **settings) == found
+    with pytest.raises(ConfigError, match=r"GEN003.*13 tokens, allowed 12"):
+        writer.write("x" * 12, **settings)
 
 
 def test_model_that_writes_nothing_is_refused(generate: Any, tmp_path: Path) -> None:
