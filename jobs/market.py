@@ -46,12 +46,12 @@ class Market:
     """let the machine no longer: its workers hand over their work and leave"""
     open: bool = False
     """open the exchange of the cluster"""
-    share: Literal["bid", "fair"] = "bid"
-    """order at the exchange for --open: the highest bid first, or shares in the ratio of the bids"""
+    share: Literal["bid", "fair"] | None = None
+    """order at the exchange for --open: the highest bid first, or shares in the ratio of the bids; default: bid"""
     close: bool = False
     """close the exchange: leases stay"""
     node: str | None = None
-    """address or beginning of the id of the machine; default: this one"""
+    """address or beginning of the id of the machine for --offer or --withdraw; default: this one"""
     json: Path | None = None
     """file for all that is shown, as JSON"""
 
@@ -68,15 +68,32 @@ class Market:
         return {name: str(value) for name, value in told.items() if value is not None}
 
 
+TERMS = ("price", "floor", "whole", "accepts", "max_lease_s", "throughput")
+"""Options that mean something to an offer alone."""
+
+
+def refuse_strays(options: Market) -> None:
+    """Refuse options that would change nothing.
+
+    Raises:
+        ConfigError: CFG012, the option that they belong to is missing.
+
+    """
+    needs = [(name, ("offer",)) for name in TERMS] + [("share", ("open",)), ("node", ("offer", "withdraw"))]
+    for name, owners in needs:
+        given, *allowing = (not (vars(options)[one] is None or vars(options)[one] is False) for one in (name, *owners))
+        if given and not any(allowing):
+            missing, flag = " or ".join(f"--{owner}" for owner in owners), f"--{name.replace('_', '-')}"
+            raise ConfigError("CFG012", f"{missing} is missing", f"{flag} alone", fix=f"give {missing}, too")
+
+
 def main() -> None:
     """Parse first, import later: `--help` and a mistyped flag answer at once."""
     options = parse_options(Market, __doc__, sys.argv[1:])
     given = [f"--{name}" for name in ("offer", "withdraw", "open", "close") if getattr(options, name)]
     if len(given) > 1:
         raise ConfigError("CFG011", f"{given[0]} and {given[1]} exclude each other", fix="give one of them")
-    stray = [f"--{name.replace('_', '-')}" for name in options.labels() if not options.offer]
-    if stray:
-        raise ConfigError("CFG012", "--offer is missing", f"{stray[0]} alone", fix="give --offer, too")
+    refuse_strays(options)
     require_terms(options.labels())
     from hypha_ray.driver.market import lines, overview, post
     from hypha_ray.driver.ray_cluster import connected
@@ -88,7 +105,7 @@ def main() -> None:
         elif options.withdraw:
             print(post(options.node, {"accepts": "none", "max_lease_s": "0"}))
         elif options.open:
-            print("the exchange is open" if open_exchange(options.share) else "the exchange was open already")
+            print("the exchange is open" if open_exchange(options.share or "bid") else "the exchange was open already")
         elif options.close:
             print("the exchange is closed" if close_exchange() else "no exchange was open")
         found = overview()

@@ -19,6 +19,17 @@ Place: TypeAlias = Literal["loss", "reward"]
 Share: TypeAlias = Annotated[float, Field(gt=0, le=1)]
 
 
+LOWEST_TEMPERATURE: Final = 1e-6
+"""Lowest temperature to sample at: logits by a lower one may be infinite."""
+
+
+def temperature_or_none(value: float) -> float:
+    """Check a temperature that may be 0."""
+    if 0 < value < LOWEST_TEMPERATURE:
+        raise ValueError(f"0, or {LOWEST_TEMPERATURE:g} or more")
+    return value
+
+
 def server_command(line: str) -> str:
     """Check the command line of a server."""
     try:
@@ -81,8 +92,12 @@ class Generation(Table):
         "or a server that is given its weights",
     )
 
-    max_response_tokens: Count = Field(256, description="tokens after which a response is cut off")
-    temperature: Positive = Field(1.0, description="divisor of logits, in generation and in training")
+    max_response_tokens: Annotated[int, Field(ge=1, le=1 << 20)] = Field(
+        256, description="tokens after which a response is cut off"
+    )
+    temperature: Annotated[float, Field(ge=LOWEST_TEMPERATURE, allow_inf_nan=False)] = Field(
+        1.0, description="divisor of logits, in generation and in training"
+    )
     server: GenerationServer = GenerationServer()
 
 
@@ -101,7 +116,9 @@ class Evaluation(Table):
     """Generation of the responses that a validation prompt is judged by."""
 
     samples: Count = Field(1, description="responses to a prompt; more than one: pass@samples is reported too")
-    temperature: NotNegative = Field(1.0, description="divisor of logits; 0: the most probable token each time")
+    temperature: Annotated[NotNegative, AfterValidator(temperature_or_none)] = Field(
+        1.0, description="divisor of logits; 0: the most probable token each time"
+    )
     top_p: Share = Field(1.0, description="probability of the most probable tokens that are sampled from; 1: all")
     top_k: Count | None = Field(None, description="number of most probable tokens that are sampled from; default: all")
     every_steps: Count | None = Field(

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 
+from hypha_ray.config.tables.rl import LOWEST_TEMPERATURE, RL
 from hypha_ray.rl.engines.native import Responses, generate
 from hypha_ray.rl.engines.sampling import Sampling, choose, draw
 from hypha_ray.rl.packing import packed_responses, responses_of, sample_of
@@ -115,6 +117,18 @@ def test_tokens_are_chosen_as_often_as_they_are_probable() -> None:
     shares = torch.bincount(ids, minlength=4) / 20_000
     assert torch.allclose(shares, expected, atol=0.015)
     assert torch.allclose(logprobs.exp(), expected[ids])
+
+
+def test_lowest_temperature_samples_what_none_does_and_lower_ones_are_refused() -> None:
+    logits, uniform = torch.tensor([[80.0, 90.0, -60.0]]), torch.tensor([0.5], dtype=torch.float64)
+
+    ids, logprobs = choose(logits, uniform, Sampling(1, 1, temperature=LOWEST_TEMPERATURE))
+
+    assert (ids.item(), logprobs.item()) == (1, 0.0)
+    for table in ("evaluation", "generation"):
+        assert RL.model_validate({table: {"temperature": LOWEST_TEMPERATURE}})
+        with pytest.raises(ValidationError):
+            RL.model_validate({table: {"temperature": 1e-40}})
 
 
 @pytest.mark.parametrize(
