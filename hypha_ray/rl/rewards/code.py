@@ -15,8 +15,8 @@ from pathlib import Path
 
 from hypha_ray.rl.rewards.response import Response
 
-_BLOCK = re.compile(r"```[^\n`]+```|```[ \t]*[{.]?(\w*)[^\n`]*\n(.*?)```", re.DOTALL)
-"""Code within a line; or a block, its language, and its text."""
+_BLOCK = re.compile(r"```[^\n`]+```|(```|(?<![^\n \t])~~~)[ \t]*[{.]?(\w*)[^\n`]*\n(.*?)\1", re.DOTALL)
+"""Code within a line; or a block: its fence, its language, and its text."""
 _PYTHON = {"python", "python3", "py"}
 _LIMIT_S = 10
 """Longest time of a program, and of its processor."""
@@ -52,7 +52,7 @@ def passes(response: Response) -> float:
 
 def _program(text: str) -> str:
     """Return the last block of Python, or without one the last block of no language, or all of the text."""
-    blocks = [(language.lower(), block) for language, block in _BLOCK.findall(text) if block]
+    blocks = [(language.lower(), block) for _, language, block in _BLOCK.findall(text) if block]
     marked = [block for language, block in blocks if language in _PYTHON]
     plain = [block for language, block in blocks if not language]
     return textwrap.dedent((marked or plain or [text])[-1])

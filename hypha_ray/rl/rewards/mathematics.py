@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from decimal import Decimal
 from typing import Any
 
 from hypha_ray.errors import ConfigError
@@ -13,6 +14,10 @@ _COMMANDS = re.compile(r"\\(text|mathrm|mbox)\{[^{}]*\}|\\(?!boxed)[A-Za-z]+")
 """Commands of LaTeX that aren't prose, whatever their names and texts are."""
 _PROSE = re.compile(r"\$|\\[(\[]|\\boxed|####|[A-Za-z]{3}|\d [A-Za-z]+/[A-Za-z]+$")
 """Signs of an answer that isn't mathematics as a whole: marks of what is, words, and units such as m/s."""
+
+_EXPONENT = re.compile(r"(?<![\w.\\])\d+(?:\.\d+)?[eE][-+]?\d{1,2}(?!\w|\.\d)")
+_MIXED = re.compile(r"(?<![\w.,/^}\\])(\d{1,3}) (\d{1,4})/(\d{1,4})(?![\w/^]|\.\d)")
+"""Number such as 1e5 or 1 1/2, which the package takes for a product."""
 
 
 def equal(response: Response) -> float:
@@ -42,8 +47,15 @@ def _wanted(package: Any, answer: str) -> Any:
 
 
 def _parsed(package: Any, text: str) -> Any:
+    text = _EXPONENT.sub(lambda found: f"{Decimal(found[0]):f}", _MIXED.sub(_improper, text))
     kinds = [package.LatexExtractionConfig(boxed_match_priority=0), package.ExprExtractionConfig()]
     return package.parse(text, extraction_config=kinds, parsing_timeout=None)
+
+
+def _improper(found: re.Match[str]) -> str:
+    """Write a mixed number as one fraction; leave a fraction of 1 or more that stands behind another number."""
+    whole, above, below = map(int, found.groups())
+    return f"{whole * below + above}/{below}" if above < below else found[0]
 
 
 def _package() -> Any:

@@ -37,7 +37,8 @@ def contains(response: Response) -> float:
 def number(response: Response) -> float:
     """Give 1 if the last number of the response equals the last one of the answer, otherwise 0.
 
-    Thousands may be separated by commas. ``72`` equals ``72.0``.
+    Thousands may be separated by commas; any other comma separates numbers, so ``8,5`` ends in 5. ``72`` equals
+    ``72.0``.
 
     Raises:
         ValueError: there is no number in the answer.

@@ -221,6 +221,8 @@ def test_numbers_of_a_column_that_lacks_some_are_those_that_were_written(tmp_pat
         ("number", "it is 3, no: 4.50 apples", "4.50"),
         ("number", 7, "7"),
         ("number", "many", None),
+        ("number", "1.5e5", "150000"),
+        ("number", "1e999999999", "1E+999999999"),
         ("math", r" \frac{1}{2} ", r"\frac{1}{2}"),
         (None, 0, "0"),
         (None, -72.0, "-72"),

@@ -25,6 +25,8 @@ Messages: TypeAlias = list[dict[str, str]]
 
 _COUNT = 8192
 """Generated prompts, unless the user asks for another number."""
+_MOST_DIGITS = 400
+"""Most places before or behind the point of a number that is written without an exponent; a float has up to 324."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +189,9 @@ def _is_json(value: Any) -> bool:
 
 def _number(text: str) -> str | None:
     found = last_number(text)
-    return None if found is None else f"{found:f}"
+    if found is None or abs(found.adjusted()) > _MOST_DIGITS:
+        return None if found is None else str(found)
+    return f"{found:f}"
 
 
 def _clean(text: str) -> str:
