@@ -129,9 +129,27 @@ def evaluate_on_dataset(arguments: Evaluate) -> tuple[str, dict[str, float]]:
         if not infos:
             splits = ", ".join(sorted({info.split for info in manifest.slices}))
             raise DataError("DATA051", f"dataset {manifest.name!r} has no such split", arguments.split, splits)
+        require_same_tokens(arguments.model, source)
         score = score_answers if manifest.modality == "prompts" else score_samples
         what, result = score(arguments, source, infos)
     return f"{what}  {manifest.name}/{arguments.split}", result
+
+
+def require_same_tokens(model: Path, source: DataSource) -> None:
+    """Refuse a dataset whose numbers are other tokens than those that the model was saved with.
+
+    Raises:
+        DataError: DATA023, they are.
+
+    """
+    from hypha_ray.data.preprocessor_files import same_tokens
+
+    manifest = source.manifest
+    made_by = manifest.preprocessor
+    if made_by is not None and not same_tokens(model, source.folder / (made_by.folder or "")):
+        what = f"the numbers in dataset {manifest.name!r} are other tokens than the model's"
+        fix = f"prepare it with --tokenizer {model}"
+        raise DataError("DATA023", what, f"tokens of {made_by.name}", "the model's tokenizer", fix)
 
 
 def score_samples(arguments: Evaluate, source: DataSource, infos: Sequence[SliceInfo]) -> tuple[str, dict[str, float]]:

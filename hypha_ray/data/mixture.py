@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
+from pathlib import Path
 
 from hypha_ray.data.manifest import Manifest, TensorInfo
+from hypha_ray.data.preprocessor_files import same_tokens
 from hypha_ray.data.slices import merge
 from hypha_ray.errors import DataError
 from hypha_ray.types import SLICES_PER_DATASET, SliceInfo
@@ -53,6 +55,24 @@ def whole(manifests: Sequence[Manifest]) -> Manifest:
     ordered = [parts[number, count] for number in range(count)]
     _require_alike(ordered, "parts of one dataset")
     return _joined(ordered, ordered[0].name, tuple(info for manifest in ordered for info in manifest.slices))
+
+
+def require_one_vocabulary(datasets: Sequence[tuple[str, Path]]) -> None:
+    """Refuse tokenizers that have one name and number of tokens, but other tokens.
+
+    Args:
+        datasets: name of each dataset, and folder of its tokenizer.
+
+    Raises:
+        DataError: DATA062, two of them differ.
+
+    """
+    (first, folder), *others = datasets
+    for other, place in others:
+        if not same_tokens(folder, place):
+            what = f"datasets {first!r} and {other!r} can't be mixed: the same numbers are other tokens in them"
+            fix = "prepare both with one tokenizer that is saved: --tokenizer and its folder"
+            raise DataError("DATA062", what, "tokenizers of one name that differ", "one tokenizer", fix)
 
 
 def _joined(manifests: Sequence[Manifest], name: str, slices: tuple[SliceInfo, ...]) -> Manifest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -27,6 +28,30 @@ def write_files(files: Mapping[str, bytes], folder: Path) -> None:
         if path.resolve().is_relative_to(folder.resolve()):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
+
+
+def same_tokens(one: Path, other: Path) -> bool:
+    """Whether no number is another token in the other one of two saved tokenizers.
+
+    Special tokens, which models of one family rename, don't count. Without `tokenizer.json` tokens aren't known, and
+    nothing differs.
+    """
+    known, found = _tokens(one), _tokens(other)
+    return all(known[number] == found[number] for number in known.keys() & found.keys())
+
+
+def _tokens(folder: Path) -> dict[int, str]:
+    try:
+        file = json.loads((folder / "tokenizer.json").read_bytes())
+        vocabulary, special = file["model"]["vocab"], {token["id"] for token in file["added_tokens"]}
+        ids = (
+            vocabulary.items()
+            if isinstance(vocabulary, dict)
+            else ((token, number) for number, (token, _) in enumerate(vocabulary))
+        )
+        return {number: token for token, number in ids if number not in special}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}
 
 
 def _belongs(path: Path, folder: Path) -> bool:

@@ -1,6 +1,7 @@
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +15,8 @@ import torch
 from transformers import AutoModelForCausalLM, ByT5Tokenizer
 
 from hypha_ray.config.schema import Model
-from hypha_ray.data.manifest import Manifest
+from hypha_ray.data.catalogue import load
+from hypha_ray.data.manifest import Manifest, PreprocessorInfo
 from hypha_ray.data.slices import Arrays, describe, write_slice
 from hypha_ray.model.loading.build import build_model
 from tests.support.job_scripts import Done, Jobs
@@ -195,6 +197,19 @@ def test_evaluate_tokens_beyond_the_vocabulary_raise(evaluate: Run, text: Path, 
     done = evaluate("--model", tmp_path, "--dataset", text)
     assert done.returncode == 3
     assert "vocabulary is too small" in done.stderr
+
+
+def test_evaluate_refuses_a_dataset_whose_numbers_are_other_tokens(evaluate: Run, text: Path, tmp_path: Path) -> None:
+    shutil.copytree(text, tmp_path / "swapped")
+    for folder, words in (("model", {"a": 0, "b": 1}), ("swapped/tokenizer", {"b": 0, "a": 1})):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "tokenizer.json").write_text(json.dumps({"added_tokens": [], "model": {"vocab": words}}))
+    made_by = PreprocessorInfo("words", folder="tokenizer", vocab_size=2)
+    load(text).model_copy(update={"preprocessor": made_by}).save(tmp_path / "swapped")
+
+    done = evaluate("--model", tmp_path / "model", "--dataset", tmp_path / "swapped")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith("error[DATA023]: the numbers in dataset 'words' are other tokens than the model's")
 
 
 def test_evaluate_help_imports_no_torch() -> None:

@@ -60,12 +60,12 @@ class DiskCache:
             None, or the reason why it isn't kept, such as a file larger than the limit or a full disk.
 
         """
-        limit_bytes = self.limit_bytes
-        if len(data) > limit_bytes:
-            return f"a file of {len(data):,} bytes is larger than the cache's limit of {limit_bytes:,}"
         path = self._path(sha256)
         part = path.with_name(f"{sha256}.{uuid.uuid4().hex}.part")
         try:
+            limit_bytes = self.limit_bytes
+            if len(data) > limit_bytes:
+                return f"a file of {len(data):,} bytes is larger than the cache's limit of {limit_bytes:,}"
             make_folder(self._folder)
             make_folder(path.parent)
             self._shrink(limit_bytes - len(data))

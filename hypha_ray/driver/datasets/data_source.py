@@ -19,7 +19,7 @@ from hypha_ray.config.tables.dataset import Dataset
 from hypha_ray.config.value_types import CLUSTER
 from hypha_ray.data.catalogue import load, local_names, locate
 from hypha_ray.data.manifest import MANIFEST, Manifest, parse_manifest
-from hypha_ray.data.mixture import mixed, whole
+from hypha_ray.data.mixture import mixed, require_one_vocabulary, whole
 from hypha_ray.data.preprocessor_files import preprocessor_files, write_files
 from hypha_ray.data.slices import Arrays, read_slice
 from hypha_ray.data.storage.files import Place, files_at
@@ -116,6 +116,8 @@ def _mixed(sources: Sequence[DataSource]) -> DataSource:
         return sources[dataset_of(info.index)].read(own)
 
     manifest, places = mixed([source.manifest for source in sources]), [source.places for source in sources]
+    if made_by := manifest.preprocessor:
+        require_one_vocabulary([(one.manifest.name, one.folder / (made_by.folder or "")) for one in sources])
     return DataSource(manifest, sources[0].folder, tuple(chain.from_iterable(places)), read)
 
 

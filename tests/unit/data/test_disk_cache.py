@@ -111,3 +111,8 @@ def test_default_limit_is_a_share_of_the_free_disk(tmp_path: Path) -> None:
     free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
     limit = DiskCache(tmp_path / "not" / "yet").limit_bytes
     assert abs(limit - min(50e9, free / 5)) < 0.1 * free
+
+
+def test_folder_that_cant_exist_is_a_reason_to_keep_nothing_and_no_error() -> None:
+    reason = DiskCache(Path("/" + "x" * 300)).write(*content(1))
+    assert reason is not None and "can't be written: File name too long" in reason

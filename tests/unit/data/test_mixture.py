@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypha_ray.data.manifest import ClassInfo, Manifest, PreprocessorInfo, Tenso
 from hypha_ray.data.mixture import mixed, whole
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.prepare import prepare
+from hypha_ray.data.preprocessor_files import same_tokens
 from hypha_ray.driver.datasets.data_source import opened
 from hypha_ray.errors import DataError
 from hypha_ray.types import SLICES_PER_DATASET, SLICES_PER_PART, SliceInfo, Span
@@ -101,3 +103,31 @@ def test_prompts_of_datasets_that_differ_in_length_are_padded_on_their_side(tmp_
         assert mask[-len(text) :].all()
         digits = text.removesuffix("=")
         assert record["answer"] == (digits if record["task"] == "copy5" else "".join(sorted(digits)))
+
+
+def test_tokenizers_of_one_name_and_size_with_other_tokens_are_refused(tmp_path: Path) -> None:
+    for name, text in (("first", "abc" * 20), ("second", "abd" * 20), ("third", "cab" * 20)):
+        (tmp_path / f"{name}.txt").write_text(text)
+        options = Options(str(tmp_path / f"{name}.txt"), str(tmp_path / name), tokenizer="characters", seq_len=4)
+        prepare(options, lambda what, count: None)
+    first, second, third = (DatasetShare(path=str(tmp_path / name)) for name in ("first", "second", "third"))
+
+    with opened(Dataset(mix=[first, third, first])) as source:
+        assert source.manifest.name == "first+third+first"
+    with pytest.raises(DataError, match=r"DATA062.*'first' and 'second'.*other tokens.*--tokenizer"):
+        opened(Dataset(mix=[first, second])).__enter__()
+
+
+def test_tokens_differ_if_a_number_is_another_one_unless_it_is_special(tmp_path: Path) -> None:
+    files: dict[str, tuple[object, str]] = {
+        "bpe": ({"a": 0, "b": 1, "</s>": 3}, "</s>"),
+        "larger": ({"a": 0, "b": 1, "c": 2, "<end>": 3}, "<end>"),
+        "unigram": ([["a", -1.0], ["b", -2.5]], "</s>"),
+        "other": ({"b": 0, "a": 1}, "</s>"),
+    }
+    for name, (words, special) in files.items():
+        (tmp_path / name).mkdir()
+        file = {"added_tokens": [{"id": 3, "content": special}], "model": {"vocab": words}}
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps(file))
+    alike = [same_tokens(tmp_path / "bpe", tmp_path / name) for name in (*files, "none")]
+    assert alike == [True, True, True, False, True]
