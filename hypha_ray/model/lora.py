@@ -108,15 +108,21 @@ def attach_adapter(network: PreTrainedModel, model: Model, seed: int, *, weights
 def merge_adapter(network: Any) -> Any:
     """Add an adapter to its base model's weights, in place; the network is a plain model of transformers again."""
     from peft.tuners.tuners_utils import BaseTunerLayer
-    from peft.utils import ModulesToSaveWrapper
 
+    done: tuple[str, ...] = ()
     for name, module in list(network.named_modules()):
-        parent, _, last = name.rpartition(".")
-        if isinstance(module, ModulesToSaveWrapper):
-            setattr(network.get_submodule(parent), last, module.modules_to_save[_NAME])
+        if name.startswith(done):  # Layers of adapters may be nested, as those of experts are.
+            continue
+        if hasattr(module, "unload_and_optionally_merge_module"):
+            plain = module.unload_and_optionally_merge_module(merge=True, safe_merge=False, adapter_names=None)
         elif isinstance(module, BaseTunerLayer):
             module.merge()
-            setattr(network.get_submodule(parent), last, module.get_base_layer())
+            plain = module.get_base_layer()
+        else:
+            continue
+        parent, _, last = name.rpartition(".")
+        setattr(network.get_submodule(parent), last, plain)
+        done = (*done, f"{name}.")
     del network.peft_config
     return network
 
@@ -216,8 +222,8 @@ def _saved_config(folder: Path) -> LoraConfig:
 
     with _silent(), errors_as(CheckpointError, "MODEL006", f"{folder / CONFIGURATION} can't be used"):
         config = PeftConfig.from_pretrained(str(folder))
-    if not isinstance(config, LoraConfig) or config.init_lora_weights not in (True, False, "gaussian"):
-        got = str(getattr(config, "init_lora_weights", "")) if isinstance(config, LoraConfig) else str(config.peft_type)
+    if not isinstance(config, LoraConfig) or _untrainable(config):
+        got = _untrainable(config) if isinstance(config, LoraConfig) else str(config.peft_type)
         fix = "merge it into its base model (peft: merge_and_unload()), and give the folder where that is saved"
         raise ConfigError("MODEL019", f"adapter {folder} isn't of a kind that can be trained", got, "LORA", fix)
     if not (folder / WEIGHTS).is_file():
@@ -225,6 +231,13 @@ def _saved_config(folder: Path) -> LoraConfig:
         raise CheckpointError("SEC003", f"adapter {folder} has no safetensors weights", found, WEIGHTS)
     config.inference_mode = False
     return config
+
+
+def _untrainable(config: LoraConfig) -> str:
+    """Return the setting of an adapter that can't be trained or merged here; empty if there is none."""
+    if config.init_lora_weights not in (True, False, "gaussian"):
+        return str(config.init_lora_weights)
+    return "lora_bias" if config.lora_bias else ""  # PEFT merges none into a layer without a bias.
 
 
 def _load(network: PreTrainedModel, folder: Path) -> None:

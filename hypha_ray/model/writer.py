@@ -71,6 +71,7 @@ class Writer:
             max_new_tokens=min(max_new_tokens, room),
             do_sample=temperature > 0,
             num_beams=1,  # A stream takes no beams, with which many models for translation were saved.
+            num_return_sequences=1,
             eos_token_id=self._ends(),
             pad_token_id=self._tokenizer.pad_token_id or 0,
             **sampling,

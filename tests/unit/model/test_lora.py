@@ -113,6 +113,30 @@ def test_gpt2_with_its_transposed_matrices_merges_to_the_same_loss(tmp_path: Pat
     assert loss(merged) == pytest.approx(loss(network), rel=1e-5)
 
 
+def test_adapter_of_experts_merges_to_the_same_loss(tmp_path: Path) -> None:
+    """PEFT wraps the parameters of experts one inside the other."""
+    sizes = {"num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": False}
+    job = job_of(saved(tmp_path / "base", MODEL | sizes | {"model_type": "mixtral"}))
+    network = moved(job)
+    merged = transformers.AutoModelForCausalLM.from_pretrained(exported(job, network, tmp_path / "model"))
+    assert any("experts" in name for name, one in network.named_parameters() if one.requires_grad)
+    assert loss(merged) == pytest.approx(loss(network), rel=1e-5)
+
+
+def test_adapter_with_single_tokens_by_peft_merges_to_its_loss(tmp_path: Path) -> None:
+    base = saved(tmp_path / "base", MODEL | {"tie_word_embeddings": False})
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], trainable_token_indices=IDS[0, :3].tolist())
+    by_peft = peft.get_peft_model(transformers.AutoModelForCausalLM.from_pretrained(base), config).eval()
+    with torch.no_grad():
+        for name, parameter in by_peft.named_parameters():
+            parameter.add_(0.5 if "trainable_tokens_delta" in name else 0.0)
+    by_peft.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
+    job = going_on(tmp_path / "adapter")
+    merged = transformers.AutoModelForCausalLM.from_pretrained(exported(job, build_trained(job), tmp_path / "model"))
+    assert loss(merged) == pytest.approx(loss(by_peft), rel=1e-5)
+    assert abs(loss(merged) - loss(transformers.AutoModelForCausalLM.from_pretrained(base))) > 1e-4
+
+
 def test_only_the_adapter_is_laid_out_and_its_size_is_that_of_two_thin_matrices(base: Path) -> None:
     layout = layout_of(build_trained(job_of(base, rank=2, targets=["q_proj"])))
     hidden, layers, matrices = MODEL["hidden_size"], MODEL["num_hidden_layers"], 2
@@ -278,7 +302,8 @@ def test_adapter_whose_base_is_gone_or_unnamed_is_refused(adapter: Path) -> None
 
 
 def test_adapters_that_change_their_base_or_are_of_another_kind_are_refused(adapter: Path) -> None:
-    assert "pissa" in str(refused(edit(adapter, init_lora_weights="pissa")))
+    assert "lora_bias" in str(refused(edit(adapter, lora_bias=True)))
+    assert "pissa" in str(refused(edit(adapter, lora_bias=False, init_lora_weights="pissa")))
     assert "IA3" in str(refused(edit(adapter, peft_type="IA3")))
 
 
