@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,8 @@ def _values(key: Key) -> st.SearchStrategy[Any]:
     if key.name in _SPECIAL:
         return _SPECIAL[key.name]
     if key.kind.startswith("integer"):
-        return st.integers(1, 2**63 - 1)
+        most = re.search(r"≤ (\d+)", key.kind)
+        return st.integers(1, int(most[1]) if most else 2**63 - 1)
     if key.kind.startswith("number"):
         return st.floats(0.001, 0.999) | st.just(0.5)
     if key.kind == "true | false":

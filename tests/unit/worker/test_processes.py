@@ -147,5 +147,6 @@ def test_process_that_ends_is_noticed_at_once_and_a_silent_one_at_the_deadline()
     assert time.monotonic() - began < 30
     first, second, third = connected(3, deadline_s=0.5)
     found = at_once(lambda: first.total(1), lambda: second.total(1))
-    assert [type(error) for error in found] == [ProcessLostError] * 2 and "Timed out" in str(found[0])
+    assert [type(error) for error in found] == [ProcessLostError] * 2
+    assert any("Timed out" in str(error) for error in found)  # The other may see the first one's connection closed.
     third.close()
