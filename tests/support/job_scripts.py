@@ -89,7 +89,7 @@ class Jobs:
         """
         own = {"HYPHA_RAY_HOME": str(self.home), "RAY_TMPDIR": str(self._folder), "RAY_ADDRESS": self._address}
         words, environment = [*map(str, arguments)], os.environ | own | (env or {})
-        if not any(name.startswith(("HF_", "RAY_")) for name in (env or {}).keys() - {"RAY_ADDRESS"}):
+        if not any(name.startswith(("HF_", "RAY_")) for name in (env or {}).keys() - {"HF_TOKEN", "RAY_ADDRESS"}):
             self._forked.append(JobProcess(script, words, environment, self._place))
             return self._forked[-1]
         command, pipe = [sys.executable, f"jobs/{script}.py", *words], subprocess.PIPE

@@ -23,6 +23,7 @@ LIBRARIES_READ = (
     "TRANSFORMERS_",
 )
 """Beginnings of variables that libraries may read as they are loaded."""
+READ_LATER = "HF_TOKEN"
 WORKER = "/ray/_private/workers/default_worker.py"
 UNUSED = ("/ray/_private/log_monitor.py", "/ray/autoscaler/_private/monitor.py")
 """Daemons that each Ray starts and that no test needs: nobody reads the logs they carry, and no machines are hired."""
@@ -36,7 +37,7 @@ def hand_over(forks: str, command: list[str]) -> None:
     from pathlib import Path
 
     (prefix, network, loaded), own = json.loads(Path(forks, "loaded").read_text()), dict(os.environ)
-    read = [name for name in loaded.keys() | own if name.startswith(LIBRARIES_READ)]
+    read = [name for name in loaded.keys() | own if name.startswith(LIBRARIES_READ) and name != READ_LATER]
     place = sys.prefix, str(Path("/proc/self/ns/net").readlink())
     if (prefix, network) != place or any(loaded.get(name) != own.get(name) for name in read):
         return
