@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hypha_ray.config.cli.entry_point import run
-from hypha_ray.config.cli.options import parse_options
+from hypha_ray.config.cli.options import parse_options, refuse_strays
 from hypha_ray.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -53,11 +53,7 @@ def main() -> None:
     if sum(actions) != 1:
         what, allowed = "one thing has to be done", "--serve, --list, --withdraw or --check"
         raise ConfigError("CFG012", what, f"{sum(actions)} of them", allowed, "see --help")
-    for name, owners in (("name", ("serve",)), ("node", ("serve", "withdraw")), ("json", ("list",))):
-        given, *allowing = (not (vars(options)[one] is None or vars(options)[one] is False) for one in (name, *owners))
-        if given and not any(allowing):
-            missing = " or ".join(f"--{owner}" for owner in owners)
-            raise ConfigError("CFG011", f"--{name} is for {missing} alone", fix="leave it out")
+    refuse_strays(options, {"name": ("serve",), "node": ("serve", "withdraw"), "json": ("list",)})
     from hypha_ray.config.value_types import CLUSTER
     from hypha_ray.driver.datasets.data_nodes import serve, withdraw
     from hypha_ray.driver.ray_cluster import connected

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.cli.options import parse_options
+from hypha_ray.config.tables.rl import LOWEST_TEMPERATURE
 from hypha_ray.errors import ConfigError
 from hypha_ray.heavy_imports import uncollected
 
@@ -51,10 +52,6 @@ class Generate:
     """go on from the text itself, without a chat template"""
 
 
-LEAST = 1e-6
-"""Least temperature above 0: logits divided by a much smaller one are infinite."""
-
-
 def main() -> None:
     """Parse first, import later: `--help` and a mistyped flag answer at once."""
     arguments = parse_options(Generate, __doc__, sys.argv[1:])
@@ -74,10 +71,16 @@ def main() -> None:
 
 def _check(arguments: Generate) -> None:
     """Refuse values that are out of range."""
-    draws = LEAST <= arguments.temperature < float("inf")
+    lowest = LOWEST_TEMPERATURE
+    draws = lowest <= arguments.temperature < float("inf")
     limits: tuple[tuple[str, Any, bool, str], ...] = (
         ("max-new-tokens", arguments.max_new_tokens, arguments.max_new_tokens >= 1, "1 or more"),
-        ("temperature", arguments.temperature, draws or not arguments.temperature, f"0, or {LEAST:g} or more"),
+        (
+            "temperature",
+            arguments.temperature,
+            draws or not arguments.temperature,
+            f"0, or {LOWEST_TEMPERATURE:g} or more",
+        ),
         ("top-p", arguments.top_p, 0 < arguments.top_p <= 1, "above 0, up to 1"),
         ("round", arguments.round, arguments.round is None or arguments.round >= 0, "0 or more"),
     )

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from hypha_ray.config.cli.entry_point import run
-from hypha_ray.config.cli.options import parse_options
+from hypha_ray.config.cli.options import parse_options, refuse_strays
 from hypha_ray.errors import ConfigError
 from hypha_ray.market.terms import require_terms
 
@@ -68,23 +68,12 @@ class Market:
         return {name: str(value) for name, value in told.items() if value is not None}
 
 
-TERMS = ("price", "floor", "whole", "accepts", "max_lease_s", "throughput")
-"""Options that mean something to an offer alone."""
-
-
-def refuse_strays(options: Market) -> None:
-    """Refuse options that would change nothing.
-
-    Raises:
-        ConfigError: CFG012, the option that they belong to is missing.
-
-    """
-    needs = [(name, ("offer",)) for name in TERMS] + [("share", ("open",)), ("node", ("offer", "withdraw"))]
-    for name, owners in needs:
-        given, *allowing = (not (vars(options)[one] is None or vars(options)[one] is False) for one in (name, *owners))
-        if given and not any(allowing):
-            missing, flag = " or ".join(f"--{owner}" for owner in owners), f"--{name.replace('_', '-')}"
-            raise ConfigError("CFG012", f"{missing} is missing", f"{flag} alone", fix=f"give {missing}, too")
+OWNERS = {
+    **dict.fromkeys(("price", "floor", "whole", "accepts", "max_lease_s", "throughput"), ("offer",)),
+    "share": ("open",),
+    "node": ("offer", "withdraw"),
+}
+"""Options that mean something beside others alone."""
 
 
 def main() -> None:
@@ -93,7 +82,7 @@ def main() -> None:
     given = [f"--{name}" for name in ("offer", "withdraw", "open", "close") if getattr(options, name)]
     if len(given) > 1:
         raise ConfigError("CFG011", f"{given[0]} and {given[1]} exclude each other", fix="give one of them")
-    refuse_strays(options)
+    refuse_strays(options, OWNERS)
     require_terms(options.labels())
     from hypha_ray.driver.market import lines, overview, post
     from hypha_ray.driver.ray_cluster import connected

@@ -58,6 +58,24 @@ def parse_options(kind: type[T], doc: str | None, arguments: Sequence[str]) -> T
     return kind(**values)
 
 
+def refuse_strays(options: DataclassInstance, owners: Mapping[str, Sequence[str]]) -> None:
+    """Refuse options that would change nothing.
+
+    Args:
+        options: a command line's.
+        owners: the options of which one has to be given beside that of the key.
+
+    Raises:
+        ConfigError: CFG011, none of them is given.
+
+    """
+    given = {name for name, value in vars(options).items() if value is not None and value is not False}
+    for name, allowing in owners.items():
+        if name in given and not given.intersection(allowing):
+            theirs = " or ".join(map(_flag, allowing))
+            raise ConfigError("CFG011", f"{_flag(name)} is for {theirs} alone", fix=f"leave it out, or give {theirs}")
+
+
 def _given(arguments: Sequence[str], known: Mapping[str, Key]) -> dict[str, tuple[Key, str]]:
     """The flags of a command line and their values; a flag given twice has its last value."""
     found: dict[str, tuple[Key, str]] = {}

@@ -32,7 +32,7 @@ from hypha_ray.data.preparation.staging import staged
 from hypha_ray.data.preparation.upload import uploaded
 from hypha_ray.data.provenance import Account, readable
 from hypha_ray.data.slices import Arrays
-from hypha_ray.data.storage.url_folder import is_url
+from hypha_ray.data.storage.url_folder import is_url, name_of
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.types import SLICES_PER_PART
 
@@ -78,7 +78,7 @@ def prepare(options: Options, report: Report) -> Manifest:
     with ExitStack() as held:
         if is_url(str(options.out)):
             upload = held.enter_context(uploaded(str(options.out), options.overwrite))
-            folder, name = upload.folder, upload.place.url.rpartition("/")[2]
+            folder, name = upload.folder, name_of(upload.place.url)
             writer = SliceWriter(folder, options.samples_per_slice, report, first, upload.slice)
         else:
             folder, name = held.enter_context(staged(options.folder, options.overwrite)), options.folder.resolve().name

@@ -23,6 +23,12 @@ def is_url(place: str) -> bool:
     return "://" in place
 
 
+def name_of(place: str) -> str:
+    """Name of a folder; that of a URL is without its query, which may be secret."""
+    path = place.partition("?")[0] if is_url(place) else place
+    return path.rstrip("/").rpartition("/")[2]
+
+
 class UrlFolder:
     """Reads and writes files below a URL. Requests are tried again if that may help; all raise a `HyphaError`."""
 

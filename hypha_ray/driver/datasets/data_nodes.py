@@ -12,7 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hypha_ray.config.value_types import CLUSTER
 from hypha_ray.data.actor import NODE_GROUPS, READS_AT_ONCE, DataNode
-from hypha_ray.data.storage.url_folder import is_url
+from hypha_ray.data.storage.url_folder import is_url, name_of
 from hypha_ray.errors import ConfigError, HyphaError
 from hypha_ray.scheduler.runtime.slices.data_nodes import (
     LostReplica,
@@ -87,12 +87,6 @@ def problems(replicas: Sequence[Replica]) -> dict[str, list[str]]:
     """Problems of each data node, by its name in Ray, after all of its slices have been read where they lie."""
     found: list[list[str]] = ray.get([replica.actor.check.remote() for replica in replicas])
     return {replica.name: problems for replica, problems in zip(replicas, found, strict=True)}
-
-
-def name_of(place: str) -> str:
-    """Name of a folder; that of a URL is without its query, which may be secret."""
-    path = place.partition("?")[0] if is_url(place) else place
-    return path.rstrip("/").rpartition("/")[2]
 
 
 def _checked(name: str) -> str:

@@ -11,6 +11,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.prepare import prepare
+from hypha_ray.data.storage.url_folder import name_of
 from hypha_ray.driver.datasets.data_nodes import serve
 from hypha_ray.errors import CapacityError
 from hypha_ray.scheduler.runtime.slices.data_nodes import Replica
@@ -33,7 +34,7 @@ def prepare_on_nodes(options: Options) -> list[Replica]:
         fix = "start more nodes, or give a smaller --nodes"
         raise CapacityError("CFG004", "the cluster has fewer nodes than --nodes", f"{len(nodes)}", f"{count}", fix)
     folder = options.out if options.out.startswith("~") else str(Path(options.out).absolute())
-    name = options.name or folder.rstrip("/").rpartition("/")[2]
+    name = options.name or name_of(folder)
     places = [f"{folder}/part-{number}" for number in range(count)]
     tasks = []
     for number, (node, place) in enumerate(zip(nodes, places, strict=True)):
