@@ -16,6 +16,7 @@ os.environ.update(
     RAY_AUTH_MODE="token",
     RAY_USAGE_STATS_ENABLED="0",
     RAY_raylet_start_wait_time_s="120",  # By default 10, three times: too little on a machine with much else to do.
+    RAY_enable_pipe_based_agent_to_parent_health_check="1",  # Forks have another parent.
     RAY_worker_niceness="0",  # By default workers give way to all else, other tests among it, and run late.
     HF_HUB_OFFLINE="1",
     HF_HUB_DISABLE_PROGRESS_BARS="1",

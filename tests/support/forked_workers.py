@@ -1,15 +1,17 @@
-"""Ray's worker processes, forked from one that has loaded their libraries: a start takes no seconds.
+"""Ray's processes in Python, forked from one that has loaded their libraries: a start takes no seconds.
 
 A raylet starts a worker as always. `at_start/sitecustomize.py` hands the new process's command line, environment and
 streams over to a process that has loaded torch and transformers. That one forks a *template* for each job of a raylet,
 which loads Ray with the variables of these workers, since Ray reads them as it is loaded. The template forks a process
 for each worker, which runs Ray's script as it is. Ray seeds its random ids at the first, which a template never draws.
+Dashboards and agents have one template for all nodes.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import runpy
 import select
 import signal
@@ -20,6 +22,7 @@ import tempfile
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import Any, NoReturn
 
 import pytest
@@ -32,6 +35,9 @@ OF_SKLEARN = {"KMP_DUPLICATE_LIB_OK": "True", "KMP_INIT_AT_FORK": "FALSE"}
 """Variables that scikit-learn sets as it is loaded, at whatever time: a fork is for the same variables alone."""
 DRAWS_ID = "hypha_ray.scheduler.runtime.actor_owner"
 """Module that makes classes of actors, and thereby random ids, as it is loaded."""
+OF_ONE_NODE = {"RAY_NODE_ID", "RAY_RAYLET_PID", "RAY_TMPDIR"}
+"""Variables that differ from node to node, and that daemons read late."""
+OF_DAEMONS = ("ray.dashboard.head", "ray._private.runtime_env.agent.runtime_env_agent")
 MOST_BYTES = 1 << 18
 
 
@@ -60,27 +66,38 @@ def hand_on(server: socket.socket) -> None:
     templates: dict[tuple[str, ...], socket.socket] = {}
     while sys.stdin not in select.select([server, sys.stdin], [], [])[0]:
         asking, _ = server.accept()
-        with asking:
-            message, streams, _, _ = socket.recv_fds(asking, MOST_BYTES, 3)
-        environment = json.loads(message)["environment"]
-        key = tuple(sorted(f"{name}={value}" for name, value in environment.items() if name.startswith("RAY_")))
+        message, streams, _, _ = socket.recv_fds(asking, MOST_BYTES, 3)
+        streams.append(asking.detach())
+        environment, daemon = (json.loads(message)[name] for name in ("environment", "daemon"))
+        read = {name for name in environment if name.startswith("RAY_")} - (OF_ONE_NODE if daemon else set())
+        key = tuple(sorted(f"{name}={environment[name]}" for name in read)) + (("daemon",) if daemon else ())
         try:
             socket.send_fds(templates[key], [message], streams)
         except (KeyError, OSError):  # There is none yet, or it has ended.
-            templates[key] = new_template(environment, server)
+            templates[key] = new_template(environment, daemon, server, streams)
             socket.send_fds(templates[key], [message], streams)
         for stream in streams:
             os.close(stream)
 
 
-def new_template(environment: dict[str, str], server: socket.socket) -> socket.socket:
-    """Fork a process that loads Ray with these variables; returns the socket that takes its workers' starts."""
+def new_template(
+    environment: dict[str, str], daemons: bool, server: socket.socket, streams: list[int]
+) -> socket.socket:
+    """Fork a process that loads Ray with these variables, and has neither the server nor the streams open.
+
+    Returns the socket that takes the starts of its workers, or of daemons.
+    """
     own, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if os.fork() == 0:
         server.close()
         own.close()
+        for stream in streams:
+            os.close(stream)
         os.environ.clear()
         os.environ.update(environment)
+        if daemons:
+            load_daemons()
+            fork_workers(its, None)
         import_module("ray._private.workers.default_worker")
         load_own_modules(but=DRAWS_ID)
         fork_workers(its, os.pidfd_open(int(environment["RAY_RAYLET_PID"])))
@@ -88,30 +105,52 @@ def new_template(environment: dict[str, str], server: socket.socket) -> socket.s
     return own
 
 
-def fork_workers(starts: socket.socket, raylet: int) -> NoReturn:
-    """Fork for each worker whose start comes, until the raylet or the process that hands on has ended."""
-    while raylet not in select.select([starts, raylet], [], [])[0]:
-        message, streams, _, _ = socket.recv_fds(starts, MOST_BYTES, 3)
+def load_daemons() -> None:
+    """Load what dashboards and agents load, of which the dashboard's own parts are found by their folder."""
+    import ray.dashboard.modules
+
+    parts = pkgutil.walk_packages(ray.dashboard.modules.__path__, "ray.dashboard.modules.")
+    for name in (*OF_DAEMONS, *(part.name for part in parts)):
+        import_module(name)
+
+
+def fork_workers(starts: socket.socket, raylet: int | None) -> NoReturn:
+    """Fork for each process whose start comes, until the raylet or the process that hands on has ended."""
+    ends = [] if raylet is None else [raylet]
+    while not set(ends).intersection(select.select([starts, *ends], [], [])[0]):
+        message, streams, _, _ = socket.recv_fds(starts, MOST_BYTES, 4)
         if not message:
             break
         if os.fork() == 0:
             starts.close()
-            os.close(raylet)
-            become_worker(json.loads(message), streams)
+            for end in ends:
+                os.close(end)
+            become_worker(json.loads(message), *streams)
         for stream in streams:
             os.close(stream)
     os._exit(0)
 
 
-def become_worker(start: dict[str, Any], streams: list[int]) -> None:
-    """Run Ray's script in this process as if it had been started by the raylet."""
+def become_worker(start: dict[str, Any], *streams: int) -> None:
+    """Run Ray's script in this process as if it had been started by the raylet.
+
+    Args:
+        start: what the process that was handed over has, see `at_start/sitecustomize.py`.
+        streams: its standard streams, and a connection to it.
+
+    """
     import numpy as np
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setpgid(0, 0)
     os.nice(start["nice"] - os.nice(0))
     Path("/proc/self/oom_score_adj").write_text(start["oom_score_adj"])
-    for number, stream in enumerate(streams):
+    *standard, connection = streams
+    if start["daemon"]:
+        Thread(target=end_with, args=(socket.socket(fileno=connection),), daemon=True).start()
+    else:
+        os.close(connection)
+    for number, stream in enumerate(standard):
         os.dup2(stream, number)
         os.close(stream)
     os.environ.clear()
@@ -123,6 +162,12 @@ def become_worker(start: dict[str, Any], streams: list[int]) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, start["blocked_signals"])
     runpy.run_path(sys.argv[0], run_name="__main__")
     sys.exit()
+
+
+def end_with(other: socket.socket) -> NoReturn:
+    """End when the process behind a connection does."""
+    other.recv(1)
+    os._exit(0)
 
 
 if __name__ == "__main__":
