@@ -142,12 +142,9 @@ def require_same_tokens(model: Path, source: DataSource) -> None:
         DataError: DATA023, they are.
 
     """
-    from hypha_ray.data.preprocessor_files import same_tokens
-
-    manifest = source.manifest
-    made_by = manifest.preprocessor
-    if made_by is not None and not same_tokens(model, source.folder / (made_by.folder or "")):
-        what = f"the numbers in dataset {manifest.name!r} are other tokens than the model's"
+    made_by = source.manifest.preprocessor
+    if made_by is not None and not source.has_tokens_of(model):
+        what = f"the numbers in dataset {source.manifest.name!r} are other tokens than the model's"
         fix = f"prepare it with --tokenizer {model}"
         raise DataError("DATA023", what, f"tokens of {made_by.name}", "the model's tokenizer", fix)
 

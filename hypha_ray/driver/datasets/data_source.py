@@ -20,7 +20,7 @@ from hypha_ray.config.value_types import CLUSTER
 from hypha_ray.data.catalogue import load, local_names, locate
 from hypha_ray.data.manifest import MANIFEST, Manifest, parse_manifest
 from hypha_ray.data.mixture import mixed, require_one_vocabulary, whole
-from hypha_ray.data.preprocessor_files import preprocessor_files, write_files
+from hypha_ray.data.preprocessor_files import preprocessor_files, same_tokens, write_files
 from hypha_ray.data.slices import Arrays, read_slice
 from hypha_ray.data.storage.files import Place, files_at
 from hypha_ray.data.storage.url_folder import is_url
@@ -47,6 +47,11 @@ class DataSource:
     folder: Path
     places: tuple[Place, ...]
     read: Callable[[SliceInfo], Arrays]
+
+    def has_tokens_of(self, model: Path) -> bool:
+        """Whether the dataset's numbers are the tokens that a saved model knows; true as well if that can't be told."""
+        made_by = self.manifest.preprocessor
+        return made_by is None or same_tokens(model, self.folder / (made_by.folder or ""))
 
     def keep(self, directory: RunDirectory) -> None:
         """Copy manifest and tokenizer to the run directory, unless they are in one folder: the end needs them."""

@@ -144,7 +144,7 @@ def check_model(job: Job, source: DataSource, *, estimates: bool = False) -> lis
     if job.rl.algorithm is None:
         source.manifest.refuse_prompts()
     with uncollected():  # Loading torch takes seconds.
-        from hypha_ray.driver.preflight.compatibility import CHECKS, Case
+        from hypha_ray.driver.preflight.compatibility import CHECKS, Case, compare_tokens
         from hypha_ray.driver.preflight.fused_loss import check_fused_loss
         from hypha_ray.driver.preflight.loss_on_samples import check_loss
         from hypha_ray.driver.preflight.memory import memory_notes
@@ -164,6 +164,7 @@ def check_model(job: Job, source: DataSource, *, estimates: bool = False) -> lis
         check(case)
     # For a repository of the hub, the nodes that fetch it report that.
     notes = compare_weights(job.model, whole=needs_whole(job.model))
+    notes.extend(compare_tokens(case))
     if has_adapter(job.model):
         notes.extend(_check_adapter(job, network))
     notes.extend(check_loss(case) if job.rl.algorithm is None else check_rollouts(case))

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 import torch
+from huggingface_hub import try_to_load_from_cache
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hypha_ray.config import Job
@@ -21,6 +23,7 @@ from hypha_ray.model.checks.padding import reads
 from hypha_ray.model.checks.positions import require_positions
 from hypha_ray.model.execution import check_execution
 from hypha_ray.model.layout import layout_of
+from hypha_ray.model.loading.adapters import base_of
 from hypha_ray.model.loading.build import Facts
 from hypha_ray.model.lora import has_adapter
 from hypha_ray.model.tasks.task import IGNORE_INDEX, Task
@@ -207,6 +210,28 @@ def check_image_size(case: Case) -> None:
         raise DataError("DATA025", what, " ".join(str(error).split()), fix=fix) from None
     except Exception:  # A failure for lack of values tells nothing about sizes.
         return
+
+
+def compare_tokens(case: Case) -> list[str]:
+    """Compare the dataset's tokens with those that a repository on this machine was saved with.
+
+    Returns:
+        A note if they differ: a job may give a model a new vocabulary, though few mean to.
+
+    """
+    model, _ = base_of(case.job.model)
+    if not (repository := model.repository):
+        return []
+    folder = Path(repository).expanduser()
+    if not folder.is_dir():
+        cached = try_to_load_from_cache(repository, "tokenizer.json", revision=model.revision)
+        if not isinstance(cached, str):
+            return []
+        folder = Path(cached).parent
+    if case.source.has_tokens_of(folder):
+        return []
+    what = f"the numbers in dataset {case.manifest.name!r} are other tokens than those of {repository}"
+    return [f"{what}: unless it is to learn a new vocabulary, prepare the dataset with --tokenizer {repository}"]
 
 
 Check: TypeAlias = Callable[[Case], None]

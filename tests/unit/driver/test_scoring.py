@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, BertTokenizerFast, Pr
 
 from hypha_ray.config import Job
 from hypha_ray.config.schema import Model
-from hypha_ray.data.manifest import Manifest
+from hypha_ray.data.manifest import Manifest, PreprocessorInfo
 from hypha_ray.data.slices import describe, merge, write_slice
 from hypha_ray.driver.attempts import specials_of
 from hypha_ray.driver.datasets.data_source import in_folder
@@ -84,6 +84,18 @@ def job_of(config: dict[str, Any] | str, task: str, **tables: Any) -> Job:
 
 def keys(size: int, epoch: int = 0) -> np.ndarray:
     return np.stack([np.full(size, epoch), np.zeros(size, np.int64), np.arange(size)], axis=1)
+
+
+@pytest.mark.parametrize("family", TOKENIZERS)
+def test_dataset_of_other_tokens_than_the_repositorys_is_told(family: str, tmp_path: Path) -> None:
+    bert_tokenizer(tmp_path / "model")
+    build_model(Model(config=BERT | {"model_type": "bert"}, type="masked-lm"), 0).save_pretrained(tmp_path / "model")
+    make, _ = TOKENIZERS[family]
+    folder, manifest = dataset(tmp_path / "data", encoded(make(tmp_path / "data" / "tokenizer")))
+    manifest = manifest.model_copy(update={"preprocessor": PreprocessorInfo(family, folder="tokenizer")})
+    notes = check_model(job_of(str(tmp_path / "model"), "masked-lm"), in_folder(folder, manifest))
+    told = f"the numbers in dataset 'words' are other tokens than those of {tmp_path / 'model'}"
+    assert [note.startswith(told) for note in notes] == [True] * (family != "bert")
 
 
 @pytest.mark.parametrize("family", TOKENIZERS)
