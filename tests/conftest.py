@@ -10,8 +10,6 @@ from hypothesis import settings
 
 from hypha_ray.driver.ray_token import make_token
 
-TESTS = Path(__file__).parent
-
 os.environ.update(
     RAY_AUTH_MODE="token",
     RAY_USAGE_STATS_ENABLED="0",
@@ -49,9 +47,3 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = Options("stdlib", out, seq_len=32, samples_per_slice=100, validation_samples=64, max_samples=1500)
     prepare(options, lambda what, count: None)
     return out
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give each test a second try, which the closing line counts: other processes may take it seconds."""
-    for item in items:
-        item.add_marker(pytest.mark.flaky(reruns=1))

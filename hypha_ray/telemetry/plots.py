@@ -95,12 +95,23 @@ def draw(run_directory: Path) -> list[Path]:
         The PNG files.
 
     Raises:
-        DataError: DATA044, there is no complete round in the folder's metrics.
+        DataError: DATA044, the folder's metrics have no complete round, or can't be read; or the plots not written.
 
     """
-    series = Series(read_jsonl(run_directory / METRICS, ("round", "eval")), read_json(run_directory / SUMMARY))
+    path = run_directory / METRICS
+    try:
+        return _draw(run_directory, path)
+    except OSError as error:
+        what = f"the plots of {run_directory} can't be drawn"
+        raise DataError("DATA044", what, f"{error.filename}: {error.strerror}", fix="see to that file") from None
+    except (TypeError, ValueError, AttributeError, LookupError) as error:  # Whatever damaged records lead to.
+        what, fix = f"{path} has a round that can't be plotted", "take away what hypha_ray didn't write"
+        raise DataError("DATA044", what, " ".join(str(error).split()), fix=fix) from None
+
+
+def _draw(run_directory: Path, path: Path) -> list[Path]:
+    series = Series(read_jsonl(path, ("round", "eval")), read_json(run_directory / SUMMARY))
     if not series.rounds:
-        path = run_directory / METRICS
         raise DataError(
             "DATA044",
             f"{path} has no rounds to plot" if path.exists() else f"{path} does not exist",

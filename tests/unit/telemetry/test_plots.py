@@ -93,6 +93,31 @@ def test_draw_run_without_rounds_is_a_data_error(tmp_path: Path, content: str | 
     assert not (tmp_path / "plots").exists()
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"loss": "low"},
+        {"time_s": "noon"},
+        {"batches": [3]},
+        {"batches": {"0": "x"}},
+    ],
+)
+def test_draw_damaged_record_is_a_data_error(tmp_path: Path, damage: dict[str, Any]) -> None:
+    with pytest.raises(DataError, match=r"DATA044.*metrics\.jsonl has a round that can't be plotted"):
+        draw(a_run(tmp_path, a_round(0), a_round(1) | damage))
+
+
+@pytest.mark.parametrize("blocked", ["metrics.jsonl", "plots"])
+def test_draw_what_cannot_be_read_or_written_is_a_data_error(tmp_path: Path, blocked: str) -> None:
+    if blocked == "metrics.jsonl":
+        (tmp_path / blocked).mkdir()
+    else:
+        a_run(tmp_path, a_round(0))
+        (tmp_path / blocked).write_text("")
+    with pytest.raises(DataError, match=rf"DATA044.*can't be drawn.*{blocked}"):
+        draw(tmp_path)
+
+
 def test_series_evaluation_lies_where_its_round_ended() -> None:
     series = Series([a_round(0), a_round(1)], {})
     totals = series.column("samples_total")
