@@ -6,6 +6,7 @@ from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any
 
+from hypha_ray.config.tables.rewards import MODEL
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.model.loading.tokenizer import PackedTokenizer
 from hypha_ray.redaction import redacted_tree
@@ -20,17 +21,21 @@ def told_of_policies(rl: RL, tokenizer: PackedTokenizer) -> dict[str, Any]:
 
 
 def figures_of(rl: RL) -> Mapping[str, Bounds] | None:
-    """Return the figures that evaluations have, with their bounds; None without reinforcement learning."""
+    """Return the figures that evaluations have, with their bounds; None without reinforcement learning.
+
+    A reward model tells no right response, so where it is the first function, there is no share of them.
+    """
     if rl.algorithm is None:
         return None
-    samples, share = float(rl.evaluation.samples), Bounds(1.0, 0.0, 1.0)
+    samples = float(rl.evaluation.samples)
     found = {
         "reward": Bounds(samples),
-        "pass@1": share,
         "response_tokens": Bounds(samples, 0.0, float(rl.generation.max_response_tokens)),
         "truncated": Bounds(samples, 0.0, 1.0),
     }
-    return found | ({f"pass@{rl.evaluation.samples}": share} if rl.evaluation.samples > 1 else {})
+    if {MODEL}.issuperset(functions[0] for functions in (rl.reward.functions, *rl.reward.by_task.values())):
+        return found
+    return found | {f"pass@{count}": Bounds(1.0, 0.0, 1.0) for count in (1, rl.evaluation.samples)}
 
 
 def with_responses(rl: RL, prompt: Contents) -> Contents:

@@ -165,9 +165,9 @@ def test_evaluation_of_more_than_was_given_or_beyond_all_losses_is_refused(
         list(results_of(Clock()).of("evaluation", message))
 
 
-def policy_results() -> Inbound:
+def policy_results(**reward: Any) -> Inbound:
     """Results of a trainer of policies, each of whose 10 validation prompts has 2 responses of up to 5 tokens."""
-    tables = {"group_size": 4, "generation": {"max_response_tokens": 5}, "evaluation": {"samples": 2}}
+    tables = {"group_size": 4, "generation": {"max_response_tokens": 5}, "evaluation": {"samples": 2}, "reward": reward}
     figures = figures_of(RL.model_validate({"algorithm": "grpo", **tables}))
     found = Inbound(SOURCE, None, encoders(job_of().sync), Clock(), figures)  # type: ignore[arg-type]
     found.layout = LAYOUT
@@ -190,6 +190,14 @@ def test_evaluation_of_a_policy_has_its_figures_and_no_loss() -> None:
     assert event.sums == {name: figures[name] for name in ("reward", "pass@1", "pass@2")}
     (event,) = judged()
     assert event.sums == {}
+
+
+@pytest.mark.parametrize(("first", "shared"), [("model", False), ("exact", True)])
+def test_evaluation_of_a_policy_by_a_reward_model_has_no_share_of_right_responses(first: str, shared: bool) -> None:
+    functions = [first, *({"model", "exact"} - {first})]
+    message = pb.Evaluation(round=3, figures={"pass@1": pb.Figure(total=3.0, weight=10.0)})
+    (event,) = policy_results(functions=functions, model={"repository": "a/b"}).of("evaluation", message)
+    assert event.sums == ({"pass@1": (3.0, 10.0)} if shared else {})
 
 
 @pytest.mark.parametrize(
