@@ -75,12 +75,7 @@ def _check(arguments: Generate) -> None:
     draws = lowest <= arguments.temperature < float("inf")
     limits: tuple[tuple[str, Any, bool, str], ...] = (
         ("max-new-tokens", arguments.max_new_tokens, arguments.max_new_tokens >= 1, "1 or more"),
-        (
-            "temperature",
-            arguments.temperature,
-            draws or not arguments.temperature,
-            f"0, or {LOWEST_TEMPERATURE:g} or more",
-        ),
+        ("temperature", arguments.temperature, draws or not arguments.temperature, f"0, or {lowest:g} or more"),
         ("top-p", arguments.top_p, 0 < arguments.top_p <= 1, "above 0, up to 1"),
         ("round", arguments.round, arguments.round is None or arguments.round >= 0, "0 or more"),
     )

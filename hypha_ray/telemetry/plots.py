@@ -102,8 +102,8 @@ def draw(run_directory: Path) -> list[Path]:
     try:
         return _draw(run_directory, path)
     except OSError as error:
-        what = f"the plots of {run_directory} can't be drawn"
-        raise DataError("DATA044", what, f"{error.filename}: {error.strerror}", fix="see to that file") from None
+        got = f"{error.filename or run_directory}: {error.strerror}"
+        raise DataError("DATA044", f"the plots of {run_directory} can't be drawn", got, fix="see to it") from None
     except (TypeError, ValueError, AttributeError, LookupError) as error:  # Whatever damaged records lead to.
         what, fix = f"{path} has a round that can't be plotted", "take away what hypha_ray didn't write"
         raise DataError("DATA044", what, " ".join(str(error).split()), fix=fix) from None

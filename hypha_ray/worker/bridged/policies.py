@@ -33,7 +33,8 @@ def figures_of(rl: RL) -> Mapping[str, Bounds] | None:
         "response_tokens": Bounds(samples, 0.0, float(rl.generation.max_response_tokens)),
         "truncated": Bounds(samples, 0.0, 1.0),
     }
-    if {MODEL}.issuperset(functions[0] for functions in (rl.reward.functions, *rl.reward.by_task.values())):
+    first = {name for functions in (rl.reward.functions, *rl.reward.by_task.values()) for name in functions[:1]}
+    if first <= {MODEL}:
         return found
     return found | {f"pass@{count}": Bounds(1.0, 0.0, 1.0) for count in (1, rl.evaluation.samples)}
 
