@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 import torch
-from huggingface_hub import try_to_load_from_cache
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hypha_ray.config import Job
@@ -25,6 +23,7 @@ from hypha_ray.model.execution import check_execution
 from hypha_ray.model.layout import layout_of
 from hypha_ray.model.loading.adapters import base_of
 from hypha_ray.model.loading.build import Facts
+from hypha_ray.model.loading.hub import fetch
 from hypha_ray.model.lora import has_adapter
 from hypha_ray.model.tasks.task import IGNORE_INDEX, Task
 
@@ -213,7 +212,7 @@ def check_image_size(case: Case) -> None:
 
 
 def compare_tokens(case: Case) -> list[str]:
-    """Compare the dataset's tokens with those that a repository on this machine was saved with.
+    """Compare the dataset's tokens with those that the model's repository was saved with.
 
     Returns:
         A note if they differ: a job may give a model a new vocabulary, though few mean to.
@@ -222,13 +221,8 @@ def compare_tokens(case: Case) -> list[str]:
     model, _ = base_of(case.job.model)
     if not (repository := model.repository):
         return []
-    folder = Path(repository).expanduser()
-    if not folder.is_dir():
-        cached = try_to_load_from_cache(repository, "tokenizer.json", revision=model.revision)
-        if not isinstance(cached, str):
-            return []
-        folder = Path(cached).parent
-    if case.source.has_tokens_of(folder):
+    token = model.token.get_secret_value() if model.token else None
+    if case.source.has_tokens_of(fetch(repository, model.revision, token)):
         return []
     what = f"the numbers in dataset {case.manifest.name!r} are other tokens than those of {repository}"
     return [f"{what}: unless it is to learn a new vocabulary, prepare the dataset with --tokenizer {repository}"]
