@@ -15,17 +15,19 @@ help:               ## list the targets
 setup: .venv/.ready ## make the environment in .venv, with the versions of constraints.txt
 
 # One call, and torch named with its version: so pip takes a CPU build where one is offered beside the registry's.
+# pip would compile the modules one after the other; a few that are written for another Python never compile.
 .venv/.ready: pyproject.toml constraints.txt
 	@echo 'installing into .venv; this takes some minutes'
 	$(PYTHON) -m venv .venv
-	.venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch==$(TORCH) -e '.[dev]'
+	.venv/bin/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt torch==$(TORCH) -e '.[dev]'
+	.venv/bin/python -m compileall -qq -j 0 .venv/lib hypha_ray jobs tests/support || true
 	touch $@
 
 demo: setup         ## prepare data, start Ray here, submit a small training job, show its results
 	bash jobs/demo.sh
 
-test: setup         ## run the whole test suite, two files at a time
-	python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+test: setup         ## run the whole test suite, two files at a time and a third in their gaps
+	python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: setup         ## ruff, mypy --strict, import contracts
 	ruff check .

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 from hypha_ray.driver.ray_token import make_token
+from tests.support.gap_filling import GapFilling, give_way
 
 os.environ.update(
     RAY_AUTH_MODE="token",
     RAY_USAGE_STATS_ENABLED="0",
     RAY_raylet_start_wait_time_s="120",  # By default 10, three times: too little on a machine with much else to do.
     RAY_enable_pipe_based_agent_to_parent_health_check="1",  # Forks have another parent.
+    REPORTER_UPDATE_INTERVAL_MS="60000",  # Nobody reads each node's use of processors, which costs 1 % of one.
     RAY_worker_niceness="0",  # By default workers give way to all else, other tests among it, and run late.
     HF_HUB_OFFLINE="1",
     HF_HUB_DISABLE_PROGRESS_BARS="1",
@@ -32,9 +36,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make Ray's token before there are several processes that test."""
+    """Make Ray's token before there are several processes that test; one of these gives way to the others."""
     if not hasattr(config, "workerinput"):
         make_token()
+    give_way()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    """Distribute files so that one process fills the gaps of the others."""
+    return GapFilling(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,46 @@
+"""Distribution of test files over pytest-xdist's processes: one of three only fills the gaps that the others leave.
+
+Tests with a cluster wait a fourth of their time, for Ray, leases and deadlines. What computes and looks at no clock is
+done in that time, by a process of low priority.
+"""
+
+from __future__ import annotations
+
+import os
+
+from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
+
+FILLER = "gw2"
+"""Name of the process that fills gaps: the third."""
+NICENESS = 5
+"""Of that process: it has a quarter of the time of another one that computes."""
+TIMED = ("jobs", "cluster", "unit/bridge", "unit/rl", "unit/worker")
+"""Rooms whose tests look at a clock, or start Ray."""
+
+
+class GapFilling(LoadFileScheduling):  # type: ignore[misc] # pytest-xdist has no types for it.
+    """Gives each process a file at a time: the filler those that only compute, the others these at last."""
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        filler = node.gateway.id == FILLER
+        fitting = (file for file in self.workqueue if _only_computes(file) == filler)
+        self.workqueue.move_to_end(next(fitting, next(iter(self.workqueue))), last=False)
+        super()._assign_work_unit(node)
+
+    def _reschedule(self, node: WorkerController) -> None:
+        if node.gateway.id == FILLER and not any(map(_only_computes, self.workqueue)):
+            if not node.shutting_down:
+                node.shutdown()  # After what it has.
+        else:
+            super()._reschedule(node)
+
+
+def give_way() -> None:
+    """Lower the priority of this process, if it is the filler."""
+    if os.environ.get("PYTEST_XDIST_WORKER") == FILLER:
+        os.nice(NICENESS)
+
+
+def _only_computes(file: str) -> bool:
+    return not file.startswith(tuple(f"tests/{room}/" for room in TIMED))
