@@ -14,7 +14,7 @@ _DATASET = ("prompts", "keys", "reward_data")
 _RESPONSES = ("prompts", "responses", "logprobs", "ended")
 _GRADIENT = ("gradients", "losses")
 _REWARD = Call("rew_inf", "reward", "inference", (*_RESPONSES, "reward_data"), ("rewards",))
-ROLLOUT: Final = Call("rollout", "rollout", "generate", _DATASET, (*_RESPONSES[1:], "rewards", "versions"))
+ROLLOUT: Final = Call("rollout", "rollout", "generate", _DATASET, (*_RESPONSES[1:], "rewards"))
 """Call of rollout workers, by which samples of a stream have more keys than those of a dataset."""
 
 
@@ -58,8 +58,7 @@ def _calls(rl: RL) -> Iterator[Call]:
         yield Call("ref_inf", "reference", "inference", _RESPONSES, known[-1:])
     if rl.scores_again:
         known += ("proximal_logprobs",)
-        takes = (*_RESPONSES, "versions") if rl.is_asynchronous else _RESPONSES
-        yield Call("actor_inf", "actor", "inference", takes, known[-1:])
+        yield Call("actor_inf", "actor", "inference", _RESPONSES, known[-1:])
     values: tuple[str, ...] = ()
     if rl.has_critic:
         values = ("values",)

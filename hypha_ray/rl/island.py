@@ -41,7 +41,7 @@ from hypha_ray.rl.roles.role import TrainedRole
 from hypha_ray.rl.validation import Replies, sums_of, validate
 from hypha_ray.rl.workers.local import Local
 from hypha_ray.rl.workers.model_worker import ModelWorker
-from hypha_ray.types import Flat, Samples, Sums
+from hypha_ray.types import Flat, Samples, Sums, added
 
 T = TypeVar("T")
 _ATTEMPTS = 5
@@ -175,13 +175,14 @@ class Island(WholeModel):
         streamed = self._streamed(prompts)
         extras = self._extras(arguments)
         replies = {ROLLOUT.name: streamed, **self._traverse(self._graph, prompts, extras, streamed)}
+        lag = _lag(streamed, self._version)
         self._version += 1
         actor, *others = [replies[name][0].facts for name in training]
         damaged = any(facts["damaged"] for facts in (actor, *others))
         loss, norm = (torch.tensor(actor[name]) for name in ("loss", "norm"))
         bad = batch.keys if damaged else batch.keys[:0]
         moved: Sums = {name: (float(number), 1.0) for name, number in self._master.collectives.items()}
-        sums, rewarded = sums_of(replies) | moved, streamed or replies["rew_inf"]
+        sums, rewarded = sums_of(replies) | moved | lag, streamed or replies["rew_inf"]
         shown = rewarded[0].facts["shown"]
         revived, self._revived = tuple(self._revived), []
         return Step(loss, actor["scored"], norm, actor["tokens"], sums, bad, shown, revived)
@@ -192,7 +193,6 @@ class Island(WholeModel):
         offload = (Offload("reference"),) if self._rl.offload_reference else ()
         return {
             "actor_gen": Extras(before=generation_hooks(self._rl.model_workers)),
-            "actor_inf": Extras({"version": self._version}),
             "ref_inf": Extras(before=(Reallocate("actor", "reference"),) if merged else (), after=offload),
             "actor_train": Extras(arguments, after=tuple(self._hooks_of_training(offload))),
             "critic_train": Extras(arguments),
@@ -240,6 +240,16 @@ class Island(WholeModel):
 
     def _new_post(self) -> Post[Any]:
         return Post(self._workers, _DEADLINE_S)
+
+
+def _lag(streamed: Sequence[Reply], version: int) -> Sums:
+    """Return the figure of how many steps older the weights were that streamed responses come from."""
+    sums: list[Sums] = []
+    for reply in streamed:
+        assert reply.meta is not None
+        tokens = sum(reply.meta.flat("responses"))
+        sums.append({"staleness": (float((version - reply.facts["version"]) * tokens), float(tokens))})
+    return added(sums)
 
 
 def _due(done: int, every: int | None) -> bool:

@@ -7,7 +7,8 @@ import torch
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.rl.algorithms.aggregation import AGGREGATIONS, Weights
 from hypha_ray.rl.algorithms.kl import ESTIMATORS
-from hypha_ray.rl.algorithms.losses import RATIOS, clipped
+from hypha_ray.rl.algorithms.losses import RATIOS, clipped, decoupled_weight, truncated_weight
+from hypha_ray.rl.engines.native import Responses
 from hypha_ray.rl.policy import Scores
 from hypha_ray.rl.rollout import Rollout
 from hypha_ray.types import Sums
@@ -38,10 +39,11 @@ class Objective:
 
         """
         rl, recipe, mask = self._rl, self._recipe, rollout.mask
-        ratio = RATIOS[recipe.ratio](scores.logprobs, rollout.old, mask)
+        old = scores.logprobs.detach() if rollout.old is None else rollout.old
+        ratio = RATIOS[recipe.ratio](scores.logprobs, old, mask)
         loss, taken = clipped(ratio, rollout.advantages, recipe.clip_low, recipe.clip_high, rl.dual_clip)
-        if rollout.correction is not None:
-            loss = loss * rollout.correction
+        if rl.corrects:
+            loss = loss * self._correction(old, rollout.responses.logprobs)
         if rl.entropy:
             loss = loss - rl.entropy * scores.entropy
         figures = {"entropy": scores.entropy, "clip_share": taken}
@@ -52,4 +54,19 @@ class Objective:
                 loss = loss + rl.kl * divergence
         tokens = float(mask.sum())
         sums = {name: (float((figure.detach() * mask).sum()), tokens) for name, figure in figures.items()}
+        if rollout.old is None:
+            sums |= logprob_gap(old, rollout.responses)
         return (loss * weights).sum(), sums
+
+    def _correction(self, proximal: torch.Tensor, behaviour: torch.Tensor) -> torch.Tensor:
+        """Return the weight of each token for what lies between its sampling and its training."""
+        cap = self._rl.behaviour_cap
+        if self._rl.is_asynchronous or cap is None:
+            return decoupled_weight(proximal, behaviour, cap)
+        return truncated_weight(proximal, behaviour, cap)
+
+
+def logprob_gap(own: torch.Tensor, responses: Responses) -> Sums:
+    """Return the figure of how far a policy's log-probabilities are from those that responses were sampled with."""
+    gap = (own - responses.logprobs).abs() * responses.mask
+    return {"logprob_gap": (float(gap.sum()), float(responses.mask.sum()))}

@@ -41,12 +41,10 @@ class Rollout(Rows):
 
     advantages: torch.Tensor
     """Advantage of each token, or of each response as [responses, 1]."""
-    old: torch.Tensor
-    """Log-probabilities that ratios are taken to."""
+    old: torch.Tensor | None
+    """Log-probabilities that ratios are taken to; None: those that the policy has as it is trained."""
     reference: torch.Tensor | None
     """Log-probabilities of the reference; None without one."""
-    correction: torch.Tensor | None
-    """Weight of each token for the difference between engine and trainer; None: 1."""
 
 
 @dataclass(frozen=True, slots=True)

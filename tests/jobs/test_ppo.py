@@ -59,7 +59,7 @@ def test_a_dry_run_draws_what_is_done_ahead_and_what_is_left_of_a_step(run_job: 
 
     assert done.returncode == 0, done.stderr
     first = next(line for line in done.stdout.splitlines() if line.startswith("up to 2 ahead"))
-    assert "rollout.generate" in first and first.endswith("rewards, versions")
+    assert "rollout.generate" in first and first.endswith("ended, rewards")
     drawn = [line.split()[:2] for line in done.stdout.splitlines() if line[:1].isdigit()]
     assert sorted(name for level, name in drawn if level == "0") == ["actor_inf", "critic_inf", "ref_inf"]
     assert {name for _, name in drawn}.isdisjoint({"actor_gen", "rew_inf"})

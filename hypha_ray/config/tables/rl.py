@@ -204,9 +204,18 @@ class RL(Table):
         return self.algorithm is not None and self.staleness > 0
 
     @property
-    def scores_again(self) -> bool:
-        """Whether the policy computes log-probabilities of responses before it is trained on them."""
+    def corrects(self) -> bool:
+        """Whether tokens are weighed by the trained policy's probability of them ÷ that of what sampled them."""
         return self.behaviour_cap is not None or self.is_asynchronous
+
+    @property
+    def scores_again(self) -> bool:
+        """Whether the policy computes log-probabilities of responses before it is trained on them.
+
+        Those that a batch's only step computes are the same, and do if no reward needs them before.
+        """
+        rewarded = self.reference != "none" and self.recipe.kl_place == "reward"
+        return self.corrects and (self.epochs * self.minibatches > 1 or rewarded)
 
     @property
     def has_critic(self) -> bool:

@@ -11,6 +11,7 @@ from hypha_ray.failpoints import failpoint
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.rl.dataflow.sample import Sample
 from hypha_ray.rl.engines.completions import Engine
+from hypha_ray.rl.objective import logprob_gap
 from hypha_ray.rl.packing import packed_tokens, responses_of
 from hypha_ray.rl.policy import Policy
 from hypha_ray.rl.roles.learner import Learner, step_on_parts
@@ -56,15 +57,10 @@ class Actor(Generator, TrainedRole):
         self.optimizer = build_optimizer(self.policy.model, job.inner_optimizer, steps, job.num_workers)
 
     def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
-        """Compute the trainer's own log-probabilities; figures say how far generation's and its weights were off."""
+        """Compute the trainer's own log-probabilities; a figure says how far those of generation were off."""
         responses = responses_of(sample, self.device)
         own = self.policy.logprobs(responses)
-        gap = float(((own - responses.logprobs).abs() * responses.mask).sum())
-        made, tokens = packed_tokens(sample, {"proximal_logprobs": own}), float(responses.mask.sum())
-        sums = {"logprob_gap": (gap, tokens)}
-        if "versions" in sample.data:
-            sums["staleness"] = float((arguments["version"] - sample.data["versions"]).sum()), tokens
-        return Outcome(made, sums)
+        return Outcome(packed_tokens(sample, {"proximal_logprobs": own}), logprob_gap(own, responses))
 
     def train_step(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
         """Train on a batch, as `train`; or on gradients that others have computed."""

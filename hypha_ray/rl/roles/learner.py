@@ -16,7 +16,6 @@ import torch
 from hypha_ray.config import Job
 from hypha_ray.optim.optimizers import Inner
 from hypha_ray.optim.step import Step
-from hypha_ray.rl.algorithms.losses import decoupled_weight, truncated_weight
 from hypha_ray.rl.dataflow.sample import Meta, Sample
 from hypha_ray.rl.objective import Objective
 from hypha_ray.rl.packing import responses_of, tokens_of
@@ -65,27 +64,18 @@ class Learner(Role):
             for key in ("advantages", "reference_logprobs", "proximal_logprobs")
             if key in sample.data
         }
-        old = columns.get("proximal_logprobs")
         return Rollout(
             responses,
             responses.mask * kept[:, None],
             columns["advantages"],
-            responses.logprobs if old is None else old,
+            columns.get("proximal_logprobs", None if self._job.rl.corrects else responses.logprobs),
             columns.get("reference_logprobs"),
-            None if old is None else self._correction(old, responses.logprobs),
         )
 
     def loss(self, part: Rollout, weights: torch.Tensor) -> tuple[torch.Tensor, Sums]:
         """Return the weighted sum of losses of tokens, and figures."""
         scores = self._policy.score(part.responses, entropy_gradient=self._job.rl.entropy > 0)
         return self._objective.loss(part, weights, scores)
-
-    def _correction(self, proximal: torch.Tensor, behaviour: torch.Tensor) -> torch.Tensor:
-        """Return the weight of each token for what lies between its sampling and its training."""
-        cap = self._job.rl.behaviour_cap
-        if self._job.rl.is_asynchronous or cap is None:
-            return decoupled_weight(proximal, behaviour, cap)
-        return truncated_weight(proximal, behaviour, cap)
 
 
 def step_on_parts(sample: Sample, model: torch.nn.Module, optimizer: Inner, kind: str | None) -> Outcome:

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
-from hypha_ray.rl.dataflow.sample import Meta, Sample
+from hypha_ray.rl.dataflow.sample import Sample
 from hypha_ray.rl.roles.policies import Generator
 from hypha_ray.rl.roles.reward import Reward
 from hypha_ray.rl.roles.role import Outcome, Role
 
 
 class Rollouts(Role):
-    """Responses with rewards, of which each token has the version of the weights that it was sampled with.
+    """Responses with rewards; a reply tells the version of the weights that they were sampled with.
 
     Args:
         generator: policy that responds.
@@ -32,9 +31,7 @@ class Rollouts(Role):
         assert made is not None
         rewarded = self._reward.inference(sample.update(made), arguments)
         assert rewarded.sample is not None
-        versions = np.full(len(made.data["logprobs"]), arguments["version"], np.int64)
-        marked = Sample(Meta(made.ids, {"versions": made.meta.lengths["logprobs"]}), {"versions": versions})
-        return Outcome(made.update(rewarded.sample).update(marked), rewarded.sums, rewarded.facts)
+        return Outcome(made.update(rewarded.sample), rewarded.sums, {**rewarded.facts, "version": arguments["version"]})
 
     def weights(self) -> Mapping[str, torch.Tensor]:
         """Return the generator's weights."""

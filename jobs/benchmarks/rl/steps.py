@@ -58,7 +58,7 @@ class StraightLine:
         rewards = torch.from_numpy(self._scorer.score(batch.arrays, responses).total).float()
         lengths = responses.mask.sum(1).view(rewards.shape)
         advantages = ADVANTAGES[rl.recipe.advantage](rewards, lengths).view(-1, 1).expand_as(responses.mask)
-        rollout = Rollout(responses, responses.mask, advantages, responses.logprobs, None, None)
+        rollout = Rollout(responses, responses.mask, advantages, responses.logprobs, None)
         self._optimizer.zero_grad()
         weights, total = self._objective.weights(rollout.mask)
         loss, _ = self._objective.loss(rollout, weights, self._policy.score(responses))

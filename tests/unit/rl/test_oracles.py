@@ -42,7 +42,7 @@ def loss(**settings: Any) -> float:
     advantages = torch.tensor(ORACLES["advantages"]["group_std"], dtype=torch.float64)[:, None]
     reference = GIVEN["reference"] if rl.reference != "none" else None
     responses = Responses(MASK.long(), MASK.long(), MASK, GIVEN["old"], MASK[:, 0] > 0)
-    rollout = Rollout(responses, MASK, advantages, GIVEN["old"], reference, None)
+    rollout = Rollout(responses, MASK, advantages, GIVEN["old"], reference)
     objective = Objective(rl)
     weights, total = objective.weights(MASK)
     summed, _ = objective.loss(rollout, weights, Scores(GIVEN["new"], torch.zeros_like(MASK)))
@@ -144,3 +144,27 @@ def test_tokens_of_older_weights_are_weighed_by_their_ratio_and_left_out_beyond_
 ) -> None:
     proximal, behaviour = torch.tensor([[0.2, 0.4, 0.6]]).log(), torch.tensor([[0.4, 0.4, 0.2]]).log()
     assert decoupled_weight(proximal, behaviour, cap).tolist() == [pytest.approx(weights)]
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "gspo", "dr_grpo"])
+@pytest.mark.parametrize("cap", [1.05, 50.0])
+def test_ratios_of_a_batchs_only_step_are_to_its_own_probabilities(algorithm: str, cap: float) -> None:
+    rl = RL.model_validate({"algorithm": algorithm, "behaviour_cap": cap})
+    new, behaviour = GIVEN["new"].clone().requires_grad_(), GIVEN["old"]
+    advantages, generator = GIVEN["rewards"].reshape(-1, 1), torch.Generator().manual_seed(0)
+    weights = torch.rand(MASK.shape, generator=generator, dtype=torch.float64) * MASK
+    responses = Responses(MASK.long(), MASK.long(), MASK, behaviour, MASK[:, 0] > 0)
+    rollout = Rollout(responses, MASK, advantages, None, None)
+
+    found, sums = Objective(rl).loss(rollout, weights, Scores(new, torch.zeros_like(MASK)))
+    found.backward()
+
+    truncated = (GIVEN["new"] - behaviour).exp().clamp(max=cap)
+    assert (truncated[MASK > 0] == cap).any() == (cap < 2)
+    expected = -advantages * truncated * weights
+    assert found.item() == pytest.approx(float(expected.sum()), rel=1e-12)
+    torch.testing.assert_close(new.grad, expected)
+    assert sums["clip_share"][0] == 0
+    gap, tokens = sums["logprob_gap"]
+    assert gap == pytest.approx(float(((GIVEN["new"] - behaviour).abs() * MASK).sum()))
+    assert tokens == float(MASK.sum())

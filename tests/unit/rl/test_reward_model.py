@@ -31,7 +31,7 @@ from hypha_ray.errors import HyphaError
 from hypha_ray.rl.island import Island
 from hypha_ray.rl.reward_model.scores import check_reward_model, load_scores, unscored
 from hypha_ray.rl.rewards.response import Response
-from tests.support.rl import BATCH, PAD, classifier, job, settings, tokenizer
+from tests.support.rl import BATCH, PAD, classifier, job, prompts, settings, tokenizer
 
 TEXTS = ["1", "2222222222", "333", "98765", "", "0=0=0=0", "4"]
 close = partial(pytest.approx, rel=1e-6, abs=1e-6)
@@ -237,3 +237,38 @@ def test_an_island_is_rewarded_by_the_model_and_has_no_share_of_right_responses(
     assert [one["rewards"]["model"] for one in step.shown] == close(expected)
     assert step.sums["reward"] == (pytest.approx(2 * sum(expected), abs=1e-5), 16)
     assert "pass@1" not in island.evaluate([BATCH])
+
+
+def fond_of_sevens(folder: Path) -> None:
+    """Save a reward model whose last layer was fitted to the share of sevens in a response."""
+    classifier(folder)
+    model, own = AutoModelForSequenceClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    digits = torch.randint(0, 10, (600, 5), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        ids = own([f"{row[0]}=" + "".join(map(str, row.tolist())) for row in digits], return_tensors="pt").input_ids
+        features = model.model(ids).last_hidden_state[:, -1]
+        fitted = torch.linalg.lstsq(features, (digits == 7).float().mean(1, keepdim=True)).solution
+        model.score.weight.copy_(fitted.T)
+    model.save_pretrained(folder)
+
+
+def test_a_policy_learns_what_the_reward_model_likes(tmp_path: Path) -> None:
+    fond_of_sevens(tmp_path)
+    flags = ('--rl.reward.functions=["model"]', f"--rl.reward.model.repository={tmp_path}")
+    island = Island(job(*flags, "--rounds.update_rounds=40", group_size=8), tokenizer())
+
+    def sevens() -> float:
+        """Mean probability of a seven after the equals sign."""
+        ids = tokenizer()(["12=", "34=", "56=", "98="], return_tensors="pt").input_ids
+        with torch.no_grad():
+            return float(island.model(ids).logits[:, -1].softmax(-1)[:, tokenizer().convert_tokens_to_ids("7")].mean())
+
+    before = sevens()
+    figures = [
+        island.step(prompts(["12=", "34=", "56=", "98="], [""] * 4, epoch)).sums["reward"] for epoch in range(40)
+    ]
+
+    rewards = [total / count for total, count in figures]
+    assert sum(rewards[-5:]) > sum(rewards[:5])
+    assert before < 0.2
+    assert sevens() > 0.6
