@@ -193,12 +193,14 @@ def test_tokens_that_span_the_start_of_an_answer_are_scored(tmp_path: Path) -> N
 
 # ── forms of sources ──────────────────────────────────────────────────────────────────────────────────────────────
 
+ANSWERED = [{"role": "assistant", "content": "Hello"}]
 FORMS: dict[str, dict[str, Any]] = {
     "messages": {"messages": said("Hi", "Hello")},
-    "messages as JSON": {"messages": json.dumps(said("Hi", "Hello"))},
+    "messages as JSON": {"messages": json.dumps(said("Hi", "Hello")), "tools": "null"},
     "ShareGPT": {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]},
     "prompt and completion": {"prompt": "Hi", "completion": "Hello"},
-    "lists of messages": {"prompt": said("Hi"), "completion": [{"role": "assistant", "content": "Hello"}]},
+    "lists of messages": {"prompt": said("Hi"), "completion": ANSWERED},
+    "lists of messages as JSON": {"prompt": json.dumps(said("Hi")), "completion": json.dumps(ANSWERED)},
     "Alpaca": {"instruction": "Hi", "input": "", "output": "Hello"},
     "Alpaca without input": {"instruction": "Hi", "output": "Hello"},
 }
@@ -210,6 +212,14 @@ def test_forms_of_a_chat_are_recognised(tmp_path: Path, row: dict[str, Any]) -> 
     wanted = "<extra_id_0>user\nHi<extra_id_1>\n<extra_id_0>assistant\nHello<extra_id_1>\n"
     assert parts_of(tmp_path / "out") == [(wanted, ["Hello<extra_id_1>"])]
     assert omissions(manifest) == {}
+
+
+@pytest.mark.parametrize("given", ['[{"x": 1}, 2]', '[{"from": "Ann", "value": "Hi"}]', '[{"role": ["user"]}]', "[]"])
+def test_prompt_that_is_a_list_of_no_messages_is_a_text(tmp_path: Path, given: str) -> None:
+    row = {"prompt": given, "completion": "[]"}
+    run(table(tmp_path / "a.jsonl", row), tmp_path / "out", tokenizer=tokenizer_with(tmp_path, CHATML))
+    wanted = f"<extra_id_0>user\n{given}<extra_id_1>\n<extra_id_0>assistant\n[]<extra_id_1>\n"
+    assert parts_of(tmp_path / "out") == [(wanted, ["[]<extra_id_1>"])]
 
 
 def test_input_of_alpaca_follows_the_instruction(tmp_path: Path) -> None:
@@ -295,6 +305,7 @@ def test_chats_without_answers_and_tokens_cut_off_are_counted(tmp_path: Path) ->
         {"messages": []},
         {"messages": said("Hi", "Hello " * 10)},
         {"messages": said("a question that is too long", "x")},
+        {"messages": [said("Hi")[0], {**ANSWERED[0], "weight": 0}]},
     ]
     manifest = run(
         table(tmp_path / "a.jsonl", *rows), tmp_path / "out", tokenizer=tokenizer_with(tmp_path, CHATML), seq_len=32
@@ -303,10 +314,11 @@ def test_chats_without_answers_and_tokens_cut_off_are_counted(tmp_path: Path) ->
     assert omissions(manifest) == {
         "rows without text in messages": 1,
         "chats without a message of the assistant": 1,
+        "chats in which all messages of the assistant have the weight 0": 1,
         "chats without an answer in the first 32 tokens, see --seq-len": 1,
         "tokens behind the first 32 of a chat, see --seq-len": whole - 32,
     }
-    assert manifest.origin is not None and manifest.origin.documents == 3
+    assert manifest.origin is not None and manifest.origin.documents == 4
     assert "1 chat cut off at --seq-len 32" in manifest.origin.notes
     assert manifest.shapes == {"input_ids": (32,), "attention_mask": (32,), "labels": (32,)}
 
@@ -401,8 +413,8 @@ def test_table_without_chats_names_the_columns_of_chats(tmp_path: Path) -> None:
 def test_template_without_an_end_is_noted(tmp_path: Path, chatty: str) -> None:
     source = table(tmp_path / "a.jsonl", {"messages": said("Hi", "Hello")})
     endless = tokenizer_with(tmp_path / "endless", CHATML.replace("<extra_id_1>", ""))
-    for name, noted in ((endless, 1), (chatty, 0)):
-        manifest = run(source, tmp_path / f"out{noted}", tokenizer=name)
+    for name, length, noted in ((endless, 64, 1), (chatty, 64, 0), (chatty, 24, 0)):
+        manifest = run(source, tmp_path / f"out{length}-{noted}", tokenizer=name, seq_len=length)
         assert manifest.origin is not None
         assert sum("no answer ends in a special token" in note for note in manifest.origin.notes) == noted
 

@@ -355,13 +355,16 @@ def chatty(tmp_path: Path) -> Path:
     return tmp_path / "chatty"
 
 
-def test_chat_puts_prompts_into_the_template_up_to_the_answer(tmp_path: Path, chatty: Path) -> None:
+@pytest.mark.parametrize("form", ["objects", "JSON, as in CSV files"])
+def test_chat_puts_prompts_into_the_template_up_to_the_answer(tmp_path: Path, chatty: Path, form: str) -> None:
     conversation = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-    source = table(tmp_path / "a.jsonl", {"q": "one"}, {"q": conversation})
+    text, given = '[{"role": "admin", "content": "c"}]', conversation if form == "objects" else json.dumps(conversation)
+    source = table(tmp_path / "a.jsonl", {"q": "one"}, {"q": text}, {"q": given})
     how: dict[str, Any] = {"prompt_column": "q", "tokenizer": str(chatty), "validation_fraction": 0.0, "chat": True}
     run(source, tmp_path / "out", system="short", **how)
     opening = "<extra_id_0>system:short<extra_id_0>"
     assert sorted(texts_of(tmp_path / "out", "train")) == [
+        f"{opening}user:{text}<extra_id_1>",
         f"{opening}user:a<extra_id_0>assistant:b<extra_id_1>",
         f"{opening}user:one<extra_id_1>",
     ]

@@ -44,12 +44,13 @@ def write_chats(options: Options, writer: SliceWriter, report: Report, account: 
     found = list(_answered(chats(options, account), account))
     tokenizer = tokenizer_of(options, _texts(found))
     require_fast(tokenizer, options.tokenizer)
-    samples = list(_fitting(_encoded(tokenizer, found, options, report, account), options.seq_len, account))
+    whole = list(_encoded(tokenizer, found, options, report, account))
+    samples = list(_fitting(whole, options.seq_len, account))
     if not samples:
         what = f"there are no chats with an answer in {options.source}"
         fix = "raise --seq-len" if found else "name another --source, or other columns"
         raise DataError("DATA033", what, account.left_out or "an empty source", fix=fix)
-    if not any(_is_ended(sample, tokenizer.all_special_ids) for sample in samples):
+    if not any(_is_ended(sample, tokenizer.all_special_ids) for sample in whole):
         account.note("no answer ends in a special token, so a trained model won't stop: choose another --chat-template")
     padding = padding_of(tokenizer, options.tokenizer)
     longest = max(len(sample.ids) for sample in samples)
@@ -64,10 +65,16 @@ def write_chats(options: Options, writer: SliceWriter, report: Report, account: 
 
 def _answered(found: Iterable[Chat], account: Account) -> Iterator[Chat]:
     for chat in found:
-        if any(message["role"] == "assistant" for message in chat.messages):
+        weights = [message.get("weight") for message in chat.messages if message["role"] == "assistant"]
+        if any(weight != 0 for weight in weights):
             yield chat
         else:
-            account.leave_out("chats", "without a message of the assistant")
+            why = (
+                "in which all messages of the assistant have the weight 0"
+                if weights
+                else "without a message of the assistant"
+            )
+            account.leave_out("chats", why)
 
 
 def _texts(found: Iterable[Chat]) -> Iterator[str]:
@@ -118,7 +125,7 @@ def _fitting(samples: Iterable[ScoredTokens], most: int, account: Account) -> It
 
 def _is_ended(sample: ScoredTokens, special: Sequence[int]) -> bool:
     """Whether a sample's last scored token is a special one."""
-    return int(sample.ids[sample.scored][-1]) in special
+    return bool(sample.scored.any()) and int(sample.ids[sample.scored][-1]) in special
 
 
 def _arrays(samples: Sequence[ScoredTokens], rows: Rows, length: int, padding: int) -> Arrays:

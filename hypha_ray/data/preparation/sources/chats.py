@@ -21,7 +21,7 @@ from typing import IO, Any, Final, TypeAlias
 
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.sources.documents import read
-from hypha_ray.data.preparation.sources.tables import Column, Row, no_column, no_table
+from hypha_ray.data.preparation.sources.tables import Column, Row, list_of, no_column, no_table
 from hypha_ray.data.preparation.sources.tool_calls import with_objects
 from hypha_ray.data.provenance import Account, readable
 from hypha_ray.errors import DataError
@@ -138,7 +138,9 @@ def _conversation(where: str, columns: tuple[Column, ...], row: Mapping[str, Any
     if len(columns) == 1:
         return _messages(where, columns[0], row[columns[0].name])
     asked, answered = (
-        [{"role": role, "content": _clean(value)}] if isinstance(value, str) else _messages(where, column, value)
+        [{"role": role, "content": _clean(value)}]
+        if isinstance(value, str) and not are_messages(value)
+        else _messages(where, column, value)
         for role, column, value in zip(
             ("user", "assistant"), columns, (row[column.name] for column in columns), strict=True
         )
@@ -159,11 +161,22 @@ def _plain(where: str, column: Column, row: Mapping[str, Any]) -> dict[str, Any]
     return {"role": "user" if column.flag == "--prompt-column" else "assistant", "content": _clean(value)}
 
 
+def are_messages(text: str) -> bool:
+    """Whether a text is the JSON of a list of messages, as CSV files have them; other lists are texts."""
+    found = list_of(text)
+    return isinstance(found, list) and bool(found) and all(map(_is_message, found))
+
+
+def _is_message(one: Any) -> bool:
+    if not isinstance(one, Mapping) or one.keys().isdisjoint(("content", "value", "tool_calls")):
+        return False
+    role = one.get("role", one.get("from"))
+    return isinstance(role, str) and role in _ROLES
+
+
 def _messages(where: str, column: Column, value: Any) -> Messages:
-    """The messages in a column, which CSV files have as JSON."""
-    if isinstance(value, str):
-        with suppress(ValueError, RecursionError):
-            value = json.loads(value)
+    """The messages in a column."""
+    value = list_of(value)
     if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
         allowed = "a list of messages"
         raise _useless(where, column, type(value).__name__, allowed)

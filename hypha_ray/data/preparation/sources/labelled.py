@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -13,7 +12,7 @@ from typing import IO, Any, TypeAlias
 
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.sources.documents import read
-from hypha_ray.data.preparation.sources.tables import TEXT_FLAG, Column, Row, complete, no_table
+from hypha_ray.data.preparation.sources.tables import TEXT_FLAG, Column, Row, complete, list_of, no_table
 from hypha_ray.data.provenance import Account, readable
 from hypha_ray.errors import DataError
 
@@ -74,7 +73,7 @@ class LabelledTextReader:
 
         """
         for where, row in complete(rows, self.columns, account):
-            text, labels = _words_or_text(row[self._text.name]), [_parsed(row[column.name]) for column in self._labels]
+            text, labels = _words_or_text(row[self._text.name]), [list_of(row[column.name]) for column in self._labels]
             seconds = [row[column.name] for column in self._second]
             if text is None or text == [] or any(isinstance(one, str) and not one.strip() for one in (text, *seconds)):
                 account.leave_out("rows", "without text")
@@ -160,18 +159,9 @@ def _is_marked(where: str, column: Column, value: Any) -> bool:
     return mark
 
 
-def _parsed(value: Any) -> Any:
-    """A value of a table; CSV files have lists as JSON."""
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        with suppress(ValueError, RecursionError):
-            found = json.loads(value)
-            return found if isinstance(found, list) else value
-    return value
-
-
 def _words_or_text(value: Any) -> Any:
     """A text, or a list of words; other lists in CSV files, such as ``[1]``, are texts."""
-    found = _parsed(value)
+    found = list_of(value)
     return found if isinstance(found, list) and all(isinstance(word, str) for word in found) else value
 
 

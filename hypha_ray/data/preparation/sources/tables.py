@@ -199,6 +199,14 @@ def _parsed(text: str, where: str) -> Any:
         raise DataError("DATA031", f"{where}: not JSON", str(error), "an object", fix) from None
 
 
+def list_of(value: Any) -> Any:
+    """The list in a column, which CSV files have as JSON; any other value as it is."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        with suppress(ValueError, RecursionError):
+            return json.loads(value)
+    return value
+
+
 def _row(record: Any, where: str) -> Row:
     if not isinstance(record, dict):
         raise DataError("DATA031", f"{where}: not a JSON object", type(record).__name__, "an object")
