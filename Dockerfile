@@ -3,7 +3,8 @@
 #   docker build -t hypha_ray .
 #   docker run --rm -v "$PWD:/workspace" hypha_ray prepare --source stdlib --out data/stdlib
 #   docker run --rm -v "$PWD:/workspace" --shm-size=4gb hypha_ray diloco @ tiny.toml --dataset.path data/stdlib
-#   docker run --network=host --shm-size=16gb --entrypoint ray hypha_ray start --address HEAD:6379 --block
+#   docker run --network=host --shm-size=16gb -v ~/.ray/auth_token:/root/.ray/auth_token:ro \
+#       --entrypoint ray hypha_ray start --address HEAD:6379 --block
 
 FROM python:3.11-slim
 
