@@ -31,6 +31,8 @@ SLICES = 24
 WARM_UP = [SLICES] * 72
 """Reads of a slice that doesn't count: a new process has to map the store's memory first, as the bare actor's has."""
 TURNS = 7
+REST_S = 1.0
+"""Rest before each path, in which Ray deletes the slices of the one before."""
 ROWS = ("slice_path", "slice_path_first")
 LENGTH = 1024
 
@@ -104,6 +106,7 @@ def _row(paths: Sequence[float], bares: Sequence[float]) -> dict[str, Any]:
 
 def _seconds(give: Callable[[int], tuple[Any, Any]], reader: Any, numbers: Sequence[int] = range(SLICES)) -> float:
     """Time of slices, a few at a time: each next one is asked for when the reader has taken one."""
+    time.sleep(REST_S)
     began, taken = time.perf_counter(), deque[Any]()
     for number in numbers:
         if len(taken) == READS_AT_ONCE:
