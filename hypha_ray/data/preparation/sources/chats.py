@@ -138,11 +138,9 @@ def _conversation(where: str, columns: tuple[Column, ...], row: Mapping[str, Any
     if len(columns) == 1:
         return _messages(where, columns[0], row[columns[0].name])
     asked, answered = (
-        [{"role": role, "content": _clean(value)}]
-        if isinstance(value, str) and not are_messages(value)
-        else _messages(where, column, value)
+        [{"role": role, "content": _clean(value)}] if isinstance(value, str) else _messages(where, column, value)
         for role, column, value in zip(
-            ("user", "assistant"), columns, (row[column.name] for column in columns), strict=True
+            ("user", "assistant"), columns, (said(row[column.name]) for column in columns), strict=True
         )
     )
     # Answers in a prompt were given before: only the completion is to be learned.
@@ -161,10 +159,10 @@ def _plain(where: str, column: Column, row: Mapping[str, Any]) -> dict[str, Any]
     return {"role": "user" if column.flag == "--prompt-column" else "assistant", "content": _clean(value)}
 
 
-def are_messages(text: str) -> bool:
-    """Whether a text is the JSON of a list of messages, as CSV files have them; other lists are texts."""
-    found = list_of(text)
-    return isinstance(found, list) and bool(found) and all(map(_is_message, found))
+def said(value: Any) -> Any:
+    """The messages that a CSV file has as JSON; any other value as it is, also the JSON of other lists."""
+    found = list_of(value)
+    return found if isinstance(found, list) and found and all(map(_is_message, found)) else value
 
 
 def _is_message(one: Any) -> bool:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from hypha_ray.data.preparation.options import GENERATED, GYM, PROBLEMS, Options
-from hypha_ray.data.preparation.sources.chats import are_messages
+from hypha_ray.data.preparation.sources.chats import said
 from hypha_ray.data.preparation.sources.documents import read
 from hypha_ray.data.preparation.sources.problems import problems
-from hypha_ray.data.preparation.sources.tables import Column, Row, complete, list_of, no_table
+from hypha_ray.data.preparation.sources.tables import Column, Row, complete, no_table
 from hypha_ray.data.provenance import Account
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.rl.rewards.text import last_number
@@ -107,10 +107,8 @@ class PromptReader:
     def _text(self, where: str, value: Any) -> str | Messages:
         if value is None or (isinstance(value, str) and not value.strip()):
             return ""
-        if self._options.chat:
-            found = list_of(value) if isinstance(value, str) and are_messages(value) else value
-            if messages := _messages(found):
-                return messages
+        if self._options.chat and (messages := _messages(said(value))):
+            return messages
         if isinstance(value, str):
             return _clean(value)
         allowed = "text, or with --chat a list of messages with role and content"
