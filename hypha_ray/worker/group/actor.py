@@ -47,12 +47,11 @@ class Member:
 
     def build(self) -> str:
         """Build the model; return the fingerprint of its layout."""
-        import torch
-
+        from hypha_ray.model.environment import use_threads
         from hypha_ray.model.layout import layout_of
         from hypha_ray.worker.training.supervised import SupervisedTrainer
 
-        torch.set_num_threads(own_cores())
+        use_threads(own_cores())
         self._trainer = SupervisedTrainer(self._job, self._specials)
         return layout_of(self._trainer.model).sha256()
 
@@ -115,11 +114,10 @@ class ShardedMember:
 
     def begin(self) -> None:
         """Load libraries."""
-        import torch
-
+        from hypha_ray.model.environment import use_threads
         from hypha_ray.worker.group.follower import Follower
 
-        torch.set_num_threads(own_cores())
+        use_threads(own_cores())
         self._follower = Follower(*self._arguments)
 
     def build(self, port: int) -> str:

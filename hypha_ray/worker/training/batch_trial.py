@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from hypha_ray.config import Job
-from hypha_ray.model.environment import device_of
+from hypha_ray.model.environment import device_of, use_threads
 from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.types import Samples
 from hypha_ray.worker.training.supervised import SupervisedTrainer
@@ -59,7 +59,7 @@ def resident_bytes(name: str = "VmRSS", process: int | str = "self") -> int:
 
 def fits(trial: Trial) -> bool:
     """Take two steps, the second of which has an optimizer with state, and compare the peak with the limit."""
-    torch.set_num_threads(trial.threads)
+    use_threads(trial.threads)
     if device_of(trial.job.worker.device).type == "cuda":
         torch.cuda.set_per_process_memory_fraction(trial.gpu_part)
     before = resident_bytes()
