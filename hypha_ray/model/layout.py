@@ -24,6 +24,7 @@ from hypha_ray.types.layout import dtype_of, is_trained
 
 __all__ = [
     "Array",
+    "array_of",
     "empty",
     "gather",
     "layout_of",
@@ -33,6 +34,7 @@ __all__ = [
     "pinned",
     "scatter",
     "source_of",
+    "tensor_of",
     "view",
     "views",
 ]
@@ -222,3 +224,16 @@ class _Window:
 def source_of(array: Array) -> torch.Tensor:
     """Return a tensor over the array's memory, to copy from."""
     return torch.from_numpy(np.asarray(_Window(array)))
+
+
+def array_of(tensor: torch.Tensor) -> Array:
+    """Return a tensor's values, for a tensor on the CPU in its own memory; bfloat16, which numpy lacks, as its bits."""
+    bits = tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
+    array: Array = bits.detach().cpu().numpy()
+    return array
+
+
+def tensor_of(array: Array) -> torch.Tensor:
+    """Return the tensor that `array_of` was given, over the array's memory, to copy from."""
+    tensor = source_of(array)
+    return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor

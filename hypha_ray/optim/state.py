@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
 from hypha_ray.errors import CheckpointError
-from hypha_ray.model.layout import Array
+from hypha_ray.model.flat import Array
+from hypha_ray.model.layout import array_of, tensor_of
 from hypha_ray.optim.optimizers import Inner
 from hypha_ray.types import Flat
 
@@ -22,7 +22,7 @@ from hypha_ray.types import Flat
 def export_state(inner: Inner) -> Flat:
     """Copy the state of all optimizers into fresh arrays."""
     return {
-        f"{number}/{index}/{name}": as_array(tensor)
+        f"{number}/{index}/{name}": array_of(tensor).copy()
         for number, optimizer in enumerate(inner.optimizers)
         for index, values in optimizer.state_dict()["state"].items()
         for name, tensor in values.items()
@@ -66,13 +66,6 @@ def put_state(optimizer: torch.optim.Optimizer, state: Mapping[int, Mapping[str,
                 kept[name] = tensor.to(kept[name].device)
 
 
-def as_array(tensor: torch.Tensor) -> Array:
-    """Copy a tensor into an array; bfloat16 as its bits."""
-    bits = tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
-    array: Array = bits.detach().to("cpu", copy=True).numpy()
-    return array
-
-
 def _tensor(array: Array, parameter: torch.nn.Parameter) -> torch.Tensor:
     """Return a tensor of its own, in memory as its parameter if it has that one's shape.
 
@@ -81,9 +74,7 @@ def _tensor(array: Array, parameter: torch.nn.Parameter) -> torch.Tensor:
     sizes = zip(reversed(array.shape), reversed(parameter.shape), strict=False)
     if array.ndim > parameter.ndim or any(size not in (1, full) for size, full in sizes):
         raise ValueError("the shape of another parameter")
-    source = torch.from_numpy(np.array(array))
-    if source.dtype == torch.uint16:
-        source = source.view(torch.bfloat16)
+    source = tensor_of(array).clone()
     if source.shape != parameter.shape or parameter.ndim == 0:
         return source
     return torch.empty_like(parameter, requires_grad=False).copy_(source)

@@ -82,7 +82,6 @@ class Master(Generic[R]):
             ClusterError: a worker didn't answer in time.
 
         """
-        self.clear()
         self.collectives.clear()
         buffer, done = Buffer(graph), dict[str, tuple[Reply, ...]]()
         self._fetch(graph, batch, buffer)
@@ -107,14 +106,16 @@ class Master(Generic[R]):
         return done
 
     def _fetch(self, graph: Graph, batch: Sample, buffer: Buffer) -> None:
-        """Give each copy of the first call's model its window of the batch."""
+        """Give each copy of the first call's model its window of the batch; what is over is cleared meanwhile."""
         mesh, number = self._meshes[graph.levels[0][0].role], next(self._numbers)
         ranges = windows(len(batch.ids), mesh.data)
         parts = [batch.take([batch.ids[i] for i in part]) for part in ranges if len(part)]
         heads = zip(mesh.heads, parts, strict=False)  # Fewer prompts than copies leave some without.
         requests = [Request(number, "fetch", head, ids=part.ids, arguments={"sample": part}) for head, part in heads]
+        clearing = self._clear()
         pending = self._post.request(*requests)
-        self._wait_for(pending)
+        self._wait_for(*clearing, pending)
+        self._over = ()
         for reply in sorted(pending.replies, key=lambda reply: mesh.heads.index(reply.worker)):
             assert reply.meta is not None
             buffer.put(reply.meta, Shard(reply.worker, number))
@@ -153,16 +154,18 @@ class Master(Generic[R]):
 
     def clear(self) -> None:
         """Have workers drop the ids that all calls are through with."""
-        if not self._over:
-            return
-        number, ids = next(self._numbers), self._over
-        workers = sorted({worker for mesh in self._meshes.values() for worker in mesh.workers})
-        requests = [Request(number, "clear_data_cache", worker, ids=ids) for worker in workers]
-        self._wait_for(self._post.request(*requests))
+        self._wait_for(*self._clear())
         self._over = ()
 
-    def _wait_for(self, pending: Pending) -> None:
-        while not pending.done:
+    def _clear(self) -> list[Pending]:
+        if not self._over:
+            return []
+        number, ids = next(self._numbers), self._over
+        workers = sorted({worker for mesh in self._meshes.values() for worker in mesh.workers})
+        return [self._post.request(*(Request(number, "clear_data_cache", worker, ids=ids) for worker in workers))]
+
+    def _wait_for(self, *wanted: Pending) -> None:
+        while not all(pending.done for pending in wanted):
             self._post.wait()
 
 

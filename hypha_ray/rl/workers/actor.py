@@ -14,6 +14,7 @@ from hypha_ray.children import own_cores, start_child
 from hypha_ray.config import Job
 from hypha_ray.errors import ClusterError, HyphaError
 from hypha_ray.failpoints import arm
+from hypha_ray.model.layout import array_of
 from hypha_ray.model.loading.tokenizer import PackedTokenizer
 from hypha_ray.rl.dataflow.plan import Shard
 from hypha_ray.rl.dataflow.post import WorkerLostError
@@ -47,11 +48,10 @@ class ModelWorkerActor:
 
     def __init__(self, job: Job, number: int, tokenizer: PackedTokenizer) -> None:
         arm(job.testing.failpoints, job.testing.failpoint_log)
-        import torch
-
+        from hypha_ray.model.environment import use_threads
         from hypha_ray.rl.roles.build import untrained_roles
 
-        torch.set_num_threads(own_cores())
+        use_threads(own_cores())
         self._worker = ModelWorker(number, untrained_roles(job, tokenizer.load()), {})
 
     @ray.method(num_returns=2)
@@ -122,7 +122,7 @@ class Actors:
         ready, _ = ray.wait(list(replies), num_returns=1, timeout=deadline_s)
         if not ready:
             raise ClusterError("RL015", "no model worker has answered", f"{deadline_s:g} s of silence")
-        return ready[0], _value(ready[0])
+        return ready[0], _values(ready)[0]
 
     def revive(self) -> tuple[int, ...]:
         """Replace actors that have died, and forget requests that worker 0 hasn't seen; return the actors' numbers."""
@@ -143,7 +143,7 @@ class Actors:
 
     def _handle(self, request: Request) -> Reply:
         wanted = [shard for hook in request.before if isinstance(hook, Transfer) for shard in hook.shards]
-        made, reply = self._local.handle(request, *(_value(self._made[shard].data) for shard in wanted))
+        made, reply = self._local.handle(request, *_values([self._made[shard].data for shard in wanted]))
         if made is not None:
             self._made[Shard(0, request.number)] = _Made(frozenset(made.ids), made)
         return reply
@@ -176,7 +176,7 @@ class Actors:
     def _weights_of(self, role: str, number: int) -> Any:
         """Return a reference to a role's weights, the same for all workers that a request goes to."""
         if number not in self._weights:
-            self._weights[number] = ray.put({name: one.cpu() for name, one in self._local.weights(role).items()})
+            self._weights[number] = ray.put({name: array_of(one) for name, one in self._local.weights(role).items()})
         return self._weights[number]
 
     def _start(self, number: int) -> Any:
@@ -184,21 +184,21 @@ class Actors:
         return start_child(ModelWorkerActor, job, number, tokenizer)
 
 
-def _value(made: Any) -> Any:
-    """Return what a reference stands for.
+def _values(made: Sequence[Any]) -> list[Any]:
+    """Return what references stand for, and other values as they are.
 
     Raises:
-        WorkerLostError: the actor has died.
+        WorkerLostError: an actor has died.
         HyphaError: whatever a role raises.
 
     """
-    if not isinstance(made, ray.ObjectRef):
-        return made
+    references = [one for one in made if isinstance(one, ray.ObjectRef)]
     try:
-        return ray.get(made)
+        found = iter(ray.get(references) if references else ())  # Ray would be started to get nothing.
     except RayActorError as error:
         raise WorkerLostError("RL016", "a model worker has died", str(error).partition("\n")[0]) from None
     except RayTaskError as error:
         if isinstance(error.cause, HyphaError):
             raise error.cause from None
         raise
+    return [next(found) if isinstance(one, ray.ObjectRef) else one for one in made]

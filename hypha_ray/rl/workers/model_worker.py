@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
+from hypha_ray.model.layout import tensor_of
 from hypha_ray.rl.dataflow.requests import Evaluate, Hook, Offload, Reallocate, Reply, Request, Save, Transfer
 from hypha_ray.rl.dataflow.sample import Sample
 from hypha_ray.rl.roles.role import Outcome, Role
@@ -37,7 +38,7 @@ class ModelWorker:
 
         Args:
             request: the request.
-            objects: samples and weights of other workers, in the order in which the hooks need them.
+            objects: samples of other workers, and weights as arrays, in the order in which the hooks need them.
 
         """
         others = iter(objects)
@@ -93,7 +94,8 @@ class ModelWorker:
                 for _ in shards:
                     self._storage.keep(next(others))
             case Reallocate(source, target, eta):
-                weights = self.weights(source) if source in self._roles else next(others)
+                own = source in self._roles
+                weights = self.weights(source) if own else {name: tensor_of(one) for name, one in next(others).items()}
                 self._role(target).take_weights(weights, eta)
             case Offload(role):
                 self._roles[role].offload()

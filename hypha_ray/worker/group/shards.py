@@ -25,9 +25,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from hypha_ray.errors import CheckpointError
 from hypha_ray.kernels import copy
 from hypha_ray.model.flat import Array
-from hypha_ray.model.layout import empty, live_tensors, pinned, source_of, view
+from hypha_ray.model.layout import array_of, empty, live_tensors, pinned, source_of, view
 from hypha_ray.optim.optimizers import Inner
-from hypha_ray.optim.state import as_array, put_state
+from hypha_ray.optim.state import put_state
 from hypha_ray.types import Flat, Layout
 from hypha_ray.types.layout import dtype_of, is_trained
 
@@ -110,7 +110,7 @@ class Shards:
         for key, piece, tensor in self._states(inner):
             whole = self._whole(tensor, piece) if tensor.ndim else tensor
             if self._first:
-                found[key] = as_array(whole)
+                found[key] = array_of(whole).copy()
         return found
 
     def require_fit(self, inner: Inner, arrays: Mapping[str, Array]) -> None:

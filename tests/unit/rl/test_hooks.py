@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from hypha_ray.model.layout import array_of
 from hypha_ray.rl.dataflow.requests import Evaluate, Hook, Name, Offload, Reallocate, Request, Save, Transfer
 from hypha_ray.rl.island import Island
 from hypha_ray.rl.packing import sample_of
@@ -119,7 +120,8 @@ def test_a_generator_has_the_share_of_the_trainers_weights_that_it_is_given_afte
         hook = Reallocate("actor", "generator", eta)
         beside.handle(Request(2 * step, "fetch", 1, arguments={"sample": sample_of(BATCH)}))
         takes, ids = ("prompts", "keys"), sample_of(BATCH).ids
-        beside.handle(Request(2 * step + 1, "generate", 1, "generator", ids, takes, (Transfer(()), hook)), given)
+        sent = {name: array_of(one) for name, one in given.items()}
+        beside.handle(Request(2 * step + 1, "generate", 1, "generator", ids, takes, (Transfer(()), hook)), sent)
 
         assert digest(beside.weights("generator")) == digest(expected)
         assert (digest(given) == digest(expected)) == (eta == 1.0)
