@@ -226,10 +226,16 @@ def source_of(array: Array) -> torch.Tensor:
     return torch.from_numpy(np.asarray(_Window(array)))
 
 
-def array_of(tensor: torch.Tensor) -> Array:
-    """Return a tensor's values, for a tensor on the CPU in its own memory; bfloat16, which numpy lacks, as its bits."""
+def array_of(tensor: torch.Tensor, copy: bool = False) -> Array:
+    """Return a tensor's values; bfloat16, which numpy lacks, as its bits.
+
+    Args:
+        tensor: tensor on any device.
+        copy: whether the array has memory of its own even if the tensor is on the CPU.
+
+    """
     bits = tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
-    array: Array = bits.detach().cpu().numpy()
+    array: Array = bits.detach().to("cpu", copy=copy).numpy()
     return array
 
 

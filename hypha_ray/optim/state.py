@@ -22,7 +22,7 @@ from hypha_ray.types import Flat
 def export_state(inner: Inner) -> Flat:
     """Copy the state of all optimizers into fresh arrays."""
     return {
-        f"{number}/{index}/{name}": array_of(tensor).copy()
+        f"{number}/{index}/{name}": array_of(tensor, copy=True)
         for number, optimizer in enumerate(inner.optimizers)
         for index, values in optimizer.state_dict()["state"].items()
         for name, tensor in values.items()
@@ -74,7 +74,7 @@ def _tensor(array: Array, parameter: torch.nn.Parameter) -> torch.Tensor:
     sizes = zip(reversed(array.shape), reversed(parameter.shape), strict=False)
     if array.ndim > parameter.ndim or any(size not in (1, full) for size, full in sizes):
         raise ValueError("the shape of another parameter")
-    source = tensor_of(array).clone()
+    source = tensor_of(array)
     if source.shape != parameter.shape or parameter.ndim == 0:
-        return source
+        return source.clone()
     return torch.empty_like(parameter, requires_grad=False).copy_(source)

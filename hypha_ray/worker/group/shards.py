@@ -110,7 +110,7 @@ class Shards:
         for key, piece, tensor in self._states(inner):
             whole = self._whole(tensor, piece) if tensor.ndim else tensor
             if self._first:
-                found[key] = array_of(whole).copy()
+                found[key] = array_of(whole, copy=True)
         return found
 
     def require_fit(self, inner: Inner, arrays: Mapping[str, Array]) -> None:
