@@ -29,6 +29,8 @@ from tests.support.jobs import MODEL, job_of, run_job
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning:transformers.*")
 
 ROUNDS = {"update_rounds": 3, "samples_between_updates": 64, "max_batch_size": 4}
+FAST = {"learning_rate": 1e-2}
+MEAN = {"name": "average"}
 
 
 @pytest.fixture(scope="module")
@@ -71,13 +73,14 @@ def loss_on(dataset: Path, network: Any) -> float:
 
 
 def test_two_workers_exchange_commit_and_save_the_adapter_only(results: Path, corpus: Path, base: Path) -> None:
-    job = adapting("adapter", corpus, base)
+    rounds = {**ROUNDS, "update_rounds": 8}
+    job = adapting("adapter", corpus, base, inner_optimizer=FAST, outer_optimizer=MEAN, rounds=rounds)
     run = run_job(job, results, corpus, export=True)
     size = adapter_bytes(job)
     assert 0 < size < 0.5 * sum(one.nbytes for one in load_file(base / "model.safetensors").values())
-    assert [record["bytes_up"] for record in run.of_kind("round")] == [2 * size] * 3
-    assert [record["bytes_down"] for record in run.of_kind("round")] == [2 * size] * 3
-    newest = load_file(run.directory / "checkpoints" / "round_000002" / "model.safetensors")
+    assert [record["bytes_up"] for record in run.of_kind("round")] == [2 * size] * 8
+    assert [record["bytes_down"] for record in run.of_kind("round")] == [2 * size] * 8
+    newest = load_file(run.directory / "checkpoints" / "round_000007" / "model.safetensors")
     assert sum(array.nbytes for array in newest.values()) == size and all("lora_" in name for name in newest)
     logged = run.of_kind("eval")[-1]["val_loss"]
     merged = transformers.AutoModelForCausalLM.from_pretrained(run.directory / "model")
@@ -97,9 +100,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_adapter_learns_by_every_strategy(name: str, results: Path, corpus: Path, base: Path) -> None:
-    rates: dict[str, Any] = {"inner_optimizer": {"learning_rate": 1e-2}}
-    if name != "sync":
-        rates["outer_optimizer"] = {"name": "average"}
+    rates = {"inner_optimizer": FAST} if name == "sync" else {"inner_optimizer": FAST, "outer_optimizer": MEAN}
     run = run_job(adapting(name, corpus, base, **rates, **STRATEGIES[name]), results, corpus)
     before = loss_on(corpus, transformers.AutoModelForCausalLM.from_pretrained(base))
     losses = [record["val_loss"] for record in run.of_kind("eval")]

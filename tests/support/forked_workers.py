@@ -1,10 +1,9 @@
 """Ray's processes in Python, forked from one that has loaded their libraries: a start takes no seconds.
 
 A raylet starts a worker as always. `at_start/sitecustomize.py` hands the new process's command line, environment and
-streams over to a process that has loaded torch and transformers. That one forks a *template* for each job of a raylet,
-which loads Ray with the variables of these workers, since Ray reads them as it is loaded. The template forks a process
-for each worker, which runs Ray's script as it is. Ray seeds its random ids at the first, which a template never draws.
-Dashboards and agents have one template for all nodes.
+streams over to a process that has loaded torch and transformers. That one forks a *template* for each raylet, which
+loads Ray with the variables of its workers, since Ray reads them as it is loaded. The template forks a process for each
+worker, which runs Ray's script as it is. Dashboards and agents have one template for all nodes.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ NETWORK = Path("/proc/self/ns/net")
 """The network that a process is in: a fork stays in that of its parent."""
 OF_SKLEARN = {"KMP_DUPLICATE_LIB_OK": "True", "KMP_INIT_AT_FORK": "FALSE"}
 """Variables that scikit-learn sets as it is loaded, at whatever time: a fork is for the same variables alone."""
-DRAWS_ID = "hypha_ray.scheduler.runtime.actor_owner"
-"""Module that makes classes of actors, and thereby random ids, as it is loaded."""
-OF_ONE_NODE = {"RAY_NODE_ID", "RAY_RAYLET_PID", "RAY_TMPDIR"}
-"""Variables that differ from node to node, and that daemons read late."""
+READ_LATE = {"RAY_JOB_ID", "RAY_NODE_ID", "RAY_TMPDIR"}
+"""Variables that differ between jobs and nodes, and that aren't read as Ray is loaded."""
+RAYLET = "RAY_RAYLET_PID"
+"""Daemons don't read it as they load Ray either."""
 OF_DAEMONS = ("ray.dashboard.head", "ray._private.runtime_env.agent.runtime_env_agent")
 MOST_BYTES = 1 << 18
 
@@ -69,7 +68,7 @@ def hand_on(server: socket.socket) -> None:
         message, streams, _, _ = socket.recv_fds(asking, MOST_BYTES, 3)
         streams.append(asking.detach())
         environment, daemon = (json.loads(message)[name] for name in ("environment", "daemon"))
-        read = {name for name in environment if name.startswith("RAY_")} - (OF_ONE_NODE if daemon else set())
+        read = {name for name in environment if name.startswith("RAY_")} - READ_LATE - ({RAYLET} if daemon else set())
         key = tuple(sorted(f"{name}={environment[name]}" for name in read)) + (("daemon",) if daemon else ())
         try:
             socket.send_fds(templates[key], [message], streams)
@@ -98,9 +97,8 @@ def new_template(
         if daemons:
             load_daemons()
             fork_workers(its, None)
-        import_module("ray._private.workers.default_worker")
-        load_own_modules(but=DRAWS_ID)
-        fork_workers(its, os.pidfd_open(int(environment["RAY_RAYLET_PID"])))
+        import_module("tests.support.libraries_with_ray")
+        fork_workers(its, os.pidfd_open(int(environment[RAYLET])))
     its.close()
     return own
 
@@ -171,7 +169,7 @@ def end_with(other: socket.socket) -> NoReturn:
 
 
 if __name__ == "__main__":
-    from tests.support.libraries import load_own_modules
+    import tests.support.libraries  # noqa: F401 # For all forks.
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     hand_on(socket.socket(fileno=int(sys.argv[1])))

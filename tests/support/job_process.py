@@ -17,7 +17,7 @@ from typing import Self
 
 ROOT = Path(__file__).parents[2]
 CONTEXT = get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.support.libraries"])
+CONTEXT.set_forkserver_preload(["tests.support.libraries_with_ray", "ray.autoscaler.sdk", "ray.util.state"])
 
 
 class JobProcess:

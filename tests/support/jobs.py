@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -94,6 +95,7 @@ def run_job(
     `seen` is shown every record; `place` has the slices, by default the folder of the dataset.
     """
     assert job.run.name is not None
+    shutil.rmtree(parent / job.run.name, ignore_errors=True)  # There is one in a test's second try.
     directory = RunDirectory.create(parent, job.run.name, resolved_toml(job))
     outcome, source = Outcome(directory.path, []), in_folder(dataset)
     source = source if place is None else replace(source, places=(place,))
