@@ -19,6 +19,7 @@ os.environ.update(
     RAY_raylet_start_wait_time_s="120",  # By default 10, three times: too little on a machine with much else to do.
     RAY_enable_pipe_based_agent_to_parent_health_check="1",  # Forks have another parent.
     REPORTER_UPDATE_INTERVAL_MS="60000",  # Nobody reads each node's use of processors, which costs 1 % of one.
+    RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S="0",  # What runs on a head that ends isn't waited for.
     RAY_worker_niceness="0",  # By default workers give way to all else, other tests among it, and run late.
     HF_HUB_OFFLINE="1",
     HF_HUB_DISABLE_PROGRESS_BARS="1",

@@ -24,8 +24,8 @@ from hypha_ray.config.schema import Model
 from hypha_ray.data.preparation.plain_tokenizers import byte_tokenizer
 from hypha_ray.model.loading.build import build_model
 from tests.support.download_hub import serve_repositories
+from tests.support.forked_process import ROOT
 from tests.support.head_node import head_node
-from tests.support.job_process import ROOT
 from tests.support.job_scripts import ALONE, jobs_in
 from tests.support.prepared import table
 

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from hypha_ray.telemetry.sinks.files import read_jsonl
-from tests.support.job_process import ROOT
+from tests.support.forked_process import ROOT
 from tests.support.job_scripts import Jobs, jobs_in
 from tests.support.prepared import table
 

@@ -17,6 +17,12 @@ NICENESS = 5
 """Of that process: it has a quarter of the time of another one that computes."""
 TIMED = ("jobs", "cluster", "unit/bridge", "unit/rl", "unit/worker")
 """Rooms whose tests look at a clock, or start Ray."""
+COMPUTING = (
+    *(f"jobs/test_{what}.py" for what in ("command_lines", "plot", "prepare")),
+    *(f"unit/rl/test_{what}.py" for what in ("continuous_engine", "learner", "reward_model", "rewards")),
+    *(f"unit/worker/test_{what}.py" for what in ("batch_size", "flights", "loop")),
+)
+"""Files in them whose tests do neither."""
 
 
 class GapFilling(LoadFileScheduling):  # type: ignore[misc] # pytest-xdist has no types for it.
@@ -43,4 +49,5 @@ def give_way() -> None:
 
 
 def _only_computes(file: str) -> bool:
-    return not file.startswith(tuple(f"tests/{room}/" for room in TIMED))
+    room = file.removeprefix("tests/")
+    return room in COMPUTING or not room.startswith(tuple(f"{timed}/" for timed in TIMED))

@@ -6,13 +6,12 @@ import os
 import re
 import shutil
 import socket
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.support.forked_process import ForkedProcess
 from tests.support.job_scripts import left_behind
 
 
@@ -20,13 +19,10 @@ from tests.support.job_scripts import left_behind
 def head_node() -> Iterator[str]:
     """Address of a cluster of one node with four logical CPUs and no GPU, which leaves no process behind."""
     folder = Path(tempfile.mkdtemp(prefix="ray"))
-    ray = [sys.executable, "-m", "ray.scripts.scripts"]
-    command = [*ray, "start", "--head", "--block", "--temp-dir", str(folder), "--port=0", "--include-dashboard=false"]
-    command += ["--num-cpus=4", "--num-gpus=0", "--object-store-memory=300000000"]
+    command = ["ray.scripts.scripts", "start", "--head", "--block", "--port=0", "--include-dashboard=false"]
+    command += [f"--temp-dir={folder}", "--num-cpus=4", "--num-gpus=0", "--object-store-memory=300000000"]
     command += [f"--{name}={free_port()}" for name in ("ray-client-server-port", "dashboard-agent-listen-port")]
-    environment = os.environ | {"RAY_TMPDIR": str(folder), "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
+    with ForkedProcess(command, os.environ | {"RAY_TMPDIR": str(folder)}) as process:
         try:
             lines = iter(process.stdout.readline, "")
             yield next(found[1] for line in lines if (found := re.search(r"--address='([^']+)'", line)))

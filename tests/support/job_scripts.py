@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tests.support.job_process import ROOT, JobProcess
+from tests.support.forked_process import ROOT, ForkedProcess
 
 Done = subprocess.CompletedProcess[str]
 ALONE = {"RAY_ADDRESS": ""}
@@ -71,7 +71,7 @@ class Jobs:
 
     def __init__(self, home: Path, folder: Path, place: Path = ROOT, address: str = "") -> None:
         self.home, self._folder, self._place, self._address = home, folder, place, address
-        self._forked: list[JobProcess] = []
+        self._forked: list[ForkedProcess] = []
 
     def __call__(self, *arguments: str | Path, script: str = "diloco", env: dict[str, str] | None = None) -> Done:
         process = self.start(*arguments, script=script, env=env)
@@ -82,7 +82,7 @@ class Jobs:
 
     def start(
         self, *arguments: str | Path, script: str = "diloco", env: dict[str, str] | None = None
-    ) -> JobProcess | subprocess.Popen[str]:
+    ) -> ForkedProcess | subprocess.Popen[str]:
         """Run a script, and leave it to the caller to wait for it.
 
         One with variables that libraries read as they are loaded has an interpreter of its own.
@@ -90,7 +90,7 @@ class Jobs:
         own = {"HYPHA_RAY_HOME": str(self.home), "RAY_TMPDIR": str(self._folder), "RAY_ADDRESS": self._address}
         words, environment = [*map(str, arguments)], os.environ | own | (env or {})
         if not any(name.startswith(("HF_", "RAY_")) for name in (env or {}).keys() - {"HF_TOKEN", "RAY_ADDRESS"}):
-            self._forked.append(JobProcess(script, words, environment, self._place))
+            self._forked.append(ForkedProcess([f"jobs/{script}.py", *words], environment, self._place))
             return self._forked[-1]
         command, pipe = [sys.executable, f"jobs/{script}.py", *words], subprocess.PIPE
         return subprocess.Popen(command, cwd=self._place, env=environment, stdout=pipe, stderr=pipe, text=True)

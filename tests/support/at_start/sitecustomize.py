@@ -1,4 +1,4 @@
-"""Processes of a Ray that tests start: most are handed over to the process that forks them, two daemons just wait.
+"""Processes of a Ray that tests start: most are handed over to the process that forks them, three daemons just wait.
 
 Other interpreters start as usual.
 
@@ -27,8 +27,11 @@ READ_LATER = {"HF_TOKEN", "LD_PRELOAD"}
 """Such variables that no library reads. A dashboard's own allocator is left out."""
 WORKER = "/ray/_private/workers/default_worker.py"
 DAEMONS = ("/dashboard/dashboard.py", "/dashboard/agent.py", "/runtime_env/agent/main.py")
-UNUSED = ("/ray/_private/log_monitor.py", "/ray/autoscaler/_private/monitor.py")
-"""Daemons that each Ray starts and that no test needs: nobody reads the logs they carry, and no machines are hired."""
+UNUSED = ("/ray/_private/log_monitor.py", "/ray/autoscaler/_private/monitor.py", "ray.util.client.server")
+"""Daemons that each Ray starts and that no test needs.
+
+Nobody reads the logs they carry, no machines are hired, and no driver is outside of its cluster.
+"""
 
 
 def hand_over(forks: str, command: list[str], daemon: bool) -> None:
@@ -61,7 +64,7 @@ if "TEST_FORKS" in os.environ:
     script = next((word for word in sys.orig_argv[1:] if word.endswith(".py")), "")
     if script.endswith((WORKER, *DAEMONS)):
         hand_over(os.environ["TEST_FORKS"], sys.orig_argv[sys.orig_argv.index(script) :], script.endswith(DAEMONS))
-    if script.endswith(UNUSED):
+    if any(word.endswith(UNUSED) for word in sys.orig_argv):
         import signal
 
         while True:

@@ -8,10 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support import gap_filling
 from tests.support.gap_filling import FILLER, NICENESS
 
 ROOT = Path(__file__).parents[3]
 COMPUTING = [f"tests/unit/{room}/test_sums.py" for room in ("codec", "model", "optim", "scheduler")]
+COMPUTING += ["tests/jobs/test_plot.py", "tests/unit/rl/test_rewards.py"]
 TIMED = [f"tests/{room}/test_waits.py" for room in ("cluster", "jobs", "unit/bridge", "unit/rl", "unit/worker")]
 SUMS = f"""
 import os
@@ -23,10 +25,14 @@ def test_priority():
 WAITS = "import time\n\ndef test_waits():\n    time.sleep(1.0)\n" + SUMS
 
 
+def test_files_that_compute_in_rooms_that_wait_are_there() -> None:
+    assert all((ROOT / "tests" / file).exists() for file in gap_filling.COMPUTING)
+
+
 def test_third_process_takes_what_computes_and_the_others_take_all(tmp_path: Path) -> None:
     for text, files in ((SUMS, COMPUTING), (WAITS, TIMED)):
         for file in files:
-            tmp_path.joinpath(file).parent.mkdir(parents=True)
+            tmp_path.joinpath(file).parent.mkdir(parents=True, exist_ok=True)
             tmp_path.joinpath(file).write_text(text)
     hooks = "from tests.conftest import pytest_configure, pytest_xdist_make_scheduler\n"
     (tmp_path / "conftest.py").write_text(hooks)

@@ -11,7 +11,7 @@ from hypha_ray.errors import CapacityError, ConfigError
 from hypha_ray.scheduler import messages as c
 from hypha_ray.types import Delta, Source
 from tests.support.fleet import FIRST_ONLY, Faults, Fleet, fleet_of, slices_of, used
-from tests.support.job_process import ROOT
+from tests.support.forked_process import ROOT
 
 
 def test_run_with_equal_workers_commits_every_round_and_ends() -> None:

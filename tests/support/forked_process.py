@@ -1,4 +1,4 @@
-"""Job scripts in processes of their own, forked from one that has loaded their libraries: a start takes no seconds."""
+"""Job scripts and `ray` in processes of their own, forked from one that has loaded their libraries."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ CONTEXT = get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.support.libraries_with_ray", "ray.autoscaler.sdk", "ray.util.state"])
 
 
-class JobProcess:
-    """A running job script, with the part of `subprocess.Popen` that tests need.
+class ForkedProcess:
+    """A running script or module, with the part of `subprocess.Popen` that tests need.
 
     Args:
-        script: name of a file in jobs/, without its ending.
-        arguments: of its command line.
+        line: a file that ends in .py or the name of a module, and arguments.
         environment: all variables. Libraries have been loaded with those of the tests, and see changes to none that
             they read as they are loaded.
-        folder: where it runs, which has the folder jobs/.
+        folder: where it runs.
 
     """
 
-    def __init__(self, script: str, arguments: Sequence[str], environment: dict[str, str], folder: Path = ROOT) -> None:
-        self.args = [f"jobs/{script}.py", *arguments]
+    def __init__(self, line: Sequence[str], environment: dict[str, str], folder: Path = ROOT) -> None:
+        self.args = line
         with tempfile.NamedTemporaryFile(delete=False) as file:
             self._errors = Path(file.name)
         reader, writer = Pipe(duplex=False)
@@ -67,6 +66,9 @@ class JobProcess:
         self._errors.unlink(missing_ok=True)
         return output, errors
 
+    def terminate(self) -> None:
+        self._process.terminate()
+
     def kill(self) -> None:
         self._process.kill()
 
@@ -78,6 +80,7 @@ class JobProcess:
     ) -> None:
         self._process.join()
         self.stdout.close()
+        self._errors.unlink(missing_ok=True)
 
 
 def _run(line: Sequence[str], environment: dict[str, str], folder: Path, output: Connection, errors: Path) -> None:
@@ -92,6 +95,7 @@ def _run(line: Sequence[str], environment: dict[str, str], folder: Path, output:
     sys.argv = list(line)
     sys.path.insert(0, str(ROOT / "jobs"))
     try:
-        runpy.run_path(line[0], run_name="__main__")
+        run = runpy.run_path if line[0].endswith(".py") else runpy.run_module
+        run(line[0], run_name="__main__")
     finally:
         atexit._run_exitfuncs()
