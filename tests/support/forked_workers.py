@@ -1,9 +1,9 @@
 """Ray's processes in Python, forked from one that has loaded their libraries: a start takes no seconds.
 
 A raylet starts a worker as always. `at_start/sitecustomize.py` hands the new process's command line, environment and
-streams over to a process that has loaded torch and transformers. That one forks a *template* for each raylet, which
-loads Ray with the variables of its workers, since Ray reads them as it is loaded. The template forks a process for each
-worker, which runs Ray's script as it is. Dashboards and agents have one template for all nodes.
+streams over to a process that has loaded torch and transformers. That one forks a *template* for each job of a raylet,
+which loads Ray with the variables of these workers, since Ray reads them as it is loaded. The template forks a process
+for each worker, which runs Ray's script as it is. Dashboards and agents have one template for all nodes.
 """
 
 from __future__ import annotations
@@ -32,10 +32,8 @@ NETWORK = Path("/proc/self/ns/net")
 """The network that a process is in: a fork stays in that of its parent."""
 OF_SKLEARN = {"KMP_DUPLICATE_LIB_OK": "True", "KMP_INIT_AT_FORK": "FALSE"}
 """Variables that scikit-learn sets as it is loaded, at whatever time: a fork is for the same variables alone."""
-READ_LATE = {"RAY_JOB_ID", "RAY_NODE_ID", "RAY_TMPDIR"}
-"""Variables that differ between jobs and nodes, and that aren't read as Ray is loaded."""
-RAYLET = "RAY_RAYLET_PID"
-"""Daemons don't read it as they load Ray either."""
+OF_ONE_NODE = {"RAY_NODE_ID", "RAY_RAYLET_PID", "RAY_TMPDIR"}
+"""Variables that differ from node to node, and that daemons read late."""
 OF_DAEMONS = ("ray.dashboard.head", "ray._private.runtime_env.agent.runtime_env_agent")
 MOST_BYTES = 1 << 18
 
@@ -68,7 +66,7 @@ def hand_on(server: socket.socket) -> None:
         message, streams, _, _ = socket.recv_fds(asking, MOST_BYTES, 3)
         streams.append(asking.detach())
         environment, daemon = (json.loads(message)[name] for name in ("environment", "daemon"))
-        read = {name for name in environment if name.startswith("RAY_")} - READ_LATE - ({RAYLET} if daemon else set())
+        read = {name for name in environment if name.startswith("RAY_")} - (OF_ONE_NODE if daemon else set())
         key = tuple(sorted(f"{name}={environment[name]}" for name in read)) + (("daemon",) if daemon else ())
         try:
             socket.send_fds(templates[key], [message], streams)
@@ -98,7 +96,7 @@ def new_template(
             load_daemons()
             fork_workers(its, None)
         import_module("tests.support.libraries_with_ray")
-        fork_workers(its, os.pidfd_open(int(environment[RAYLET])))
+        fork_workers(its, os.pidfd_open(int(environment["RAY_RAYLET_PID"])))
     its.close()
     return own
 
