@@ -95,7 +95,8 @@ def run_job(
     `seen` is shown every record; `place` has the slices, by default the folder of the dataset.
     """
     assert job.run.name is not None
-    shutil.rmtree(parent / job.run.name, ignore_errors=True)  # There is one in a test's second try.
+    if RunDirectory(parent / job.run.name).begun:
+        shutil.rmtree(parent / job.run.name)  # Of a test's first try.
     directory = RunDirectory.create(parent, job.run.name, resolved_toml(job))
     outcome, source = Outcome(directory.path, []), in_folder(dataset)
     source = source if place is None else replace(source, places=(place,))
