@@ -4,8 +4,10 @@ Ray reads variables as it is loaded, so a fork is for the same variables alone. 
 one, which is not drawn here.
 """
 
+from importlib import import_module
+
 from hypha_ray.heavy_imports import uncollected
-from tests.support.libraries import import_module, load_own_modules
+from tests.support.libraries import load_own_modules
 
 DRAWS_ID = "hypha_ray.scheduler.runtime.actor_owner"
 """Module that makes classes of actors, and thereby random ids, as it is loaded."""
