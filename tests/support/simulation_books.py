@@ -50,8 +50,6 @@ class Books:
 
     def forget_attempt(self, survivors: int) -> None:
         """The scheduler is gone, and of the log so many rounds are left."""
-        self._held: dict[int, list[Span]] | None = None
-        """Assigned samples of each worker when the ledger was last checked."""
         log, self.log = self.log[:survivors], []
         self.used, self.inner, self.rejected = set(), {}, Counter()
         for persist in log:
@@ -297,10 +295,7 @@ class Books:
     def check(self, core: Any) -> None:
         """Compare the core's own books."""
         strategy, roster = core.view().strategy, core.view().roster
-        held = {number: [*spans] for number, spans in strategy.plans.ledger.held.items()}
-        if held != self._held:  # Nothing is assigned, given back or used otherwise.
-            strategy.plans.ledger.check()
-            self._held = held
+        strategy.plans.ledger.check()
         leased = {slot.number: slot.source for slot in roster.slots.values() if slot.lease is not None}
         assert leased == self.at_work, "the roster and the world disagree on who is at work"
         assert len(roster.book.leases) == len(leased), "a lease has no holder"
