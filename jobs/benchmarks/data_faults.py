@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any, TypeAlias
 
 import ray
-from ray._private.utils import get_ray_address_file
+from chaoslab.arena import make_place_of_note
 from ray.cluster_utils import Cluster
 
 from hypha_ray.config import Job
@@ -94,7 +94,7 @@ def data_faults() -> dict[str, dict[str, Any]]:
     """Samples that were lost or used twice, and the longest round over what it may last; both of them are exact."""
     folder = Path(tempfile.mkdtemp(prefix="ray"))
     head = {"num_cpus": 0, "include_dashboard": False, "temp_dir": str(folder / "ray"), **SHARED}
-    Path(get_ray_address_file(None)).parent.mkdir(exist_ok=True)  # Ray notes there which cluster is the present one.
+    make_place_of_note()
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         ray.init(address=cluster.address, namespace="bench", log_to_driver=False)

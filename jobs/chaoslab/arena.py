@@ -17,6 +17,7 @@ from typing import Any
 import ray
 from chaoslab.processes import descendants
 from ray._private.state import actors
+from ray._private.utils import get_ray_address_file
 from ray.cluster_utils import Cluster
 
 from hypha_ray.driver.ray_token import make_token
@@ -53,8 +54,8 @@ class Arena:
 
     def __enter__(self) -> Arena:
         make_token()
-        # Ray notes there which cluster is the present one; a user's own note stays as it is.
-        Path(os.environ.setdefault("RAY_TMPDIR", self._folder), "ray").mkdir(parents=True, exist_ok=True)
+        os.environ.setdefault("RAY_TMPDIR", self._folder)  # A user's own note of the present cluster stays as it is.
+        make_place_of_note()
         head = {"num_cpus": 0, "include_dashboard": False, **self._shared}
         with _our_sigterm():
             self._cluster = Cluster(initialize_head=True, head_node_args=head)
@@ -146,3 +147,8 @@ def _our_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, ours)
+
+
+def make_place_of_note() -> None:
+    """Make the folder in which Ray notes the present cluster's address, for a cluster whose files are elsewhere."""
+    Path(get_ray_address_file(None)).parent.mkdir(parents=True, exist_ok=True)

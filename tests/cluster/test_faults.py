@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.faults import events, news, survive
+from tests.support.faults import events, news, survive, told_of_replacements
 from tests.support.head_node import free_port
 from tests.support.jobs import job_of, run_job
 
@@ -53,21 +53,21 @@ def test_server_that_fails_over_a_round_is_replaced_and_the_round_counts_once(co
     specs = ["server.before_reduce=stop@2", "server.after_reduce=kill@3"]
     run = survive("server", corpus, tmp_path, specs, 2, rounds={"update_rounds": 5})
     assert [event["role"] for event in events(run, "revive")] == ["server-0"] * 2
-    assert any(text.startswith("server-0 was replaced") for text in news(run))
+    assert told_of_replacements(run, "server-0")
     assert not events(run, "loss")
 
 
 def test_shard_that_fails_in_mid_read_serves_the_slice_again(corpus: Path, tmp_path: Path) -> None:
     run = survive("shard", corpus, tmp_path, ["shard.read=stop@2", "shard.read=exit@4"], 2, rounds={"update_rounds": 8})
     assert [event["role"] for event in events(run, "revive")] == ["shard-0"] * 2
-    assert any(text.startswith("shard-0 was replaced") for text in news(run))
+    assert told_of_replacements(run, "shard-0")
 
 
 def test_store_that_fails_in_a_commit_is_replaced_and_commits(corpus: Path, tmp_path: Path) -> None:
     specs = ["store.before_snapshot=stop@2", "store.before_record=kill@3", "store.after_record=stop@4"]
     run = survive("store", corpus, tmp_path, specs, 3, rounds={"update_rounds": 6})
     assert [event["role"] for event in events(run, "revive")] == ["store"] * 3
-    assert any(text.startswith("store was replaced") for text in news(run))
+    assert told_of_replacements(run, "store")
 
 
 def test_telemetry_that_fails_costs_no_round(corpus: Path, tmp_path: Path) -> None:

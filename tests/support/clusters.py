@@ -7,11 +7,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private.utils import get_ray_address_file
+from chaoslab.arena import make_place_of_note
 from ray.cluster_utils import Cluster
 
 SHARED: dict[str, Any] = {"object_store_memory": 100_000_000}
@@ -54,7 +53,7 @@ def cluster_of(
     """
     folder, shared = tempfile.mkdtemp(prefix="ray"), SHARED if shared is None else shared
     arguments = {"num_cpus": 0, "include_dashboard": False, "temp_dir": folder, **shared, **head}
-    Path(get_ray_address_file(None)).parent.mkdir(exist_ok=True)  # Ray notes there which cluster is the present one.
+    make_place_of_note()
     cluster = Cluster(initialize_head=True, head_node_args=arguments)
     try:
         for node in nodes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -44,3 +45,8 @@ def events(run: Outcome, kind: str) -> list[dict[str, Any]]:
 def news(run: Outcome) -> list[str]:
     """What the driver was told of the fleet, line by line."""
     return [record["text"] for record in run.of_kind("news")]
+
+
+def told_of_replacements(run: Outcome, role: str) -> bool:
+    """Whether the driver was told that an actor was replaced, and why: each time, or several times at once."""
+    return any(re.match(rf"{role} was replaced(?: \d+ times, the first)?: ", text) for text in news(run))
