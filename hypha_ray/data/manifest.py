@@ -69,6 +69,22 @@ class PreprocessorInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenRules:
+    """Decisions of a preparation about tokens, which training, generation and export obey.
+
+    `begin` are the ids that begin a text, a pair or a prompt without a template; empty if nothing does. `ends` are the
+    ids that end texts and answers: generation stops at any of them. `vocab_size` is the number of the tokenizer's
+    tokens, and one more than its largest id; a model's further ids stand for nothing. `template_sha256` is the hash of
+    the chat template's text in UTF-8; None without a template.
+    """
+
+    begin: tuple[int, ...] = ()
+    ends: tuple[int, ...] = ()
+    vocab_size: int | None = None
+    template_sha256: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ClassInfo:
     """The classes of a dataset: their names, by number, and whether a sample may have several at once."""
 
@@ -87,6 +103,8 @@ class Manifest(BaseModel):
     slices: tuple[SliceInfo, ...]
     tensors: tuple[TensorInfo, ...]
     preprocessor: PreprocessorInfo | None = None
+    tokens: TokenRules | None = None
+    """Decisions about tokens; None if there are no tokens, or if an earlier release prepared the dataset."""
     classes: ClassInfo | None = None
     """Classes of the labels; None if labels aren't classes, or have no names."""
     part: tuple[int, int] | None = None
