@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,10 +85,23 @@ def show(file: Path | None) -> None:
         for gone in lost:
             print(f"{dataset:<20} {gone.error}")
             rows.append({"dataset": dataset, "answers": False, "name": gone.name, "reason": gone.error.what})
+        if (conflict := conflict_of(dataset, replicas)) is not None:
+            print(f"{dataset:<20} {conflict}")
     if not rows:
         print("no dataset is served")
     if file is not None:
         file.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+def conflict_of(dataset: str, replicas: Sequence[Replica]) -> DataError | None:
+    """Error that data nodes of one name serve different samples, as after a folder was prepared anew; None if not."""
+    from hypha_ray.scheduler.runtime.slices.data_nodes import require_equal
+
+    try:
+        require_equal(dataset, replicas)
+    except DataError as error:
+        return error
+    return None
 
 
 def check(dataset: str) -> None:

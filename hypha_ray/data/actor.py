@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
-from functools import cached_property
 
 import ray
 
 from hypha_ray.config.schema import Testing
 from hypha_ray.data.manifest import Manifest
+from hypha_ray.data.run_dataset import other_slice
 from hypha_ray.data.slices import Arrays
 from hypha_ray.data.storage.files import files_at
-from hypha_ray.errors import DataError
+from hypha_ray.errors import DataError, HyphaError
 from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.types import SliceInfo
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of a data node's methods and messages; a job refuses a data node of another one."""
 READING_S = 60.0
 """Seconds after its last read for which a run counts as a reader."""
@@ -31,10 +31,12 @@ READS_AT_ONCE = 4
 class Announcement:
     """Description of a data node, as it gives it itself.
 
-    `manifest` is the JSON of its dataset's manifest; `readers` are the runs that have read slices lately.
+    `actor_id` is Ray's id of the actor: the name may be given to another one. `manifest` is the JSON of its dataset's
+    manifest; `readers` are the runs that have read slices lately.
     """
 
     protocol: int
+    actor_id: str
     node_id: str
     address: str
     manifest: str
@@ -56,39 +58,53 @@ class DataShard:
 
     def __init__(self, place: str, testing: Testing | None = None, cache_gb: float | None = None) -> None:
         self._notes: list[str] = []
+        self._listed: tuple[Manifest, dict[int, SliceInfo]] | None = None
+        """Manifest and its slices by index; None before the first look."""
         self._files = files_at(place, cache_gb, self._notes.append)
         if testing is not None:
             arm(testing.failpoints, testing.failpoint_log)
 
     def announce(self) -> Manifest:
-        """Announcement of this shard's dataset.
+        """Manifest of this shard's dataset, as it is now.
 
         Raises:
             DataError: the folder is missing, or contains no dataset or a damaged one.
 
         """
-        return self._files.manifest()
+        return self._files.manifest(fresh=True)
 
-    def read(self, index: int, fresh: bool = False) -> Arrays:
-        """A slice's tensors, checked against the manifest at every call; if `fresh`, never from a cache.
+    def read(self, index: int, fresh: bool = False, sha256: str | None = None) -> Arrays:
+        """A slice's tensors, checked against the manifest at every call.
+
+        Args:
+            index: index of the slice.
+            fresh: never take it from a cache.
+            sha256: hash of the slice that the reader knows under that index; None: it takes what is there.
 
         Raises:
-            DataError: there is no such slice, or it is damaged.
+            DataError: there is no such slice, or it is damaged; DATA046, it is another one now.
 
         """
-        info = self._slices.get(index)
+        if sha256 is not None:
+            self._require_same(index, sha256)
+        info = self._slices().get(index)
         if info is None:
-            manifest, allowed = self._files.manifest(), f"{len(self._slices)} slices"
+            manifest, allowed = self._files.manifest(), f"{len(self._slices())} slices"
             raise DataError("DATA008", f"dataset {manifest.name!r} has no such slice", str(index), allowed)
-        return self._files.read(info, fresh)
+        try:
+            return self._files.read(info, fresh)
+        except DataError as damage:
+            if sha256 is not None:
+                self._explain(damage, index, sha256)
+            raise
 
-    def serve(self, index: int) -> tuple[Arrays, int]:
+    def serve(self, index: int, sha256: str | None = None) -> tuple[Arrays, int]:
         """A slice's tensors, and its index as a receipt, so that a caller learns of success without the tensors.
 
-        Call it with ``num_returns = 2``.
+        Call it with ``num_returns = 2``. For `sha256` see `read`.
         """
         failpoint("shard.read", index)
-        return self.read(index), index
+        return self.read(index, sha256=sha256), index
 
     @ray.method(concurrency_group="pulse")
     def ping(self) -> int:
@@ -101,9 +117,32 @@ class DataShard:
         told, self._notes[:] = list(self._notes), []
         return told
 
-    @cached_property
     def _slices(self) -> dict[int, SliceInfo]:
-        return {info.index: info for info in self._files.manifest().slices}
+        """Slices of the manifest that was read last, by index."""
+        manifest = self._files.manifest()
+        if self._listed is None or self._listed[0] is not manifest:
+            self._listed = manifest, {info.index: info for info in manifest.slices}
+        return self._listed[1]
+
+    def _require_same(self, index: int, sha256: str) -> None:
+        """Refuse to serve another slice than the one that a reader means.
+
+        The manifest is read again before that: the folder may have been put back since.
+        """
+        for fresh in (False, True):
+            self._files.manifest(fresh)
+            info = self._slices().get(index)
+            if info is not None and info.sha256 == sha256:
+                return
+        raise other_slice(self._files.manifest().name, index, None if info is None else info.sha256, sha256)
+
+    def _explain(self, damage: DataError, index: int, sha256: str) -> None:
+        """Raise the reason for damage that is a change: the folder was prepared anew since the manifest was read."""
+        try:
+            self._files.manifest(fresh=True)
+        except HyphaError:  # Neither is known.
+            raise damage from None
+        self._require_same(index, sha256)
 
 
 class DataNode(DataShard):
@@ -128,12 +167,13 @@ class DataNode(DataShard):
         since, here = time.monotonic() - READING_S, ray.get_runtime_context()
         readers = tuple(sorted(run for run, at in self._read_at.items() if at >= since))
         manifest = self._files.manifest().model_dump_json()
-        return Announcement(PROTOCOL, here.get_node_id(), ray.util.get_node_ip_address(), manifest, readers)
+        address = ray.util.get_node_ip_address()
+        return Announcement(PROTOCOL, str(here.get_actor_id()), here.get_node_id(), address, manifest, readers)
 
-    def serve_to(self, run: str, index: int) -> tuple[Arrays, int]:
+    def serve_to(self, run: str, index: int, sha256: str | None = None) -> tuple[Arrays, int]:
         """As `serve`, for a run of that name."""
         self._read_at[run] = time.monotonic()
-        return self.serve(index)
+        return self.serve(index, sha256)
 
     @ray.method(concurrency_group="check")
     def preprocessor(self) -> dict[str, bytes]:
@@ -144,7 +184,7 @@ class DataNode(DataShard):
     def check(self) -> list[str]:
         """Read every slice, and return the problems found."""
         problems = []
-        for index in self._slices:
+        for index in self._slices():
             try:
                 self.read(index, fresh=True)
             except DataError as error:

@@ -11,7 +11,7 @@ from hypha_ray.data.manifest import Manifest, TensorInfo
 from hypha_ray.data.preprocessor_files import same_tokens
 from hypha_ray.data.slices import merge
 from hypha_ray.errors import DataError
-from hypha_ray.types import SLICES_PER_DATASET, SliceInfo
+from hypha_ray.types import SLICES_PER_DATASET, SliceInfo, dataset_of
 
 
 def mixed(manifests: Sequence[Manifest]) -> Manifest:
@@ -33,6 +33,15 @@ def mixed(manifests: Sequence[Manifest]) -> Manifest:
         for info in manifest.slices
     )
     return _joined(manifests, "+".join(manifest.name for manifest in manifests), slices)
+
+
+def identities(manifest: Manifest) -> list[str]:
+    """Identity of each dataset of a mixture, in its order; of one dataset its own."""
+    by_dataset: dict[int, list[SliceInfo]] = {}
+    for info in manifest.slices:
+        own = replace(info, index=info.index % SLICES_PER_DATASET)
+        by_dataset.setdefault(dataset_of(info.index), []).append(own)
+    return [manifest.model_copy(update={"slices": tuple(by_dataset[number])}).identity for number in sorted(by_dataset)]
 
 
 def whole(manifests: Sequence[Manifest]) -> Manifest:

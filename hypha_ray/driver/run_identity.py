@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 
@@ -10,15 +9,13 @@ from hypha_ray.config import Job
 from hypha_ray.config.compare import Difference, differences
 from hypha_ray.config.load import load, resolved_toml
 from hypha_ray.data.manifest import Manifest
+from hypha_ray.data.run_dataset import DATASET, RunDataset, described
 from hypha_ray.errors import CheckpointError, ConfigError
 from hypha_ray.scheduler.rounds.patience import Patience
 from hypha_ray.store.commits import CommitLog
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.store.snapshots import newest_good
 from hypha_ray.telemetry.sinks.files import METRICS, SUMMARY, by_round, read_json, read_jsonl
-
-DATASET = "dataset.json"
-"""Dataset that the run is trained on, wherever it lies."""
 
 
 def settle(job: Job, directory: RunDirectory, manifest: Manifest, resume: bool) -> None:
@@ -37,7 +34,7 @@ def settle(job: Job, directory: RunDirectory, manifest: Manifest, resume: bool) 
     """
     if directory.begun:
         compare(job, directory, manifest, resume)
-    directory.write(DATASET, json.dumps({"name": manifest.name, "sha256": manifest.identity}))
+    directory.write(DATASET, described(manifest))
     directory.configure(resolved_toml(job))
 
 
@@ -48,7 +45,7 @@ def compare(job: Job, directory: RunDirectory, manifest: Manifest, resume: bool)
         HyphaError: as `settle`.
 
     """
-    known = read_json(directory.path / DATASET).get("sha256")
+    known = RunDataset.parse(read_json(directory.path / DATASET)).sha256
     changed = differences(job, load(["@", str(directory.config)]).job)
     if not resume:
         _require_none(changed, job)

@@ -14,6 +14,7 @@ import ray
 from ray.exceptions import RayError
 
 from hypha_ray.config import Job
+from hypha_ray.data.run_dataset import DATASET, RunDataset, described
 from hypha_ray.data.storage.files import Place
 from hypha_ray.errors import HyphaError, LostError, QuarantinedError, first_line
 from hypha_ray.exchange_schedule import fragments_of_round
@@ -33,7 +34,8 @@ from hypha_ray.scheduler.runtime.staffing import Staffing
 from hypha_ray.scheduler.runtime.supervised_actor import GONE
 from hypha_ray.scheduler.runtime.telemetry_client import TelemetryClient
 from hypha_ray.scheduler.runtime.worker_dispatcher import WorkerDispatcher
-from hypha_ray.telemetry.sinks.files import METRICS, by_round, read_jsonl, rewind
+from hypha_ray.store.directory import RunDirectory
+from hypha_ray.telemetry.sinks.files import METRICS, by_round, read_json, read_jsonl, rewind
 from hypha_ray.types import Event, Saved
 from hypha_ray.worker.actor import FromDataset
 
@@ -78,7 +80,9 @@ class Scheduler:
         self._actors = RunActors(job, run, directory, owner, self._telemetry.replaced, from_dataset)
         self._telemetry.telemetry = self._actors.telemetry
         self._weights = GlobalWeights(job, self._actors)
-        self._reader = reader_of(places, job, self._actors, self._telemetry.problem)
+        begun = RunDataset.parse(read_json(self._directory / DATASET))
+        self._reader = reader_of(places, job, self._actors, self._telemetry.problem, begun)
+        self._is_new_dataset = begun.sha256 is None
         self._slice_cache = SliceCache(job, self._actors, self._reader)
         self._staffing = Staffing(job, run, self._actors)
         self._costs = CostBook(self._actors, self._telemetry, self._directory)
@@ -99,7 +103,10 @@ class Scheduler:
             failpoint("scheduler.start")
             yield [_status("leasing machines")]
             past = await self._recall()
-            core = self._core = await self._brain(past)
+            thinking = asyncio.ensure_future(self._brain(past))
+            async for records in self._due_until(thinking):
+                yield records
+            core = self._core = await thinking
             hiring = asyncio.ensure_future(self._staffing.workers_to_hire(past))
             if not (await asyncio.wait({hiring}, timeout=NEWS_S))[0]:
                 yield [_status("waiting for machines; python jobs/market.py shows what others bid")]
@@ -117,10 +124,9 @@ class Scheduler:
                     break
                 commands = core.handle(await self._next(core.deadline), time.monotonic())
             ending = asyncio.ensure_future(self._settled())
-            while not ending.done():
-                await asyncio.wait({ending}, timeout=NEWS_S)
-                if records := self._telemetry.for_driver(ending.done()):
-                    yield records
+            async for records in self._due_until(ending):
+                yield records
+            yield self._telemetry.for_driver(everything=True)
             await ending
             yield [{"kind": "summary", **await self._finish()}]
         except (QuarantinedError, LostError):  # The next scheduler takes the workers over.
@@ -138,6 +144,12 @@ class Scheduler:
                 task.cancel()
 
     # ── the start ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _due_until(self, task: asyncio.Future[Any]) -> AsyncIterator[list[dict[str, Any]]]:
+        """Yield records and lines that are due at the driver until a task is done."""
+        while not (await asyncio.wait({task}, timeout=NEWS_S))[0]:
+            if records := self._telemetry.for_driver():
+                yield records
 
     async def _recall(self) -> ResumePoint:
         """Read the point from which the log of an earlier scheduler lets the run go on."""
@@ -157,6 +169,8 @@ class Scheduler:
 
     async def _brain(self, past: ResumePoint) -> SchedulerCore:
         manifest = await self._reader.manifest()
+        if self._is_new_dataset:
+            RunDirectory(self._directory).write(DATASET, described(manifest))
         self._actors.leases.training = self._speeds.open(manifest.shapes)
         held_samples = self._job.worker.prefetch_mb * 1_000_000 // manifest.sample_bytes
         slices = await self._slice_cache.usable(manifest.slices)

@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,6 +21,7 @@ from hypha_ray.config.load import parse, resolved_toml
 from hypha_ray.config.tables.dataset import Dataset
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.run_dataset import RunDataset
 from hypha_ray.data.storage.files import Place
 from hypha_ray.driver.datasets.data_nodes import problems, serve, served, withdraw
 from hypha_ray.driver.datasets.data_source import kept, opened
@@ -30,6 +31,7 @@ from hypha_ray.driver.launch import launch
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.market.groups import lease_entries
 from hypha_ray.store.directory import RunDirectory
+from hypha_ray.telemetry.sinks.files import read_json, read_jsonl
 from hypha_ray.types import SLICES_PER_PART, dataset_of
 from tests.support.clusters import cluster_of
 from tests.support.faults import events
@@ -210,6 +212,130 @@ def test_serve_refuses_other_samples_under_a_name_and_a_second_time_on_a_node(
     with pytest.raises(DataError, match="DATA001"):
         serve(str(tmp_path / "missing"), "missing", nodes[4])
     assert "missing" not in served()
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset like the corpus, with the same name and other samples."""
+    out = tmp_path_factory.mktemp("others") / "corpus"
+    prepared("stdlib", out, seq_len=32, samples_per_slice=100, validation_samples=64, max_samples=1500, seed=7)
+    return out
+
+
+def overwrite(folder: Path, source: Path) -> None:
+    """Put a dataset into the place of another one, file by file, as `rsync` does."""
+    for file in (file for file in source.rglob("*") if file.is_file()):
+        fresh = folder / file.relative_to(source).with_suffix(".new")
+        shutil.copy(file, fresh)
+        fresh.replace(folder / file.relative_to(source))
+
+
+def patient(job: Job, max_idle_s: float) -> Job:
+    return job.model_copy(update={"resources": job.resources.model_copy(update={"max_idle_s": max_idle_s})})
+
+
+def in_round(number: int, act: Callable[[], object]) -> Callable[[dict[str, Any]], None]:
+    """Act once, when a round has ended."""
+    left = [act]
+
+    def see(record: dict[str, Any]) -> None:
+        if record["kind"] == "round" and record["round"] == number and left:
+            left.pop()()
+
+    return see
+
+
+def test_data_node_whose_folder_was_prepared_anew_is_not_read_until_the_samples_are_back(
+    nodes: list[str], corpus: Path, others: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(corpus, tmp_path / "served")
+    replica, news = serve(str(folder), "anew", nodes[3]), list[str]()
+
+    def change() -> None:
+        overwrite(folder, others)
+        os.kill(pid(replica.name), signal.SIGKILL)
+
+    overwritten = in_round(2, change)
+
+    def see(record: dict[str, Any]) -> None:
+        overwritten(record)
+        if record["kind"] == "news" and "other samples now" in record["text"] and not news:
+            news.append(record["text"])
+            overwrite(folder, corpus)
+
+    job = patient(named_job("anew", "anew"), 60.0)
+    run = run_job(job, tmp_path, corpus, seen=see, place=Place("anew", served=True))
+    assert every_sample_was_used_once(run, corpus)
+    assert news and "another one is read from" not in news[0]
+
+
+def test_scheduler_that_follows_refuses_other_samples_under_the_name(
+    nodes: list[str], corpus: Path, others: Path, tmp_path: Path
+) -> None:
+    serve(str(corpus), "next", nodes[3])
+
+    def change() -> None:
+        withdraw("next", None)
+        serve(str(others), "next", nodes[3])
+        os.kill(ray.get(ray.get_actor("scheduler", namespace="next").ping.remote()), signal.SIGKILL)
+
+    job, began = patient(named_job("next", "next"), 4.0), load(corpus).identity
+    with pytest.raises(DataError, match=rf"DATA046.*other samples now.*{load(others).identity[:12]}.*{began[:12]}"):
+        run_job(job, tmp_path, corpus, seen=in_round(2, change), place=Place("next", served=True))
+    commits = Outcome(tmp_path / "next", []).commits()
+    assert len(commits) <= 5, "rounds that were under way"
+    assert RunDataset.parse(read_json(tmp_path / "next" / "dataset.json")).sha256 == began
+
+
+def test_folder_of_a_job_that_was_prepared_anew_ends_the_run_after_its_patience(
+    nodes: list[str], corpus: Path, others: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(corpus, tmp_path / "own")
+
+    def change() -> None:
+        overwrite(folder, others)
+        os.kill(ray.get(ray.get_actor("shard-0", namespace="own").ping.remote()), signal.SIGKILL)
+
+    job = patient(job_of("own", folder, rounds=ROUNDS), 4.0)
+    with pytest.raises(DataError, match=r"DATA046.*'corpus' has other samples now"):
+        run_job(job, tmp_path, folder, seen=in_round(2, change))
+    lines = read_jsonl(tmp_path / "own" / "events.jsonl", ["problem"])
+    assert sum("other samples now" in line["text"] for line in lines) == 1
+    assert len(Outcome(tmp_path / "own", []).commits()) <= 6
+
+
+def test_data_nodes_that_come_back_are_read_from_again(nodes: list[str], corpus: Path, tmp_path: Path) -> None:
+    """First one comes back, while the other serves; then the other is withdrawn for good."""
+    first, second = (serve(str(corpus), "back", node) for node in nodes[3:])
+
+    def again() -> None:
+        withdraw("back", nodes[3])
+        serve(str(corpus), "back", nodes[3])
+
+    back, gone = in_round(1, again), in_round(4, lambda: withdraw("back", nodes[4]))
+
+    def see(record: dict[str, Any]) -> None:
+        back(record)
+        gone(record)
+
+    job = patient(named_job("back", "back"), 20.0)
+    run = run_job(job, tmp_path, corpus, seen=see, place=Place("back", served=True))
+    assert every_sample_was_used_once(run, corpus)
+    late = [record["bytes_from"] for record in run.of_kind("round") if record["round"] > 6 and "bytes_from" in record]
+    assert late and {name for counted in late for name in counted} == {first.name}
+    assert second.name not in {one.name for one in served()["back"][0]}
+
+
+def test_only_data_node_that_is_served_again_is_read_from_again(nodes: list[str], corpus: Path, tmp_path: Path) -> None:
+    serve(str(corpus), "alone", nodes[3])
+
+    def again() -> None:
+        withdraw("alone", nodes[3])
+        serve(str(corpus), "alone", nodes[3])
+
+    job = patient(named_job("alone", "alone"), 20.0)
+    run = run_job(job, tmp_path, corpus, seen=in_round(2, again), place=Place("alone", served=True))
+    assert every_sample_was_used_once(run, corpus)
 
 
 @pytest.mark.parametrize(

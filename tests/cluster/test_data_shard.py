@@ -116,3 +116,23 @@ def test_slice_that_the_dataset_lacks_is_refused(dataset: Path) -> None:
     with pytest.raises(DataError) as caught:
         ray.get(shard(dataset).read.remote(2), timeout=WAIT_S)
     assert (caught.value.cause.code, caught.value.cause.got) == ("DATA008", "2")
+
+
+def test_shard_refuses_another_slice_than_its_reader_means_until_it_is_back(dataset: Path, tmp_path: Path) -> None:
+    before, server = load(dataset), shard(dataset)
+    hashes = {info.index: info.sha256 for info in before.slices}
+    kept = {file: (dataset / file).read_bytes() for file in ("manifest.json", "0.safetensors")}
+    ray.get(server.read.remote(0, False, hashes[0]), timeout=WAIT_S)
+    ids = np.random.default_rng(9).integers(0, 100, (512, 128))
+    safetensors.numpy.save_file({"input_ids": ids, "attention_mask": np.ones_like(ids)}, dataset / "0.safetensors")
+    (dataset / "manifest.json").unlink()
+    assert load(dataset).identity != before.identity
+    for successor in (server, shard(dataset)):
+        with pytest.raises(DataError) as caught:
+            ray.get(successor.read.remote(0, False, hashes[0]), timeout=WAIT_S)
+        assert caught.value.cause.code == "DATA046"
+        assert hashes[0][:12] in str(caught.value.cause)
+        assert len(ray.get(successor.read.remote(1, False, hashes[1]), timeout=WAIT_S)["input_ids"]) == 512
+    for file, content in kept.items():
+        (dataset / file).write_bytes(content)
+    assert len(ray.get(server.read.remote(0, False, hashes[0]), timeout=WAIT_S)["input_ids"]) == 512

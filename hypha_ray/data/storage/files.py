@@ -46,8 +46,13 @@ class Place:
 class DatasetFiles(Protocol):
     """Reads a prepared dataset."""
 
-    def manifest(self) -> Manifest:
+    def manifest(self, fresh: bool = False) -> Manifest:
         """Manifest of the dataset.
+
+        That of a folder is as it is now, even after the folder was prepared anew.
+
+        Args:
+            fresh: fetch that of a URL again.
 
         Raises:
             HyphaError: there is none, it is damaged, or can't be reached.
@@ -92,11 +97,24 @@ class FolderFiles:
     def __init__(self, folder: Path) -> None:
         self._folder, self._checker = folder, SliceChecker(near=True)
         self._manifest: Manifest | None = None
+        self._version: tuple[int, ...] | None = None
+        """Version of the manifest's file as it was loaded; None before."""
 
-    def manifest(self) -> Manifest:
+    def manifest(self, fresh: bool = False) -> Manifest:
         """See `DatasetFiles`."""
-        self._manifest = self._manifest or load(self._folder)
+        version = self._version_now()
+        if self._manifest is None or (version is not None and version != self._version):
+            self._manifest = load(self._folder)
+            self._version = self._version_now() if version is None else version
         return self._manifest
+
+    def _version_now(self) -> tuple[int, ...] | None:
+        """Marks by which another file of the manifest is told apart; None without one, such as while it is written."""
+        try:
+            state = (self._folder / MANIFEST).stat()
+        except OSError:
+            return None
+        return state.st_ino, state.st_mtime_ns, state.st_size
 
     def read(self, info: SliceInfo, fresh: bool = False) -> Arrays:
         """See `DatasetFiles`."""
@@ -123,9 +141,9 @@ class UrlFiles:
         self._noted, self._checker = False, SliceChecker(near=False)
         self._manifest: Manifest | None = None
 
-    def manifest(self) -> Manifest:
+    def manifest(self, fresh: bool = False) -> Manifest:
         """See `DatasetFiles`."""
-        if self._manifest is None:
+        if self._manifest is None or fresh:
             shown = redacted(self._folder.url)
             try:
                 data = self._folder.read(MANIFEST)

@@ -25,7 +25,7 @@ from hypha_ray.data.slices import Arrays, read_slice
 from hypha_ray.data.storage.files import Place, files_at
 from hypha_ray.data.storage.url_folder import is_url
 from hypha_ray.driver.ray_cluster import connected
-from hypha_ray.errors import ClusterError, ConfigError, DataError, first_line
+from hypha_ray.errors import ClusterError, ConfigError, DataError, HyphaError, first_line
 from hypha_ray.modes import make_tree_private
 from hypha_ray.scheduler.runtime.slices.data_nodes import Replica, replicas_of
 from hypha_ray.store.directory import RunDirectory
@@ -179,7 +179,8 @@ def kept(dataset: Dataset, directory: RunDirectory) -> DataSource:
 def _reader(replicas: list[Replica]) -> Callable[[SliceInfo], Arrays]:
     def read(info: SliceInfo) -> Arrays:
         arrays: Arrays = _asked(
-            [one for one in replicas if one.has(info.index)], lambda one: one.read.remote(info.index)
+            [replica for replica in replicas if replica.has(info.index)],
+            lambda actor: actor.read.remote(info.index, False, info.sha256),
         )
         return arrays
 
@@ -190,17 +191,24 @@ def _asked(replicas: list[Replica], call: Callable[[Any], Any]) -> Any:
     """Answer of the first data node that has one.
 
     Raises:
-        DataError: all that answer say so.
-        ClusterError: none answers.
+        HyphaError: all that answer say so, or none answers.
 
     """
-    error: DataError | ClusterError | None = None
+    error: HyphaError | None = None
     for replica in replicas:
         try:
             return ray.get(call(replica.actor))
         except DataError as damage:
             error = damage
         except RayError as lost:
-            error = error or ClusterError("DATA061", f"the data node {replica.name} is gone", first_line(lost))
+            error = error or _reason(replica, lost)
     assert error is not None
     raise error
+
+
+def _reason(replica: Replica, lost: RayError) -> HyphaError:
+    """Error for a data node that gives no answer: its own reason, such as missing credentials, or that it is gone."""
+    cause = getattr(lost, "cause", None)
+    if isinstance(cause, HyphaError):
+        return cause
+    return ClusterError("DATA061", f"the data node {replica.name} is gone", first_line(lost))

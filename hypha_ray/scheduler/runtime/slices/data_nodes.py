@@ -32,10 +32,11 @@ def actor_name(dataset: str, node_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A data node that answers; `name` is its name in Ray."""
+    """A data node that answers; `name` is its name in Ray, which another actor may get later."""
 
     name: str
     actor: Any
+    actor_id: str
     node_id: str
     address: str
     manifest: Manifest
@@ -85,7 +86,7 @@ def described(name: str) -> Replica:
         what, fix = f"the data node {name} is of another release of hypha_ray", "withdraw it and serve it again"
         raise DataError("DATA041", what, f"protocol {told.protocol}", f"{PROTOCOL}", fix)
     manifest = parse_manifest(told.manifest.encode(), f"the manifest of {name}")
-    return Replica(name, actor, told.node_id, told.address, manifest, told.readers)
+    return Replica(name, actor, told.actor_id, told.node_id, told.address, manifest, told.readers)
 
 
 def _cause(error: DataError) -> DataError:
@@ -135,6 +136,8 @@ def require_equal(dataset: str, replicas: Sequence[Replica]) -> None:
         DataError: they do.
 
     """
+    if not replicas:
+        return
     first = replicas[0]
     seen = {first.manifest.part: first}
     for other in replicas[1:]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice, product
 from typing import Any
 
 import ray
@@ -15,18 +16,23 @@ from ray.exceptions import RayError
 from hypha_ray.config import Job
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.mixture import whole
+from hypha_ray.data.run_dataset import OTHER_SAMPLES, other_dataset
 from hypha_ray.data.slices import UNREADABLE
-from hypha_ray.errors import ClusterError, DataError, HyphaError, first_line
+from hypha_ray.errors import AuthenticationError, ClusterError, DataError, HyphaError, first_line
 from hypha_ray.scheduler.runtime.run_actors import RunActors
-from hypha_ray.scheduler.runtime.slices.data_nodes import Replica, look_up, replicas_of
+from hypha_ray.scheduler.runtime.slices.data_nodes import LostReplica, Replica, look_up, replicas_of
+from hypha_ray.scheduler.runtime.slices.patience import RETRY_S, Patience
 from hypha_ray.scheduler.runtime.supervised_actor import PULSE_S, value
+from hypha_ray.types import SliceInfo
 
 READS = 3
 """Reads of a slice from all data nodes, one after the other, before it counts as damaged."""
 AWAY_S = 5.0
 """Seconds for which a data node that failed is asked last."""
-RETRY_S = 0.5
-"""Seconds between two tries while no data node answers."""
+MOST_DIVISIONS = 64
+"""Most combinations of parts that are tried, if several datasets in parts are served under one name."""
+LONGEST_PAUSE_S = 60.0
+"""Longest pause between two look-ups for data nodes that are lost, while others serve."""
 
 
 @dataclass
@@ -51,33 +57,53 @@ class ReplicaReader:
         job: the job file.
         actors: actors of the run, which know the nodes of workers.
         problem: takes a line of text about a data node that failed.
+        identity: identity of the dataset that the run began with; None: it begins with what is served first.
 
     """
 
-    def __init__(self, dataset: str, job: Job, actors: RunActors, problem: Callable[[str], None]) -> None:
-        self._dataset, self._run = dataset, str(job.run.name)
-        self._silence_s, self._idle_s = job.lease_s, job.resources.max_idle_s
+    def __init__(
+        self, dataset: str, job: Job, actors: RunActors, problem: Callable[[str], None], identity: str | None = None
+    ) -> None:
+        self._dataset, self._run, self._identity = dataset, str(job.run.name), identity
+        self._silence_s, self._patience = job.lease_s, Patience(job.resources.max_idle_s, problem)
         self._actors, self._problem = actors, problem
         self._nodes: dict[str, _Node] = {}
+        """Data nodes with the samples that the run began with, by name."""
+        self._others: dict[str, str] = {}
+        """Identities of data nodes with other samples, by name."""
+        self._known: set[str] = set()
+        """Names of all data nodes that have served the run's samples."""
+        self._refusals: dict[str, HyphaError] = {}
+        """Reason of each data node that can't read its dataset, by name."""
         self._sites: Mapping[str, str] = {}
         self._manifest: Manifest | None = None
-        self._identities: set[str] = set()
-        """Identities of the dataset or of its parts."""
-        self._sizes: dict[int, int] = {}
-        """Bytes of each slice."""
+        self._slices: dict[int, SliceInfo] = {}
+        """Slices that the run began with, by index."""
         self._bytes: Counter[str] = Counter()
+        self._looking: asyncio.Task[None] | None = None
+        """Look-up beside reads, for data nodes that come back; None before the first."""
+        self._look_at, self._pause_s = 0.0, AWAY_S
+        """Monotonic time of the next look-up beside reads, and the pause before the one after that."""
 
     async def manifest(self) -> Manifest:
         """See `SliceReader` of `slice_readers`."""
-        if self._manifest is None:
-            await self._look()
-        assert self._manifest is not None
+        deadline = self._patience.deadline()
+        while self._manifest is None:
+            try:
+                await self._look()
+            except (DataError, ClusterError) as error:
+                if self._identity is None or time.monotonic() > deadline:
+                    raise
+                self._patience.tell(error.what)
+                await asyncio.sleep(RETRY_S)
+        self._patience.served()
         return self._manifest
 
     async def read(self, index: int, worker: int) -> Any:
         """See `SliceReader` of `slice_readers`."""
-        place, idle_until, reads = await self._actors.node_of(worker), time.monotonic() + self._idle_s, 0
+        place, deadline, reads = await self._actors.node_of(worker), self._patience.deadline(), 0
         while True:
+            self._look_for_lost()
             asked = sorted(
                 (node for node in self._nodes.values() if node.replica.has(index)),
                 key=lambda node: self._distance(node, place),
@@ -85,20 +111,18 @@ class ReplicaReader:
             damages: list[DataError] = []
             for node in asked:
                 try:
-                    return await self._read_from(node, index)
+                    tensors = await self._read_from(node, index)
                 except DataError as damage:
-                    damages.append(damage)
-                    self._tell(node, damage.what)
+                    damages += self._damage(node, damage, len(asked) - 1)
                 except (RayError, TimeoutError) as error:
-                    node.away_until = time.monotonic() + AWAY_S
-                    self._tell(node, first_line(error))
+                    self._lose(node, error, len(asked) - 1)
+                else:
+                    self._patience.served()
+                    return tensors
             reads += bool(damages) and len(damages) == len(asked)
             if reads >= READS:
                 raise next((damage for damage in damages if damage.code == UNREADABLE), damages[0])
-            if time.monotonic() > idle_until:
-                got, fix = f"none of {', '.join(self._nodes)}", "serve it again, then submit again"
-                what = f"no data node of {self._dataset!r} has served slice {index} for {self._idle_s:g} s"
-                raise ClusterError("DATA061", what, got, fix=fix)
+            self._require_hope(index, time.monotonic() > deadline)
             await asyncio.sleep(RETRY_S)
             await self._look_again()
 
@@ -127,13 +151,13 @@ class ReplicaReader:
         """Ask one data node for a slice, and ping it while it works.
 
         Raises:
-            DataError: the slice is damaged there.
-            RayError: the data node is dead, or unreachable at this moment.
+            DataError: the slice is damaged there, or another one.
+            RayError: the data node is dead, unreachable at this moment, or refuses.
             TimeoutError: it doesn't answer.
 
         """
-        actor = node.replica.actor
-        tensors, receipt = actor.serve_to.options(num_returns=2).remote(self._run, index)
+        actor, info = node.replica.actor, self._slices[index]
+        tensors, receipt = actor.serve_to.options(num_returns=2).remote(self._run, index, info.sha256)
         answer = asyncio.ensure_future(value(receipt))
         node.busy += 1
         try:
@@ -143,24 +167,125 @@ class ReplicaReader:
         finally:
             answer.cancel()
             node.busy -= 1
-        node.away_until = 0.0
-        self._bytes[node.replica.name] += self._sizes[index]
+        node.away_until, name = 0.0, node.replica.name
+        self._refusals.pop(name, None)
+        assert self._manifest is not None
+        self._bytes[name] += info.samples * self._manifest.sample_bytes
         return tensors
 
-    async def _look(self) -> None:
-        """Look data nodes up, keep those that serve the samples of the first look, and learn the sites of nodes."""
-        if self._manifest is None:
-            found = await asyncio.to_thread(replicas_of, self._dataset)
-            self._manifest = whole([one.manifest for one in found])
-            self._identities = {one.manifest.identity for one in found}
-            per_sample = self._manifest.sample_bytes
-            self._sizes = {info.index: info.samples * per_sample for info in self._manifest.slices}
+    # ── data nodes that can't be read from ────────────────────────────────────────────────────────────────────────
+
+    def _damage(self, node: _Node, damage: DataError, others: int) -> list[DataError]:
+        """Take note of a slice that a data node can't serve; return the error if the slice is damaged."""
+        self._tell(node, damage.what, others)
+        if damage.code != OTHER_SAMPLES:
+            return [damage]
+        self._away(node)
+        return []
+
+    def _lose(self, node: _Node, error: Exception, others: int) -> None:
+        """Take note of a data node that is dead or silent, or that can't read its dataset."""
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, HyphaError):
+            self._refusals[node.replica.name] = cause
+            reason = str(cause)
+        elif isinstance(error, TimeoutError):
+            reason = f"silent for {self._silence_s:g} s"
         else:
-            found, _ = await asyncio.to_thread(look_up, self._dataset)
-        same = [one for one in found if one.manifest.identity in self._identities]
-        self._nodes = {one.name: self._nodes.get(one.name) or _Node(one) for one in same} or self._nodes
+            reason = first_line(error)
+        self._away(node)
+        self._tell(node, reason, others)
+
+    def _away(self, node: _Node) -> None:
+        node.away_until = time.monotonic() + AWAY_S
+
+    def _tell(self, node: _Node, reason: str, others: int) -> None:
+        """Say what is wrong with a data node; another one is read from only if there is one."""
+        told = f"data node {node.replica.name} on {node.replica.address}: {reason}"
+        self._problem(f"{told}; another one is read from" if others else told)
+
+    def _require_hope(self, index: int, late: bool) -> None:
+        """Say that no data node serves a slice, and for how long the run waits.
+
+        Raises:
+            HyphaError: it has waited too long; or credentials are missing where nothing was ever read.
+
+        """
+        refusals = list(self._refusals.values())
+        refused = next((error for error in refusals if isinstance(error, AuthenticationError)), None)
+        if refused is not None and len(refusals) >= len(self._nodes) and (late or not self._bytes):
+            raise refused
+        what = f"no data node of {self._dataset!r} serves the run's samples"
+        if late:
+            told = f"no data node of {self._dataset!r} has served slice {index} for {self._patience.idle_s:g} s"
+            raise ClusterError("DATA061", told, self._standing(), fix=self._remedy())
+        self._patience.tell(f"{what} ({self._standing()})")
+
+    def _standing(self) -> str:
+        """State of the data nodes, in words."""
+        told = [
+            f"{name} serves other samples now ({other[:12]}, not {str(self._identity)[:12]})"
+            for name, other in sorted(self._others.items())
+        ]
+        told += [f"{name}: {error.what}" for name, error in sorted(self._refusals.items())]
+        return "; ".join(told) or f"none of {', '.join(sorted(self._known))}"
+
+    def _remedy(self) -> str:
+        if self._others:
+            return "withdraw it, serve the former samples again, then submit again; other samples need another run.name"
+        return "serve it again, then submit again"
+
+    # ── look-ups ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _look(self) -> None:
+        """Look data nodes up, keep those that serve the samples that the run began with, and learn the sites of nodes.
+
+        Raises:
+            DataError: at the first look there is no such dataset, or it isn't the one that the run began with.
+            HyphaError: at the first look none of its data nodes serves it.
+
+        """
+        if self._manifest is None and self._identity is None:
+            found = await asyncio.to_thread(replicas_of, self._dataset)
+            self._begin(whole([replica.manifest for replica in found]))
+        else:
+            found, lost = await asyncio.to_thread(look_up, self._dataset)
+            self._refusals = {other.name: other.error for other in lost}
+            if self._manifest is None:
+                self._begin(_begun_with(self._dataset, found, lost, str(self._identity)))
+        same = [replica for replica in found if self._is_same(replica.manifest)]
+        kept = {replica.name: self._node_of(replica) for replica in same}
+        kept_names = kept.keys()
+        others = [replica for replica in found if replica.name not in kept_names]
+        self._others = {replica.name: replica.manifest.identity for replica in others}
+        self._known |= kept_names
+        self._nodes = kept or self._nodes
         nodes = await asyncio.to_thread(ray.nodes)
         self._sites = {node["NodeID"]: node["Labels"]["site"] for node in nodes if "site" in node["Labels"]}
+
+    def _begin(self, manifest: Manifest) -> None:
+        """Keep the slices of the dataset that the run is trained on."""
+        self._manifest, self._identity = manifest, manifest.identity
+        self._slices = {info.index: info for info in manifest.slices}
+
+    def _is_same(self, manifest: Manifest) -> bool:
+        """Whether all slices of a manifest are those that the run began with; a part has some of them."""
+        return all(_is_equal(info, self._slices.get(info.index)) for info in manifest.slices)
+
+    def _node_of(self, replica: Replica) -> _Node:
+        """State of a data node: that of before if it is the same actor, and not only one of the same name."""
+        known = self._nodes.get(replica.name)
+        return known if known is not None and known.replica.actor_id == replica.actor_id else _Node(replica)
+
+    def _look_for_lost(self) -> None:
+        """Look data nodes up beside reads while some are lost, each time after a longer pause."""
+        now = time.monotonic()
+        lost = self._known - self._nodes.keys() | {name for name, node in self._nodes.items() if node.away_until}
+        if not lost:
+            self._pause_s = AWAY_S
+        elif now >= self._look_at and (self._looking is None or self._looking.done()):
+            self._look_at, self._pause_s = now + self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
+            self._looking = asyncio.ensure_future(self._look_again())
 
     async def _look_again(self) -> None:
         """As `_look`, at a time when data nodes may be gone or restarting."""
@@ -169,5 +294,35 @@ class ReplicaReader:
         except (RayError, HyphaError):  # The next look may find one; the caller counts the time.
             return
 
-    def _tell(self, node: _Node, reason: str) -> None:
-        self._problem(f"data node {node.replica.name} on {node.replica.address}: {reason}; another one is read from")
+
+def _is_equal(info: SliceInfo, begun: SliceInfo | None) -> bool:
+    """Whether a slice is the one that the run began with, wherever its file is."""
+    return begun is not None and (info.sha256, info.samples, info.split) == (begun.sha256, begun.samples, begun.split)
+
+
+def _begun_with(dataset: str, found: Sequence[Replica], lost: Sequence[LostReplica], identity: str) -> Manifest:
+    """Manifest of the dataset of that identity, among those of data nodes, some of which may serve other samples.
+
+    Raises:
+        DataError: none serves it, or a part is missing.
+        HyphaError: none answers.
+
+    """
+    if not found:
+        raise lost[0].error
+    by_part: dict[tuple[int, int] | None, dict[str, Manifest]] = {}
+    for manifest in (replica.manifest for replica in found):
+        by_part.setdefault(manifest.part, {})[manifest.identity] = manifest
+    candidates = [list(by_part.pop(None, {}).values()), *_divisions(by_part)]
+    for manifest in chain.from_iterable(candidates):
+        if manifest.identity == identity:
+            return manifest
+    raise other_dataset(dataset, {replica.manifest.identity for replica in found}, identity)
+
+
+def _divisions(by_part: Mapping[tuple[int, int] | None, Mapping[str, Manifest]]) -> Iterator[list[Manifest]]:
+    """Datasets that the parts of one division make, of each of which there may be several."""
+    divided = {part: list(manifests.values()) for part, manifests in by_part.items() if part is not None}
+    for count in {part[1] for part in divided}:
+        parts = [manifests for part, manifests in divided.items() if part[1] == count]
+        yield [whole(chosen) for chosen in islice(product(*parts), MOST_DIVISIONS)]

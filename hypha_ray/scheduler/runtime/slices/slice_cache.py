@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hypha_ray.config import Job
+from hypha_ray.data.run_dataset import OTHER_SAMPLES
 from hypha_ray.data.slices import UNREADABLE
 from hypha_ray.errors import DataError, QuarantinedError
 from hypha_ray.scheduler.runtime.run_actors import RunActors
@@ -70,7 +71,7 @@ class SliceCache:
             return await asyncio.shield(task)
         except DataError as error:
             self.forget(index)
-            if not self._job.dataset.allow_quarantine or error.code == UNREADABLE:
+            if not self._job.dataset.allow_quarantine or error.code in (UNREADABLE, OTHER_SAMPLES):
                 raise
             reason = str(getattr(error, "cause", error))  # Ray's own text of it is a traceback.
             await self._actors.store.ask(lambda store: store.quarantine.remote(index, reason))

@@ -6,6 +6,8 @@ SliceCache ──read(index, worker)──► ShardReader ────► shard-
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -13,10 +15,12 @@ from typing import Any, Protocol
 from hypha_ray.config import Job
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.mixture import mixed
+from hypha_ray.data.run_dataset import OTHER_SAMPLES, RunDataset, other_dataset
 from hypha_ray.data.storage.files import Place
 from hypha_ray.data.storage.url_folder import is_url
 from hypha_ray.errors import DataError
 from hypha_ray.scheduler.runtime.run_actors import RunActors
+from hypha_ray.scheduler.runtime.slices.patience import RETRY_S, Patience
 from hypha_ray.scheduler.runtime.slices.replica_reader import ReplicaReader
 from hypha_ray.scheduler.runtime.supervised_actor import SupervisedActor
 from hypha_ray.types import SLICES_PER_DATASET, dataset_of
@@ -48,16 +52,28 @@ class SliceReader(Protocol):
         """Bytes of slices read since the last call, by name of the data node; empty without data nodes."""
 
 
-def reader_of(places: Sequence[Place], job: Job, actors: RunActors, problem: Callable[[str], None]) -> SliceReader:
-    """The reader for the places of a job's datasets; `problem` takes lines of text for the user."""
+def reader_of(
+    places: Sequence[Place], job: Job, actors: RunActors, problem: Callable[[str], None], begun: RunDataset
+) -> SliceReader:
+    """The reader for the places of a job's datasets.
+
+    Args:
+        places: place of each dataset.
+        job: the job file.
+        actors: actors of the run.
+        problem: takes lines of text for the user.
+        begun: identities of the datasets that the run began with.
+
+    """
     readers: list[SliceReader] = []
-    for place in places:
+    for number, place in enumerate(places):
+        identity, patience = begun.of(number), Patience(job.resources.max_idle_s, problem)
         if place.served:
-            readers.append(ReplicaReader(place.where, job, actors, problem))
+            readers.append(ReplicaReader(place.where, job, actors, problem, identity))
         elif is_url(place.where):
-            readers.append(UrlReader(place.where, actors, problem))
+            readers.append(UrlReader(place.where, actors, problem, patience, identity))
         else:
-            readers.append(ShardReader(actors.shards_of(place.where)))
+            readers.append(ShardReader(actors.shards_of(place.where), patience, identity))
     return readers[0] if len(readers) == 1 else MixtureReader(readers)
 
 
@@ -80,21 +96,87 @@ class MixtureReader:
         return dict(sum((Counter(reader.traffic()) for reader in self._readers), Counter[str]()))
 
 
-class ShardReader:
-    """Reads from the shards of the run, by turns."""
+class ShardSlices:
+    """Slices of one dataset as shards have them, held against what the run began with.
 
-    def __init__(self, shards: Sequence[SupervisedActor]) -> None:
-        self._shards = shards
+    A shard that has other samples, because its folder was prepared anew, is waited for.
+
+    Args:
+        patience: says what is awaited, and how long.
+        identity: identity of the dataset that the run began with; None: it begins with what is there first.
+
+    """
+
+    def __init__(self, patience: Patience, identity: str | None) -> None:
+        self._patience, self._identity = patience, identity
+        self._manifest: Manifest | None = None
+        self._hashes: dict[int, str] = {}
+        """Hash of each slice that the run began with, by index."""
+
+    async def manifest(self, shard: SupervisedActor) -> Manifest:
+        """Manifest of the dataset that the run began with.
+
+        Raises:
+            HyphaError: it is missing or damaged, can't be reached, or has other samples until patience ends.
+
+        """
+        deadline = self._patience.deadline()
+        while self._manifest is None:
+            announced: Manifest = await (await shard.ask(lambda one: one.announce.remote()))
+            if self._identity in (None, announced.identity):
+                self._manifest = announced
+                self._hashes = {info.index: info.sha256 for info in announced.slices}
+            else:
+                error = other_dataset(announced.name, [announced.identity], str(self._identity))
+                await self._wait(error, deadline)
+        self._patience.served()
+        return self._manifest
+
+    async def read(self, shards: Sequence[SupervisedActor], index: int) -> Any:
+        """Reference to a slice's tensors, which one shard after the other is asked for.
+
+        Raises:
+            HyphaError: every read found the slice damaged, it can't be read, or it is another one until patience ends.
+
+        """
+        deadline = self._patience.deadline()
+        while True:
+            try:
+                tensors = await _served(shards, index, self._hashes.get(index))
+            except DataError as error:
+                if error.code != OTHER_SAMPLES:
+                    raise
+                await self._wait(error, deadline)
+            else:
+                self._patience.served()
+                return tensors
+
+    async def _wait(self, error: DataError, deadline: float) -> None:
+        """Wait before the next try.
+
+        Raises:
+            DataError: the deadline is over.
+
+        """
+        if time.monotonic() > deadline:
+            raise error
+        self._patience.tell(error.what)
+        await asyncio.sleep(RETRY_S)
+
+
+class ShardReader:
+    """Reads from the shards of the run, by turns; for the other arguments see `ShardSlices`."""
+
+    def __init__(self, shards: Sequence[SupervisedActor], patience: Patience, identity: str | None) -> None:
+        self._shards, self._slices = shards, ShardSlices(patience, identity)
 
     async def manifest(self) -> Manifest:
         """See `SliceReader`."""
-        announced = await self._shards[0].ask(lambda shard: shard.announce.remote())
-        manifest: Manifest = await announced
-        return manifest
+        return await self._slices.manifest(self._shards[0])
 
     async def read(self, index: int, worker: int) -> Any:
         """See `SliceReader`."""
-        return await _served(self._shards, index)
+        return await self._slices.read(self._shards, index)
 
     def traffic(self) -> dict[str, int]:
         """See `SliceReader`."""
@@ -111,11 +193,16 @@ class UrlReader:
         url: folder of the dataset.
         actors: actors of the run, which start shards and know the nodes of workers.
         problem: takes a line of text for the user.
+        patience: see `ShardSlices`.
+        identity: see `ShardSlices`.
 
     """
 
-    def __init__(self, url: str, actors: RunActors, problem: Callable[[str], None]) -> None:
+    def __init__(
+        self, url: str, actors: RunActors, problem: Callable[[str], None], patience: Patience, identity: str | None
+    ) -> None:
         self._url, self._actors, self._problem = url, actors, problem
+        self._slices = ShardSlices(patience, identity)
         self._shards: dict[str | None, SupervisedActor] = {}
         """Shard of each node that has one; None: of this node."""
         self._nodes: dict[int, str | None] = {}
@@ -123,14 +210,14 @@ class UrlReader:
 
     async def manifest(self) -> Manifest:
         """See `SliceReader`."""
-        return await ShardReader([self._shard(None)]).manifest()
+        return await self._slices.manifest(self._shard(None))
 
     async def read(self, index: int, worker: int) -> Any:
         """See `SliceReader`."""
         if index not in self._nodes:
             self._nodes[index] = await self._actors.node_of(worker)
         shard = self._shard(self._nodes[index])
-        tensors = await _served([shard], index)
+        tensors = await self._slices.read([shard], index)
         for text in await (await shard.ask(lambda one: one.notes.remote())):
             self._problem(text)
         return tensors
@@ -145,8 +232,8 @@ class UrlReader:
         return self._shards[node]
 
 
-async def _served(shards: Sequence[SupervisedActor], index: int) -> Any:
-    """Reference to a slice's tensors, which one shard after the other is asked for.
+async def _served(shards: Sequence[SupervisedActor], index: int, sha256: str | None) -> Any:
+    """Reference to the tensors of a slice with that hash, which one shard after the other is asked for.
 
     Raises:
         HyphaError: every read found the slice damaged, or it can't be read.
@@ -155,7 +242,7 @@ async def _served(shards: Sequence[SupervisedActor], index: int) -> Any:
     for attempt in range(READS):
         shard = shards[(index + attempt) % len(shards)]
         try:
-            tensors, _ = await shard.ask(lambda s: s.serve.options(num_returns=2).remote(index))
+            tensors, _ = await shard.ask(lambda s: s.serve.options(num_returns=2).remote(index, sha256))
             return tensors
         except DataError as error:
             damage = error
