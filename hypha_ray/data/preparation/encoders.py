@@ -12,9 +12,10 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from hypha_ray.data.manifest import PreprocessorInfo
+from hypha_ray.data.manifest import PreprocessorInfo, TokenRules
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.plain_tokenizers import byte_tokenizer, character_tokenizer
+from hypha_ray.data.preparation.token_rules import begin_of, token_rules
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.model.loading.hub import fetch
 
@@ -28,7 +29,7 @@ PREPROCESSOR = "preprocessor"
 
 
 class Encoder(Protocol):
-    """Encodes documents as one sequence of token ids, with an end token after each document."""
+    """Encodes documents as one sequence of token ids, each between the tokens that begin and end a text."""
 
     def encode(self, documents: Sequence[str]) -> Tokens:
         """Token ids of all documents in one row. Text is taken literally: ``</s>`` in a document is four characters."""
@@ -36,6 +37,11 @@ class Encoder(Protocol):
 
     def save(self, folder: Path) -> PreprocessorInfo:
         """Save the tokenizer below `folder` and return its description."""
+        ...
+
+    @property
+    def rules(self) -> TokenRules:
+        """The tokens that begin and end documents."""
         ...
 
     @property
@@ -71,6 +77,11 @@ class ByteEncoder:
         return save_tokenizer(byte_tokenizer(), folder, "byte")
 
     @property
+    def rules(self) -> TokenRules:
+        """No begin, and one end."""
+        return token_rules(byte_tokenizer(), [self.END])
+
+    @property
     def advice(self) -> str:
         """Empty: the saved tokenizer leaves prompts open."""
         return ""
@@ -91,7 +102,7 @@ class TokenizerEncoder:
 
     def __init__(self, tokenizer: Any, name: str, revision: str | None = None) -> None:
         self._tokenizer, self._name, self._revision = tokenizer, name, revision
-        self._end = require_end(tokenizer, name)
+        self._begin, self._end = begin_of(tokenizer), require_end(tokenizer, name)
 
     def encode(self, documents: Sequence[str]) -> Tokens:
         """Ids of all documents in one row."""
@@ -103,12 +114,17 @@ class TokenizerEncoder:
             return_token_type_ids=False,
             verbose=False,  # Documents may be longer than the model's context, since they are cut into sequences.
         )
-        ends = itertools.chain.from_iterable((*ids, self._end) for ids in encoded["input_ids"])
-        return np.fromiter(ends, dtype=np.int32)
+        framed = itertools.chain.from_iterable((*self._begin, *ids, self._end) for ids in encoded["input_ids"])
+        return np.fromiter(framed, dtype=np.int32)
 
     def save(self, folder: Path) -> PreprocessorInfo:
         """Save the tokenizer beside the slices."""
         return save_tokenizer(self._tokenizer, folder, self._name, self._revision)
+
+    @property
+    def rules(self) -> TokenRules:
+        """The begin that the tokenizer puts before a text, and its end token."""
+        return token_rules(self._tokenizer, [self._end])
 
     @property
     def advice(self) -> str:

@@ -90,6 +90,7 @@ def prepare(options: Options, report: Report) -> Manifest:
             slices=tuple(writer.slices),
             tensors=writer.tensors,
             preprocessor=preprocessor,
+            tokens=writer.tokens,
             classes=writer.classes,
             origin=None if options.source == "digits" else account.origin(),
             part=part,
@@ -138,6 +139,7 @@ def _write_text(options: Options, writer: SliceWriter, report: Report, account: 
         account.note(f"no validation samples: {held.why_none}")
     if options.max_documents is not None and account.documents >= options.max_documents:
         account.note(f"the source is read up to --max-documents {options.max_documents}")
+    writer.tokens = encoder.rules
     return encoder.save(writer.folder)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
-from hypha_ray.data.manifest import ClassInfo, TensorInfo
+from hypha_ray.data.manifest import ClassInfo, TensorInfo, TokenRules
 from hypha_ray.data.slices import Arrays, describe, merge, write_slice
 from hypha_ray.types import SliceInfo
 
@@ -38,6 +38,7 @@ class SliceWriter:
         self.slices: list[SliceInfo] = []
         self.tensors: tuple[TensorInfo, ...] = ()
         self.classes: ClassInfo | None = None
+        self.tokens: TokenRules | None = None
         self._size, self._report = samples_per_slice, report
 
     def add(self, arrays: Arrays, split: str) -> None:

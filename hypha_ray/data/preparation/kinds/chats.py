@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hypha_ray.data.manifest import PreprocessorInfo
+from hypha_ray.data.manifest import PreprocessorInfo, TokenRules
 from hypha_ray.data.preparation.encoders import padding_of, require_end, require_fast, save_tokenizer, tokenizer_of
 from hypha_ray.data.preparation.kinds.answers import count_lost_thoughts
 from hypha_ray.data.preparation.kinds.chat_templates import ChatTemplate, ScoredText, ScoredTokens, tokenized
@@ -24,6 +24,7 @@ from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
 from hypha_ray.data.preparation.sources.chats import Chat, chats
 from hypha_ray.data.preparation.splitting import Rows, split, write_split
+from hypha_ray.data.preparation.token_rules import begin_of, ends_among, token_rules
 from hypha_ray.data.provenance import Account, counted
 from hypha_ray.data.slices import Arrays
 from hypha_ray.errors import DataError
@@ -50,8 +51,7 @@ def write_chats(options: Options, writer: SliceWriter, report: Report, account: 
         what = f"there are no chats with an answer in {options.source}"
         fix = "raise --seq-len" if found else "name another --source, or other columns"
         raise DataError("DATA033", what, account.left_out or "an empty source", fix=fix)
-    if not any(_is_ended(sample, tokenizer.all_special_ids) for sample in whole):
-        account.note("no answer ends in a special token, so a trained model won't stop: choose another --chat-template")
+    writer.tokens = _rules(tokenizer, whole, options, account)
     padding = padding_of(tokenizer, options.tokenizer)
     longest = max(len(sample.ids) for sample in samples)
     keys = [sample.ids.tobytes() + sample.scored.tobytes() for sample in samples]
@@ -89,6 +89,7 @@ def _encoded(
     """Tokens of chats, rendered by the template; without one, of prompt and completion with an end token."""
     templated = options.is_templated
     template, end = ChatTemplate(tokenizer, options.tokenizer), require_end(tokenizer, options.tokenizer)
+    begin = begin_of(tokenizer)
     for start in range(0, len(found), _AT_ONCE):
         part = found[start : start + _AT_ONCE]
         texts = [template.rendered(chat) if templated else _plain(chat) for chat in part]
@@ -97,8 +98,8 @@ def _encoded(
         if templated:
             calls = sum(template.lost_calls(chat, one.text) for chat, one in zip(part, texts, strict=True))
             account.leave_out("tool calls", "in chats whose template renders none", calls)
-        for ids, scored in tokenized(tokenizer, texts, literal=not templated):
-            yield ScoredTokens(ids, scored) if templated else ScoredTokens(np.append(ids, end), np.append(scored, True))
+        for sample in tokenized(tokenizer, texts, literal=not templated):
+            yield sample if templated else _framed(sample, begin, end)
         report("chats", len(part))
 
 
@@ -123,9 +124,30 @@ def _fitting(samples: Iterable[ScoredTokens], most: int, account: Account) -> It
         account.note(f"{counted(cut, 'chats')} cut off at --seq-len {most}")
 
 
-def _is_ended(sample: ScoredTokens, special: Sequence[int]) -> bool:
-    """Whether a sample's last scored token is a special one."""
-    return bool(sample.scored.any()) and int(sample.ids[sample.scored][-1]) in special
+def _framed(sample: ScoredTokens, begin: Sequence[int], end: int) -> ScoredTokens:
+    """A sample behind the tokens that begin a text, and before the token that ends one, which is scored."""
+    ids = np.concatenate([begin, sample.ids, [end]]).astype(np.int32)
+    return ScoredTokens(ids, np.concatenate([np.zeros(len(begin), np.bool_), sample.scored, [True]]))
+
+
+def _rules(tokenizer: Any, samples: Sequence[ScoredTokens], options: Options, account: Account) -> TokenRules:
+    """Rules of the samples; notes tell of answers without an end, behind which a trained model won't stop."""
+    last = [number for sample in samples for number in _last_scored(sample)]
+    ends = ends_among(tokenizer, last)
+    endless = sum(number not in ends for number in last)
+    if endless == len(last):
+        account.note("no answer ends in a special token, so a trained model won't stop: choose another --chat-template")
+    elif endless:
+        found = f"{counted(endless, 'answers')} of {len(last):,} end in no special token"
+        account.note(f"{found}, so a trained model may not stop: choose another --chat-template")
+    return token_rules(tokenizer, ends, templated=options.is_templated)
+
+
+def _last_scored(sample: ScoredTokens) -> list[int]:
+    """The last token of each scored part."""
+    is_last = sample.scored & ~np.append(sample.scored[1:], False)
+    found: list[int] = sample.ids[is_last].tolist()
+    return found
 
 
 def _arrays(samples: Sequence[ScoredTokens], rows: Rows, length: int, padding: int) -> Arrays:

@@ -26,6 +26,7 @@ from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
 from hypha_ray.data.preparation.sources.labelled import LabelledText, labelled_texts
 from hypha_ray.data.preparation.splitting import Rows, split, write_split
+from hypha_ray.data.preparation.token_rules import token_rules
 from hypha_ray.data.provenance import Account, counted
 from hypha_ray.data.slices import Arrays
 from hypha_ray.errors import ConfigError, DataError
@@ -82,6 +83,7 @@ def write_texts(options: Options, writer: SliceWriter, report: Report, account: 
         return _arrays([samples[row] for row in rows], longest, padding, typed, left)
 
     write_split(splits, load, options.samples_per_slice, writer)
+    writer.tokens = token_rules(tokenizer, [])
     return save_tokenizer(tokenizer, writer.folder, options.tokenizer, options.tokenizer_revision)
 
 

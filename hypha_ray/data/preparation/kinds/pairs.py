@@ -24,6 +24,7 @@ from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
 from hypha_ray.data.preparation.sources.pairs import Pair, pairs
 from hypha_ray.data.preparation.splitting import Rows, split, write_split
+from hypha_ray.data.preparation.token_rules import token_rules
 from hypha_ray.data.provenance import Account, counted
 from hypha_ray.data.slices import Arrays
 from hypha_ray.errors import DataError
@@ -67,6 +68,7 @@ def write_pairs(options: Options, writer: SliceWriter, report: Report, account: 
 
     widths = max(len(one.source) for one in samples), max(len(one.target) for one in samples)
     write_split(splits, load, options.samples_per_slice, writer)
+    writer.tokens = token_rules(tokenizer, [require_end(tokenizer, options.tokenizer)])
     return save_tokenizer(tokenizer, writer.folder, options.tokenizer, options.tokenizer_revision)
 
 

@@ -10,6 +10,7 @@ uint8 [N, A], the record for rewards in JSON. Prompts are held in memory as a wh
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,18 @@ from hypha_ray.data.preparation.encoders import (
     Tokens,
     load_tokenizer,
     padding_of,
+    require_end,
     save_tokenizer,
     tokenizer_of,
 )
+from hypha_ray.data.preparation.kinds.chat_templates import ChatTemplate, tokenized
 from hypha_ray.data.preparation.options import PROBLEMS, Options
 from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
+from hypha_ray.data.preparation.sources.chats import Chat
 from hypha_ray.data.preparation.sources.problems import ALPHABET
 from hypha_ray.data.preparation.sources.prompts import Messages, Prompt, prompts
 from hypha_ray.data.preparation.splitting import split, write_split
+from hypha_ray.data.preparation.token_rules import begin_of, ends_among, token_rules
 from hypha_ray.data.provenance import Account
 from hypha_ray.data.slices import Arrays, read_slice
 from hypha_ray.errors import DataError
@@ -63,6 +68,7 @@ def write_prompts(options: Options, writer: SliceWriter, report: Report, account
     arrays = _arrays(ids, records, padding_of(tokenizer, options.tokenizer))
     size = options.samples_per_slice
     write_split(splits, lambda rows: {key: array[rows] for key, array in arrays.items()}, size, writer)
+    writer.tokens = token_rules(tokenizer, _ends(tokenizer, options), templated=options.chat)
     return save_tokenizer(tokenizer, writer.folder, options.tokenizer, options.tokenizer_revision)
 
 
@@ -76,24 +82,41 @@ def _arrays(ids: Sequence[Tokens], records: Sequence[dict[str, Any]], padding: i
     return {"input_ids": tokens, "attention_mask": mask, "reward_data": pack_records(records)}
 
 
+def _ends(tokenizer: Any, options: Options) -> list[int]:
+    """The tokens that end answers: the template's, as far as it tells, and the tokenizer's."""
+    ends = [require_end(tokenizer, options.tokenizer)]
+    if options.chat and tokenizer.is_fast:
+        asked, answered = ({"role": role, "content": "a"} for role in ("user", "assistant"))
+        with suppress(DataError):  # Templates may refuse short chats, or leave open what the assistant wrote.
+            text = ChatTemplate(tokenizer, options.tokenizer).rendered(Chat("", [asked, answered]))
+            sample = tokenized(tokenizer, [text], literal=False)[0]
+            ends = [*ends_among(tokenizer, sample.ids[sample.scored][-1:].tolist()), *ends]
+    return list(dict.fromkeys(ends))
+
+
 def _texts(found: Iterable[Prompt]) -> Iterator[str]:
     for prompt in found:
         yield from (str(prompt.text), str(prompt.data.get("answer", "")))
 
 
 def _encoded(tokenizer: Any, found: Sequence[Prompt], options: Options, report: Report) -> Iterator[list[int]]:
-    """Token ids of prompts. Text is taken literally, but for special tokens of a chat."""
+    """Token ids of prompts. Text is taken literally, but for special tokens of a chat.
+
+    A prompt begins as the tokenizer begins a text, or as the template does.
+    """
+    begin = [] if options.chat else list(begin_of(tokenizer))
     for start in range(0, len(found), _AT_ONCE):
         part = found[start : start + _AT_ONCE]
         texts = [_chat(tokenizer, one.text, options.system) if options.chat else str(one.text) for one in part]
-        yield from tokenizer(
+        encoded = tokenizer(
             texts,
             add_special_tokens=False,
             split_special_tokens=not options.chat,
             return_attention_mask=False,
             return_token_type_ids=False,
             verbose=False,
-        )["input_ids"]
+        )
+        yield from ([*begin, *ids] if ids else [] for ids in encoded["input_ids"])
         report("prompts", len(part))
 
 
