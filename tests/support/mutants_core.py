@@ -1,14 +1,30 @@
-"""The scheduler's brain with one defect each: one place of a module's source is changed, all modules are built anew."""
+"""The scheduler's brain with one defect each: all its modules are built anew."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import sys
 from functools import cache
-from pathlib import Path
-from types import ModuleType
 
 from hypha_ray.scheduler.core import SchedulerCore
+from tests.support.mutation import (
+    Defect,
+    attribute,
+    call,
+    condition,
+    drop,
+    expression,
+    fits,
+    iterated,
+    load,
+    operation,
+    plant,
+    returned,
+    source_of,
+    statement,
+    value,
+)
 
 PATHS = (
     "hypha_ray.market.leases",
@@ -41,315 +57,245 @@ PATHS = (
 )
 """Modules that are built anew for a mutant, each after those that it imports."""
 
-MUTANTS: dict[str, tuple[str, str, str]] = {
+MUTANTS: dict[str, Defect] = {
     # ── who is there
-    "an old incarnation is heard": (
-        "roster",
-        "slot is not None and slot.source == source else",
-        "slot is not None else",
+    "an old incarnation is heard": Defect("scheduler.fleet.roster", "Roster._slot", operation("and", "{0}")),
+    "a word doesn't renew the lease": Defect("market.leases", "LeaseBook.renew", statement("_leases", "{1} = {2}")),
+    "a late word renews the lease": Defect("market.leases", "LeaseBook.renew", call("expired", "False")),
+    "a vacated slot keeps its lease": Defect("scheduler.fleet.roster", "Roster.release", drop("release")),
+    "silence isn't noticed": Defect("scheduler.fleet.roster", "Roster.silent", operation("in", "False")),
+    "a lease is over a second early": Defect("market.leases", "Lease.expired", attribute("expiry_s", "{} - 2.5")),
+    "a worker that makes no progress is kept": Defect(
+        "scheduler.fleet.roster", "Roster.silent", attribute("stall_s", "1000000000.0", 1)
     ),
-    "a word doesn't renew the lease": ("leases", "self._leases[lease_id] = renewed = Lease", "renewed = Lease"),
-    "a late word renews the lease": ("leases", "or lease.expired(now):", "or False:"),
-    "a vacated slot keeps its lease": ("roster", "self.book.release(slot.lease)", "pass"),
-    "silence isn't noticed": ("roster", "elif slot.lease.id in over:", "elif False:"),
-    "a lease is over a second early": ("leases", "return now >= self.expiry_s", "return now >= self.expiry_s - 2.5"),
-    "a worker that makes no progress is kept": ("roster", "> self._job.worker.stall_s:", "> 1e9:"),
-    "who merges or evaluates may do so for ever": (
-        "barrier",
-        "                return self.pending.busy(current.weights_version)",
-        "                return set()",
+    "who merges or evaluates may do so for ever": Defect(
+        "scheduler.strategies.barrier", "BarrierRounds.busy", call("busy", "set()", 2)
     ),
-    "the scheduler's own absence counts": ("core", "self._roster.defer(late_s)", "pass"),
-    "leases aren't deferred": ("leases", "expiry_s=lease.expiry_s + seconds", "expiry_s=lease.expiry_s"),
-    "incarnations begin anew": ("roster", "self._attempt * STARTS_PER_ATTEMPT + slot.starts", "slot.starts"),
-    "back-off is never reset": ("roster", "self.slots[number].failures = 0", "pass"),
-    "back-off doesn't grow": ("roster", "2 ** min(failures - 1, 60)", "1"),
-    "nobody is hired after a loss": ("roster", "slot.retry_at = now + wait_s", "slot.retry_at = None"),
-    "strikes aren't counted": ("roster", "slot.strikes += 1", "pass"),
-    "strikes aren't carried over": (
-        "roster",
-        'slot.strikes = int(known.get("strikes", 0))',
-        "pass",
+    "the scheduler's own absence counts": Defect(
+        "scheduler.core", "SchedulerCore._forgive_own_absence", drop("defer", 1)
     ),
-    "exclusion is forgiven by a strike": (
-        "roster",
-        "        if slot.strikes >= self.most_strikes",
-        "        slot.excluded = bool(self._vacant.add(number))\n        if slot.strikes >= self.most_strikes",
+    "leases aren't deferred": Defect("market.leases", "LeaseBook.defer", operation("+", "{0}")),
+    "incarnations begin anew": Defect("scheduler.fleet.roster", "Roster.hire", operation("+", "{1}")),
+    "back-off is never reset": Defect("scheduler.fleet.roster", "Roster.contributed", drop("failures")),
+    "back-off doesn't grow": Defect("scheduler.fleet.roster", "_wait_s", operation("**", "1")),
+    "nobody is hired after a loss": Defect("scheduler.fleet.roster", "Roster.release", operation("+", "None")),
+    "strikes aren't counted": Defect("scheduler.fleet.roster", "Roster.strike", drop("strikes")),
+    "strikes aren't carried over": Defect("scheduler.fleet.roster", "Roster.restore", drop("strikes")),
+    "exclusion is forgiven by a strike": Defect(
+        "scheduler.fleet.roster",
+        "Roster.strike",
+        statement("strikes", "{}\n{0.0}.excluded = bool(self._vacant.add({0.0}.number))"),
     ),
-    "an excluded number is given away": ("slot", "and not self.excluded and", "and"),
-    "another model is as good": ("core", "if member.layout != self._layout_sha256", "if False"),
-    "nobody gives up waiting": ("core", 'self._timers["idle"] = now + limit_s', "pass"),
+    "an excluded number is given away": Defect("scheduler.fleet.slot", "Slot.due", operation("and", "{0} and {2}", 1)),
+    "another model is as good": Defect("scheduler.core", "SchedulerCore._builds_the_model", operation("!=", "False")),
+    "nobody gives up waiting": Defect("scheduler.core", "SchedulerCore._limit_waiting", drop("_timers")),
     # ── trust
-    "wrong weights are believed": ("weight_hashes", "return self._known[round] == theta_sha256", "return True"),
-    "a claim isn't kept": ("weight_hashes", "self._claims[source] = round, theta_sha256", "pass"),
-    "what was handed over with wrong weights stays": ("core", "self._strategy.discard_delta(source)", "pass"),
-    "of two wrong joiners one is left out": (
-        "core",
-        "            self._strategy.discard_delta(source)\n        for source in sources:\n",
-        "            self._strategy.discard_delta(source)\n",
+    "wrong weights are believed": Defect(
+        "scheduler.fleet.weight_hashes", "WeightHashes.check", operation("==", "True")
+    ),
+    "a claim isn't kept": Defect("scheduler.fleet.weight_hashes", "WeightHashes.check", drop("_claims")),
+    "what was handed over with wrong weights stays": Defect(
+        "scheduler.core", "SchedulerCore._reject_joiners", drop("discard_delta")
+    ),
+    "of two wrong joiners one is left out": Defect(
+        "scheduler.core",
+        "SchedulerCore._reject_joiners",
+        statement(
+            "for",
+            "for source in {1}:\n    self._strategy.discard_delta(source)\n"
+            "    self._lost(source, 'other weights', now)\nreturn",
+            1,
+        ),
     ),
     # ── rounds
-    "a delta is taken twice": (
-        "barrier",
-        "or worker in state.round.deltas or worker not in state.round.awaiting",
-        "or worker not in state.round.awaiting",
+    "a delta is taken twice": Defect(
+        "scheduler.strategies.barrier", "BarrierRounds._delivered", operation("or", "{0} or {2}")
     ),
-    "deltas of another round are taken": (
-        "barrier",
-        "self.current is not None and event.round == self.current.number",
-        "self.current is not None",
+    "deltas of another round are taken": Defect(
+        "scheduler.strategies.barrier", "BarrierRounds.accepts", operation("and", "{0}", 3)
     ),
-    "a round is closed with what is there": (
-        "round",
-        "0 < len(self.deltas) == len(self.awaiting)",
-        "len(self.deltas) > 0",
+    "a round is closed with what is there": Defect("scheduler.rounds.round", "Round.complete", returned("{1} > 0")),
+    "a lost worker is waited for": Defect("scheduler.strategies.barrier", "BarrierRounds.forget", drop("discard")),
+    "a lost worker's samples aren't released": Defect(
+        "scheduler.strategies.barrier", "BarrierRounds.forget", drop("release")
     ),
-    "a lost worker is waited for": (
-        "barrier",
-        "            missing.awaiting.discard(worker)\n",
-        "",
+    "an idle worker isn't given a lost one's work": Defect(
+        "scheduler.strategies.barrier", "BarrierRounds.forget", drop("correct_plans")
     ),
-    "a lost worker's samples aren't released": (
-        "barrier",
-        "self.plans.ledger.release(worker, delivered)",
-        "pass",
+    "a joiner isn't given work": Defect("scheduler.strategies.barrier", "BarrierRounds.join", drop("correct_plans")),
+    "a joiner isn't let in": Defect("scheduler.core", "SchedulerCore._ready", drop("join")),
+    "what is left over isn't released": Defect(
+        "scheduler.planning.worker_plans", "WorkerPlans.commit", drop("release")
     ),
-    "an idle worker isn't given a lost one's work": (
-        "barrier",
-        "discard(worker)\n            self.correct_plans(now, urgent=True)\n",
-        "discard(worker)\n",
+    "a grace time never ends": Defect("scheduler.strategies.barrier", "BarrierRounds._delivered", drop("grace_until")),
+    "deltas are weighed alike": Defect("scheduler.rounds.round", "Round.reduction", call("weight", "1")),
+    "weights are sent as differences to whoever": Defect(
+        "scheduler.planning.worker_plans", "WorkerPlans.send_weights", operation("or", "False")
     ),
-    "a joiner isn't given work": (
-        "barrier",
-        "share, self.latest_version))\n        self.correct_plans(now)",
-        "share, self.latest_version))",
+    "the verdict is taken twice": Defect(
+        "scheduler.strategies.barrier", "BarrierRounds.reduced", call("popleft", "self.in_flight[0]")
     ),
-    "a joiner isn't let in": ("core", "self._strategy.join(member, now)", "pass"),
-    "what is left over isn't released": (
-        "worker_plans",
-        "            self.ledger.release(worker, ahead.get(worker, ()))\n",
-        "            pass\n",
+    "rejected samples count as used": Defect(
+        "scheduler.strategies.barrier", "BarrierRounds._commit", attribute("accepted", "(*{}, *{0}.rejected)")
     ),
-    "a grace time never ends": ("barrier", "state.grace_until = now + self._job.sync.grace_s", "pass"),
-    "deltas are weighed alike": (
-        "round",
-        "weights = tuple(weight(sync, delta) for",
-        "weights = tuple(1 for",
+    "totals begin anew": Defect("scheduler.strategies.base", "RoundStrategy.__init__", call("get", "{1}")),
+    "the state is written down before the strikes": Defect(
+        "scheduler.strategies.base", "RoundStrategy._persist", call("state", "dict()", 1)
     ),
-    "weights are sent as differences to whoever": (
-        "worker_plans",
-        "whole = member.sent_version != newest - 1 or merged is None or merged < newest - 1 - self._behind",
-        "whole = False",
+    "the result is waited for from the lost": Defect(
+        "scheduler.rounds.pending", "PendingRounds.forget", drop("discard")
     ),
-    "the verdict is taken twice": ("barrier", "done = self.in_flight.popleft()", "done = self.in_flight[0]"),
-    "rejected samples count as used": (
-        "barrier",
-        "for one in verdict.accepted}\n        used",
-        "for one in (*verdict.accepted, *verdict.rejected)}\n        used",
+    "a lost share is forgotten": Defect("scheduler.rounds.pending", "PendingRounds.forget", drop("lose")),
+    "a lost share isn't handed out": Defect(
+        "scheduler.rounds.evaluation", "Evaluation.hand_out", statement("pending", "return ()")
     ),
-    "totals begin anew": ("base", 'past.state.get("totals", {})', "{}"),
-    "the state is written down before the strikes": (
-        "base",
-        "self._out.put(c.Persist(",
-        'state["workers"] = {}\n        self._out.put(c.Persist(',
+    "nobody limits the wait for an evaluation": Defect(
+        "scheduler.core", "SchedulerCore._limit_waiting", attribute("unevaluated", "False")
     ),
-    "the result is waited for from the lost": ("pending", "one.merging.discard(worker)", "pass"),
-    "a lost share is forgotten": ("pending", "self._evaluation.lose(worker)", "pass"),
-    "a lost share isn't handed out": ("evaluation", "self.pending[worker] = self.lost.pop()", "return ()"),
-    "nobody limits the wait for an evaluation": (
-        "core",
-        "(strategy.unevaluated if strategy.final else",
-        "(False if strategy.final else",
+    "a correction drops what is to be evaluated": Defect(
+        "scheduler.planning.worker_plans", "WorkerPlans.correct", iterated("({1}, {2})", 2)
     ),
-    "a correction drops what is to be evaluated": (
-        "worker_plans",
-        "(*member.plan.evaluate, *spans, *member.overlap_spans)",
-        "(*spans, *member.overlap_spans)",
-    ),
-    "a slice isn't sent to a successor": (
-        "roster",
-        "slot.member.batch_time, slot.member.overhead = before.batch_time, before.overhead",
-        "slot.member.batch_time, slot.member.held = before.batch_time, before.held",
+    "a slice isn't sent to a successor": Defect(
+        "scheduler.fleet.roster", "Roster.ready", statement("overhead", "{0.0}, {0.1.0}.held = ({1.0}, {1.1.0}.held)")
     ),
     # ── several exchanges under way
-    "two rounds are reduced at a time": ("barrier", "if len(self.in_flight) == 1:", "if True:"),
-    "the next round in flight isn't reduced": (
-        "barrier",
-        "        if self.in_flight:\n            self._out.put(self.in_flight[0].reduction(self._job.sync))\n",
-        "",
+    "two rounds are reduced at a time": Defect(
+        "scheduler.strategies.barrier", "BarrierRounds.close", operation("==", "True")
     ),
-    "rounds begin without the weights that are due": (
-        "barrier",
-        "if self._planner.due(number) <= self.latest_version:",
-        "if True:",
+    "the next round in flight isn't reduced": Defect(
+        "scheduler.strategies.barrier", "BarrierRounds.reduced", drop("put")
     ),
-    "what is in flight is given out again": (
-        "barrier",
-        "kept = self._taking, {worker: self._delivered_by(worker) for worker in self._roster.slots}",
-        "kept = self._taking, dict.fromkeys(self._roster.slots, ())",
+    "rounds begin without the weights that are due": Defect(
+        "scheduler.strategies.barrier", "BarrierRounds._advance", operation("<=", "True")
     ),
-    "a plan's samples are given out again": (
-        "barrier",
-        "                kept[worker] += member.assigned\n",
-        "                pass\n",
+    "what is in flight is given out again": Defect(
+        "scheduler.strategies.barrier",
+        "BarrierRounds._spans_of_later_rounds",
+        expression(ast.DictComp, "dict.fromkeys({3}, ())", 1),
     ),
-    "a lost worker's deltas in flight are given out again": (
-        "barrier",
-        "self.plans.ledger.release(worker, delivered)",
-        "self.plans.ledger.release(worker)",
+    "a plan's samples are given out again": Defect(
+        "scheduler.strategies.barrier", "BarrierRounds._spans_of_later_rounds", drop("kept", 1)
     ),
-    "a verdict is taken out of turn": (
-        "barrier",
-        "if not self.in_flight or verdict.round != self.in_flight[0].number:",
-        "if not self.in_flight:",
+    "a lost worker's deltas in flight are given out again": Defect(
+        "scheduler.strategies.barrier", "BarrierRounds.forget", call("release", "self.plans.ledger.release({0})")
+    ),
+    "a verdict is taken out of turn": Defect(
+        "scheduler.strategies.barrier", "BarrierRounds.reduced", operation("or", "{0}")
     ),
     # ── replay
-    "an orphan plan is forgotten": ("barrier", "missing.replay_plans[worker] = member.plan", "pass"),
-    "a successor trains without the inner state": (
-        "barrier",
-        "member.needs_inner_state = member.untrained and",
-        "member.needs_inner_state = False and",
+    "an orphan plan is forgotten": Defect("scheduler.strategies.barrier", "BarrierRounds.forget", drop("replay_plans")),
+    "a successor trains without the inner state": Defect(
+        "scheduler.strategies.barrier", "BarrierRounds._inherit", attribute("untrained", "False")
     ),
-    "the inner state isn't sent": ("worker_plans", "[RestoreInnerState(worker)] if restores else []", "[]"),
-    "a blank plan uses up the inner state": (
-        "worker_plans",
-        "member.untrained = member.untrained and not plan.spans",
-        "member.untrained = False",
+    "the inner state isn't sent": Defect("scheduler.planning.worker_plans", "WorkerPlans.start", condition("False")),
+    "a blank plan uses up the inner state": Defect(
+        "scheduler.planning.worker_plans", "WorkerPlans.start", value("untrained", "False")
     ),
-    "inner states are forgotten by the next scheduler": (
-        "barrier",
-        "self._inner_states = set(past.inner)",
-        "self._inner_states = set[int]()",
+    "inner states are forgotten by the next scheduler": Defect(
+        "scheduler.strategies.barrier", "BarrierRounds.__init__", call("set", "set[int]()")
     ),
-    "replay begins with fewer workers": ("core", 'if job.run.mode == "replay" else', "if False else"),
+    "replay begins with fewer workers": Defect("scheduler.core", "SchedulerCore.__init__", operation("==", "False")),
     # ── what is counted
-    "a lost worker's reports stay in the sum": (
-        "barrier",
-        "        self.reported_samples -= member.progress.samples\n",
-        "",
+    "a lost worker's reports stay in the sum": Defect(
+        "scheduler.strategies.barrier", "BarrierRounds.forget", drop("reported_samples")
     ),
-    "reports of the round before stay in the sum": (
-        "barrier",
-        "self.reported_samples = sum(one.progress.samples for one in self._roster.members)",
-        "pass",
+    "reports of the round before stay in the sum": Defect(
+        "scheduler.strategies.barrier", "BarrierRounds.begin", drop("reported_samples")
     ),
-    "who leaves is still counted": (
-        "roster",
-        "            self._count(joins=False)\n        slot.leaving",
-        "            pass\n        slot.leaving",
+    "who leaves is still counted": Defect("scheduler.fleet.roster", "Roster.leave", drop("_count")),
+    "exclusions aren't counted": Defect("scheduler.fleet.roster", "Roster.exclude", drop("add")),
+    "a vacated slot isn't looked at": Defect("scheduler.fleet.roster", "Roster.release", drop("add")),
+    "break-downs are never forgotten": Defect("scheduler.fleet.roster", "Roster.broke_down", drop("add", 1)),
+    "a worker whose delta was reduced is overlooked": Defect(
+        "scheduler.strategies.asynchronous", "AsyncRounds.reduced", drop("_unplanned")
     ),
-    "exclusions aren't counted": ("roster", "self._excluded.add(number)", "pass"),
-    "a vacated slot isn't looked at": ("roster", "self._vacant.add(slot.number)", "pass"),
-    "break-downs are never forgotten": ("roster", "self._crashed.add(number)", "pass"),
-    "a worker whose delta was reduced is overlooked": (
-        "asynchronous",
-        "self._unplanned |= self.queue.reducing.keys()",
-        "pass",
+    "a joiner is overlooked": Defect("scheduler.strategies.asynchronous", "AsyncRounds.join", drop("add")),
+    "deltas that come aren't looked at for their age": Defect(
+        "scheduler.strategies.arrival_queue", "ArrivalQueue.receive", drop("add")
     ),
-    "a joiner is overlooked": ("asynchronous", "self._unplanned.add(member.source.worker)", "pass"),
-    "deltas that come aren't looked at for their age": ("arrival_queue", "self._unaged.add(worker)", "pass"),
     # ── without a barrier
-    "turns are given while weights are made": (
-        "asynchronous",
-        "Training) or self.queue.reducing:",
-        "Training):",
+    "turns are given while weights are made": Defect(
+        "scheduler.strategies.asynchronous", "AsyncRounds._advance", operation("or", "{0}", 1)
     ),
-    "deltas of another turn are taken": ("asynchronous", "event.round == member.plan.round", "True"),
-    "a delta waits for ever": (
-        "asynchronous",
-        "now + self._planner.grace_s(self._roster.assignable)",
-        "now + 1e6",
+    "deltas of another turn are taken": Defect(
+        "scheduler.strategies.asynchronous", "AsyncRounds.accepts", operation("==", "True")
     ),
-    "the grace time is over for nobody": (
-        "asynchronous",
-        "            self._reduce(self.state)\n\n    # ── events",
-        "            pass\n\n    #",
+    "a delta waits for ever": Defect(
+        "scheduler.strategies.asynchronous", "AsyncRounds._advance", call("grace_s", "1000000.0")
     ),
-    "a lost worker's turn isn't over": ("asynchronous", "        self.training.pop(member)\n", ""),
-    "a lost worker's delta is given out again": ("asynchronous", "if not self.queue.holds(worker):", "if True:"),
-    "a lost worker's turn stays given out": (
-        "asynchronous",
-        "holds(worker):\n            self.plans.ledger.release(worker)",
-        "holds(worker):\n            pass",
+    "the grace time is over for nobody": Defect(
+        "scheduler.strategies.asynchronous", "AsyncRounds.close", drop("_reduce")
     ),
-    "a rejected delta's samples stay given out": (
-        "asynchronous",
-        "        self.plans.ledger.release(rejection.worker)\n",
-        "",
+    "a lost worker's turn isn't over": Defect(
+        "scheduler.strategies.asynchronous", "AsyncRounds.forget", drop("pop", 1)
     ),
-    "a disowned delta is merged": (
-        "asynchronous",
-        "            self.queue.discard(source.worker)\n",
-        "            pass\n",
+    "a lost worker's delta is given out again": Defect(
+        "scheduler.strategies.asynchronous", "AsyncRounds.forget", operation("not", "True")
     ),
-    "a number trains while its delta is on its way": (
-        "asynchronous",
-        "number in self.training.rounds or self.queue.holds(number)",
-        "number in self.training.rounds",
+    "a lost worker's turn stays given out": Defect(
+        "scheduler.strategies.asynchronous", "AsyncRounds.forget", drop("release")
     ),
-    "a round is a delta short": (
-        "async_round",
-        "len(self.accepted) >= self.size",
-        "len(self.accepted) >= self.size - 1",
+    "a rejected delta's samples stay given out": Defect(
+        "scheduler.strategies.asynchronous", "AsyncRounds._reject", drop("release")
     ),
-    "what a lost worker should evaluate is waited for": (
-        "asynchronous",
-        "            self.pending.cancel_evaluation()  # No joining worker will have its weights.",
-        "            pass",
+    "a disowned delta is merged": Defect(
+        "scheduler.strategies.asynchronous", "AsyncRounds.discard_delta", drop("discard")
     ),
-    "norms of merged deltas are forgotten": (
-        "arrival_queue",
-        "self._norms.extend(one.norm for one in verdict.accepted)",
-        "pass",
+    "a number trains while its delta is on its way": Defect(
+        "scheduler.strategies.asynchronous", "AsyncRounds._is_idle", operation("or", "{0}")
     ),
-    "stale deltas are merged": ("arrival_queue", "if age > self._patience", "if False"),
-    "a step has the number of the one before": (
-        "arrival_queue",
-        "WeightsVersion(self.version + 1)",
-        "WeightsVersion(self.version + bool(taken))",
+    "a round is a delta short": Defect("scheduler.rounds.async_round", "AsyncRound.whole", attribute("size", "{} - 1")),
+    "what a lost worker should evaluate is waited for": Defect(
+        "scheduler.strategies.asynchronous", "AsyncRounds._settle", drop("cancel_evaluation")
     ),
-    "a verdict on other deltas is taken": ("arrival_queue", "verdict.round == self.version", "True"),
-    "a joiner is to evaluate weights that it doesn't get": (
-        "asynchronous",
-        "self.pending.hand_out(member.source.worker, self.commit_before(self.queue.version))",
-        "self.pending.hand_out(member.source.worker, self.current and self.current.number - 1)",
+    "norms of merged deltas are forgotten": Defect(
+        "scheduler.strategies.arrival_queue", "ArrivalQueue.take_verdict", drop("extend")
     ),
-    "steps begin anew": ("arrival_queue", 'int(past.state.get("step", 0))', "0"),
-    "merged deltas aren't counted": ("arrival_queue", "self.merged += len(taken)", "self.merged += bool(taken)"),
-    "the rest of a turn isn't taken back": (
-        "async_planner",
-        "        self.plans.ledger.release(worker)",
-        "        pass",
+    "stale deltas are merged": Defect(
+        "scheduler.strategies.arrival_queue", "ArrivalQueue.drop_stale", operation(">", "False")
     ),
-    "a resized turn drops what is done": ("async_planner", "member.progress.batches + max(1, ", "max(0, "),
-    "turns end when they will": ("async_planner", "elif self._beat - now < length_s / 2:", "else:"),
+    "a step has the number of the one before": Defect(
+        "scheduler.strategies.arrival_queue",
+        "ArrivalQueue.take_verdict",
+        statement("merged", "{}\nself.version = WeightsVersion(self.version - (not {1.0}))"),
+    ),
+    "a verdict on other deltas is taken": Defect(
+        "scheduler.strategies.arrival_queue", "ArrivalQueue.is_awaited", operation("==", "True")
+    ),
+    "a joiner is to evaluate weights that it doesn't get": Defect(
+        "scheduler.strategies.asynchronous",
+        "AsyncRounds.join",
+        call("commit_before", "{0.0.0}.current and {0.0.0}.current.number - 1"),
+    ),
+    "steps begin anew": Defect("scheduler.strategies.arrival_queue", "ArrivalQueue.__init__", call("int", "0", 1)),
+    "merged deltas aren't counted": Defect(
+        "scheduler.strategies.arrival_queue", "ArrivalQueue.take_verdict", call("len", "bool({0})")
+    ),
+    "the rest of a turn isn't taken back": Defect(
+        "scheduler.planning.async_planner", "AsyncPlanner.settle", drop("release")
+    ),
+    "a resized turn drops what is done": Defect(
+        "scheduler.planning.async_planner", "AsyncPlanner.resize", operation("+", "max(0, {1.1})", 2)
+    ),
+    "turns end when they will": Defect(
+        "scheduler.planning.async_planner", "AsyncPlanner._next_beat", condition("True", 2)
+    ),
 }
-"""By name: the module, what stands there once, and what is put in its place."""
 
 
 @cache
 def mutant(name: str) -> type[SchedulerCore]:
     """The brain with that defect."""
-    module, old, new = MUTANTS[name]
+    defect = MUTANTS[name]
     real = {path: sys.modules[path] for path in PATHS}
+    assert sum(fits(module, defect) for module in real.values()) == 1, f"{name}: there is no module {defect.module}"
     try:
-        for path in PATHS:
-            source = Path(str(real[path].__file__)).read_text(encoding="utf-8")
-            if path.endswith(f".{module}"):
-                assert source.count(old) == 1, f"{name}: its place is gone, or isn't unique"
-                source = source.replace(old, new)
-            sys.modules[path] = _run(path, source)
+        for path, module in real.items():
+            load(path, plant(name, defect, module) if fits(module, defect) else source_of(module))
         core: type[SchedulerCore] = sys.modules[PATHS[-1]].SchedulerCore
         return core
     finally:
         sys.modules.update(real)
-
-
-def _run(path: str, source: str) -> ModuleType:
-    module = ModuleType(path)
-    sys.modules[path] = module
-    exec(compile(source, path, "exec"), module.__dict__)
-    return module
 
 
 for _path in PATHS:

@@ -1,4 +1,4 @@
-"""The selection among offers with one defect each: its source with one place changed."""
+"""The selection among offers with one defect each."""
 
 from __future__ import annotations
 
@@ -6,27 +6,28 @@ from functools import cache
 from typing import Any
 
 from hypha_ray.market import selection
-from tests.support.mutation import mutated
+from tests.support.mutation import Defect, attribute, call, drop, mutated, operation
 
 MUTANTS = {
-    "the budget is forgotten": ("            if more > limit:\n                continue\n", ""),
-    "the first set may cost anything": ("if total + offers[index].price > limit:", "if False:"),
-    "an exchange isn't added up": ("            total = more\n", ""),
-    "the cheapest gives way": ("next(reversed(reserve))", "next(iter(reserve))"),
-    "one too many is chosen": ("(offer.price,)), wanted):", "(offer.price,)), wanted + 1):"),
-    "a node gives one lease": ("if number + 1 < offers[index].room:", "if False:"),
-    "a node gives one too many": ("if number + 1 < offers[index].room:", "if number < offers[index].room:"),
-    "what is confirmed stays in reserve": ("reserve.pop((index, number), None)", "reserve.get((index, number))"),
-    "leases on a node don't count": ("held.get(offer.node.id, 0) + number", "held.get(offer.node.id, 0)"),
-    "earlier leases don't count": ("held.get(offer.node.id, 0) + number", "number"),
-    "near is far": ("offer.terms.site not in sites", "offer.terms.site in sites"),
-    "value is price alone": ("offer.terms.price / (offer.terms.throughput or 1.0)", "offer.terms.price"),
-    "speeds that were measured don't count": ('case "value" if stated and not measured:', 'case "value" if stated:'),
-    "price doesn't break ties": ("(offer.terms.site not in sites, offer.price)", "(offer.terms.site not in sites, 0)"),
+    "the budget is forgotten": Defect("market.selection", "select", operation(">", "False", 2)),
+    "the first set may cost anything": Defect("market.selection", "select", operation(">", "False", 1)),
+    "an exchange isn't added up": Defect("market.selection", "select", drop("=", 7)),
+    "the cheapest gives way": Defect("market.selection", "select", call("reversed", "iter({0})")),
+    "one too many is chosen": Defect("market.selection", "select", call("islice", "islice({0}, {1} + 1)")),
+    "a node gives one lease": Defect("market.selection", "_ranked", operation("<", "False")),
+    "a node gives one too many": Defect("market.selection", "_ranked", operation("+", "{0}", 1)),
+    "what is confirmed stays in reserve": Defect("market.selection", "select", call("pop", "{of}.get({0})")),
+    "leases on a node don't count": Defect("market.selection", "_rank_of", operation("+", "{0}")),
+    "earlier leases don't count": Defect("market.selection", "_rank_of", operation("+", "{1}")),
+    "near is far": Defect("market.selection", "_rank_of", operation("not in", "{0} in {1}")),
+    "value is price alone": Defect("market.selection", "_rank_of", operation("/", "{0}", 1)),
+    "speeds that were measured don't count": Defect("market.selection", "_rank_of", operation("and", "{0}")),
+    "price doesn't break ties": Defect("market.selection", "_rank_of", attribute("price", "0", 6)),
 }
 
 
 @cache
 def mutant(name: str) -> Any:
     """The module with that defect."""
-    return mutated(selection, name, MUTANTS)
+    (damaged,) = mutated([selection], name, MUTANTS)
+    return damaged

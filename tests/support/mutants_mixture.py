@@ -1,4 +1,4 @@
-"""The account of a mixture with one defect each: its source with one place changed."""
+"""The account of a mixture with one defect each."""
 
 from __future__ import annotations
 
@@ -6,49 +6,59 @@ from functools import cache
 
 from hypha_ray.scheduler.ledger import mixture
 from hypha_ray.scheduler.ledger.mixture import Mixture
-from tests.support.mutation import mutated
-
-RELEASE = "ledger.release(worker, _of(number, keep))"
-MISSING = "missing = [max(0.0, weight * total - count) for"
+from tests.support.mutation import Defect, attribute, call, drop, mutated, operation, value
 
 MUTANTS = {
-    "weights don't add up to one": ("[weight / sum(weights) for weight in weights]", "list(weights)"),
-    "all datasets have the same weight": (
-        "[weight / sum(weights) for weight in weights]",
-        "[1 / len(weights) for _ in weights]",
+    "weights don't add up to one": Defect("scheduler.ledger.mixture", "Mixture.__init__", operation("/", "{0}")),
+    "all datasets have the same weight": Defect(
+        "scheduler.ledger.mixture", "Mixture.__init__", operation("/", "1 / len({1.0})")
     ),
-    "a batch doesn't make up for those before it": (MISSING, "missing = [weight * size for"),
-    "a batch has its rest from the first dataset": ("(deal[number] - wanted[number], number)", "number"),
-    "a rest goes to the smallest remainder": (
-        "deal[number] - wanted[number]",
-        "wanted[number] - deal[number]",
+    "a batch doesn't make up for those before it": Defect(
+        "scheduler.ledger.mixture", "_deal", call("max", "{1.0.0} * size")
     ),
-    "a dataset may give back what it had too much": ("max(0.0, weight * total - count)", "weight * total - count"),
-    "batches of one assignment aren't added up": ("counts.update(dict(enumerate(deals[-1])))", "pass"),
-    "samples at hand don't count": ("_counted(self.held(worker)) + self._used", "self._used"),
-    "used samples don't count": (" + self._used.get(worker, Counter())", ""),
-    "samples of a delta aren't recorded": (".update(_counted(spans))", ""),
-    "shares of the last commit are forgotten": ("for worker, counts in shares.items()}", "for worker, counts in ()}"),
-    "batches are dealt as a whole": ("size = min(batch, samples)", "size = samples"),
-    "samples come dataset by dataset": ("return tuple(_dealt(deals, taken))", "return tuple(chain(*taken))"),
-    "only the first dataset gets samples back": (
-        RELEASE,
-        f"number or {RELEASE}",
+    "a batch has its rest from the first dataset": Defect(
+        "scheduler.ledger.mixture", "_deal", value("key", "lambda number: {0.0.0.1}")
     ),
-    "a leaver keeps nothing": (RELEASE, "ledger.release(worker)"),
-    "the epoch is that of the first dataset": ("min(ledger.epoch for ledger in", "next(ledger.epoch for ledger in"),
-    "a completed dataset has no cursors": ("else ledger.sizes", "else {}"),
-    "a dataset's newer epoch isn't ahead": ("if ledger.epoch > self.epoch else {}", "if False else {}"),
-    "used samples of the second dataset aren't restored": (
-        "if dataset_of(span[1]) == number]",
-        "if dataset_of(span[1]) == number == 0]",
+    "a rest goes to the smallest remainder": Defect(
+        "scheduler.ledger.mixture", "_deal", operation("-", "{1} - {0}", 2)
     ),
-    "slices are fed ahead of one dataset": ("zip_longest(*parts)", "zip_longest(*parts[:1])"),
+    "a dataset may give back what it had too much": Defect("scheduler.ledger.mixture", "_deal", call("max", "{1}")),
+    "batches of one assignment aren't added up": Defect("scheduler.ledger.mixture", "Mixture._deals", drop("update")),
+    "samples at hand don't count": Defect("scheduler.ledger.mixture", "Mixture._counts", operation("+", "{1}")),
+    "used samples don't count": Defect("scheduler.ledger.mixture", "Mixture._counts", operation("+", "{0}")),
+    "samples of a delta aren't recorded": Defect("scheduler.ledger.mixture", "Mixture.commit", call("update", "{of}")),
+    "shares of the last commit are forgotten": Defect(
+        "scheduler.ledger.mixture", "Mixture.__init__", call("items", "()")
+    ),
+    "batches are dealt as a whole": Defect("scheduler.ledger.mixture", "Mixture._deals", call("min", "{1}")),
+    "samples come dataset by dataset": Defect(
+        "scheduler.ledger.mixture", "Mixture.assign", call("_dealt", "chain(*{1})")
+    ),
+    "only the first dataset gets samples back": Defect(
+        "scheduler.ledger.mixture", "Mixture.release", call("release", "{1.0} or {}")
+    ),
+    "a leaver keeps nothing": Defect(
+        "scheduler.ledger.mixture", "Mixture.release", call("release", "{of}.release({0})")
+    ),
+    "the epoch is that of the first dataset": Defect(
+        "scheduler.ledger.mixture", "Mixture.epoch", call("min", "next({0})")
+    ),
+    "a completed dataset has no cursors": Defect(
+        "scheduler.ledger.mixture", "Mixture._of_epoch", attribute("sizes", "dict()")
+    ),
+    "a dataset's newer epoch isn't ahead": Defect("scheduler.ledger.mixture", "Mixture.ahead", operation(">", "False")),
+    "used samples of the second dataset aren't restored": Defect(
+        "scheduler.ledger.mixture", "Mixture.__init__", operation("==", "{0} == {1} == 0", 2)
+    ),
+    "slices are fed ahead of one dataset": Defect(
+        "scheduler.ledger.mixture", "Mixture.upcoming", call("zip_longest", "zip_longest(*{0.0}[:1])")
+    ),
 }
 
 
 @cache
 def mutant(name: str) -> type[Mixture]:
     """The account with that defect."""
-    damaged: type[Mixture] = mutated(mixture, name, MUTANTS).Mixture
+    (module,) = mutated([mixture], name, MUTANTS)
+    damaged: type[Mixture] = module.Mixture
     return damaged

@@ -1,86 +1,76 @@
-"""The server with one defect each: its source with one place changed."""
+"""The server with one defect each."""
 
 from __future__ import annotations
 
-import sys
 from functools import cache
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from hypha_ray.server import admission, fused, merge, outer, reduce
-
-DAMAGED = "        if any(damaged):\n            return damaged\n"
-ALL_NORMS = "excessive([self.norm(index) for index in range(workers)], gate)"
-AT_ONCE = DAMAGED.replace("damaged\n", f"[one or far for one, far in zip(damaged, {ALL_NORMS})]\n")
-OWN_SCALES = "            values = _values(group, before, payloads, spec)\n"
-SCALED_TOO = "            values = _values(group, before, payloads, spec, scales)\n"
-WEIGHED = 'list(weights) if sync.weighting == "samples" else [1] * len(weights)'
-MIDDLE = "mean([1] * (workers - 2 * drop))"
-ALL_FINITE = "all(map(math.isfinite, self.changes.values()))"
-DROPPED = "max(1, int(sync.trim * workers))"
-NORM = "if is_trained(group)))\n\n    def update_norm"
+from tests.support.mutation import Defect, call, condition, iterated, mutated, operation, returned, value
 
 MUTANTS = {
-    "a worker counts twice": ("if admitted and admitted[-1].worker == delta.worker:", "if False:"),
-    "the oldest incarnation counts": ("(one.worker, -one.incarnation)", "(one.worker, one.incarnation)"),
-    "deltas come in order of arrival": ("key=lambda one: (one.worker, -one.incarnation)", "key=lambda one: 0"),
-    "deltas without samples count": ("elif delta.weight < least:", "elif False:"),
-    "names aren't compared": ("if payload.keys() != form.keys():", "if len(payload) != len(form):"),
-    "dtypes aren't compared": ("if array.dtype != np.dtype(dtype):", "if False:"),
-    "strided arrays count": (" or not array.flags.c_contiguous", ""),
-    "damage is overlooked": ("if not math.isfinite(squares[index]):", "if False:"),
-    "damage shifts the median": (DAMAGED, AT_ONCE),
-    "an overflow is everybody's fault": ("if any(strange):", f"if any(strange) and {ALL_FINITE}:"),
-    "an overflow is nobody's fault": ("if overflows else None]", "if False else None]"),
-    "nobody is gated": ("if n > limit else None", "if False else None"),
-    "two are gated": ("_ENOUGH = 3", "_ENOUGH = 2"),
-    "the gate stands at the median": ("limit = times * middle if", "limit = middle if"),
-    "the gate is set by the mean": ("return median(norms) if", "return sum(norms) / len(norms) if"),
-    "among zeros everything is too long": ("times * middle if middle else math.inf", "times * middle"),
-    "nobody is clipped": ("[limit / norm if norm > limit", "[1.0 if norm > limit"),
-    "short deltas are made longer": ("if norm > limit > 0 else", "if norm > 0 < limit else"),
-    "among zeros everything is clipped": ("if norm > limit > 0 else", "if norm > limit else"),
-    "clipping goes by one group": ("sum(one[index] for one in squares)", "sum(one[index] for one in squares[:1])"),
-    "buffers are clipped": (OWN_SCALES, SCALED_TOO),
-    "clipped norms are recorded": ("square_sum(delta))\n", "square_sum(delta * scale))\n"),
-    "a clipped weight forgets θ": ("torch.add(before, delta, alpha=scale)", "delta * scale"),
-    "deltas are taken for weights": ('spec.codec.yields == "deltas"', "False"),
-    "norms leave groups out": (NORM, NORM.replace("is_trained(group)", "group[-1] == '2'")),
-    "samples don't weigh": (WEIGHED, "[1] * len(weights)"),
-    "uniform weights aren't": (WEIGHED, "list(weights)"),
-    "trimming ignores its part": (DROPPED, "1"),
-    "trimming may drop nothing": (DROPPED, "int(sync.trim * workers)"),
-    "one end is trimmed": ("[drop : workers - drop]", "[2 * drop :]"),
-    "trimming weighs by samples": (MIDDLE, f"{MIDDLE} if drop else mean(range(1, workers + 1))"),
-    "the median is the mean": ("return trimmed_mean(workers, workers)", "return trimmed_mean(workers, 1)"),
-    "the median weighs the middle two": (MIDDLE, "mean(range(1, workers - 2 * drop + 1))"),
-    "sorting stops early": ("for turn in range(len(rows)):", "for turn in range(len(rows) - 1):"),
-    "sorting passes over every other pair": ("range(turn % 2, len(rows) - 1, 2)", "range(0, len(rows) - 1, 2)"),
-    "sorting writes into payloads": ("[value.clone() for value in values]", "[*values]"),
-    "one pass takes deltas for weights": ("not (values.relative or values.deltas)", "True"),
-    "one pass doesn't clip": ("all(scale == 1 for scale in values.scales)", "True"),
-    "one pass weighs all alike": ("portions(shares(weights))", "portions(shares([1] * len(weights)))"),
-    "one pass averages instead of trimming": ('== ("nesterov", "mean")', '== ("nesterov", sync.merge)'),
-}  # fmt: skip
+    "a worker counts twice": Defect("server.admission", "admit", operation("and", "False")),
+    "the oldest incarnation counts": Defect("server.admission", "admit", operation("-", "{0}", 1)),
+    "deltas come in order of arrival": Defect("server.admission", "admit", value("key", "lambda one: 0")),
+    "deltas without samples count": Defect("server.admission", "admit", operation("<", "False")),
+    "names aren't compared": Defect("server.admission", "misfit", operation("!=", "len({0}) != len({1})", 1)),
+    "dtypes aren't compared": Defect("server.admission", "misfit", operation("!=", "False", 2)),
+    "strided arrays count": Defect("server.admission", "misfit", operation("or", "{0} or {1}")),
+    "damage is overlooked": Defect("server.reduce", "_Result._damage", operation("not", "False")),
+    "damage shifts the median": Defect(
+        "server.reduce",
+        "_Result.complaints",
+        returned("[one or far for one, far in zip({}, excessive([*map(self.norm, range(workers))], gate))]", 1),
+    ),
+    "an overflow is everybody's fault": Defect(
+        "server.reduce", "_Result.complaints", call("any", "{} and all(map(math.isfinite, self.changes.values()))", 2)
+    ),
+    "an overflow is nobody's fault": Defect("server.reduce", "_Result.complaints", condition("False", 4)),
+    "nobody is gated": Defect("server.admission", "excessive", operation(">", "False")),
+    "two are gated": Defect("server.admission", "", value("_ENOUGH", "2")),
+    "the gate stands at the median": Defect("server.admission", "excessive", operation("*", "{1}")),
+    "the gate is set by the mean": Defect("server.admission", "_typical", call("median", "sum({0}) / len({0})")),
+    "among zeros everything is too long": Defect("server.admission", "excessive", condition("True", 1)),
+    "nobody is clipped": Defect("server.admission", "clip_scales", operation("/", "1.0")),
+    "short deltas are made longer": Defect("server.admission", "clip_scales", condition("{0} > 0 < {1}")),
+    "among zeros everything is clipped": Defect("server.admission", "clip_scales", condition("{0} > {1}")),
+    "clipping goes by one group": Defect("server.reduce", "_scales", iterated("{}[:1]", 4)),
+    "buffers are clipped": Defect(
+        "server.reduce",
+        "_reduced",
+        call("_values", "_values({0}, {1}, {2}, {3}, _scales(tensors(theta), {2}, {3}))", 1),
+    ),
+    "clipped norms are recorded": Defect(
+        "server.merge", "Values.block", call("square_sum", "square_sum({0} * self.scales[len(squares)])")
+    ),
+    "a clipped weight forgets θ": Defect("server.merge", "Values.block", call("add", "{1} * {2}")),
+    "deltas are taken for weights": Defect("server.reduce", "_values", operation("==", "False")),
+    "norms leave groups out": Defect("server.reduce", "_Result.norm", call("is_trained", "{0}[-1] == '2'")),
+    "samples don't weigh": Defect("server.merge", "weights_of", returned("{2}")),
+    "uniform weights aren't": Defect("server.merge", "weights_of", returned("{1}")),
+    "trimming ignores its part": Defect("server.merge", "merger", call("max", "1")),
+    "trimming may drop nothing": Defect("server.merge", "merger", call("max", "{1}")),
+    "one end is trimmed": Defect(
+        "server.merge", "trimmed_mean.merge", call("middle", "middle({0.0}[2 * {0.1.0}:], {1})")
+    ),
+    "trimming weighs by samples": Defect(
+        "server.merge", "trimmed_mean", call("mean", "{} if {0.1.1.1} else mean(range(1, {0.1.0} + 1))")
+    ),
+    "the median is the mean": Defect("server.merge", "merger", call("trimmed_mean", "trimmed_mean({0}, 1)", 2)),
+    "the median weighs the middle two": Defect("server.merge", "trimmed_mean", operation("*", "range(1, {1} + 1)", 1)),
+    "sorting stops early": Defect("server.merge", "ascending", call("len", "{} - 1", 1)),
+    "sorting passes over every other pair": Defect("server.merge", "ascending", operation("%", "0")),
+    "sorting writes into payloads": Defect("server.merge", "ascending", value("=", "[*{2}]", 1)),
+    "one pass takes deltas for weights": Defect("server.fused", "in_one_pass", operation("not", "True", 1)),
+    "one pass doesn't clip": Defect("server.fused", "in_one_pass", call("all", "True")),
+    "one pass weighs all alike": Defect("server.fused", "in_one_pass", call("shares", "shares([1] * len({0}))")),
+    "one pass averages instead of trimming": Defect(
+        "server.fused", "is_common", operation("==", "{0} == ('nesterov', {0.1})", 2)
+    ),
+}
 
 
 @cache
 def mutant(name: str) -> Any:
     """The reducer with that defect."""
-    old, new = MUTANTS[name]
-    modules = (admission, merge, outer, fused, reduce)
-    sources = {module.__name__: Path(str(module.__file__)).read_text(encoding="utf-8") for module in modules}
-    assert sum(source.count(old) for source in sources.values()) == 1, f"{name}: its place is gone, or isn't unique"
-    package = f"mutant_server_{len(sys.modules)}"
-    for module, source in sources.items():
-        _load(module.replace("hypha_ray.server", package), source.replace(old, new), package, [*sources])
-    return sys.modules[f"{package}.reduce"]
-
-
-def _load(name: str, source: str, package: str, family: list[str]) -> None:
-    """Run a module that imports its defective neighbours instead of the real ones."""
-    for member in family:
-        source = source.replace(f"from {member} import", f"from {member.replace('hypha_ray.server', package)} import")
-    module = sys.modules[name] = ModuleType(name)
-    exec(compile(source, name, "exec"), module.__dict__)
+    return mutated([admission, merge, outer, fused, reduce], name, MUTANTS)[-1]

@@ -1,73 +1,76 @@
-"""The ledger with one defect each: its source with one place changed."""
+"""The ledger with one defect each."""
 
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 from hypha_ray.scheduler.ledger import epoch, ledger
 from hypha_ray.scheduler.ledger.ledger import Ledger
-
-AVAILABLE = "samples = min(samples, self._available)\n        self._available -="
-BACK = "self._available += span.samples\n        self._file(span.slice)"
-EPOCHS = "for epoch in self._epochs.values() for part"
-NOT_ALL_ITS_OWN = "or samples_of(held) - samples_of(left) != samples_of(spans)"
-QUEUE = "if rank == self._rank(self._order[place]):"
-RESTS = """\
-        rest = {worker: _rest(worker, self.held.get(worker, []), spans) for worker, spans in deltas.items()}
-        for worker, spans in deltas.items():
-            self.held[worker] = rest[worker]
-"""
-ONE_BY_ONE = """\
-        for worker, spans in deltas.items():
-            self.held[worker] = _rest(worker, self.held.get(worker, []), spans)
-"""
+from tests.support.mutation import (
+    Defect,
+    attribute,
+    call,
+    drop,
+    iterated,
+    mutated,
+    operation,
+    returned,
+    statement,
+    value,
+)
 
 MUTANTS = {
-    "commit leaves samples assigned": ("self.held[worker] = rest[worker]", "pass"),
-    "commit takes foreign samples": (NOT_ALL_ITS_OWN, ""),
-    "commit takes the same samples twice": ("!= samples_of(spans)", "!= samples_of(set(spans))"),
-    "commit takes spans that run backwards": ("any(span.samples < 1 for span in spans)", "False"),
-    "commit does half of a bad delta": (RESTS, ONE_BY_ONE),
-    "commit counts for the oldest epoch": ("self._epochs[span.epoch].use(", "self._epochs[self._oldest].use("),
-    "commit doesn't count": ("self.unused -= span.samples", "pass"),
-    "commit forgets what was used before": ("*self.used.get(span.slice, ()), span", "span"),
-    "release loses the last span": ("for span in rest:", "for span in rest[:-1]:"),
-    "release isn't counted": (BACK, "self._file(span.slice)"),
-    "release isn't queued": (BACK, "self._available += span.samples"),
-    "release leaves a slice touched": ("            if index not in self.used:\n", "            if False:\n"),
-    "release forgets what was free": ("joined([*self._free[span.slice], span])", "[span]"),
-    "release takes what is to be kept": ("self.held.pop(worker, []), keep)", "self.held.pop(worker, []), ())"),
-    "release lets the worker keep nothing": ("self.held[worker] = list(keep)", "pass"),
-    "epoch is begun early": (AVAILABLE, AVAILABLE.replace("self._available)", "max(0, self._available - 1))")),
-    "epochs close one at a time": ("while self._oldest in self._epochs", "if self._oldest in self._epochs"),
-    "cached slices don't matter": ("known = {*cached, ", "known = {"),
-    "own slices don't matter": (", *(span.slice for span in held)}", "}"),
-    "shared slices don't matter": ("return 2 if self._assigned[index] else 1", "return 1"),
-    "queue trusts old keys": (QUEUE, "if self._rank(self._order[place]) is not None:"),
-    "upcoming empties the queue": ("for key in keys:", "for key in keys[:-1]:"),
-    "state has one run of each slice": ("for span in part)", "for span in part[:1])"),
-    "state has one epoch": (EPOCHS, "for epoch in [*self._epochs.values()][:1] for part"),
-    "restore starts at epoch 0": ('ledger._oldest = state["epoch"]', "pass"),
-    "restore forgets to count": ("        self._available -= used\n", ""),
+    "commit leaves samples assigned": Defect("scheduler.ledger.ledger", "Ledger.commit", drop("held")),
+    "commit takes foreign samples": Defect("scheduler.ledger.ledger", "_rest", operation("or", "{0}")),
+    "commit takes the same samples twice": Defect(
+        "scheduler.ledger.ledger", "_rest", call("samples_of", "samples_of(set({0}))", 3)
+    ),
+    "commit takes spans that run backwards": Defect("scheduler.ledger.ledger", "_rest", call("any", "False")),
+    "commit does half of a bad delta": Defect(
+        "scheduler.ledger.ledger",
+        "Ledger.commit",
+        value(
+            "=",
+            "type('Lazy', (dict,), {'__missing__': lambda _, worker: "
+            "_rest(worker, self.held.get(worker, []), deltas[worker])})()",
+        ),
+    ),
+    "commit counts for the oldest epoch": Defect(
+        "scheduler.ledger.ledger", "Ledger.commit", attribute("epoch", "self._oldest")
+    ),
+    "commit doesn't count": Defect("scheduler.ledger.epoch", "Epoch.use", drop("unused")),
+    "commit forgets what was used before": Defect(
+        "scheduler.ledger.epoch", "Epoch.use", call("joined", "joined([{0.0.0.0.0}])")
+    ),
+    "release loses the last span": Defect("scheduler.ledger.ledger", "Ledger.release", iterated("{}[:-1]")),
+    "release isn't counted": Defect("scheduler.ledger.epoch", "Epoch.give_back", drop("_available")),
+    "release isn't queued": Defect("scheduler.ledger.epoch", "Epoch.give_back", drop("_file")),
+    "release leaves a slice touched": Defect("scheduler.ledger.epoch", "Epoch._file", operation("not in", "False", 1)),
+    "release forgets what was free": Defect(
+        "scheduler.ledger.epoch", "Epoch.give_back", call("joined", "[{0.0.0.1.0}]")
+    ),
+    "release takes what is to be kept": Defect(
+        "scheduler.ledger.ledger", "Ledger.release", call("_rest", "_rest({0}, {1}, ())")
+    ),
+    "release lets the worker keep nothing": Defect("scheduler.ledger.ledger", "Ledger.release", drop("held")),
+    "epoch is begun early": Defect("scheduler.ledger.epoch", "Epoch.assign", attribute("_available", "max(0, {} - 1)")),
+    "epochs close one at a time": Defect(
+        "scheduler.ledger.ledger", "Ledger._close_epochs", statement("_oldest", "{}\nbreak")
+    ),
+    "cached slices don't matter": Defect("scheduler.ledger.ledger", "Ledger.assign", value("=", "{{1}}", 2)),
+    "own slices don't matter": Defect("scheduler.ledger.ledger", "Ledger.assign", value("=", "{{0}}", 2)),
+    "shared slices don't matter": Defect("scheduler.ledger.epoch", "Epoch._rank", returned("1", 3)),
+    "queue trusts old keys": Defect("scheduler.ledger.epoch", "Epoch._first", operation("==", "{1} is not None")),
+    "upcoming empties the queue": Defect("scheduler.ledger.epoch", "Epoch.next_slices", iterated("{}[:-1]")),
+    "state has one run of each slice": Defect("scheduler.ledger.ledger", "Ledger.state", iterated("{}[:1]", 3)),
+    "state has one epoch": Defect("scheduler.ledger.ledger", "Ledger.state", call("values", "[*{}][:1]", 1)),
+    "restore starts at epoch 0": Defect("scheduler.ledger.ledger", "Ledger.restore", drop("_oldest")),
+    "restore forgets to count": Defect("scheduler.ledger.epoch", "Epoch.restore", drop("_available")),
 }
 
 
 @cache
 def mutant(name: str) -> type[Ledger]:
     """The ledger with that defect."""
-    old, new = MUTANTS[name]
-    sources = [Path(str(module.__file__)).read_text(encoding="utf-8") for module in (epoch, ledger)]
-    assert sum(source.count(old) for source in sources) == 1, f"{name}: its place is gone, or isn't unique"
-    namespaces = [_run(source.replace(old, new)) for source in sources]
-    shared = ("Epoch", "LedgerError", "by_slice", "samples_of", "without")
-    namespaces[1].update({key: namespaces[0][key] for key in shared})
-    damaged: type[Ledger] = namespaces[1]["Ledger"]
+    damaged: type[Ledger] = mutated([epoch, ledger], name, MUTANTS)[-1].Ledger
     return damaged
-
-
-def _run(source: str) -> dict[str, Any]:
-    namespace: dict[str, Any] = {"__name__": "mutant"}
-    exec(compile(source, "mutant", "exec"), namespace)
-    return namespace

@@ -1,84 +1,100 @@
-"""The store with one defect each: its source with one place changed."""
+"""The store with one defect each."""
 
 from __future__ import annotations
 
-import sys
 from functools import cache
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 from hypha_ray.store import commit_writer, commits, disk, restore_point, snapshots, tensorfile
-
-HALF_BEGUN = "if not commits or _is_half_begun(directory, commits):"
-NOT_GOOD = ") and not self._is_good(round)"
-RECORD = '            failpoint("store.before_link")\n'
-EARLY = f"            path.hardlink_to(temporary)\n{RECORD}            path.unlink()\n"
-ASIDE = "for round in reversed(rounds):\n                self"
-REFUSED = "        if refusal is not None:\n"
-FIRST_RECORD = """self._log.append(self._backlog[0])
-            self._written = self._backlog[0].round + 1
-            del self._backlog[0]"""
-ONLY_SOUND = "good = [round for round in rounds(self._directory) if self._is_good(round)]"
-SAYS = 'lines = [f"{line}; using round {commit.round}" for line in (*passed, *_without(commits, commit, present))]'
+from tests.support.mutation import (
+    Defect,
+    attribute,
+    call,
+    caught,
+    condition,
+    drop,
+    mutated,
+    operation,
+    statement,
+    value,
+)
 
 MUTANTS = {
-    "a repetition isn't compared": ("if found != commit:", "if False:"),
-    "a repetition is taken for a new round": ("if self._newest and outcome", "if 0 and outcome"),
-    "a repetition trusts a damaged snapshot": (NOT_GOOD, ") and not self._log.path(round).exists()"),
-    "a round that the disk refused is forgotten": ("self._backlog.append(commit)", "pass"),
-    "waiting records are written newest first": (FIRST_RECORD, FIRST_RECORD.replace("[0]", "[-1]")),
-    "of the waiting records one is written": (FIRST_RECORD, f"{FIRST_RECORD}\n            break"),
-    "snapshots go while the disk refuses": (REFUSED, f"        prune(self._directory, commit.round)\n{REFUSED}"),
-    "refusals aren't counted": ("self._failures += 1", "pass"),
-    "refusals of long ago count": ("        self._failures = 0\n        good", "        good"),
-    "a refused snapshot isn't tried again": ("regular or self._failures > 0", "regular"),
-    "a run without a snapshot has records": ("if refusal is None or self._written:", "if True:"),
-    "waiting records go before the first snapshot": (" " * 12 + "if self._written:", " " * 12 + "if True:"),
-    "the first snapshot isn't at once": ("round in (0, self._update_rounds - 1)", "round == self._update_rounds - 1"),
-    "pruning counts snapshots of nobody": (ONLY_SOUND, ONLY_SOUND.replace(" if self._is_good(round)", "")),
-    "pruning keeps one": ("good[-self._checkpoint.keep :]", "good[-1:]"),
-    "pruning removes the oldest that it keeps": ("if round < first and", "if round <= first and"),
-    "a gap is bridged": ("if round > due:", "if False:"),
-    "a record is there before it should": (RECORD, EARLY),
-    "rewinding sets one record aside": (ASIDE, ASIDE.replace("reversed(rounds)", "rounds[-1:]")),
-    "rewinding leaves the next round": ("if round >= first]", "if round > first]"),
-    "a refused snapshot's files stay": ("Error:\n        _clear(temporary)\n", "Error:\n"),
-    "a snapshot replaces none": ("            _clear(path)\n", ""),
-    "hashes aren't compared": ("if found != expected:", "if False:"),
-    "workers' files aren't checked": ('in record["sha256"].items():', 'in [*record["sha256"].items()][:2]:'),
-    "the weights of another commit will do": ("if label is not None and label", "if label is not None and not label"),
-    "a run that could hardly begin is lost": (HALF_BEGUN, "if not commits:"),
-    "the oldest snapshot is used": ("for commit in reversed(commits):", "for commit in commits:"),
-    "momentum is taken from the weights": ("outer=snapshot.outer", "outer=snapshot.tensors"),
-    "the scheduler's state is lost": ('.get("scheduler", {})', '.get("nothing", {})'),
-    "samples of the oldest epoch are unused": ("if span.epoch >= last.epoch", "if span.epoch > last.epoch"),
-    "samples of rewound rounds are used": ("commits[: commit.round + 1], snapshot", "commits, snapshot"),
-    "the last round is trained again": ("next_round=last.round + 1", "next_round=last.round"),
-    "nothing is rewound": ("CommitLog(self.directory).set_aside(self.next_round)", "pass"),
-    "a damaged newest record ends the run": ("CheckpointError:\n            damaged", "KeyError:\n            damaged"),
-    "nobody says what was passed over": (SAYS, "lines = []"),
-    "leftovers stay": ("        leftover.unlink(missing_ok=True)\n", ""),
-}  # fmt: skip
+    "a repetition isn't compared": Defect("store.commit_writer", "_compare", operation("!=", "False")),
+    "a repetition is taken for a new round": Defect(
+        "store.commit_writer", "CommitWriter.commit", attribute("_newest", "0", 1)
+    ),
+    "a repetition trusts a damaged snapshot": Defect(
+        "store.commit_writer", "CommitWriter._is_due", call("_is_good", "self._log.path({0}).exists()")
+    ),
+    "a round that the disk refused is forgotten": Defect("store.commit_writer", "CommitWriter._noted", drop("append")),
+    "waiting records are written newest first": Defect(
+        "store.commit_writer",
+        "CommitWriter._catch_up",
+        statement(
+            "while",
+            "while self._backlog:\n    self._log.append(self._backlog[-1])\n"
+            "    self._written = self._backlog[-1].round + 1\n    del self._backlog[-1]",
+        ),
+    ),
+    "of the waiting records one is written": Defect(
+        "store.commit_writer", "CommitWriter._catch_up", statement("delete", "{}\nbreak")
+    ),
+    "snapshots go while the disk refuses": Defect(
+        "store.commit_writer", "CommitWriter._recorded", statement("if", "prune(self._directory, commit.round)\n{}", 2)
+    ),
+    "refusals aren't counted": Defect("store.commit_writer", "CommitWriter._refused", drop("_failures")),
+    "refusals of long ago count": Defect("store.commit_writer", "CommitWriter._recorded", drop("_failures")),
+    "a refused snapshot isn't tried again": Defect(
+        "store.commit_writer", "CommitWriter._is_due", operation("or", "{0}", 3)
+    ),
+    "a run without a snapshot has records": Defect(
+        "store.commit_writer", "CommitWriter._recorded", operation("or", "True", 1)
+    ),
+    "waiting records go before the first snapshot": Defect(
+        "store.commit_writer", "CommitWriter._snapshot", condition("True", 1)
+    ),
+    "the first snapshot isn't at once": Defect(
+        "store.commit_writer", "CommitWriter._is_due", operation("in", "{0} == {1.1}")
+    ),
+    "pruning counts snapshots of nobody": Defect(
+        "store.commit_writer", "CommitWriter._recorded", call("_is_good", "True")
+    ),
+    "pruning keeps one": Defect("store.commit_writer", "CommitWriter._prune", attribute("keep", "1")),
+    "pruning removes the oldest that it keeps": Defect("store.snapshots", "prune", operation("<", "{0} <= {1}")),
+    "a gap is bridged": Defect("store.commit_writer", "CommitWriter._expect", operation(">", "False")),
+    "a record is there before it should": Defect(
+        "store.commits", "CommitLog._write", statement("failpoint", "path.hardlink_to(temporary)\n{}\npath.unlink()")
+    ),
+    "rewinding sets one record aside": Defect("store.commits", "CommitLog.set_aside", call("reversed", "{0}[-1:]")),
+    "rewinding leaves the next round": Defect("store.commits", "CommitLog.set_aside", operation(">=", "{0} > {1}")),
+    "a refused snapshot's files stay": Defect("store.snapshots", "write_snapshot", drop("_clear", 2)),
+    "a snapshot replaces none": Defect("store.snapshots", "write_snapshot", drop("_clear", 1)),
+    "hashes aren't compared": Defect("store.snapshots", "_verified", operation("!=", "False")),
+    "workers' files aren't checked": Defect("store.snapshots", "_verified", call("items", "[*{}][:2]")),
+    "the weights of another commit will do": Defect("store.restore_point", "_agreeing", operation("!=", "not {}")),
+    "a run that could hardly begin is lost": Defect("store.restore_point", "restart", operation("or", "{0}")),
+    "the oldest snapshot is used": Defect("store.restore_point", "_newest_usable", call("reversed", "{0}")),
+    "momentum is taken from the weights": Defect("store.restore_point", "_restart", value("outer", "{0}.tensors")),
+    "the scheduler's state is lost": Defect(
+        "store.restore_point", "_restart", call("get", "snapshot.state.get('nothing', {1})")
+    ),
+    "samples of the oldest epoch are unused": Defect("store.restore_point", "_restart", operation(">=", "{0} > {1}")),
+    "samples of rewound rounds are used": Defect(
+        "store.restore_point", "_newest_usable", call("_restart", "_restart({0}, {1.0}, {2}, {3})")
+    ),
+    "the last round is trained again": Defect("store.restore_point", "_restart", operation("+", "{0}")),
+    "nothing is rewound": Defect("store.restore_point", "RestorePoint.rewind", drop("set_aside")),
+    "a damaged newest record ends the run": Defect("store.restore_point", "_sound", caught("KeyError")),
+    "nobody says what was passed over": Defect("store.restore_point", "_newest_usable", value("=", "[]", 3)),
+    "leftovers stay": Defect("store.disk", "sweep", drop("unlink")),
+}
 
 
 @cache
 def mutant(name: str) -> Any:
     """The store with that defect."""
-    old, new = MUTANTS[name]
-    modules = (disk, tensorfile, commits, snapshots, restore_point, commit_writer)
-    sources = {module.__name__: Path(str(module.__file__)).read_text(encoding="utf-8") for module in modules}
-    assert sum(source.count(old) for source in sources.values()) == 1, f"{name}: its place is gone, or isn't unique"
-    package = f"mutant_{len(sys.modules)}"
-    for module, source in sources.items():
-        _load(module.replace("hypha_ray.store", package), source.replace(old, new), package, [*sources])
-    writer, point = (sys.modules[f"{package}.{module}"] for module in ("commit_writer", "restore_point"))
+    modules = [disk, tensorfile, commits, snapshots, restore_point, commit_writer]
+    point, writer = mutated(modules, name, MUTANTS)[-2:]
     return SimpleNamespace(CommitWriter=writer.CommitWriter, restart=point.restart)
-
-
-def _load(name: str, source: str, package: str, family: list[str]) -> None:
-    """Run a module that imports its defective neighbours instead of the real ones."""
-    for member in family:
-        source = source.replace(f"from {member} import", f"from {member.replace('hypha_ray.store', package)} import")
-    module = sys.modules[name] = ModuleType(name)
-    exec(compile(source, name, "exec"), module.__dict__)
