@@ -174,7 +174,7 @@ def test_answers_in_a_prompt_are_no_part_of_its_completion(tmp_path: Path, chatt
     assert "first" in text and scored == ["second<extra_id_1>"]
 
 
-def test_tokens_that_span_the_start_of_an_answer_are_scored(tmp_path: Path) -> None:
+def test_answer_that_could_share_a_token_with_its_prompt_begins_a_token_of_its_own(tmp_path: Path) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -187,8 +187,8 @@ def test_tokens_that_span_the_start_of_an_answer_are_scored(tmp_path: Path) -> N
         table(tmp_path / "a.jsonl", {"p": "2=", "c": "4"}), tmp_path / "out", tokenizer=str(tmp_path / "merging"), **how
     )
     arrays = arrays_of(tmp_path / "out")
-    assert arrays["input_ids"].tolist() == [[4, 3, 0]]
-    assert arrays["labels"].tolist() == [[-100, 3, 0]]
+    assert arrays["input_ids"].tolist() == [[4, 1, 2, 0]]
+    assert arrays["labels"].tolist() == [[-100, -100, 2, 0]]
 
 
 # ── forms of sources ──────────────────────────────────────────────────────────────────────────────────────────────

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from hypha_ray.config.schema import Model
 from hypha_ray.data.manifest import Manifest
-from hypha_ray.data.preparation.kinds.chat_templates import ScoredTokens
 from hypha_ray.data.preparation.kinds.packed_chats import pack_chats
+from hypha_ray.data.preparation.kinds.scored_tokens import ScoredTokens
 from hypha_ray.data.preparation.report import lengths_of, marked, sample_of
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.checks.loss_check import check_loss_of

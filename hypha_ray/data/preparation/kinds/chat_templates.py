@@ -16,14 +16,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from hypha_ray.data.preparation.encoders import Tokens
 from hypha_ray.data.preparation.kinds.answers import find_answers
+from hypha_ray.data.preparation.kinds.scored_tokens import ScoredText
 from hypha_ray.data.preparation.sources.chats import Chat, Messages
 from hypha_ray.data.preparation.sources.tool_calls import count_calls, with_texts, without_calls
 from hypha_ray.errors import DataError
@@ -31,14 +27,6 @@ from hypha_ray.errors import DataError
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """Mark of the assistant's parts, as transformers recognises it."""
 _FIX = "give a template that marks them by {% generation %} with --chat-template FILE"
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredText:
-    """A text, and its parts that are scored, each with its first character and the character behind its last."""
-
-    text: str
-    parts: tuple[tuple[int, int], ...]
 
 
 class ChatTemplate:
@@ -137,41 +125,3 @@ class ChatTemplate:
     def _unclear(self, chat: Chat, why: str, got: str) -> DataError:
         what = f"{chat.where}: the assistant's tokens can't be found with the chat template of {self._name!r}: {why}"
         return DataError("DATA036", what, got, fix=_FIX)
-
-
-class ScoredTokens(NamedTuple):
-    """Token ids, and which of them are scored."""
-
-    ids: Tokens
-    scored: npt.NDArray[np.bool_]
-
-
-def tokenized(tokenizer: Any, texts: Sequence[ScoredText], literal: bool) -> list[ScoredTokens]:
-    """Tokens of texts; those with a character of a scored part are scored.
-
-    Args:
-        tokenizer: a fast tokenizer, which tells the characters of a token.
-        texts: the texts.
-        literal: special tokens in a text are taken as plain text.
-
-    """
-    encoded = tokenizer(
-        [one.text for one in texts],
-        add_special_tokens=False,
-        split_special_tokens=literal,
-        return_offsets_mapping=True,
-        return_attention_mask=False,
-        return_token_type_ids=False,
-        verbose=False,
-    )
-    return [
-        ScoredTokens(np.array(ids, np.int32), _scored(one, np.array(offsets, np.int64).reshape(-1, 2)))
-        for one, ids, offsets in zip(texts, encoded["input_ids"], encoded["offset_mapping"], strict=True)
-    ]
-
-
-def _scored(text: ScoredText, offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    found = np.zeros(len(offsets), np.bool_)
-    for start, end in text.parts:
-        found |= (offsets[:, 0] < end) & (offsets[:, 1] > start)
-    return found

@@ -18,8 +18,9 @@ import numpy as np
 from hypha_ray.data.manifest import PreprocessorInfo, TokenRules
 from hypha_ray.data.preparation.encoders import padding_of, require_end, require_fast, save_tokenizer, tokenizer_of
 from hypha_ray.data.preparation.kinds.answers import count_lost_thoughts
-from hypha_ray.data.preparation.kinds.chat_templates import ChatTemplate, ScoredText, ScoredTokens, tokenized
+from hypha_ray.data.preparation.kinds.chat_templates import ChatTemplate
 from hypha_ray.data.preparation.kinds.packed_chats import write_packed
+from hypha_ray.data.preparation.kinds.scored_tokens import ScoredText, ScoredTokens, TextTokenizer
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
 from hypha_ray.data.preparation.sources.chats import Chat, chats
@@ -89,7 +90,7 @@ def _encoded(
     """Tokens of chats, rendered by the template; without one, of prompt and completion with an end token."""
     templated = options.is_templated
     template, end = ChatTemplate(tokenizer, options.tokenizer), require_end(tokenizer, options.tokenizer)
-    begin = begin_of(tokenizer)
+    begin, texts_tokenizer = begin_of(tokenizer), TextTokenizer(tokenizer, literal=not templated)
     for start in range(0, len(found), _AT_ONCE):
         part = found[start : start + _AT_ONCE]
         texts = [template.rendered(chat) if templated else _plain(chat) for chat in part]
@@ -98,9 +99,12 @@ def _encoded(
         if templated:
             calls = sum(template.lost_calls(chat, one.text) for chat, one in zip(part, texts, strict=True))
             account.leave_out("tool calls", "in chats whose template renders none", calls)
-        for sample in tokenized(tokenizer, texts, literal=not templated):
+        for sample in texts_tokenizer.tokenized(texts):
             yield sample if templated else _framed(sample, begin, end)
         report("chats", len(part))
+    if texts_tokenizer.joined:
+        joined = counted(texts_tokenizer.joined, "chats")
+        account.note(f"{joined} would have other tokens if answers were tokenised together with the text before them")
 
 
 def _plain(chat: Chat) -> ScoredText:

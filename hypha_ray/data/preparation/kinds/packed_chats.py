@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from hypha_ray.data.preparation.kinds.chat_templates import ScoredTokens
+from hypha_ray.data.preparation.kinds.scored_tokens import ScoredTokens
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.slice_writer import SliceWriter
 from hypha_ray.data.preparation.splitting import Rows

@@ -27,7 +27,8 @@ from hypha_ray.data.preparation.encoders import (
     save_tokenizer,
     tokenizer_of,
 )
-from hypha_ray.data.preparation.kinds.chat_templates import ChatTemplate, tokenized
+from hypha_ray.data.preparation.kinds.chat_templates import ChatTemplate
+from hypha_ray.data.preparation.kinds.scored_tokens import TextTokenizer
 from hypha_ray.data.preparation.options import PROBLEMS, Options
 from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
 from hypha_ray.data.preparation.sources.chats import Chat
@@ -89,7 +90,7 @@ def _ends(tokenizer: Any, options: Options) -> list[int]:
         asked, answered = ({"role": role, "content": "a"} for role in ("user", "assistant"))
         with suppress(DataError):  # Templates may refuse short chats, or leave open what the assistant wrote.
             text = ChatTemplate(tokenizer, options.tokenizer).rendered(Chat("", [asked, answered]))
-            sample = tokenized(tokenizer, [text], literal=False)[0]
+            sample = TextTokenizer(tokenizer, literal=False).tokenized([text])[0]
             ends = [*ends_among(tokenizer, sample.ids[sample.scored][-1:].tolist()), *ends]
     return list(dict.fromkeys(ends))
 
