@@ -190,13 +190,14 @@ def score_answers(arguments: Evaluate, source: DataSource, infos: Sequence[Slice
     rl = rl_of(arguments)
     with uncollected():
         from hypha_ray.config.schema import Model, Preprocessor
+        from hypha_ray.driver.datasets.job_tokenizer import preprocessor_for
         from hypha_ray.model.checks.positions import require_positions
         from hypha_ray.model.environment import device_of
         from hypha_ray.model.evaluation import batches_of
         from hypha_ray.model.loading.build import describe
-        from hypha_ray.model.loading.preprocess import load_preprocessor
         from hypha_ray.model.loading.tokenizer import tokenizer_of
         from hypha_ray.model.saved_model import open_saved
+        from hypha_ray.model.vocabulary import vocabulary_of
         from hypha_ray.rl.policy import Policy
         from hypha_ray.rl.reward_model.scores import load_scores
         from hypha_ray.rl.rewards.registry import look_beside_the_job
@@ -216,8 +217,8 @@ def score_answers(arguments: Evaluate, source: DataSource, infos: Sequence[Slice
     manifest = source.manifest
     require_positions(network, task, manifest.shapes, manifest.name, arguments.max_response_tokens)
     manifest.require(describe(network, task).vocab_size)
-    preprocessor = load_preprocessor(Preprocessor(), source.folder, Model(repository=str(arguments.model)))
-    policy, tokenizer = Policy(network.to(device_of("auto")), 1.0, None), tokenizer_of(preprocessor)
+    tokenizer = tokenizer_of(preprocessor_for(Preprocessor(), Model(repository=str(arguments.model)), source))
+    policy = Policy(network.to(device_of("auto")), 1.0, None, vocabulary_of(tokenizer))
     generator = Generator(rl, arguments.seed, policy, end_tokens(network, tokenizer))
     slices = (source.read(info) for info in infos)
     batches = batches_of(slices, arguments.batch_size, [info.index for info in infos])

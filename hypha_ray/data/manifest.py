@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from hypha_ray.data.provenance import Origin
 from hypha_ray.errors import DataError
 from hypha_ray.types import SliceInfo
+from hypha_ray.types import TokenRules as TokenRules  # noqa: PLC0414  Part of a manifest.
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION: Final = 1
@@ -66,22 +67,6 @@ class PreprocessorInfo:
     revision: str | None = None
     folder: str | None = None
     vocab_size: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TokenRules:
-    """Decisions of a preparation about tokens, which training, generation and export obey.
-
-    `begin` are the ids that begin a text, a pair or a prompt without a template; empty if nothing does. `ends` are the
-    ids that end texts and answers: generation stops at any of them. `vocab_size` is the number of the tokenizer's
-    tokens, and one more than its largest id; a model's further ids stand for nothing. `template_sha256` is the hash of
-    the chat template's text in UTF-8; None without a template.
-    """
-
-    begin: tuple[int, ...] = ()
-    ends: tuple[int, ...] = ()
-    vocab_size: int | None = None
-    template_sha256: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

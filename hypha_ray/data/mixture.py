@@ -11,7 +11,7 @@ from hypha_ray.data.manifest import Manifest, TensorInfo
 from hypha_ray.data.preprocessor_files import same_tokens
 from hypha_ray.data.slices import merge
 from hypha_ray.errors import DataError
-from hypha_ray.types import SLICES_PER_DATASET, SliceInfo, dataset_of
+from hypha_ray.types import SLICES_PER_DATASET, SliceInfo, TokenRules, dataset_of
 
 
 def mixed(manifests: Sequence[Manifest]) -> Manifest:
@@ -84,9 +84,41 @@ def require_one_vocabulary(datasets: Sequence[tuple[str, Path]]) -> None:
             raise DataError("DATA062", what, "tokenizers of one name that differ", "one tokenizer", fix)
 
 
+def joined_rules(each: Sequence[tuple[str, TokenRules | None]]) -> TokenRules | None:
+    """The decisions about tokens that hold for several datasets: texts end at any token that ends those of one.
+
+    Args:
+        each: name of each dataset, and its decisions; None: an earlier release prepared it, and its texts begin with
+            nothing.
+
+    Raises:
+        DataError: DATA062, texts without a template begin with other tokens in one of them.
+
+    """
+    known = [rules for _, rules in each if rules is not None]
+    if not known:
+        return None
+    begins = [(name, rules or TokenRules()) for name, rules in each if rules is None or not rules.template_sha256]
+    for name, rules in begins[1:]:
+        if rules.begin != begins[0][1].begin:
+            what = f"datasets {begins[0][0]!r} and {name!r} can't be mixed: their texts begin with different tokens"
+            fix = "prepare both again, by this release and with the same tokenizer"
+            raise DataError("DATA062", what, _shown(rules.begin), _shown(begins[0][1].begin), fix)
+    ends = dict.fromkeys(end for rules in known for end in rules.ends)
+    begin = begins[0][1].begin if begins else known[0].begin
+    template = next((rules.template_sha256 for rules in known if rules.template_sha256), None)
+    sizes = [rules.vocab_size for rules in known if rules.vocab_size is not None]
+    return TokenRules(begin, tuple(ends), max(sizes, default=None), template)
+
+
+def _shown(begin: Sequence[int]) -> str:
+    return f"ids {' '.join(map(str, begin))}" if begin else "none"
+
+
 def _joined(manifests: Sequence[Manifest], name: str, slices: tuple[SliceInfo, ...]) -> Manifest:
     bounds = reduce(lambda known, found: merge(known, found, name), _equally_wide(manifests))
-    update = {"name": name, "slices": slices, "tensors": bounds, "origin": None, "part": None}
+    rules = {"tokens": joined_rules([(manifest.name, manifest.tokens) for manifest in manifests])}
+    update = {"name": name, "slices": slices, "tensors": bounds, "origin": None, "part": None, **rules}
     return manifests[0].model_copy(update=update)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -61,26 +60,26 @@ def records(job: Job, run: str, directory: RunDirectory, source: DataSource) -> 
     end_leftovers(run)
     owner = _here(ActorOwner, OWNER, run, max_restarts=-1).remote()
     try:
-        from_dataset = specials_of(job, source.folder), probe_samples(source) if job.worker.probe_batch_size else None
+        from_dataset = specials_of(job, source), probe_samples(source) if job.worker.probe_batch_size else None
         yield from _attempts(job, run, directory, (source.places, from_dataset, owner), control)
     finally:
         ray.kill(owner)
 
 
-def specials_of(job: Job, dataset: Path) -> SpecialTokens | None:
+def specials_of(job: Job, source: DataSource) -> SpecialTokens | None:
     """Return what workers need of the tokenizer, which may be only on this machine, beside the dataset.
 
     Masked language models need its special tokens, reinforcement learning all of it, other jobs nothing.
     """
     if job.rl.algorithm is not None:
-        from hypha_ray.model.loading.preprocess import load_preprocessor
+        from hypha_ray.driver.datasets.job_tokenizer import job_preprocessor
 
-        return pack(tokenizer_of(load_preprocessor(job.preprocessor, dataset, job.model)))
+        return pack(tokenizer_of(job_preprocessor(job, source)))
     if find_task(job.model.type).labels != "masked":
         return None
     from hypha_ray.model.loading.preprocess import load_special_tokens
 
-    return load_special_tokens(job.preprocessor, dataset, job.model)
+    return load_special_tokens(job.preprocessor, source.folder, job.model)
 
 
 def _attempts(

@@ -86,7 +86,7 @@ def run_job(loaded: Loaded, kind: str) -> Path:
                 stream = records(job, str(job.run.name), directory, source)
                 console = Console(job.rounds.update_rounds, rounds="console" in job.telemetry.sinks)
                 watch(stream, console, advice(job))
-        finish(job, directory, source.folder)
+        finish(job, directory, source)
     print(f"run: {directory.path}")
     return directory.path
 
@@ -183,16 +183,16 @@ def watch(stream: Iterator[dict[str, Any]], console: Console, notes: Iterable[st
         console.close(summary)
 
 
-def finish(job: Job, directory: RunDirectory, dataset: Path) -> None:
+def finish(job: Job, directory: RunDirectory, source: DataSource) -> None:
     """Save the trained model by transformers, draw the plots, and upload and mirror what is to be."""
     with uncollected():  # Loaded last, so that a resumed run goes on at once.
         from hypha_ray.store.mirroring.courier import deliver
         from hypha_ray.store.mirroring.mirror import Mirror
         from hypha_ray.telemetry.plots import draw
 
-    export_round(job, directory, dataset, last_round(job, directory), directory.path / "model")
+    export_round(job, directory, source, last_round(job, directory), directory.path / "model")
     if job.checkpoint.best:
-        _export_best(job, directory, dataset)
+        _export_best(job, directory, source)
     draw(directory.path)
     if job.checkpoint.push is not None:
         _upload(job, directory)
@@ -218,7 +218,7 @@ def _upload(job: Job, directory: RunDirectory) -> None:
     _tell([upload(folder, str(job.checkpoint.push), message)])
 
 
-def _export_best(job: Job, directory: RunDirectory, dataset: Path) -> None:
+def _export_best(job: Job, directory: RunDirectory, source: DataSource) -> None:
     """Save the model with the best evaluation, and say which it is."""
     from hypha_ray.store.evaluations import Evaluations
     from hypha_ray.store.snapshots import rounds
@@ -228,19 +228,19 @@ def _export_best(job: Job, directory: RunDirectory, dataset: Path) -> None:
         return
     value = f"after round {best['round'] + 1}, with {evaluations.objective.name} {best[evaluations.objective.name]:.4g}"
     if best["round"] in rounds(directory.path):
-        export_round(job, directory, dataset, best["round"], directory.path / "model-best")
+        export_round(job, directory, source, best["round"], directory.path / "model-best")
         _tell([f"model-best is the model {value}"])
     else:
         _tell([f"the best model was that {value}; its checkpoint isn't there, so there is no model-best"])
 
 
-def export_round(job: Job, directory: RunDirectory, dataset: Path, round: int, folder: Path) -> None:
+def export_round(job: Job, directory: RunDirectory, source: DataSource, round: int, folder: Path) -> None:
     """Save the weights after a committed round in a folder, by transformers."""
     with uncollected():
-        from hypha_ray.model.loading.preprocess import load_preprocessor
+        from hypha_ray.driver.datasets.job_tokenizer import job_preprocessor
         from hypha_ray.model.saved_model import export
         from hypha_ray.store.snapshots import load_snapshot
 
-    preprocessor = load_preprocessor(job.preprocessor, dataset, job.model)
+    preprocessor = job_preprocessor(job, source)
     snapshot = load_snapshot(directory.path, round)
     export(job, preprocessor, snapshot.tensors, folder)

@@ -49,6 +49,7 @@ def score_tasks(
     """
     check_harness()
     from hypha_ray.model.environment import device_of
+    from hypha_ray.model.generation import settle_generation
     from hypha_ray.model.loading.preprocess import load_preprocessor
     from hypha_ray.model.loading.tokenizer import tokenizer_of
     from hypha_ray.model.saved_model import open_saved
@@ -57,6 +58,7 @@ def score_tasks(
     if task.name != "causal-lm":
         raise ConfigError("GEN002", "lm-eval scores language models", task.name, "causal-lm")
     tokenizer = tokenizer_of(load_preprocessor(Preprocessor(), None, Model(repository=str(folder))))
+    settle_generation(network, tokenizer)
     results = _evaluate(network.to(device_of("auto")), tokenizer, tasks, further, batch_size, seed)
     return type(network).__name__, dict(_figures(results))
 

@@ -117,8 +117,8 @@ class Run:
         from hypha_ray.driver.launch import export_round
 
         number = self.newest_snapshot if round is None else round
-        dataset = kept(self.job.dataset, self._directory).folder
-        export_round(self.job, self._directory, dataset, number, folder or self.model)
+        source = kept(self.job.dataset, self._directory)
+        export_round(self.job, self._directory, source, number, folder or self.model)
         return folder or self.model
 
 

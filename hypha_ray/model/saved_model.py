@@ -17,6 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 from hypha_ray.config.schema import Job, Model, Preprocessor
 from hypha_ray.errors import CheckpointError
 from hypha_ray.model.flat import Array
+from hypha_ray.model.generation import settle_generation
 from hypha_ray.model.layout import layout_of, load
 from hypha_ray.model.loading.adapters import TASK, base_of
 from hypha_ray.model.loading.build import build_model, infer_task, task_of
@@ -70,6 +71,7 @@ def export(
         trained = trained.to(getattr(torch, wanted))
     load(trained, layout_of(trained), tensors)
     network = exported(trained)
+    settle_generation(network, preprocessor)
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as scratch:
@@ -141,6 +143,8 @@ def _save_adapter(network: PreTrainedModel, model: Model, preprocessor: Any | No
     save_adapter(network, model, folder)
     labels = {name: value for name in _LABELS if (value := getattr(network.config, name)) is not None}
     _note_task(folder, model, {"labels": labels} if model.config else {})
+    if network.can_generate():
+        network.generation_config.save_pretrained(folder)
     if preprocessor is not None:
         preprocessor.save_pretrained(folder)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from hypha_ray.config.schema import Model, Preprocessor
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.checks.positions import max_positions
 from hypha_ray.model.environment import device_of
+from hypha_ray.model.generation import settle_generation
 from hypha_ray.model.loading.preprocess import load_preprocessor
+from hypha_ray.model.loading.token_rules import prompt_ids
 from hypha_ray.model.loading.tokenizer import tokenizer_of
 from hypha_ray.model.saved_model import open_saved
 
@@ -39,6 +42,7 @@ class Writer:
             raise ConfigError("GEN002", "this model generates no text", task.name, "causal-lm, seq2seq-lm")
         self._tokenizer = tokenizer_of(load_preprocessor(Preprocessor(), None, Model(repository=str(folder))))
         self._network: Any = network.to(device_of("auto"))
+        self._ends = settle_generation(network, self._tokenizer)
         self._system, self._turns = system, list[dict[str, str]]()
         self.chats = not raw and getattr(self._tokenizer, "chat_template", None) is not None
         self.forget()
@@ -67,36 +71,29 @@ class Writer:
         output = self._network.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
-            streamer=TextStreamer(self._tokenizer, skip_prompt=True, skip_special_tokens=True),
+            streamer=_Printer(self._tokenizer, self._ends),
             max_new_tokens=min(max_new_tokens, room),
             do_sample=temperature > 0,
             num_beams=1,  # A stream takes no beams, with which many models for translation were saved.
             num_return_sequences=1,
-            eos_token_id=self._ends(),
             pad_token_id=self._tokenizer.pad_token_id or 0,
             **sampling,
         )
         written = output[0] if self._network.config.is_encoder_decoder else output[0, ids.shape[1] :]
-        answer = str(self._tokenizer.decode(written, skip_special_tokens=True))
+        answer = str(self._tokenizer.decode(self._kept(written), skip_special_tokens=True))
         if self.chats:
             self._turns += [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
         return answer
 
     def _encoded(self, prompt: str) -> torch.Tensor:
-        """Return token ids [1, tokens].
-
-        A source ends in the end token, as it does in prepared pairs; a language model wouldn't go on from there.
-        """
+        """Return token ids [1, tokens], as prepared data has them."""
         if self.chats:
             turns = [*self._turns, {"role": "user", "content": prompt}]
             text = self._tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
             ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         else:
-            end, ids = self._tokenizer.eos_token_id, self._tokenizer(prompt)["input_ids"]
-            if ids[-1:] == [end]:
-                ids = ids[:-1]
-            if ids and end is not None and self._network.config.is_encoder_decoder:
-                ids = [*ids, end]
+            translates = self._network.config.is_encoder_decoder
+            ids = prompt_ids(self._tokenizer, prompt, translates=translates) if prompt or not translates else []
         if not ids:
             raise ConfigError("GEN003", "the prompt is empty", repr(prompt), fix="give at least one character")
         return torch.tensor([ids], device=self._network.device)
@@ -111,8 +108,28 @@ class Writer:
             raise ConfigError("GEN003", "the conversation is too long for the model", f"{tokens} tokens", f"{most}")
         return written if apart else written - tokens
 
-    def _ends(self) -> list[int] | None:
-        """Return the tokens that end an answer: those of the model, and the tokenizer's, by which it was trained."""
-        own = self._network.generation_config.eos_token_id
-        ends = {*(own if isinstance(own, list) else [own]), self._tokenizer.eos_token_id} - {None}
-        return sorted(ends) or None
+    def _kept(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return an answer's ids without the token that ended it, which may be no special one."""
+        return ids[: len(ids) - int(len(ids) > 0 and int(ids[-1]) in self._ends)]
+
+
+class _Printer:
+    """Streamer that prints an answer as it is generated, without the token that ends it, which may be no special one.
+
+    Args:
+        tokenizer: tokenizer of the model.
+        ends: ids of tokens that end an answer.
+
+    """
+
+    def __init__(self, tokenizer: Any, ends: Sequence[int]) -> None:
+        self._printer, self._ends = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True), ends
+
+    def put(self, value: Any) -> None:
+        """Print what is certain of the text so far; the prompt comes first, and isn't printed."""
+        if self._printer.next_tokens_are_prompt or int(value.flatten()[-1]) not in self._ends:
+            self._printer.put(value)
+
+    def end(self) -> None:
+        """Print the rest."""
+        self._printer.end()

@@ -10,6 +10,7 @@ import torch
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.critic import Critic
+from hypha_ray.model.vocabulary import vocabulary_of
 from hypha_ray.rl.engines.continuous import ContinuousEngine
 from hypha_ray.rl.engines.native import Responses, generate
 from hypha_ray.rl.engines.sampling import draw, training_sampling
@@ -36,7 +37,8 @@ def check_generation(model: Any, rl: RL, tokenizer: Any, prompts: Samples) -> No
     if rl.has_critic:
         _check_critic(model, prompts)
     ids, mask = (torch.from_numpy(prompts.arrays[name]) for name in ("input_ids", "attention_mask"))
-    policy = Policy(model, rl.generation.temperature, None)
+    policy = Policy(model, rl.generation.temperature, None, vocabulary_of(tokenizer))
+    sampling = replace(sampling, vocabulary=policy.vocabulary)
     ends = end_tokens(model, tokenizer)
     if rl.generation.engine == "continuous":
         found = ContinuousEngine(0).generate(model, ids, mask, prompts.keys, sampling, ends)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 
+from hypha_ray.model.vocabulary import EVERY_ROW, Vocabulary
 from hypha_ray.rl.engines.native import Responses, accepted, generate, positions
 from hypha_ray.rl.engines.sampling import Sampling
 
@@ -28,20 +30,29 @@ class Policy:
         model: a causal language model of transformers.
         temperature: divisor of logits.
         autocast: dtype of mixed precision; None: full precision.
+        vocabulary: ids that stand for tokens; the others have no probability.
 
     """
 
-    def __init__(self, model: Any, temperature: float, autocast: torch.dtype | None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        temperature: float,
+        autocast: torch.dtype | None,
+        vocabulary: Vocabulary = EVERY_ROW,
+    ) -> None:
         self.model, self._temperature, self._autocast = model, temperature, autocast
+        self.vocabulary = vocabulary
 
     def of(self, model: Any) -> Policy:
         """Return the policy of another model with the same settings."""
-        return Policy(model, self._temperature, self._autocast)
+        return Policy(model, self._temperature, self._autocast, self.vocabulary)
 
     def sample(
         self, ids: torch.Tensor, mask: torch.Tensor, uniform: torch.Tensor, sampling: Sampling, ends: Collection[int]
     ) -> Responses:
-        """Generate responses, as `generate`."""
+        """Generate responses, as `generate`; tokens outside of the policy's vocabulary are never sampled."""
+        sampling = replace(sampling, vocabulary=self.vocabulary)
         with self._precision():
             return generate(self.model, ids, mask, uniform, sampling, ends)
 
@@ -61,7 +72,7 @@ class Policy:
                 use_cache=False,
                 **accepted(self.model, positions(responses.attention_mask), length + 1),
             )
-        logits = output.logits[:, -length - 1 : -1].float() / self._temperature
+        logits = self.vocabulary.known(output.logits[:, -length - 1 : -1].float() / self._temperature)
         logprobs = torch.log_softmax(logits, -1)
         taken = logprobs.gather(2, responses.ids[:, -length:, None])[..., 0]
         all_ = logprobs if entropy_gradient else logprobs.detach()

@@ -110,7 +110,8 @@ class Scorer:
         texts, records = self._prompts(prompts), unpack_records(prompts["reward_data"])
         for row, (tokens, mask, ended) in enumerate(zip(ids, masks, responses.ended.tolist(), strict=True)):
             text, record, answer = texts[row // samples], records[row // samples], tuple(tokens[mask].tolist())
-            yield Response(text, self._text(answer), answer, ended, record, self._longest)
+            said = answer[:-1] if ended else answer  # The end token may be no special one, which texts have.
+            yield Response(text, self._text(said), answer, ended, record, self._longest)
 
     def _text(self, ids: Any) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))

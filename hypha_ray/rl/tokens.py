@@ -5,19 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from hypha_ray.errors import ConfigError
+from hypha_ray.model.loading.token_rules import named_ends
+from hypha_ray.model.vocabulary import vocabulary_of
 
 
 def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Return the end tokens of a tokenizer and of a model's generation settings, as far as the model can sample them.
+    """Return the tokens that end a response, as far as the model can sample them.
+
+    They are the tokenizer's end token, those of the model's generation settings, and those that answers ended in when
+    the data was prepared.
 
     Raises:
         ConfigError: RL004, there is none.
 
     """
-    settings = getattr(model, "generation_config", None)
-    given = (getattr(tokenizer, "eos_token_id", None), getattr(settings, "eos_token_id", None))
-    named = [one for ids in given if ids is not None for one in (ids if isinstance(ids, list) else [ids])]
-    found = frozenset(one for one in named if one < model.config.get_text_config().vocab_size)
+    rows, vocabulary = model.config.get_text_config().vocab_size, vocabulary_of(tokenizer)
+    found = frozenset(one for one in named_ends(model, tokenizer) if one < rows and one in vocabulary)
     if not found:
         fix = "name a tokenizer with an end token in preprocessor.repository, or set eos_token_id in [model.config]"
         raise ConfigError("RL004", "neither tokenizer nor model has a token that ends a response", fix=fix)

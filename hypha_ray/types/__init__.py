@@ -35,6 +35,7 @@ from hypha_ray.types.events import (
 from hypha_ray.types.layout import Entry, Flat, Layout
 from hypha_ray.types.plans import FragmentUpdate, Plan, RoundProgress, Source, WeightsVersion
 from hypha_ray.types.sums import Sums, added, means
+from hypha_ray.types.tokens import TokenRules
 
 __all__ = [
     "SLICES_PER_DATASET",
@@ -69,6 +70,7 @@ __all__ = [
     "Source",
     "Span",
     "Sums",
+    "TokenRules",
     "Verdict",
     "WeightsVersion",
     "added",

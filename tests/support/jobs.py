@@ -105,5 +105,5 @@ def run_job(
         if seen is not None:
             seen(record)
     if export:
-        finish(job, directory, dataset)
+        finish(job, directory, in_folder(dataset))
     return outcome

@@ -114,7 +114,7 @@ def _opened(dataset: Dataset, held: ExitStack) -> DataSource:
 
 
 def _mixed(sources: Sequence[DataSource]) -> DataSource:
-    """A mixture, whose tokenizer is that of the first dataset."""
+    """A mixture, whose tokenizer is that of the first dataset with a chat template, otherwise of the first."""
 
     def read(info: SliceInfo) -> Arrays:
         own = replace(info, index=info.index % SLICES_PER_DATASET)
@@ -123,7 +123,9 @@ def _mixed(sources: Sequence[DataSource]) -> DataSource:
     manifest, places = mixed([source.manifest for source in sources]), [source.places for source in sources]
     if made_by := manifest.preprocessor:
         require_one_vocabulary([(one.manifest.name, one.folder / (made_by.folder or "")) for one in sources])
-    return DataSource(manifest, sources[0].folder, tuple(chain.from_iterable(places)), read)
+    templated = (one for one in sources if one.manifest.tokens and one.manifest.tokens.template_sha256)
+    folder = next(templated, sources[0]).folder
+    return DataSource(manifest, folder, tuple(chain.from_iterable(places)), read)
 
 
 def _at_url(dataset: Dataset, folder: Path) -> DataSource:

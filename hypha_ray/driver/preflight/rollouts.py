@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from hypha_ray.driver.datasets.job_tokenizer import job_preprocessor
 from hypha_ray.driver.preflight.compatibility import Case
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.model.checks.copy_check import check_on_copy
 from hypha_ray.model.checks.positions import require_positions
 from hypha_ray.model.loading.build import random_model
-from hypha_ray.model.loading.preprocess import load_preprocessor
 from hypha_ray.model.loading.tokenizer import tokenizer_of
 from hypha_ray.rl.check import check_generation
 from hypha_ray.rl.reward_model.scores import unscored
@@ -39,7 +39,7 @@ def check_rollouts(case: Case) -> list[str]:
     _check_kind(case)
     response = case.job.rl.generation.max_response_tokens
     require_positions(case.network, case.task, case.shapes, case.manifest.name, response)
-    tokenizer = tokenizer_of(load_preprocessor(case.job.preprocessor, case.source.folder, case.job.model))
+    tokenizer = tokenizer_of(job_preprocessor(case.job, case.source))
     slices = _first_slices(case)
     prompts = joined([_few(index, arrays) for index, arrays in slices.items()])
     Scorer(case.job.rl, tokenizer, unscored(case.job.rl.reward, case.job.model)).check(prompts.arrays)

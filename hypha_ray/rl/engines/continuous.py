@@ -90,7 +90,9 @@ def _outputs(
 
     All requests are there before the first batch, so that its contents don't depend on time.
     """
-    manager = model.init_continuous_batching(_generation(sampling, ends), _batching(model, prompts, seed, sampling))
+    manager = model.init_continuous_batching(
+        _generation(model, sampling, ends), _batching(model, prompts, seed, sampling)
+    )
     names = manager.add_requests(list(prompts), max_new_tokens=sampling.max_tokens)
     found: dict[str, Any] = {}
     manager.start()
@@ -110,7 +112,7 @@ def _outputs(
     return [found[f"{name}{child}"] for name in names for child in ("", *children)]
 
 
-def _generation(sampling: Sampling, ends: Collection[int]) -> GenerationConfig:
+def _generation(model: Any, sampling: Sampling, ends: Collection[int]) -> GenerationConfig:
     """Return settings of which none is left to those that a model was saved with."""
     drawn = bool(sampling.temperature)
     chosen = {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k or 0}
@@ -121,6 +123,7 @@ def _generation(sampling: Sampling, ends: Collection[int]) -> GenerationConfig:
         max_new_tokens=sampling.max_tokens,
         eos_token_id=sorted(ends),
         pad_token_id=min(ends),
+        suppress_tokens=sampling.vocabulary.unknown(model.config.get_text_config().vocab_size) or None,
     )
 
 

@@ -10,6 +10,7 @@ import torch
 from transformers import TopKLogitsWarper, TopPLogitsWarper
 
 from hypha_ray.config.tables.rl import RL
+from hypha_ray.model.vocabulary import EVERY_ROW, Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class Sampling:
     """Probability of the most probable tokens that are sampled from."""
     top_k: int | None = None
     """Number of most probable tokens that are sampled from; None: all."""
+    vocabulary: Vocabulary = EVERY_ROW
+    """Ids that stand for tokens; no other id is sampled, or has a probability."""
 
 
 def training_sampling(rl: RL) -> Sampling:
@@ -68,7 +71,7 @@ def choose(logits: torch.Tensor, uniform: torch.Tensor, sampling: Sampling) -> t
         Ids, and their log-probabilities at this temperature before any truncation; both [rows].
 
     """
-    scaled = logits / sampling.temperature if sampling.temperature else logits
+    scaled = sampling.vocabulary.known(logits / sampling.temperature if sampling.temperature else logits)
     logprobs = torch.log_softmax(scaled, -1)
     ids = scaled.argmax(-1) if not sampling.temperature else _invert(_truncated(scaled, sampling), uniform)
     return ids, logprobs.gather(1, ids[:, None])[:, 0]

@@ -17,6 +17,7 @@ from hypha_ray.model.flat import views
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.saved_model import export
 from hypha_ray.model.trained import build_trained, exported
+from hypha_ray.model.vocabulary import vocabulary_of
 from hypha_ray.rl.engines.completions import Engine
 from hypha_ray.rl.engines.continuous import ContinuousEngine
 from hypha_ray.rl.engines.server import ServerEngine
@@ -35,7 +36,7 @@ from hypha_ray.rl.tokens import end_tokens
 
 def trained_roles(job: Job, model: torch.nn.Module, tokenizer: Any, worker: int) -> dict[str, Role]:
     """Return roles around the modules that are trained, and all others if there is no other process of the worker."""
-    policy = _policy(job, exported(model))
+    policy = _policy(job, exported(model), tokenizer)
     write = partial(_write, job, model, tokenizer)
     actor = Actor(job, policy, end_tokens(policy.model, tokenizer), write, _engine(job, tokenizer, worker))
     roles: dict[str, Role] = {"actor": actor, "learner": actor.learner}
@@ -53,7 +54,7 @@ def trained_roles(job: Job, model: torch.nn.Module, tokenizer: Any, worker: int)
 
 def untrained_roles(job: Job, tokenizer: Any) -> dict[str, Role]:
     """Return the roles of a worker beside the one that trains."""
-    policy = _policy(job, exported(build_trained(job)).to(device_of(job.worker.device)).eval())
+    policy = _policy(job, exported(build_trained(job)).to(device_of(job.worker.device)).eval(), tokenizer)
     engine = _engine(job, tokenizer, 0)
     generator = Generator(job.rl, job.run.seed, policy, end_tokens(policy.model, tokenizer), engine)
     reward = _reward(job, tokenizer)
@@ -87,8 +88,8 @@ def _reward(job: Job, tokenizer: Any) -> Reward:
     return Reward(Scorer(job.rl, tokenizer, model), job.rl.shown_responses)
 
 
-def _policy(job: Job, model: Any) -> Policy:
-    return Policy(model, job.rl.generation.temperature, _autocast(job))
+def _policy(job: Job, model: Any, tokenizer: Any) -> Policy:
+    return Policy(model, job.rl.generation.temperature, _autocast(job), vocabulary_of(tokenizer))
 
 
 def _autocast(job: Job) -> torch.dtype | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -81,7 +82,8 @@ class Generator(PolicyRole):
 
     def generate(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
         """Make a group of responses to each prompt; with `evaluation` as many as evaluation wants."""
-        sampling = (evaluation_sampling if arguments.get("evaluation") else training_sampling)(self._rl)
+        settings = (evaluation_sampling if arguments.get("evaluation") else training_sampling)(self._rl)
+        sampling = replace(settings, vocabulary=self.policy.vocabulary)
         ids, mask = (torch.from_numpy(one).to(self.device) for one in prompts_of(sample))
         began = time.thread_time()
         if self._engine is None:

@@ -243,7 +243,7 @@ def _run(name: str, side: Side, seed: int, parent: Path, dataset: Path) -> Outco
     job = side.job(name, seed, dataset)
     directory = RunDirectory.create(parent, name, resolved_toml(job))
     rounds = [one for one in records(job, name, directory, in_folder(dataset)) if one["kind"] == "round"]
-    finish(job, directory, dataset)
+    finish(job, directory, in_folder(dataset))
     model = AutoModelForCausalLM.from_pretrained(directory.path / "model")
     moved = sum(one["bytes_up"] + one["bytes_down"] for one in rounds)
     parameters = sum(one.numel() for one in model.parameters())

@@ -16,6 +16,7 @@ from benchmarks.rl.task import batches, sorting, tiny_job
 from hypha_ray.config import Job
 from hypha_ray.driver.ray_cluster import connected
 from hypha_ray.model.trained import build_trained
+from hypha_ray.model.vocabulary import vocabulary_of
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.optim.schedules import inner_steps
 from hypha_ray.rl.algorithms.advantages import ADVANTAGES
@@ -44,7 +45,8 @@ class StraightLine:
 
     def __init__(self, job: Job, tokenizer: Any) -> None:
         self._job, self._model = job, build_trained(job).eval()
-        self._policy, self._ends = Policy(self._model, 1.0, None), end_tokens(self._model, tokenizer)
+        self._policy = Policy(self._model, 1.0, None, vocabulary_of(tokenizer))
+        self._ends = end_tokens(self._model, tokenizer)
         self._scorer, self._objective = Scorer(job.rl, tokenizer), Objective(job.rl)
         self._optimizer = build_optimizer(self._model, job.inner_optimizer, inner_steps(job), job.num_workers)
 

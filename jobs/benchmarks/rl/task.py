@@ -15,7 +15,8 @@ from hypha_ray.data.catalogue import load as load_manifest
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.data.slices import read_slice
-from hypha_ray.model.loading.preprocess import load_preprocessor
+from hypha_ray.driver.datasets.data_source import in_folder
+from hypha_ray.driver.datasets.job_tokenizer import job_preprocessor
 from hypha_ray.model.loading.tokenizer import tokenizer_of
 from hypha_ray.types import Samples
 
@@ -32,7 +33,7 @@ def sorting(scratch: Path) -> Path:
 def tiny_job(dataset: Path, *flags: str) -> tuple[Job, Any]:
     """Return the job with these flags, and its tokenizer."""
     job = load(["@", str(TINY), *flags, "--dataset.path", str(dataset)]).job
-    return job, tokenizer_of(load_preprocessor(job.preprocessor, dataset, job.model))
+    return job, tokenizer_of(job_preprocessor(job, in_folder(dataset)))
 
 
 def batches(dataset: Path, size: int, split: str = "train") -> Iterator[Samples]:

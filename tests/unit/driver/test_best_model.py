@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 
 from hypha_ray.config import Job
 from hypha_ray.config.load import resolved_toml
+from hypha_ray.driver.datasets.data_source import in_folder
 from hypha_ray.driver.launch import finish
 from hypha_ray.driver.run_identity import is_done, standing
 from hypha_ray.model.layout import gather, layout_of
@@ -54,7 +55,7 @@ def test_best_model_is_saved_beside_the_last_and_named(
 ) -> None:
     job, directory = run
     assert rounds(directory.path) == [1, 3]
-    finish(job, directory, corpus)
+    finish(job, directory, in_folder(corpus))
     last, best = (load_file(directory.path / name / "model.safetensors") for name in ("model", "model-best"))
     assert best and all(np.allclose(last[name], array + 2) for name, array in best.items())
     assert "note: model-best is the model after round 2, with val_loss 3\n" in capsys.readouterr().err
@@ -65,7 +66,7 @@ def test_best_model_without_its_checkpoint_is_not_replaced_by_another(
 ) -> None:
     job, directory = run
     (directory.path / "checkpoints" / "round_000001").rename(directory.path / "gone")
-    finish(job, directory, corpus)
+    finish(job, directory, in_folder(corpus))
     assert not (directory.path / "model-best").exists()
     assert (
         "note: the best model was that after round 2, with val_loss 3; its checkpoint isn't" in capsys.readouterr().err
@@ -82,7 +83,7 @@ def test_run_that_ended_early_is_done_unless_it_has_more_patience(run: tuple[Job
     assert standing(longer, directory) == f"ended early: {reason}"
     patient = longer.model_copy(update={"rounds": longer.rounds.model_copy(update={"patience": 3})})
     assert not is_done(patient, directory) and standing(patient, directory) == "goes on after round 4 of 9"
-    finish(longer, directory, corpus)
+    finish(longer, directory, in_folder(corpus))
     last = load_file(directory.path / "model" / "model.safetensors")
     newest = load_file(directory.path / "checkpoints" / "round_000003" / "model.safetensors")
     assert last and all(np.array_equal(last[name], array) for name, array in newest.items())

@@ -109,7 +109,7 @@ def test_masked_model_with_its_tokenizer_trains_and_is_scored_on_the_same_tokens
     folder, manifest = dataset(tmp_path / "data", arrays, arrays)
     job = job_of(str(tmp_path / "model"), "masked-lm")
     assert check_model(job, in_folder(folder, manifest)) == []
-    trainer = SupervisedTrainer(job, specials_of(job, folder))
+    trainer = SupervisedTrainer(job, specials_of(job, in_folder(folder, manifest)))
     result = trainer.step(Samples(arrays, keys(12, epoch=2)))
     ordinary = ~np.isin(arrays["input_ids"], tokenizer.all_special_ids)
     assert 0 < result.scored < ordinary.sum()
@@ -145,7 +145,7 @@ def test_tokenizer_beside_the_dataset_says_which_token_masks(tmp_path: Path) -> 
     folder, manifest = dataset(tmp_path / "data", arrays)
     job = job_of(BERT | {"model_type": "bert"}, "masked-lm")
     check_model(job, in_folder(folder, manifest))
-    specials = specials_of(job, folder)
+    specials = specials_of(job, in_folder(folder, manifest))
     assert specials is not None
     assert (specials.mask_token_id, set(specials.all_special_ids)) == (4, {0, 1, 2, 3, 4})
 
