@@ -150,6 +150,7 @@ def check_model(job: Job, source: DataSource, *, estimates: bool = False) -> lis
         from hypha_ray.driver.preflight.memory import memory_notes
         from hypha_ray.driver.preflight.rollouts import check_rollouts
         from hypha_ray.driver.preflight.sharding import check_sharding
+        from hypha_ray.driver.preflight.token_notes import token_notes
         from hypha_ray.model.loading.build import compare_weights, describe
         from hypha_ray.model.lora import has_adapter, needs_whole
         from hypha_ray.model.tasks.table import find_task, require_trainable
@@ -165,6 +166,7 @@ def check_model(job: Job, source: DataSource, *, estimates: bool = False) -> lis
     # For a repository of the hub, the nodes that fetch it report that.
     notes = compare_weights(job.model, whole=needs_whole(job.model))
     notes.extend(compare_tokens(case))
+    notes.extend(token_notes(case))
     if has_adapter(job.model):
         notes.extend(_check_adapter(job, network))
     notes.extend(check_loss(case) if job.rl.algorithm is None else check_rollouts(case))
