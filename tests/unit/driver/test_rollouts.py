@@ -16,6 +16,7 @@ from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.driver.datasets.data_source import in_folder
 from hypha_ray.driver.preflight.checks import check_model, check_rewards
 from hypha_ray.errors import HyphaError
+from hypha_ray.types import TokenRules
 from tests.support.rl import settings
 
 OPT = ["--model.config.model_type=opt", "--model.config.ffn_dim=64", "--model.config.word_embed_proj_dim=32"]
@@ -119,11 +120,29 @@ def test_prompts_without_a_tokenizer_are_refused(problems: Path, tmp_path: Path)
     assert caught.value.exit_code == 2
 
 
+def test_rows_beyond_the_tokenizer_have_a_note(problems: Path) -> None:
+    (note,) = check(problems, vocab_size=64)
+
+    assert "the model has 64 rows, the tokenizer 18 tokens" in note
+
+
+def test_dataset_of_an_earlier_release_has_one_note_and_is_used_as_it_was_prepared(
+    problems: Path, tmp_path: Path
+) -> None:
+    old = Path(shutil.copytree(problems, tmp_path / "old"))
+    load_dataset(problems).model_copy(update={"tokens": None}).save(old)
+
+    (note,) = check(old)
+
+    assert "earlier release" in note and "prepare it again" in note
+
+
 def test_a_policy_that_can_not_end_a_response_is_refused(problems: Path, tmp_path: Path) -> None:
     endless = Path(shutil.copytree(problems, tmp_path / "endless"))
     tokenizer = AutoTokenizer.from_pretrained(endless / "tokenizer")
     tokenizer.eos_token = None
     tokenizer.save_pretrained(endless / "tokenizer")
+    load_dataset(endless).model_copy(update={"tokens": TokenRules()}).save(endless)
 
     with pytest.raises(HyphaError, match=r"RL004.*a token that ends a response.*Fix: ") as caught:
         check(endless, eos_token_id=18)
