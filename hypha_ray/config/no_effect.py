@@ -99,7 +99,7 @@ def _of_processes(rl: RL) -> Iterator[tuple[str, str]]:
         if name not in rl.reward.functions:
             table = ("rl", "reward", name)
             yield "rl.reward.functions", " ".join(".".join(path) for path in keys() if path[:3] == table)
-    if rl.reward.deadline_s is None:
+    if rl.reward.deadline_s == "none":
         yield "rl.reward.deadline_s", "rl.reward.processes"
     if rl.model_workers == 1:
         yield "rl.model_workers", "rl.data_parallel"

@@ -13,9 +13,10 @@ from hypha_ray.config.tables.rewards import JUDGE, MODEL, Reward
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.errors import ConfigError
 from hypha_ray.rl.engines.native import Responses
+from hypha_ray.rl.rewards.calls import LARGEST
 from hypha_ray.rl.rewards.evaluators import Evaluator, InPlace, Processes, Together
 from hypha_ray.rl.rewards.judge import JudgeCalls
-from hypha_ray.rl.rewards.registry import functions_of
+from hypha_ray.rl.rewards.registry import functions_of, limit_of
 from hypha_ray.rl.rewards.response import Response
 from hypha_ray.types import Arrays, Sums
 from hypha_ray.types.prompts import unpack_records
@@ -62,7 +63,7 @@ class Scorer:
         self._names, self._tasks = rl.reward.functions, rl.reward.by_task
         self._weights = np.array(rl.reward.weights or [1.0] * len(self._names))
         self._judge = JudgeCalls(rl.reward.judge, self._tasks) if JUDGE in self._names else None
-        self._evaluator = _evaluator(rl.reward, {JUDGE: self._judge, MODEL: model})
+        self._evaluator = evaluator_of(rl.reward, {JUDGE: self._judge, MODEL: model})
         self._tokenizer, self._longest = tokenizer, rl.generation.max_response_tokens
 
     def score(self, prompts: Arrays, responses: Responses) -> Scored:
@@ -78,6 +79,7 @@ class Scorer:
         own = [functions_of(one, self._tasks, self._names) for one in given]
         theirs = np.array([[name in names for name in self._names] for names in own])
         total = np.where(theirs & (self._weights != 0), rewards * self._weights, 0.0).sum(1)  # 0 · NaN isn't 0.
+        total[~(np.abs(total) <= LARGEST)] = np.nan
         first = [names[0] for names in own]
         passed = rewards[np.arange(len(given)), [self._names.index(name) for name in first]] >= 1
         verified = np.array([name != MODEL for name in first]).reshape(size, -1)[:, 0]
@@ -97,8 +99,8 @@ class Scorer:
 
         """
         pairs = zip(self._prompts(prompts), unpack_records(prompts["reward_data"]), strict=True)
-        right = [Response(text, str(data.get("answer", "")), (), True, data, self._longest) for text, data in pairs]
-        self._evaluator.rewards(right)
+        for text, data in pairs:  # Each by itself: a function that fails for one of many responses ends no run.
+            self._evaluator.rewards([Response(text, str(data.get("answer", "")), (), True, data, self._longest)])
 
     def _prompts(self, prompts: Arrays) -> list[str]:
         rows = zip(prompts["input_ids"], prompts["attention_mask"].astype(bool), strict=True)
@@ -117,16 +119,22 @@ class Scorer:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
 
 
-def _evaluator(table: Reward, models: Mapping[str, Evaluator | None]) -> Evaluator:
+def evaluator_of(table: Reward, models: Mapping[str, Evaluator | None]) -> Evaluator:
     """Return the way to all functions; those by models are called from this process, which has or asks the models."""
-    others = [(name, one) for name, one in models.items() if one is not None]
-    parts: list[tuple[list[int], Evaluator]] = [([table.functions.index(name)], one) for name, one in others]
-    taken = [place for (place,), _ in parts]
-    rest = [place for place in range(len(table.functions)) if place not in taken]
-    names, tasks, limit_s = [table.functions[place] for place in rest], table.by_task, table.deadline_s
-    if names:
-        plain = InPlace(names, tasks) if limit_s is None else Processes(names, table.processes, limit_s, tasks)
-        parts.append((rest, plain))
+    parts: list[tuple[list[int], Evaluator]] = []
+    limits: dict[float | None, list[int]] = {}
+    for place, name in enumerate(table.functions):
+        model = models.get(name)
+        if model is not None:
+            parts.append(([place], model))
+        else:
+            limits.setdefault(limit_of(name, table.deadline_s), []).append(place)
+    for limit_s, places in limits.items():
+        names = [table.functions[place] for place in places]
+        if limit_s is None:
+            parts.append((places, InPlace(names, table.by_task)))
+        else:
+            parts.append((places, Processes(names, table.processes, limit_s, table.by_task)))
     return parts[0][1] if len(parts) == 1 else Together(parts)
 
 

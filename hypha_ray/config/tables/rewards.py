@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Final, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field
 
@@ -73,6 +73,9 @@ class Judge(Table):
     pattern: Annotated[str, AfterValidator(judge_pattern)] = Field(
         r"score:\s*(-?\d+(?:\.\d+)?)", description="regular expression whose group is the score; the last match counts"
     )
+    full_score: Positive = Field(
+        1.0, description="score of a right answer; the reward is the score divided by it, and none if it is larger"
+    )
     key_variable: Annotated[str, AfterValidator(variable)] | None = Field(
         None, description="environment variable that has the key; default: none is sent"
     )
@@ -110,6 +113,10 @@ class TaskRewards(Table):
     )
 
 
+Deadline: TypeAlias = Positive | Literal["none"] | None
+"""Time limit of reward functions in seconds; None: each has its own."""
+
+
 class Reward(Table):
     """Reward of a response: a weighted sum of functions."""
 
@@ -122,9 +129,10 @@ class Reward(Table):
     weights: list[Annotated[float, Field(allow_inf_nan=False)]] = Field(
         [], fail_fast=True, description="weight of each function; default: 1 for each"
     )
-    deadline_s: Positive | None = Field(
+    deadline_s: Deadline = Field(
         None,
-        description="limit for a response, after which it has no reward; default: none, in the worker's own process",
+        description="limit for a response, after which it has no reward, of math, code and functions of your own; "
+        "default: 10 s for math, 60 s for your own; none: they run in the worker's own process",
     )
     processes: Count = Field(1, description="processes of a worker that functions with a limit run in")
     judge: Judge = Judge()

@@ -65,12 +65,11 @@ def check_rewards(job: Job) -> list[str]:
     """
     if job.rl.algorithm is None:
         return []
-    from hypha_ray.rl.rewards.registry import look_beside_the_job, reward_of
+    from hypha_ray.rl.rewards.evaluators import check_functions
+    from hypha_ray.rl.rewards.registry import look_beside_the_job
 
     look_beside_the_job()
-    for name in job.rl.reward.functions:
-        if name not in (JUDGE, MODEL):
-            reward_of(name)
+    check_functions([name for name in job.rl.reward.functions if name not in (JUDGE, MODEL)], job.rl.reward.deadline_s)
     if MODEL not in job.rl.reward.functions:
         return []
     with uncollected():  # Loading torch takes seconds.

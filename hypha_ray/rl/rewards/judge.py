@@ -9,6 +9,9 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import regex
 
 from hypha_ray.config.tables.rewards import JUDGE, Judge
 from hypha_ray.errors import AuthenticationError, ConfigError
@@ -20,6 +23,8 @@ from hypha_ray.rl.rewards.response import Response
 _WRONG = frozenset({401, 403, 404, 405})
 """Statuses that all requests would get: key, address or model are wrong."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
+_PATTERN_S = 5.0
+"""Longest search for a score in what a judge said."""
 _PLACES = re.compile(r"\{(prompt|response|answer)\}")
 
 log = logging.getLogger(__name__)
@@ -39,7 +44,7 @@ class JudgeCalls:
     """
 
     def __init__(self, settings: Judge, tasks: Tasks | None = None) -> None:
-        self._settings, self._pattern, self._tasks = settings, re.compile(settings.pattern), tasks or {}
+        self._settings, self._pattern, self._tasks = settings, _compiled(settings.pattern), tasks or {}
         if settings.url is None or settings.model is None:
             missing = "url" if settings.url is None else "model"
             raise ConfigError("RWD005", "the judge lacks an address or a model", fix=f"set rl.reward.judge.{missing}")
@@ -76,10 +81,26 @@ class JudgeCalls:
         said = self._said(payload)
         if said is None:
             return math.nan
-        scores = [float(one) for one in self._pattern.findall(said) if _is_number(one)]
-        if not scores:
+        score = self._score_in(said)
+        if score is None:
             self.trouble = f"no score in {said[-100:]!r}"
-        return scores[-1] if scores else math.nan
+            return math.nan
+        full = settings.full_score
+        if score > full:
+            self.trouble = f"a score of {score:g}, where rl.reward.judge.full_score is {full:g}"
+            return math.nan
+        return score / full
+
+    def _score_in(self, said: str) -> float | None:
+        """Return the last score in a text; None without one, or if the pattern takes too long to say."""
+        try:
+            # The interpreter is free meanwhile, so that signs of life go out.
+            found = self._pattern.findall(said, timeout=_PATTERN_S, concurrent=True)
+        except TimeoutError:
+            log.warning("rl.reward.judge.pattern takes longer than %g s for %r", _PATTERN_S, said[-100:])
+            return None
+        scores = [float(text) for text in found if _is_number(text)]
+        return scores[-1] if scores else None
 
     def _said(self, payload: Mapping[str, object]) -> str | None:
         """Return the judge's text; None after the last attempt failed."""
@@ -106,6 +127,20 @@ class JudgeCalls:
 
     def _hidden(self, text: str) -> str:
         return text if self._key is None else text.replace(self._key, HIDDEN)
+
+
+def _compiled(pattern: str) -> Any:
+    """Compile the user's pattern for the package regex, whose search can be limited in time.
+
+    Raises:
+        ConfigError: RWD005, the package can't read it.
+
+    """
+    try:
+        return regex.compile(pattern)
+    except regex.error as error:
+        fix = "mend rl.reward.judge.pattern"
+        raise ConfigError("RWD005", "the judge's pattern can't be read", str(error), fix=fix) from None
 
 
 def _is_number(text: str) -> bool:

@@ -7,8 +7,10 @@ import re
 from decimal import Decimal
 from typing import Any
 
-from hypha_ray.errors import ConfigError
+from hypha_ray.errors import ConfigError, first_line
 from hypha_ray.rl.rewards.response import Response
+
+log = logging.getLogger(__name__)
 
 _COMMANDS = re.compile(r"\\(text|mathrm|mbox)\{[^{}]*\}|\\(?!boxed)[A-Za-z]+")
 """Commands of LaTeX that aren't prose, whatever their names and texts are."""
@@ -20,11 +22,14 @@ _MIXED = re.compile(r"(?<![\w.,/^}\\])(\d{1,3}) (\d{1,4})/(\d{1,4})(?![\w/^]|\.\
 """Number such as 1e5 or 1 1/2, which the package takes for a product."""
 
 
-def equal(response: Response) -> float:
+def equal(response: Response) -> float | None:
     r"""Give 1 if the last ``\boxed{…}``, or without one the last expression, equals the answer, otherwise 0.
 
-    Comparison may take long, so `rl.reward.deadline_s` should be set. The package's own limits are off, because they
-    work by signals, in main threads alone.
+    Comparison may take long, so it runs in a process with a limit. The package's own limits are off, because they work
+    by signals, in main threads alone.
+
+    Returns:
+        The reward; None for a response that the package fails on.
 
     Raises:
         ConfigError: RWD004, the package isn't installed.
@@ -35,7 +40,21 @@ def equal(response: Response) -> float:
     wanted = _wanted(package, response.answer)
     if not wanted:
         raise ValueError(f"no expression in the answer {response.answer[:80]!r}")
-    return float(package.verify(wanted, _parsed(package, response.text), timeout_seconds=None))
+    try:
+        return float(package.verify(wanted, _parsed(package, response.text), timeout_seconds=None))
+    except Exception as error:  # The package reads whatever a model writes.
+        log.warning("a response has no reward, math-verify fails on it: %s", first_line(error))
+        return None
+
+
+def warm_up() -> None:
+    """Load the package and compare once, which takes about a second the first time.
+
+    Raises:
+        ConfigError: RWD004, the package isn't installed.
+
+    """
+    equal(Response("", "1", (), True, {"answer": "1"}, 1))
 
 
 def _wanted(package: Any, answer: str) -> Any:

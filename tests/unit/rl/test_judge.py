@@ -19,6 +19,7 @@ from hypha_ray.config.tables.rewards import Judge as JudgeTable
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.errors import AuthenticationError, ConfigError, HyphaError
 from hypha_ray.rl.engines.native import Responses
+from hypha_ray.rl.rewards import judge
 from hypha_ray.rl.rewards.judge import JudgeCalls
 from hypha_ray.rl.rewards.response import Response
 from hypha_ray.rl.scoring import Scored, Scorer
@@ -89,6 +90,27 @@ def test_scores_are_the_last_match_of_the_pattern(bench: Bench) -> None:
     (asked, *_) = [one for one in bench.asked if "good" in one["messages"][0]["content"]]
     assert asked["path"] == "/v1/chat/completions"
     assert (asked["model"], asked["temperature"], "max_tokens" in asked) == ("grader", 0.0, False)
+
+
+def test_a_score_beyond_the_full_one_is_none(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    bench.says = lambda text: f"score: {10 if 'good' in text else 5}"
+
+    with caplog.at_level(logging.WARNING):
+        assert all(map(math.isnan, judged(bench, "good", "bad")))
+    assert "where rl.reward.judge.full_score is 1" in caplog.text
+    assert judged(bench, "good", "bad", full_score=10) == [1.0, 0.5]
+
+
+def test_a_pattern_that_takes_too_long_costs_the_reward_alone(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.says = lambda text: "1 " * (2**20 if text.endswith("bad") else 1)
+    monkeypatch.setattr(judge, "_PATTERN_S", 1e-3)
+
+    with caplog.at_level(logging.WARNING):
+        first, second = judged(bench, "good", "bad", template="{response}", pattern=r"(\d+)\s")
+    assert first == 1 and math.isnan(second)
+    assert "rl.reward.judge.pattern takes longer" in caplog.text
 
 
 def test_what_a_response_says_is_no_part_of_the_template(bench: Bench) -> None:

@@ -121,8 +121,11 @@ def test_a_function_that_weighs_nothing_takes_no_reward_away() -> None:
     assert scored.sums() == {"reward": (10, 4), "reward/own_rewards:length": (10, 4), "reward/own_rewards:wild": (2, 1)}
 
 
-def test_a_number_as_text_is_a_number() -> None:
-    assert score("own_rewards:text").total.tolist() == [[1, 1], [1, 1]]
+def test_a_weighted_sum_that_is_too_large_for_the_model_is_absent() -> None:
+    scored = score("own_rewards:length", weights=[1e15])
+
+    assert scored.parts["own_rewards:length"].tolist() == [[1, 2], [3, 4]]
+    assert scored.sums()["absent_rewards"] == (3, 4)
 
 
 @pytest.mark.parametrize(
@@ -130,6 +133,7 @@ def test_a_number_as_text_is_a_number() -> None:
     [
         ("own_rewards:broken", "RWD001", "RuntimeError: the verifier is gone"),
         ("own_rewards:words", "RWD001", "much"),
+        ("own_rewards:text", "RWD001", "it gave the text '1.0'"),
         ("own_rewards:leaves", "RWD001", "SystemExit: 3"),
         ("script_that_ends:f", "RWD004", "SystemExit: 3"),
         ("own_rewards:nothing", "RWD002", "own_rewards:nothing"),

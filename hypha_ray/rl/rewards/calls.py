@@ -1,0 +1,101 @@
+"""Calls of reward functions on one response, and what comes of those that fail."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from hypha_ray.errors import ConfigError, HyphaError
+from hypha_ray.rl.rewards.registry import Tasks, functions_of, reward_of
+from hypha_ray.rl.rewards.response import Response, Reward
+
+Row: TypeAlias = tuple[float | ConfigError | None, ...]
+"""Rewards of a response by each function, NaN if absent; an error of a function that failed, None for one that isn't of
+the response's task."""
+LARGEST = 1e15
+"""Size up to which a number is a reward: the squares of larger ones may be infinite in the model's own numbers."""
+
+log = logging.getLogger(__name__)
+
+
+class Calls:
+    """Functions of a job, loaded in this process.
+
+    Args:
+        names: functions.
+        tasks: functions of single tasks.
+
+    Raises:
+        ConfigError: RWD003, RWD004, one can't be had.
+
+    """
+
+    def __init__(self, names: Sequence[str], tasks: Tasks) -> None:
+        self._names, self._tasks = tuple(names), tasks
+        self._functions = {name: reward_of(name) for name in names}
+
+    def row(self, response: Response, begins: Callable[[str], None] = lambda name: None) -> Row:
+        """Return what each function gives; `begins` is told the name of each before it is called."""
+        own = functions_of(response, self._tasks, self._names)
+        row: list[float | ConfigError | None] = []
+        for name, function in self._functions.items():
+            if name not in own:
+                row.append(None)
+                continue
+            begins(name)
+            row.append(_called(name, function, response))
+        return tuple(row)
+
+
+def _called(name: str, function: Reward, response: Response) -> float | ConfigError:
+    """Call a function; return NaN if it gives no number, and its error if it fails."""
+    try:
+        return _number(function(response))
+    except HyphaError:
+        raise
+    except (Exception, SystemExit) as error:  # A function of users may raise anything.
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        given = f"the response was {response.text[:80]!r} to {response.prompt[-80:]!r}"
+        return ConfigError(
+            "RWD001", f"reward function {name} failed", reason, "a number or None", f"mend the function; {given}"
+        )
+
+
+def _number(given: object) -> float:
+    """Return a number that is a reward; NaN for None, for no finite number and for one that is too large."""
+    if isinstance(given, str | bytes | bytearray):
+        raise TypeError(f"it gave the text {given[:80]!r}")
+    number = math.nan if given is None else float(given)  # type: ignore[arg-type]  # It raises a TypeError itself.
+    return number if abs(number) <= LARGEST else math.nan
+
+
+class Failures:
+    """Decides what the failures of functions mean: one that fails for an odd response has no reward for that."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def settle(
+        self, names: Sequence[str], rows: Sequence[Row], responses: Sequence[Response]
+    ) -> list[tuple[float, ...]]:
+        """Return the rewards of responses, NaN if absent.
+
+        Raises:
+            ConfigError: RWD001, a function failed for every response to more than one prompt, or for all responses.
+
+        """
+        for number, name in enumerate(names):
+            cells = [(row[number], response) for row, response in zip(rows, responses, strict=True)]
+            asked = [(cell, response) for cell, response in cells if cell is not None]
+            errors = [cell for cell, _ in asked if isinstance(cell, ConfigError)]
+            if not errors:
+                continue
+            several = len({response.prompt for _, response in asked}) > 1 or len(asked) == len(cells)
+            if several and len(errors) == len(asked):
+                raise errors[0]
+            if name not in self._told:
+                self._told.add(name)
+                log.warning("a response has no reward, which is told once: %s", errors[0])
+        return [tuple(cell if isinstance(cell, float) else math.nan for cell in row) for row in rows]

@@ -1,0 +1,142 @@
+"""Process between a worker and a response's program: it judges by the program's stops, and cleans up behind it.
+
+    python -I -S program_guard.py FOLDER
+
+The folder has `program.py` and `tests.py`. The verdict goes to standard output: 1 if the tests have passed, otherwise
+0. Standard input is a pipe of the worker, which ends with it. The environment is empty, since a program can read that
+of its parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+_PR_SET_CHILD_SUBREAPER = 36
+_LIMIT_S = 10.0
+"""Longest time of a program with its tests."""
+_END_S = 5.0
+"""Longest time to end all processes that a program has left."""
+_PROGRAM = Path(__file__).resolve().with_name("program.py")
+
+
+def main(folder: Path) -> None:
+    """Run the program, tell the verdict, and remove the folder with all that is in it."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)  # Orphans of the program become children of this process.
+    root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)  # A program may rename it.
+    tests = (folder / "tests.py").read_bytes()
+    (folder / "tests.py").unlink()
+    try:
+        (folder / "work").mkdir()
+        passed = _passes(folder, tests)
+    finally:
+        _kill_all()
+    os.write(1, b"1" if passed else b"0")
+    remove(root)
+
+
+def _passes(folder: Path, tests: bytes) -> bool:
+    """Whether the program gets to its end and then, with the tests there, to the end of these."""
+    wake = _wakes()
+    until = time.monotonic() + _LIMIT_S
+    nothing = [(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)]
+    command = [sys.executable, "-I", str(_PROGRAM), str(folder)]
+    process = os.posix_spawn(sys.executable, command, {}, file_actions=nothing, setsid=True)
+    if not _stops(process, wake, until):
+        return False
+    with suppress(OSError), (folder / "tests.py").open("xb") as file:
+        file.write(tests)
+    os.kill(process, signal.SIGCONT)
+    return _stops(process, wake, until)
+
+
+def _wakes() -> int:
+    """Return a descriptor that is ready when a child has ended or stopped."""
+    ready, wakes = os.pipe()
+    os.set_blocking(wakes, False)
+    os.set_blocking(ready, False)
+    signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    return ready
+
+
+def _stops(process: int, wake: int, until: float) -> bool:
+    """Whether the process stops itself in time; False if it ends, or the worker does."""
+    while True:
+        changed, status = os.waitpid(process, os.WNOHANG | os.WUNTRACED)
+        if changed:
+            return os.WIFSTOPPED(status)
+        ready, *_ = select.select([0, wake], [], [], max(0.0, until - time.monotonic()))
+        if not ready or 0 in ready:
+            return False
+        with suppress(BlockingIOError):
+            os.read(wake, 4096)
+
+
+def _kill_all() -> None:
+    """Kill all children, and those that they leave, until there is none."""
+    until = time.monotonic() + _END_S
+    while (children := _children()) and time.monotonic() < until:
+        for child in children:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitpid(-1, 0)
+
+
+def _children() -> list[int]:
+    try:
+        return list(map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()))
+    except FileNotFoundError:  # The kernel doesn't tell of them.
+        return []
+
+
+def remove(root: int) -> None:
+    """Remove an open folder and all that is in it, however deep.
+
+    Folders within folders are moved to the top first, so neither the stack nor a path grows with the depth.
+    """
+    prefix, number = os.urandom(8).hex(), 0
+    with suppress(OSError):
+        os.fchmod(root, 0o700)
+        while entries := _entries(root):
+            for name, is_folder in entries:
+                if not is_folder:
+                    os.unlink(name, dir_fd=root)
+                    continue
+                number = _flatten(root, name, prefix, number)
+                os.rmdir(name, dir_fd=root)
+        Path(f"/proc/self/fd/{root}").readlink().rmdir()
+    os.close(root)
+
+
+def _entries(folder: int) -> list[tuple[str, bool]]:
+    with os.scandir(folder) as entries:
+        return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+
+
+def _flatten(root: int, name: str, prefix: str, number: int) -> int:
+    """Remove a folder's files, and move its folders to the top under numbers of their own; return the last number."""
+    os.chmod(name, 0o700, dir_fd=root)
+    folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=root)
+    try:
+        for below, is_folder in _entries(folder):
+            if is_folder:
+                number += 1
+                os.chmod(below, 0o700, dir_fd=folder)  # Its entry for the folder above is written.
+                os.rename(below, f"{prefix}-{number}", src_dir_fd=folder, dst_dir_fd=root)
+            else:
+                os.unlink(below, dir_fd=folder)
+    finally:
+        os.close(folder)
+    return number
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
