@@ -194,6 +194,7 @@ class Island(WholeModel):
         return {
             "actor_gen": Extras(before=generation_hooks(self._rl.model_workers)),
             "ref_inf": Extras(before=(Reallocate("actor", "reference"),) if merged else (), after=offload),
+            "advantage_inf": Extras({"step": self._version}),
             "actor_train": Extras(arguments, after=tuple(self._hooks_of_training(offload))),
             "critic_train": Extras(arguments),
         }

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 
 from hypha_ray.config.tables.rl import RL
-from hypha_ray.rl.algorithms.advantages import ADVANTAGES, present
+from hypha_ray.rl.algorithms.advantages import ADVANTAGES, compared_groups, equal_groups
 from hypha_ray.rl.algorithms.gae import generalized_advantages, whitened
 from hypha_ray.rl.algorithms.kl import ESTIMATORS, adapted
 from hypha_ray.rl.dataflow.sample import Sample
 from hypha_ray.rl.packing import packed_numbers, packed_tokens, token_mask, tokens_of
 from hypha_ray.rl.roles.role import Outcome, Role
+from hypha_ray.types import Sums
 
 _CPU = torch.device("cpu")
 
@@ -32,21 +33,31 @@ class Advantage(Role):
     def __init__(self, rl: RL) -> None:
         self._rl, self._recipe = rl, rl.recipe
         self.kl = rl.kl
-        """Coefficient of the divergence from the reference in the reward; `rl.kl_target` adapts it."""
+        """Coefficient of the divergence from the reference in the next batch's reward; `rl.kl_target` adapts it."""
+        self._batch: tuple[object, tuple[str, ...]] | None = None
+        """Step and ids of the batch that was rewarded last; None before the first."""
+        self._kl_of_batch = rl.kl
+        """Coefficient that it was rewarded with: a step that begins again has the same one."""
 
     def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
-        """Compute advantages of all tokens, returns if there is a critic, and which responses are trained on."""
-        given = torch.tensor(sample.data["rewards"]).view(len(sample.ids), -1)
-        rewards, absent = present(given), given.isnan()
-        equal = rewards.amax(1) == rewards.amin(1)
-        sums = {"equal_groups": (float(equal.sum()), float(len(equal)))}
+        """Compute advantages of all tokens, returns if there is a critic, and which responses are trained on.
+
+        `step` is the number of the step: a repeated request for it is answered as the first one was.
+        """
+        if (batch := (arguments.get("step"), sample.ids)) != self._batch:
+            self._batch, self._kl_of_batch = batch, self.kl
+        rewards = torch.tensor(sample.data["rewards"]).view(len(sample.ids), -1)
+        absent, equal, compared = rewards.isnan(), equal_groups(rewards), compared_groups(rewards)
+        sums: Sums = {}
+        if compared.any():
+            sums["equal_groups"] = float((equal & compared).sum()), float(compared.sum())
         mask = torch.from_numpy(token_mask(sample)).float()
         divergence = self._divergence(sample, mask)
-        columns = self._columns(sample, rewards, mask, divergence, absent)
+        columns = self._columns(sample, rewards, mask, divergence)
         if divergence is not None and self._rl.kl_target is not None:
-            sums["kl_coefficient"] = self.kl, 1.0
+            sums["kl_coefficient"] = self._kl_of_batch, 1.0
             mean = float(divergence.sum() / mask.sum())
-            self.kl = adapted(self.kl, mean, self._rl.kl_target, len(mask), self._rl.kl_horizon)
+            self.kl = adapted(self._kl_of_batch, mean, self._rl.kl_target, len(mask), self._rl.kl_horizon)
         left_out = (equal & self._recipe.drop_equal_groups)[:, None] | (absent & self._rl.has_critic)
         kept = ~left_out.flatten()
         made = packed_tokens(sample, columns).update(packed_numbers(sample, {"kept": kept.numpy()}))
@@ -66,16 +77,15 @@ class Advantage(Role):
         rewards: torch.Tensor,
         mask: torch.Tensor,
         divergence: torch.Tensor | None,
-        absent: torch.Tensor,
     ) -> dict[str, torch.Tensor]:
-        penalty = torch.zeros_like(mask) if divergence is None else self.kl * divergence
+        penalty = torch.zeros_like(mask) if divergence is None else self._kl_of_batch * divergence
         lengths = mask.sum(1)
         if self._recipe.advantage != "gae":
             groups = rewards.shape
             found = ADVANTAGES[self._recipe.advantage](rewards - penalty.sum(1).view(groups), lengths.view(groups))
             return {"advantages": found.to(mask).reshape(-1, 1).expand_as(mask)}
         by_token = -penalty
-        by_token[torch.arange(len(mask)), lengths.long() - 1] += rewards.flatten()
+        by_token[torch.arange(len(mask)), lengths.long() - 1] += rewards.flatten().nan_to_num()
         critic, values = self._rl.critic, tokens_of(sample, "values", _CPU)
         advantages, returns = generalized_advantages(by_token, values, mask, critic.discount, critic.gae_lambda)
-        return {"advantages": whitened(advantages, mask * ~absent.flatten()[:, None]), "returns": returns}
+        return {"advantages": whitened(advantages, mask * ~rewards.isnan().flatten()[:, None]), "returns": returns}

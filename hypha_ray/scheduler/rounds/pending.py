@@ -14,6 +14,7 @@ from hypha_ray.scheduler.ledger.mixture import Mixture
 from hypha_ray.scheduler.messages import Outbox
 from hypha_ray.scheduler.resume_point import ResumePoint, RunTotals
 from hypha_ray.scheduler.rounds.evaluation import Evaluation
+from hypha_ray.scheduler.rounds.learning_signs import LearningSigns
 from hypha_ray.scheduler.rounds.patience import Patience
 from hypha_ray.types import Evaluated, Span
 
@@ -50,6 +51,7 @@ class PendingRounds(Generic[C]):
 
     def __init__(self, job: Job, past: ResumePoint, tally: RunTotals, ledger: Ledger | Mixture, out: Outbox) -> None:
         self._rounds, self._totals, self._ledger, self._out = job.rounds.update_rounds, tally, ledger, out
+        self._signs = LearningSigns()
         self.patience = Patience(job.rounds, past.evaluations)
         self._perplexity = find_task(job.model.type).perplexity
         self.awaiting_merge: deque[C] = deque()
@@ -144,4 +146,7 @@ class PendingRounds(Generic[C]):
         """Write the record of the oldest round, if any."""
         if self.awaiting_merge:
             done = self.awaiting_merge.popleft()
-            self._out.put(c.LogMetric(done.record(self._rounds, self._totals.elapsed_s(now), self._ledger.epoch)))
+            record = done.record(self._rounds, self._totals.elapsed_s(now), self._ledger.epoch)
+            self._out.put(c.LogMetric(record))
+            for text in self._signs.fresh(record):
+                self._out.problem(text, now)
