@@ -11,7 +11,7 @@ LEAST_ENTROPY = 0.01
 """Entropy of a token, in nats, below which a policy gives nearly the same responses to a prompt."""
 
 
-class LearningSigns:
+class LearningReports:
     """Remembers which signs have been told."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from hypha_ray.scheduler.ledger.mixture import Mixture
 from hypha_ray.scheduler.messages import Outbox
 from hypha_ray.scheduler.resume_point import ResumePoint, RunTotals
 from hypha_ray.scheduler.rounds.evaluation import Evaluation
-from hypha_ray.scheduler.rounds.learning_signs import LearningSigns
+from hypha_ray.scheduler.rounds.learning_signs import LearningReports
 from hypha_ray.scheduler.rounds.patience import Patience
 from hypha_ray.types import Evaluated, Span
 
@@ -51,7 +51,7 @@ class PendingRounds(Generic[C]):
 
     def __init__(self, job: Job, past: ResumePoint, tally: RunTotals, ledger: Ledger | Mixture, out: Outbox) -> None:
         self._rounds, self._totals, self._ledger, self._out = job.rounds.update_rounds, tally, ledger, out
-        self._signs = LearningSigns()
+        self._signs = LearningReports()
         self.patience = Patience(job.rounds, past.evaluations)
         self._perplexity = find_task(job.model.type).perplexity
         self.awaiting_merge: deque[C] = deque()

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import pytest
 
 from hypha_ray.scheduler import messages as c
-from hypha_ray.scheduler.rounds.learning_signs import LearningSigns
+from hypha_ray.scheduler.rounds.learning_signs import LearningReports
 from hypha_ray.types import Delta, Sums
 from tests.support.fleet import Fleet, done, job_of, rounds, slices_of
 
@@ -24,7 +24,7 @@ from tests.support.fleet import Fleet, done, job_of, rounds, slices_of
     ],
 )
 def test_sign_in_a_record_is_told_once(record: dict[str, Any], told: list[str]) -> None:
-    signs = LearningSigns()
+    signs = LearningReports()
     first = signs.fresh(record)
 
     assert len(first) == len(told) and all(part in text for part, text in zip(told, first, strict=True))
