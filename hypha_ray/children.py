@@ -12,7 +12,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 def start_child(cls: type, *arguments: Any) -> Any:
     """Start an actor on this node, in the lease of this process if it has one, with as much as this process has.
 
-    Calls that need nothing else are answered beside those that compute: they are in the group ``control``.
+    Calls that need nothing else are answered beside those that compute: they are in the group ``control``. Those in the
+    group ``pulse`` wait for no other call at all.
 
     Args:
         cls: class of the actor.
@@ -27,7 +28,7 @@ def start_child(cls: type, *arguments: Any) -> Any:
     )
     own = context.get_assigned_resources() if context.get_actor_id() else {}
     amounts = {"num_cpus": own.get("CPU", 0), "num_gpus": own.get("GPU", 0), "memory": own.get("memory")}
-    kind = ray.remote(concurrency_groups={"control": 1}, max_restarts=0, max_task_retries=0)(cls)
+    kind = ray.remote(concurrency_groups={"control": 1, "pulse": 1}, max_restarts=0, max_task_retries=0)(cls)
     return kind.options(scheduling_strategy=place, **amounts).remote(*arguments)
 
 

@@ -51,10 +51,20 @@ def secrets_of(url: str) -> list[str]:
     """The secrets of a URL, as they are written in it and as they are meant; the longest first, no very short ones."""
     shown = set(re.split(r"[?&#;=@:/]+", redacted(url)))
     parts = {part for part in re.split(r"[?&#;=@:/]+", url) if part} - shown
-    password = None if "://" not in url else urlsplit(url).password
+    password = _password(url)
     found = {*parts, *([password] if password else [])}
     found |= {unquote(part) for part in found}
     return sorted((part for part in found if len(part) >= SHORTEST), key=len, reverse=True)
+
+
+def _password(url: str) -> str | None:
+    """The password of a URL; None if it has none, or is no URL."""
+    if "://" not in url:
+        return None
+    try:
+        return urlsplit(url).password
+    except ValueError:  # Such as a bracket that isn't closed; what `redacted` hides is still found.
+        return None
 
 
 def _hidden(url: str) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from typing import Annotated, Literal, TypeAlias
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 CLUSTER = "hypha_ray"
 """Ray namespace of actors that belong to no run, such as data nodes."""
@@ -48,6 +49,17 @@ def target(text: str) -> str:
     return text
 
 
+def path_or_url(text: str) -> str:
+    """Check a path or a URL; a text without :// is a path."""
+    try:
+        _ = "://" in text and urlsplit(text).port
+    except ValueError:  # Such as a bracket that isn't closed, or a port that is no number.
+        raise ValueError("a folder, or a URL such as https://host/folder") from None
+    return text
+
+
+Place = Annotated[str, AfterValidator(path_or_url)]
+"""Path of a folder, or its URL."""
 Encoding: TypeAlias = Literal["fp32", "bf16", "fp16", "int8", "int4", "e3m0", "huffman3", "huffman2", "topk"]
 """Names of codecs."""
 

@@ -33,3 +33,5 @@ class Step:
     """Records of a few responses, for people to read."""
     revived: tuple[int, ...] = ()
     """Numbers of the model workers that have died and were replaced since the batch before."""
+    problems: tuple[str, ...] = ()
+    """Lines for the user about what failed beside the training, which went on."""

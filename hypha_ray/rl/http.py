@@ -1,76 +1,278 @@
-"""Calls of other programs by HTTP, JSON in and out."""
+"""Calls of other programs by HTTP, JSON in and out.
+
+Each limit holds for the whole call. There is one time for address, connection, redirects and answer, and one size for
+the answer.
+"""
 
 from __future__ import annotations
 
-import http.client
+import asyncio
 import json
-import urllib.error
+import math
+import os
+import socket
 import urllib.request
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Any
 
-from hypha_ray.errors import line_of
+from aiohttp import (
+    ClientConnectorError,
+    ClientError,
+    ClientPayloadError,
+    ClientResponse,
+    ClientSession,
+    ClientTimeout,
+    DummyCookieJar,
+    InvalidURL,
+    TCPConnector,
+)
+from aiohttp.resolver import ThreadedResolver
+from yarl import URL
 
-_MOST_BYTES = 1 << 30
-"""Most bytes of an answer."""
+from hypha_ray.errors import first_line, line_of
+from hypha_ray.redaction import redacted
+from hypha_ray.rl.event_loop import wait_for
+
+MOST_BYTES = 4 << 20
+"""Most bytes of an answer whose length doesn't grow with the request."""
+_MOST_REDIRECTS = 5
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _LATER = frozenset({408, 425, 429})
 """Statuses below 500 of a request that may be answered if it is made again."""
+_PIECE_BYTES = 1 << 16
+_SHOWN_BYTES = 2000
+"""Most bytes that are read of an answer with an error's status."""
 
 
 class Unreachable(Exception):
     """There was no answer, or one that says that there may be one later."""
 
+    retry_after_s: float | None = None
+    """Time in seconds after which the other side wants to be asked again; None if it has named none."""
+
 
 class TooLate(Exception):
-    """There was no answer in time."""
+    """There was no whole answer in time."""
 
 
 class Refused(Exception):
-    """The answer is that the request is wrong, or the answer isn't JSON."""
+    """The answer is that the request is wrong, or the answer can't be taken: a redirect, too long, or not JSON."""
 
     status: int | None = None
-    """Status of the answer; None if the request was answered well, but not in JSON."""
+    """Status of the answer; None if the request was answered well, but not in JSON or at too great a length."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """Request that may be redirected."""
+
+    url: URL
+    body: bytes | None
+    """Body to post; None: a page is read."""
+    headers: Mapping[str, str]
 
 
 def call(
-    url: str, payload: Mapping[str, Any] | None, timeout_s: float, headers: Mapping[str, str] | None = None
+    url: str,
+    payload: Mapping[str, Any] | None,
+    timeout_s: float,
+    headers: Mapping[str, str] | None = None,
+    most_bytes: int = MOST_BYTES,
 ) -> Any:
     """Post a payload, or get a page without one; return the answer, and None if it is empty.
+
+    Proxies are those of the environment, with none for this machine itself. A post isn't redirected. A page is looked
+    for at up to five further addresses, never at one without encryption after one with it. Headers are for the origin
+    of the first address alone.
 
     Args:
         url: address.
         payload: value to post as JSON; None: nothing is posted.
-        timeout_s: longest silence of the other side.
+        timeout_s: longest time until the whole answer is there.
         headers: headers beside those that JSON needs.
+        most_bytes: most bytes of the answer.
 
     Raises:
         Unreachable: no answer, or a status that tells of trouble on the other side.
-        TooLate: no answer in time.
-        Refused: a status that tells of a wrong request, or an answer that isn't JSON.
+        TooLate: no whole answer in time.
+        Refused: a status that tells of a wrong request, or an answer that is too long, elsewhere, or not JSON.
 
     """
     body = None if payload is None else json.dumps(payload).encode()
-    request = urllib.request.Request(url, body, {"Content-Type": "application/json", **(headers or {})})
     try:
-        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
-            text = answer.read(_MOST_BYTES)
-            # The end of a connection is no error in a body that is read by a limit, nor among headers.
-            cut_off = answer.length and len(text) < _MOST_BYTES
-            if cut_off or (payload is not None and answer.length is None and not text):
-                raise http.client.IncompleteRead(text, answer.length)
-        return json.loads(text) if text.strip() else None
-    except urllib.error.HTTPError as error:
-        said = " ".join(error.read(2000).decode(errors="replace").split())[:300]
-        if error.code >= 500 or error.code in _LATER:
-            raise Unreachable(f"status {error.code}: {said}") from None
-        refused = Refused(f"status {error.code}: {said}")
-        refused.status = error.code
-        raise refused from None
-    except ValueError:
-        raise Refused("an answer that isn't JSON") from None
+        request = _Request(
+            URL(url, encoded=url.isascii()), body, {"Content-Type": "application/json", **(headers or {})}
+        )
+        text = wait_for(_answer(request, timeout_s, most_bytes))
     except TimeoutError:
         raise TooLate(f"no answer in {timeout_s:g} s") from None
-    except (OSError, http.client.HTTPException) as error:
-        if isinstance(getattr(error, "reason", None), TimeoutError):
-            raise TooLate(f"no answer in {timeout_s:g} s") from None
+    except InvalidURL as error:
+        raise Refused(line_of(error, url)) from None
+    except ClientConnectorError as error:
+        raise Unreachable(_unconnected(error)) from None
+    except (ClientError, OSError) as error:
         raise Unreachable(line_of(error, url)) from None
+    except ValueError as error:  # An address or a proxy that is none.
+        raise Refused(line_of(error, url)) from None
+    try:
+        return json.loads(text) if text.strip() else None
+    except (ValueError, RecursionError):
+        raise Refused("an answer that isn't JSON") from None
+
+
+def _unconnected(error: ClientConnectorError) -> str:
+    """Return the reason why there is no connection; asyncio's own text has no word for it."""
+    number = error.os_error.errno or 0
+    reason = os.strerror(number) if number > 0 else first_line(error.os_error)
+    return f"{error.host}:{error.port} can't be reached: {reason}"
+
+
+async def _answer(request: _Request, timeout_s: float, most_bytes: int) -> bytes:
+    """Return the body of the answer, after any redirects."""
+    # Other limits of aiohttp are off: they are of single parts, and the whole may take longer than each of them.
+    no_limit = ClientTimeout(total=None, sock_connect=None)
+    connector = TCPConnector(resolver=ThreadedResolver(), force_close=True)
+    async with (
+        asyncio.timeout(timeout_s),
+        ClientSession(connector=connector, cookie_jar=DummyCookieJar(), timeout=no_limit) as session,
+    ):
+        for _ in range(_MOST_REDIRECTS + 1):
+            method = "GET" if request.body is None else "POST"
+            async with session.request(
+                method,
+                request.url,
+                data=request.body,
+                headers=request.headers,
+                allow_redirects=False,
+                proxy=_proxy(request.url),
+            ) as answer:
+                if answer.status not in _REDIRECTS:
+                    return await _body(answer, request, most_bytes)
+                request = _redirected(request, answer)
+    raise Refused(f"more than {_MOST_REDIRECTS} redirects")
+
+
+def _redirected(request: _Request, answer: ClientResponse) -> _Request:
+    """Return the request for the address that an answer names; credentials stay with the origin that they are for.
+
+    Raises:
+        Refused: the request isn't to be redirected, or not to there.
+
+    """
+    target = request.url.join(URL(answer.headers.get("Location", "")))
+    where = redacted(str(target))[:300]
+    refused = Refused(f"status {answer.status}: a redirect to {where}")
+    refused.status = answer.status
+    insecure = request.url.scheme == "https" and target.scheme != "https"
+    if request.body is not None or insecure or target.scheme not in ("http", "https"):
+        raise refused
+    if target.origin() == request.url.origin():
+        return replace(request, url=target)
+    return replace(request, url=target.with_user(None), headers={})
+
+
+async def _body(answer: ClientResponse, request: _Request, most_bytes: int) -> bytes:
+    """Return the body of an answer that is no redirect."""
+    if not 200 <= answer.status < 300:
+        raise _error_of(answer, await _said(answer))
+    text = await _read(answer, most_bytes + 1)
+    if len(text) > most_bytes:
+        raise Refused(f"an answer of more than {most_bytes} bytes")
+    if request.body is not None and answer.content_length is None and not text:
+        # A server that dies after its headers ends the connection, as one does whose answer has no length.
+        raise Unreachable("an answer that ends after its headers")
+    return text
+
+
+async def _read(answer: ClientResponse, most_bytes: int) -> bytes:
+    """Return the first bytes of a body."""
+    pieces, size = [], 0
+    while size < most_bytes and (piece := await answer.content.read(min(_PIECE_BYTES, most_bytes - size))):
+        pieces.append(piece)
+        size += len(piece)
+    return b"".join(pieces)
+
+
+async def _said(answer: ClientResponse) -> bytes:
+    """Return the first bytes of an error's body, which may be cut off."""
+    try:
+        return await _read(answer, _SHOWN_BYTES)
+    except ClientPayloadError:
+        return b""
+
+
+def _error_of(answer: ClientResponse, text: bytes) -> Unreachable | Refused:
+    said = f"status {answer.status}: {' '.join(text.decode(errors='replace').split())[:300]}"
+    if answer.status >= 500 or answer.status in _LATER:
+        unreachable = Unreachable(said)
+        unreachable.retry_after_s = retry_after_s(answer.headers)
+        return unreachable
+    refused = Refused(said)
+    refused.status = answer.status
+    return refused
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Return the time in seconds that an answer asks to wait, as a number or up to a date; None if it names none."""
+    told = headers.get("Retry-After", "").strip()
+    try:
+        seconds = float(told)
+    except ValueError:
+        # By the other side's own clock, if it tells it: the two may differ.
+        until, now = _date(told), _date(headers.get("Date", "")) or datetime.now(UTC)
+        return None if until is None else max(0.0, (until - now).total_seconds())
+    return max(0.0, seconds) if math.isfinite(seconds) else None
+
+
+def _date(text: str) -> datetime | None:
+    try:
+        found = parsedate_to_datetime(text)
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def _proxy(url: URL) -> str | None:
+    """Return the environment's proxy for an address; None: it is asked without one."""
+    host = url.host or ""
+    proxies = urllib.request.getproxies()
+    if is_this_machine(host) or _is_within(host, proxies.get("no", "")):
+        return None
+    if urllib.request.proxy_bypass(f"{host}:{url.port}"):
+        return None
+    return proxies.get(url.scheme) or proxies.get("all")
+
+
+def _is_within(host: str, names: str) -> bool:
+    """Whether a host is an address in one of the networks among names, such as 10.0.0.0/8."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return False
+    for name in names.split(","):
+        try:
+            if address in ip_network(name.strip(), strict=False):
+                return True
+        except ValueError:  # It is no network.
+            continue
+    return False
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether a host is a loopback address or its name."""
+    name = host.rstrip(".").lower()
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        address: IPv4Address | IPv6Address = ip_address(name.partition("%")[0])
+    except ValueError:
+        try:
+            address = IPv4Address(socket.inet_aton(name))  # Short forms, such as 127.1.
+        except OSError:
+            return False
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return (mapped or address).is_loopback or address.is_unspecified

@@ -185,7 +185,8 @@ class Island(WholeModel):
         sums, rewarded = sums_of(replies) | moved | lag, streamed or replies["rew_inf"]
         shown = rewarded[0].facts["shown"]
         revived, self._revived = tuple(self._revived), []
-        return Step(loss, actor["scored"], norm, actor["tokens"], sums, bad, shown, revived)
+        problems = tuple(line for group in replies.values() for reply in group for line in reply.problems)
+        return Step(loss, actor["scored"], norm, actor["tokens"], sums, bad, shown, revived, problems)
 
     def _extras(self, arguments: Mapping[str, Any]) -> dict[str, Extras]:
         """Return what the calls of a step need beside the graph; `arguments` are those of training."""

@@ -13,13 +13,13 @@ from hypha_ray.config.tables.rewards import JUDGE, MODEL, Reward
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.errors import ConfigError
 from hypha_ray.rl.engines.native import Responses
+from hypha_ray.rl.reward_data import records_of
 from hypha_ray.rl.rewards.calls import LARGEST
 from hypha_ray.rl.rewards.evaluators import Evaluator, InPlace, Processes, Together
 from hypha_ray.rl.rewards.judge import JudgeCalls
 from hypha_ray.rl.rewards.registry import functions_of, limit_of
 from hypha_ray.rl.rewards.response import Response
 from hypha_ray.types import Arrays, Sums
-from hypha_ray.types.prompts import unpack_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Scorer:
             ConfigError: RWD001, a function failed.
 
         """
-        pairs = zip(self._prompts(prompts), unpack_records(prompts["reward_data"]), strict=True)
+        pairs = zip(self._prompts(prompts), records_of(prompts["reward_data"]), strict=True)
         for text, data in pairs:  # Each by itself: a function that fails for one of many responses ends no run.
             self._evaluator.rewards([Response(text, str(data.get("answer", "")), (), True, data, self._longest)])
 
@@ -109,7 +109,7 @@ class Scorer:
     def _responses(self, prompts: Arrays, responses: Responses) -> Iterator[Response]:
         width, samples = responses.prompt_width, len(responses.ids) // len(prompts["input_ids"])
         ids, masks = responses.ids[:, width:].cpu().numpy(), responses.mask.cpu().numpy().astype(bool)
-        texts, records = self._prompts(prompts), unpack_records(prompts["reward_data"])
+        texts, records = self._prompts(prompts), records_of(prompts["reward_data"])
         for row, (tokens, mask, ended) in enumerate(zip(ids, masks, responses.ended.tolist(), strict=True)):
             text, record, answer = texts[row // samples], records[row // samples], tuple(tokens[mask].tolist())
             said = answer[:-1] if ended else answer  # The end token may be no special one, which texts have.

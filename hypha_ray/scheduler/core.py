@@ -211,7 +211,7 @@ class SchedulerCore:
                     self._strategy.correct_plans(now)
             case t.Left() if trusted:
                 self._lost(source, "left", now, blame=False)
-            case t.Damaged() | t.RolloutReport() | t.ModelWorkersRevived() if trusted:
+            case t.Damaged() | t.RolloutReport() | t.ModelWorkersRevived() | t.WorkerWarned() if trusted:
                 self._out.logged(event, now)
             case t.Failed(error=error) if trusted:
                 self._out.finish(error)

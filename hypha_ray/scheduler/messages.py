@@ -20,6 +20,7 @@ from hypha_ray.types import (
     Span,
     Verdict,
     WeightsVersion,
+    WorkerWarned,
 )
 
 Used: TypeAlias = tuple[tuple[int, tuple[Span, ...]], ...]
@@ -241,8 +242,8 @@ class Outbox:
             fields["round"] = event.round
         self.event("stale", now, **fields)
 
-    def logged(self, event: Damaged | RolloutReport | ModelWorkersRevived, now: float) -> None:
-        """Add lines for damaged samples or replaced processes to events.jsonl, or for responses to rollouts.jsonl."""
+    def logged(self, event: Damaged | RolloutReport | ModelWorkersRevived | WorkerWarned, now: float) -> None:
+        """Add lines to events.jsonl, or for responses to rollouts.jsonl."""
         worker = event.source.worker
         match event:
             case Damaged():
@@ -250,6 +251,9 @@ class Outbox:
             case ModelWorkersRevived(model_workers=numbers):
                 for number in numbers:
                     self.event("revive", now, role=f"model worker {number} of worker {worker}", reason="it died")
+            case WorkerWarned(lines=lines):
+                for line in lines:
+                    self.problem(f"worker {worker}: {line}", now)
             case RolloutReport(responses=responses):
                 for response in responses:
                     self.event("rollout", now, round=event.round, worker=worker, **response)

@@ -31,6 +31,7 @@ from hypha_ray.types.events import (
     Report,
     RolloutReport,
     RoundEvent,
+    WorkerWarned,
 )
 from hypha_ray.types.layout import Entry, Flat, Layout
 from hypha_ray.types.plans import FragmentUpdate, Plan, RoundProgress, Source, WeightsVersion
@@ -73,6 +74,7 @@ __all__ = [
     "TokenRules",
     "Verdict",
     "WeightsVersion",
+    "WorkerWarned",
     "added",
     "dataset_of",
     "joined",

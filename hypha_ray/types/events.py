@@ -119,6 +119,13 @@ class ModelWorkersRevived(RoundEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerWarned(RoundEvent):
+    """Lines for the user about what failed beside a worker's training, which goes on."""
+
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Delta(RoundEvent):
     """A round's result; the next `fragments` items of the stream are its payloads, one a fragment, in order.
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import ray
 import torch
 import torch.distributed as dist
 
+from hypha_ray.errors import AuthenticationError
 from hypha_ray.failpoints import arm, hits
 from hypha_ray.rl.dataflow.post import Post
 from hypha_ray.rl.dataflow.requests import Reply, Request
@@ -95,6 +98,36 @@ def test_a_step_whose_model_worker_is_killed_is_the_same_step(point: str, tmp_pa
     finally:
         unharmed.close()
         harmed.close()
+
+
+def test_a_model_worker_that_cannot_be_built_says_why_and_is_not_built_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    judge = {"url": "http://127.0.0.1:9", "model": "m", "key_variable": "NO_SUCH_KEY"}
+    flags = [f"--rl.reward.judge.{name}={value}" for name, value in judge.items()]
+    island = Island(job('--rl.reward.functions=["judge"]', *flags, model_workers=3), tokenizer())
+    try:
+        with pytest.raises(AuthenticationError, match=r"RWD006.*NO_SUCH_KEY"):
+            island.step(BATCH)
+        assert "replaced" not in caplog.text
+    finally:
+        island.close()
+
+
+def test_a_dead_and_a_stopped_model_worker_are_replaced_within_a_limit() -> None:
+    island = Island(job("--worker.stall_s=9", **{**SETTINGS, "model_workers": 3}), tokenizer())
+    try:
+        island.step(BATCH)
+        first, second = ray.get([actor.ping.remote() for actor in island._workers._actors.values()])
+        os.kill(first, signal.SIGSTOP)
+        os.kill(second, signal.SIGKILL)
+
+        assert island._workers.revive() == (1, 2)
+        assert {first, second}.isdisjoint(
+            ray.get([actor.ping.remote() for actor in island._workers._actors.values()], timeout=120)
+        )
+    finally:
+        island.close()
 
 
 class Recorder:

@@ -6,13 +6,13 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from hypha_ray.config.value_types import Count, NotNegative, Positive, Table
+from hypha_ray.config.value_types import Count, NotNegative, Place, Positive, Table
 
 
 class DatasetShare(Table):
     """One dataset of a mixture."""
 
-    path: str | None = Field(None, description="as dataset.path")
+    path: Place | None = Field(None, description="as dataset.path")
     name: str | None = Field(None, description="as dataset.name")
     weight: Positive = Field(1.0, description="share of the samples, relative to the other weights")
 
@@ -20,7 +20,7 @@ class DatasetShare(Table):
 class Dataset(Table):
     """The prepared dataset: a folder or URL, a name by which data nodes serve it, or a mixture of several."""
 
-    path: str | None = Field(None, description="prepared folder, or its URL: s3, gs, http, https, hf or file")
+    path: Place | None = Field(None, description="prepared folder, or its URL: s3, gs, http, https, hf or file")
     name: str | None = Field(None, description="name in $HYPHA_RAY_HOME/datasets, or of data nodes")
     mix: list[DatasetShare] = Field([], fail_fast=True, description="datasets that every batch is mixed of, by weight")
     shards: Count = Field(1, description="data shard actors that serve it")

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from hypha_ray.config.value_types import Count, Table, hub_id, target
+from hypha_ray.config.value_types import Count, Place, Table, hub_id, target
 
 
 class Checkpoint(Table):
@@ -18,7 +18,7 @@ class Checkpoint(Table):
         False, description="also keep the snapshot with the best evaluation, and save its model as model-best"
     )
     failures: Count = Field(10, description="consecutive rounds that may fail to be written before the run ends")
-    mirror: str | None = Field(None, description="folder or fsspec URL that a run is copied to")
+    mirror: Place | None = Field(None, description="folder or fsspec URL that a run is copied to")
     export_dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
         None, description="dtype of the saved model; default: that of its repository or [model.config]"
     )

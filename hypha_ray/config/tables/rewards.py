@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Annotated, Final, Literal, TypeAlias
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
@@ -23,7 +24,11 @@ Functions: TypeAlias = Annotated[list[str], AfterValidator(distinct)]
 
 def server_url(url: str) -> str:
     """Check the address of a server."""
-    if not re.fullmatch(r"https?://[^\s/@?#]+(/[^\s?#]*)?", url):
+    try:
+        is_one = re.fullmatch(r"https?://[^\s/@?#]+(/[^\s?#]*)?", url) and urlsplit(url).port != 0
+    except ValueError:  # Such as a bracket that isn't closed, or a port that is no number.
+        is_one = False
+    if not is_one:
         raise ValueError("http://host:port or https://host:port")
     return url
 
@@ -80,8 +85,10 @@ class Judge(Table):
         None, description="environment variable that has the key; default: none is sent"
     )
     max_tokens: Count | None = Field(None, description="longest answer in tokens; default: the judge's own")
-    deadline_s: Positive = Field(60.0, description="longest time for one answer")
-    retries: Annotated[int, Field(ge=0)] = Field(3, description="further attempts, after 0.5 s, 1 s, 2 s …")
+    deadline_s: Positive = Field(60.0, description="longest time until the whole of one answer is there")
+    retries: Annotated[int, Field(ge=0)] = Field(
+        3, description="further attempts, after 0.5 s, 1 s, 2 s …, or when the judge says (Retry-After)"
+    )
     at_once: Count = Field(16, description="responses that a worker has judged at a time")
 
 

@@ -80,7 +80,7 @@ class GenerationServer(Table):
         None, description="folder that worker and server see, for weights; default: that of temporary files"
     )
     start_s: Positive = Field(600.0, description="longest time until a server answers, at first and after it was lost")
-    deadline_s: Positive = Field(600.0, description="longest time for one answer")
+    deadline_s: Positive = Field(600.0, description="longest time until the whole of one answer is there")
 
 
 class Generation(Table):

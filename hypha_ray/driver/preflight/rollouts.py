@@ -16,10 +16,10 @@ from hypha_ray.model.checks.positions import require_positions
 from hypha_ray.model.loading.build import random_model
 from hypha_ray.model.loading.tokenizer import tokenizer_of
 from hypha_ray.rl.check import check_generation
+from hypha_ray.rl.reward_data import records_of
 from hypha_ray.rl.reward_model.scores import unscored
 from hypha_ray.rl.scoring import Scorer
 from hypha_ray.types import Arrays, Samples, dataset_of, joined
-from hypha_ray.types.prompts import unpack_records
 
 _SAMPLES = 3
 """Number of prompts in the check of generation."""
@@ -72,7 +72,7 @@ def _missing_tasks(case: Case, slices: Mapping[int, Arrays]) -> list[str]:
     """Return a note if reward functions are given for tasks that no prompt of these slices is of."""
     if not (named := case.job.rl.reward.by_task):
         return []
-    found = {str(one.get("task")) for arrays in slices.values() for one in unpack_records(arrays["reward_data"])}
+    found = {str(one.get("task")) for arrays in slices.values() for one in records_of(arrays["reward_data"])}
     missing = ", ".join(name for name in named if name not in found)
     there = ", ".join(sorted(found))
     return [f"rl.reward.tasks names {missing}, and the first prompts are of {there} alone"] if missing else []

@@ -137,3 +137,5 @@ class Reply:
     """Figures of the operation."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Single values, such as the norm of a gradient or those of `spec` and `model_config`."""
+    problems: tuple[str, ...] = ()
+    """Lines for the user about what failed beside the operation, which went on."""

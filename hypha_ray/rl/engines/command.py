@@ -1,23 +1,29 @@
-"""Server that a worker starts by a command: its process, its port, and the last that it printed."""
+"""Server that a worker starts by a command: its process, its port, and what it prints."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
 
 from hypha_ray.bridge.environment import handed_on
 from hypha_ray.errors import ConfigError
+from hypha_ray.modes import opener
 from hypha_ray.rl.engines import guard
 from hypha_ray.rl.http import Unreachable
 
 _STARTED = "RL020"
 _LAST_BYTES = 4000
+_MOST_LOG_BYTES = 16 << 20
+"""Size of a log that is put aside when the next server starts."""
 
 
 class CommandServer:
@@ -27,23 +33,26 @@ class CommandServer:
         line: command line, with ``{model}`` and ``{port}``.
         model: folder of the model.
         environment: variables beside those that are handed on.
+        log: file for what it prints; None, or if it can't be opened: a temporary one.
 
     Raises:
         ConfigError: RL020, there is no such program.
 
     """
 
-    def __init__(self, line: str, model: str, environment: Mapping[str, str]) -> None:
+    def __init__(self, line: str, model: str, environment: Mapping[str, str], log: Path | None = None) -> None:
         port = _free_port()
         words = [word.replace("{model}", model).replace("{port}", str(port)) for word in shlex.split(line)]
         self.url = f"http://127.0.0.1:{port}"
         self.answered = False
-        """Whether the server has answered once."""
+        """Whether a server of this command has answered once."""
         self._program, program = words[0], shutil.which(words[0])
         if program is None:
             fix = "mend rl.generation.server.command; the program has to be on every node that may get a worker"
             raise ConfigError(_STARTED, "there is no such program for a server that generates", words[0], fix=fix)
-        self._printed = tempfile.TemporaryFile()  # noqa: SIM115  It is open as long as the server.
+        self._printed = _opened(log)
+        self.log = self._printed.name
+        """File with what the server has printed."""
         self._process = subprocess.Popen(
             [sys.executable, "-m", guard.__name__, program, *words[1:]],
             env={**handed_on(os.environ), **environment},
@@ -57,16 +66,16 @@ class CommandServer:
         """Refuse a server that has ended.
 
         Raises:
-            ConfigError: RL020, it has ended before it answered.
-            Unreachable: it has ended later.
+            ConfigError: RL020, it has ended, and no server of this command has answered yet.
+            Unreachable: it has ended, and one has.
 
         """
         if (code := self._process.poll()) is None:
             return
         if self.answered:
-            raise Unreachable(f"the server has ended with exit code {code}")
-        fix = f"run the command by hand; it printed at last: {self._last_line()}"
-        raise ConfigError(_STARTED, f"the server {self._program} has ended", f"exit code {code}", fix=fix)
+            raise Unreachable(f"the server has ended ({_cause(code)})")
+        fix = f"run the command by hand; it printed at last: {self._last_line()}; all is in {self.log}"
+        raise ConfigError(_STARTED, f"the server {self._program} has ended", _cause(code), fix=fix)
 
     @property
     def lives(self) -> bool:
@@ -89,6 +98,28 @@ class CommandServer:
         self._printed.seek(max(0, end - _LAST_BYTES))
         lines = self._printed.read().decode(errors="replace").split("\n")
         return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "nothing")
+
+
+def _opened(log: Path | None) -> IO[bytes]:
+    """Open a file for what a server prints; one that has grown large makes room for a new one."""
+    if log is not None:
+        try:
+            log.parent.mkdir(parents=True, exist_ok=True)
+            if log.exists() and log.stat().st_size > _MOST_LOG_BYTES:
+                log.replace(log.with_suffix(".log.1"))
+            return open(log, "a+b", opener=opener)
+        except OSError:  # A full disk, for one: a log is no reason to end a run.
+            pass
+    return tempfile.NamedTemporaryFile(prefix="hypha-generation-", suffix=".log", delete=False)
+
+
+def _cause(code: int) -> str:
+    """Return what an exit code tells; a shell's and the guard's are 128 and more for signals."""
+    number = -code if code < 0 else code - 128
+    try:
+        return f"killed by signal {number} ({signal.Signals(number).name})"
+    except ValueError:
+        return f"exit code {code}"
 
 
 def _free_port() -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Container, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,11 @@ import torch
 
 from hypha_ray.rl.engines.native import Responses
 from hypha_ray.rl.engines.sampling import Sampling
+
+ROUNDING: Final = 1e-3
+"""Most by which the rounding of an engine may raise a log-probability above 0."""
+_MOST_LOGPROB = float(torch.finfo(torch.float32).max)
+"""Largest size of a log-probability that is finite in single precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +29,10 @@ class Completion:
     """Log-probability of each of them."""
     version: str | None
     """Version of the weights that it was made with; None if the answer has none."""
+
+
+class EngineUnableError(Exception):
+    """The engine can't generate for a reason on this machine that may pass; the policy can in its place."""
 
 
 class Engine(Protocol):
@@ -47,6 +56,7 @@ class Engine(Protocol):
 
         Raises:
             HyphaError: the engine can't.
+            EngineUnableError: it can't now; the policy may generate itself.
 
         """
         ...
@@ -54,6 +64,30 @@ class Engine(Protocol):
     def close(self) -> None:
         """Release what the engine holds."""
         ...
+
+
+def unfit(response: Completion, known: Container[int]) -> str:
+    """Return the reason why a model can't have made a response; empty if it can.
+
+    Args:
+        response: the response.
+        known: ids that it may have.
+
+    """
+    if not response.ids or len(response.ids) != len(response.logprobs):
+        return f"{len(response.ids)} tokens of a response with {len(response.logprobs)} log-probabilities"
+    for token in response.ids:
+        if type(token) is not int or token not in known:
+            return f"a response with the token id {_shown(token)}, which model or tokenizer lack"
+    for logprob in response.logprobs:
+        if type(logprob) not in (int, float) or not -_MOST_LOGPROB <= logprob <= ROUNDING:
+            return f"a response with the log-probability {_shown(logprob)}"
+    return ""
+
+
+def _shown(value: object) -> str:
+    """Return a value of an answer as text of bounded length."""
+    return repr(value)[:40] if not isinstance(value, int) or abs(value) < 10**30 else "of more than 30 digits"
 
 
 def responses_of(

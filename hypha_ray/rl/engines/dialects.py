@@ -148,10 +148,8 @@ def _common(sampling: Sampling, ends: Sequence[int]) -> dict[str, Any]:
 
 
 def _completion(ids: Sequence[int], logprobs: Sequence[float], version: str | None) -> Completion:
-    found = Completion(tuple(map(int, ids)), tuple(map(float, logprobs)), version)
-    if not found.ids or len(found.ids) != len(found.logprobs):
-        raise Refused(f"{len(found.ids)} tokens of a response with {len(found.logprobs)} log-probabilities")
-    return found
+    """Return a response with its numbers as they came: converted ones might be others."""
+    return Completion(tuple(ids), tuple(logprobs), version)
 
 
 class _Promised:
@@ -161,5 +159,5 @@ class _Promised:
         pass
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, LookupError | TypeError | ValueError):
+        if isinstance(error, ArithmeticError | AttributeError | LookupError | TypeError | ValueError):
             raise Refused(f"an answer without what is needed ({type(error).__name__}: {error})") from None

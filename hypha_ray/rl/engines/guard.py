@@ -24,7 +24,7 @@ END_S = 5.0
 
 
 def main(words: list[str]) -> int:
-    """Run a command; return its exit code, or 143 after it was ended."""
+    """Run a command; return its exit code, 128 and the number of a signal that killed it, or 143 after it was ended."""
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)  # Orphans of the command become children of this process.
     process = subprocess.Popen(
@@ -38,7 +38,7 @@ def main(words: list[str]) -> int:
             _end(process)
             return 143
     _kill_all(process.pid)
-    return process.returncode
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -17,12 +17,12 @@ from hypha_ray.config.tables.rewards import JUDGE, Judge
 from hypha_ray.errors import AuthenticationError, ConfigError
 from hypha_ray.redaction import HIDDEN
 from hypha_ray.rl.http import Refused, TooLate, Unreachable, call
+from hypha_ray.rl.pauses import Pauses
 from hypha_ray.rl.rewards.registry import Tasks, functions_of
 from hypha_ray.rl.rewards.response import Response
 
-_WRONG = frozenset({401, 403, 404, 405})
+_WRONG = frozenset({*range(300, 400), 401, 403, 404, 405})
 """Statuses that all requests would get: key, address or model are wrong."""
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 30.0
 _PATTERN_S = 5.0
 """Longest search for a score in what a judge said."""
 _PLACES = re.compile(r"\{(prompt|response|answer)\}")
@@ -105,25 +105,34 @@ class JudgeCalls:
     def _said(self, payload: Mapping[str, object]) -> str | None:
         """Return the judge's text; None after the last attempt failed."""
         headers = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
-        for attempt in range(self._settings.retries + 1):
-            if attempt:
-                time.sleep(min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2 ** min(attempt - 1, 10)))
+        pauses = Pauses(self._settings.retries)
+        pause_s: float | None = 0.0
+        while pause_s is not None:
+            time.sleep(pause_s)
             try:
-                answer = call(self._url, payload, self._settings.deadline_s, headers)
-                return str(answer["choices"][0]["message"]["content"])
+                return self._text_of(call(self._url, payload, self._settings.deadline_s, headers))
             except (Unreachable, TooLate) as error:
                 self.trouble = self._hidden(str(error))
+                pause_s = pauses.after(error.retry_after_s if isinstance(error, Unreachable) else None)
             except Refused as error:
+                said = self.trouble = self._hidden(str(error))
                 if error.status in _WRONG:
-                    fix = "mend rl.reward.judge.url, model or key"
-                    said = self._hidden(str(error))
+                    fix = "mend rl.reward.judge.url, model or key; it has to be the address itself, with no redirect"
                     raise ConfigError("RWD005", "the judge refuses requests", said, fix=fix) from None
-                self.trouble = self._hidden(str(error))
-                return None
-            except (LookupError, TypeError):
-                self.trouble = "an answer without choices"
                 return None
         return None
+
+    def _text_of(self, answer: Any) -> str | None:
+        """Return the text of an answer; None if it has none."""
+        try:
+            text = answer["choices"][0]["message"]["content"]
+        except (LookupError, TypeError):
+            self.trouble = "an answer without choices"
+            return None
+        if not isinstance(text, str):
+            self.trouble = "an answer without a text"
+            return None
+        return text
 
     def _hidden(self, text: str) -> str:
         return text if self._key is None else text.replace(self._key, HIDDEN)

@@ -75,10 +75,16 @@ def _engine(job: Job, tokenizer: Any, worker: int) -> Engine | None:
     """Return the engine that generates; None if the policy does itself."""
     match job.rl.generation.engine:
         case "server":
-            return ServerEngine(job.rl.generation.server, job.run.seed, worker, tokenizer)
+            log = None if job.run.dir is None else _logs(job) / f"generation-{worker}.log"
+            return ServerEngine(job.rl.generation.server, job.run.seed, worker, tokenizer, log)
         case "continuous":
             return ContinuousEngine(job.run.seed)
     return None
+
+
+def _logs(job: Job) -> Path:
+    """Return the folder of the run's logs, on this worker's own machine."""
+    return Path(job.run.dir or ".", job.run.name or ".", "logs")
 
 
 def _reward(job: Job, tokenizer: Any) -> Reward:

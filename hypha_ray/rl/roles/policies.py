@@ -13,9 +13,9 @@ from hypha_ray.config.tables.rl import RL
 from hypha_ray.errors import ConfigError
 from hypha_ray.failpoints import failpoint
 from hypha_ray.rl.dataflow.sample import Sample
-from hypha_ray.rl.engines.completions import Engine
+from hypha_ray.rl.engines.completions import ROUNDING, Engine, EngineUnableError
 from hypha_ray.rl.engines.native import Responses
-from hypha_ray.rl.engines.sampling import draw, evaluation_sampling, training_sampling
+from hypha_ray.rl.engines.sampling import Sampling, draw, evaluation_sampling, training_sampling
 from hypha_ray.rl.packing import packed_responses, packed_tokens, prompts_of, responses_of
 from hypha_ray.rl.policy import Policy
 from hypha_ray.rl.roles.offloaded import OffloadedWeights
@@ -86,22 +86,52 @@ class Generator(PolicyRole):
         sampling = replace(settings, vocabulary=self.policy.vocabulary)
         ids, mask = (torch.from_numpy(one).to(self.device) for one in prompts_of(sample))
         began = time.thread_time()
-        if self._engine is None:
+        responses, problems = self._by_engine(ids, mask, sample.data["keys"], sampling)
+        if responses is None:
             uniform = draw(self._seed, sample.data["keys"], sampling).to(self.device)
             responses = self.policy.sample(ids, mask, uniform, sampling, self._ends)
-        else:
-            responses = self._engine.generate(self.policy.model, ids, mask, sample.data["keys"], sampling, self._ends)
-            if not (self._compared or arguments.get("evaluation")):
-                self._compare(self._engine, responses)
+        elif self._engine is not None and not (self._compared or arguments.get("evaluation")):
+            self._compare(self._engine, responses)
         worked_s = time.thread_time() - began
         if failpoint("rl.generate") == "triple":
             time.sleep(2 * worked_s)
-        return Outcome(packed_responses(sample.ids, responses, sampling.samples))
+        return Outcome(packed_responses(sample.ids, responses, sampling.samples), problems=problems)
+
+    def _by_engine(
+        self, ids: torch.Tensor, mask: torch.Tensor, keys: Any, sampling: Sampling
+    ) -> tuple[Responses | None, tuple[str, ...]]:
+        """Return the engine's responses, and problems; None in their place: the policy has to generate itself."""
+        if self._engine is None:
+            return None, ()
+        try:
+            responses = self._engine.generate(self.policy.model, ids, mask, keys, sampling, self._ends)
+        except EngineUnableError as error:
+            return None, (f"{self._engine.name} can't be used; the policy generates itself meanwhile: {error}",)
+        self._check(self._engine, responses)
+        return responses, ()
 
     def close(self) -> None:
         """End a server that was started."""
         if self._engine is not None:
             self._engine.close()
+
+    def _check(self, engine: Engine, responses: Responses) -> None:
+        """Refuse tokens and log-probabilities that no response of the policy can have.
+
+        Raises:
+            ConfigError: RL021, with the number.
+
+        """
+        taken, rows = responses.mask.bool(), int(self.policy.model.get_input_embeddings().weight.shape[0])
+        ids, logprobs = responses.ids[:, -taken.shape[1] :][taken], responses.logprobs[taken]
+        what = f"{engine.name} has made what can't be a response"
+        unknown = torch.tensor(self.policy.vocabulary.unknown(rows), dtype=torch.long, device=ids.device)
+        if len(wrong := ids[(ids < 0) | (ids >= rows) | torch.isin(ids, unknown)]):
+            allowed = "ids of the model that its tokenizer has"
+            raise ConfigError("RL021", what, f"the token id {int(wrong[0])}", allowed, engine.remedy)
+        if len(wrong := logprobs[~(logprobs.isfinite() & (logprobs <= ROUNDING))]):
+            got = f"the log-probability {float(wrong[0]):g}"
+            raise ConfigError("RL021", what, got, "finite numbers up to 0", engine.remedy)
 
     def _compare(self, engine: Engine, responses: Responses) -> None:
         """Refuse an engine whose log-probabilities are of another model or temperature.

@@ -23,6 +23,8 @@ class Outcome:
     """Figures of the operation."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Single values, such as the norm of a gradient."""
+    problems: tuple[str, ...] = ()
+    """Lines for the user about what failed beside the operation, which went on."""
 
 
 class Role:

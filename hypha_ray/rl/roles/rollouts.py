@@ -27,11 +27,13 @@ class Rollouts(Role):
 
     def generate(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
         """Respond to prompts and reward the responses; `version` is that of the weights."""
-        made = self._generator.generate(sample, arguments).sample
+        generated = self._generator.generate(sample, arguments)
+        made = generated.sample
         assert made is not None
         rewarded = self._reward.inference(sample.update(made), arguments)
         assert rewarded.sample is not None
-        return Outcome(made.update(rewarded.sample), rewarded.sums, {**rewarded.facts, "version": arguments["version"]})
+        facts = {**rewarded.facts, "version": arguments["version"]}
+        return Outcome(made.update(rewarded.sample), rewarded.sums, facts, generated.problems + rewarded.problems)
 
     def weights(self) -> Mapping[str, torch.Tensor]:
         """Return the generator's weights."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Collection, Sequence
+from concurrent.futures import Future
 from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
@@ -12,7 +14,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from hypha_ray.children import own_cores, start_child
 from hypha_ray.config import Job
-from hypha_ray.errors import ClusterError, HyphaError
+from hypha_ray.errors import ClusterError, ConfigError, HyphaError
 from hypha_ray.failpoints import arm
 from hypha_ray.model.layout import array_of
 from hypha_ray.model.loading.tokenizer import PackedTokenizer
@@ -23,6 +25,9 @@ from hypha_ray.rl.workers.model_worker import Answer, ModelWorker
 
 Reference: TypeAlias = Any
 """Number of a reply of the worker in this process, or Ray's reference to that of an actor."""
+
+_LONGEST_PING_S = 60.0
+"""Longest wait in seconds for the pings of all workers: one that computes may hold up the answer."""
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +44,9 @@ class _Made(NamedTuple):
 class ModelWorkerActor:
     """Model worker as a Ray actor. Requests that need no other worker are answered beside those that compute.
 
+    A worker that can't be built lives on, and answers each request with the reason. If it ended, that would look like
+    the death of a process, which is replaced.
+
     Args:
         job: the job file.
         number: number of the worker in its island.
@@ -48,25 +56,60 @@ class ModelWorkerActor:
 
     def __init__(self, job: Job, number: int, tokenizer: PackedTokenizer) -> None:
         arm(job.testing.failpoints, job.testing.failpoint_log)
+        self._job, self._number, self._tokenizer = job, number, tokenizer
+        self._built: Future[ModelWorker] = Future()
+        """The worker, or the error by which it couldn't be built."""
+
+    def build(self) -> None:
+        """Build the models, as the first call: while a constructor runs, no ping would be answered."""
         from hypha_ray.model.environment import use_threads
         from hypha_ray.rl.roles.build import untrained_roles
 
         use_threads(own_cores())
-        self._worker = ModelWorker(number, untrained_roles(job, tokenizer.load()), {})
+        try:
+            roles = untrained_roles(self._job, self._tokenizer.load())
+        except Exception as error:
+            self._built.set_exception(reason_of(error))
+        else:
+            self._built.set_result(ModelWorker(self._number, roles, {}))
 
     @ray.method(num_returns=2)
     def handle(self, request: Request, *objects: Any) -> Answer:
-        """Answer a request that computes, as `ModelWorker.handle`."""
-        return self._worker.handle(request, *objects)
+        """Answer a request that computes, as `ModelWorker.handle`.
+
+        Raises:
+            HyphaError: the worker can't be built.
+
+        """
+        return self._built.result().handle(request, *objects)
 
     @ray.method(num_returns=2, concurrency_group="control")
     def handle_at_once(self, request: Request) -> Answer:
-        """Answer a request that doesn't compute."""
-        return self._worker.handle(request)
+        """Answer a request that doesn't compute.
 
-    @ray.method(concurrency_group="control")
-    def ping(self) -> None:
-        """Do nothing, which shows that the process lives."""
+        Raises:
+            HyphaError: the worker can't be built.
+
+        """
+        return self._built.result().handle(request)
+
+    @ray.method(concurrency_group="pulse")
+    def ping(self) -> int:
+        """Return the process id, which shows that the process lives."""
+        return os.getpid()
+
+
+def reason_of(error: Exception) -> HyphaError:
+    """Return the error of a worker that can't be built as one that a user can act on."""
+    if isinstance(error, HyphaError):
+        return error
+    line = f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+    if isinstance(error, ImportError):
+        return ConfigError("RL028", "a model worker lacks a package", line, fix="install it on all nodes")
+    if type(error).__name__ == "OutOfMemoryError":
+        fix = "give workers more memory, or lower rl.model_workers"
+        return ConfigError("RL028", "the models of a model worker don't fit into its memory", line, fix=fix)
+    return ConfigError("RL028", "a model worker can't be built", line, fix="mend what the reason names")
 
 
 class Actors:
@@ -81,6 +124,7 @@ class Actors:
 
     def __init__(self, local: ModelWorker, job: Job, tokenizer: PackedTokenizer) -> None:
         self._local, self._arguments, self._replies = local, (job, tokenizer), count()
+        self._ping_s = min(_LONGEST_PING_S, job.worker.stall_s / 3)
         self._actors = {number: self._start(number) for number in range(1, job.rl.model_workers)}
         self._waiting: dict[Reference, Request] = {}
         """Requests to worker 0, in their order; those that compute run when all others are on their way."""
@@ -125,16 +169,22 @@ class Actors:
         return ready[0], _values(ready)[0]
 
     def revive(self) -> tuple[int, ...]:
-        """Replace actors that have died, and forget requests that worker 0 hasn't seen; return the actors' numbers."""
-        self._waiting, dead = {}, []
-        for number, actor in list(self._actors.items()):
-            try:
-                ray.get(actor.ping.remote())
-            except RayActorError:
-                log.warning("model worker %d has died and is replaced", number)
-                self._actors[number] = self._start(number)
-                dead.append(number)
-        return tuple(dead)
+        """Replace actors that have died or are silent, and forget requests that worker 0 hasn't seen.
+
+        Returns:
+            Numbers of the actors that were replaced.
+
+        """
+        self._waiting = {}
+        pings = {actor.ping.remote(): number for number, actor in self._actors.items()}
+        answered, silent = ray.wait(list(pings), num_returns=len(pings), timeout=self._ping_s)
+        dead = {pings[ping]: "has died" for ping in answered if not _is_pong(ping)}
+        dead |= {pings[ping]: f"is silent for {self._ping_s:g} s" for ping in silent}
+        for number, reason in sorted(dead.items()):
+            log.warning("model worker %d %s and is replaced", number, reason)
+            ray.kill(self._actors[number])
+            self._actors[number] = self._start(number)
+        return tuple(sorted(dead))
 
     def close(self) -> None:
         """End all actors."""
@@ -181,7 +231,18 @@ class Actors:
 
     def _start(self, number: int) -> Any:
         job, tokenizer = self._arguments
-        return start_child(ModelWorkerActor, job, number, tokenizer)
+        actor = start_child(ModelWorkerActor, job, number, tokenizer)
+        actor.build.remote()
+        return actor
+
+
+def _is_pong(ping: Any) -> bool:
+    """Whether a ping was answered, rather than lost with its actor."""
+    try:
+        ray.get(ping)
+    except RayActorError:
+        return False
+    return True
 
 
 def _values(made: Sequence[Any]) -> list[Any]:

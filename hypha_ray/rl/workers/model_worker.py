@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
+from hypha_ray.errors import CheckpointError
 from hypha_ray.model.layout import tensor_of
 from hypha_ray.rl.dataflow.requests import Evaluate, Hook, Offload, Reallocate, Reply, Request, Save, Transfer
 from hypha_ray.rl.dataflow.sample import Sample
 from hypha_ray.rl.roles.role import Outcome, Role
 from hypha_ray.rl.workers.storage import Storage
-from hypha_ray.types import Sums
 
 Answer: TypeAlias = tuple[Sample | None, Reply]
 """Samples that were made, which stay with workers; and the reply, which goes to the master."""
@@ -46,11 +46,14 @@ class ModelWorker:
             self._run(hook, others)
         outcome = self._operation(request)
         for hook in request.after:
-            outcome.sums |= self._run(hook, others)
+            beside = self._run(hook, others)
+            outcome.sums |= beside.sums
+            outcome.problems += beside.problems
         if outcome.sample is not None:
             self._storage.keep(outcome.sample)
         meta = None if outcome.sample is None else outcome.sample.meta
-        return outcome.sample, Reply(self._number, request.number, meta, outcome.sums, outcome.facts)
+        reply = Reply(self._number, request.number, meta, outcome.sums, outcome.facts, outcome.problems)
+        return outcome.sample, reply
 
     def weights(self, role: str) -> Mapping[str, Any]:
         """Return a role's weights."""
@@ -87,8 +90,8 @@ class ModelWorker:
                 operation = role.train_step
         return operation(self._storage.sample(request.ids, request.takes), request.arguments)
 
-    def _run(self, hook: Hook, others: Iterator[Any]) -> Sums:
-        """Do what a hook says; return figures of it."""
+    def _run(self, hook: Hook, others: Iterator[Any]) -> Outcome:
+        """Do what a hook says; return figures and problems of it."""
         match hook:
             case Transfer(shards):
                 for _ in shards:
@@ -100,8 +103,17 @@ class ModelWorker:
             case Offload(role):
                 self._roles[role].offload()
             case Evaluate(role, prompts):
-                sums = self._role(role).generate(prompts, {"evaluation": True, "version": 0}).sums
-                return {f"validation/{name}": found for name, found in sums.items()}
+                found = self._role(role).generate(prompts, {"evaluation": True, "version": 0})
+                sums = {f"validation/{name}": figure for name, figure in found.sums.items()}
+                return Outcome(sums=sums, problems=found.problems)
             case Save(role, folder):
-                self._role(role).save(folder)
-        return {}
+                return Outcome(problems=self._save(role, folder))
+        return Outcome()
+
+    def _save(self, role: str, folder: str) -> tuple[str, ...]:
+        """Write a role's model; return the reason if that fails, since the step beside it was taken."""
+        try:
+            self._role(role).save(folder)
+        except (CheckpointError, OSError) as error:
+            return (f"the policy was not saved; training goes on: {error}",)
+        return ()

@@ -25,6 +25,8 @@ CAPACITY = 4096
 """Records that wait for a slow sink; a worker makes about one a second."""
 PATIENCE_S = 5.0
 """Longest wait for all sinks together at the end of a run."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 60.0
+"""Pauses between attempts to start a sink whose server isn't there; each is twice as long as the one before."""
 
 
 class Sink(Protocol):
@@ -47,13 +49,16 @@ class Sink(Protocol):
 
 
 class Tally:
-    """Losses of a sink, by cause; the first loss is reported as a problem, the others are only counted."""
+    """Losses of a sink, by cause; the first loss is reported as a problem, the others are only counted.
+
+    A sink that can't be started yet is a problem, too, and that it was started in the end.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._lock = threading.Lock()
         self._failed = self._dropped = 0
-        self._problem: str | None = None
+        self._problems: list[str] = []
 
     def fail(self, reason: object) -> None:
         """Count a call or an export that failed."""
@@ -63,20 +68,31 @@ class Tally:
         """Count calls that never reached the sink."""
         self._count("is too slow", dropped=calls)
 
+    def wait(self, reason: object, capacity: int) -> None:
+        """Say that the sink can't be started yet; nothing is lost so far."""
+        what = f"can't be started yet ({redacted(str(reason))}); it is tried again, and up to {capacity} records wait"
+        self._tell(f"telemetry sink {self.name} {what}")
+
+    def began(self) -> None:
+        """Say that a sink which couldn't be started has been, and what it lacks."""
+        lacks = f"{self._dropped} records are missing there" if self._dropped else "no record is missing there"
+        self._tell(f"telemetry sink {self.name} is started now; {lacks}")
+
     def _count(self, what: str, failed: int = 0, dropped: int = 0) -> None:
         with self._lock:
             first = not self._failed and not self._dropped
             self._failed += failed
             self._dropped += dropped
         if first and (failed or dropped):
-            text = f"telemetry sink {self.name} {what}; training goes on, further losses are only counted"
-            self._problem = text
-            _logger.warning("%s", text)
+            self._tell(f"telemetry sink {self.name} {what}; training goes on, further losses are only counted")
+
+    def _tell(self, text: str) -> None:
+        self._problems.append(text)
+        _logger.warning("%s", text)
 
     def problem(self) -> str | None:
-        """Return the first loss as text, once."""
-        text, self._problem = self._problem, None
-        return text
+        """Return the next line that the user is to be told, each once; None if there is none."""
+        return self._problems.pop(0) if self._problems else None
 
     def counts(self) -> dict[str, int]:
         """Return the losses so far."""
@@ -129,19 +145,22 @@ class Files:
 
 
 class Isolated:
-    """A sink in a thread of its own, behind a bounded queue; none of its methods blocks or raises."""
+    """A sink in a thread of its own, behind a bounded queue; none of its methods blocks or raises.
+
+    One that can't be started is tried again until the run ends. What is meant for it waits in the queue.
+    """
 
     def __init__(self, sink: Sink, tally: Tally, capacity: int = CAPACITY) -> None:
         self.tally = tally
         self._sink = sink
         self._queue: queue.Queue[Call | None] = queue.Queue(capacity)
         self._closing = threading.Event()
-        self._usable = True
+        self._config: Record = {}
         self._thread = threading.Thread(target=self._work, name=f"telemetry-{tally.name}", daemon=True)
 
     def start(self, config: Record) -> None:
         """Start the thread and, in it, the sink."""
-        self._put(lambda: self._open(config))
+        self._config = config
         self._thread.start()
 
     def record(self, record: Record) -> None:
@@ -176,21 +195,37 @@ class Isolated:
             self.tally.drop()
 
     def _work(self) -> None:
+        if not self._open():
+            self.tally.drop(sum(call is not None for call in list(self._queue.queue)))
+            return
         while not (self._closing.is_set() and self._queue.empty()):
             if (call := self._queue.get()) is not None:
                 self._try(call)
-        if self._usable:
-            self._try(self._sink.close)
+        self._try(self._sink.close)
 
-    def _open(self, config: Record) -> None:
-        self._usable = False
-        self._sink.start(config)
-        self._usable = True
+    def _open(self) -> bool:
+        """Start the sink; return whether it was started before the run ended."""
+        pause_s, waits = _FIRST_PAUSE_S, False
+        while True:
+            ends = self._closing.is_set()
+            try:
+                self._sink.start(self._config)
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
+            else:
+                if waits:
+                    self.tally.began()
+                return True
+            if ends:
+                self.tally.fail(reason)
+                return False
+            if not waits:
+                self.tally.wait(reason, self._queue.maxsize)
+            waits = True
+            self._closing.wait(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _try(self, call: Call) -> None:
-        if not self._usable:
-            self.tally.drop()
-            return
         try:
             call()
         except Exception as error:
@@ -265,7 +300,7 @@ def build(
         from hypha_ray.telemetry.sinks.otel import OpenTelemetry
 
         tally = Tally("otel")
-        others.append(Isolated(OpenTelemetry(run, tally.fail), tally))
+        others.append(Isolated(OpenTelemetry(run, tally), tally))
     if "aim" in names:
         from hypha_ray.telemetry.sinks.aim import Aim
 

@@ -35,6 +35,8 @@ class MLflow:
         self._name = run
         self._directory = directory
         self._curves = Curves()
+        self._run: str | None = None
+        """Identifier of the MLflow run; None before there is one."""
 
     def start(self, config: Record) -> None:
         """Open an MLflow run, whose parameters are the keys of the job file."""
@@ -46,7 +48,9 @@ class MLflow:
         logging.getLogger("alembic").setLevel(logging.ERROR)
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         self._client = MlflowClient(uri or f"sqlite:///{self._directory / DATABASE}")
-        self._run = self._client.create_run(self._experiment(local=uri is None), run_name=self._name).info.run_id
+        if self._run is None:  # One may be there of an attempt that failed later.
+            experiment = self._experiment(local=uri is None)
+            self._run = str(self._client.create_run(experiment, run_name=self._name).info.run_id)
         parameters = [Param(key, str(value)) for key, value in _leaves(plain(config)) if value is not None]
         for start in range(0, len(parameters), _PARAMETERS):
             self._client.log_batch(self._run, params=parameters[start : start + _PARAMETERS])

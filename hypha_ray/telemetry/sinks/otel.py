@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
-from typing import Any
+from collections import deque
+from typing import Any, Protocol
 
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.sdk.metrics import MeterProvider
@@ -15,22 +15,69 @@ from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from hypha_ray.telemetry.metrics import METRICS, Measures
 from hypha_ray.telemetry.sinks.files import Record
 
+_CAPACITY = 1024
+"""Exports that wait for a collector: at one a minute those of 17 hours."""
+_REASON = "no OTLP collector takes the metrics; see OTEL_EXPORTER_OTLP_ENDPOINT"
+
+
+class Losses(Protocol):
+    """Counts of what a collector doesn't get."""
+
+    def wait(self, reason: object, capacity: int) -> None:
+        """Say that the collector can't be reached yet, and how many exports wait for it."""
+
+    def began(self) -> None:
+        """Say that it can be reached now."""
+
+    def fail(self, reason: object) -> None:
+        """Count an export that failed for good."""
+
+    def drop(self, calls: int = 1) -> None:
+        """Count exports that couldn't wait any longer."""
+
 
 class Exporter(OTLPMetricExporter):
-    """The standard exporter, which also says when an export fails: the reader above it doesn't pass that on."""
+    """The standard exporter, by which exports that failed wait for the next one, up to a number.
 
-    def __init__(self, on_failure: Callable[[str], None]) -> None:
+    Args:
+        losses: counts of what the collector doesn't get.
+
+    """
+
+    def __init__(self, losses: Losses) -> None:
         super().__init__()
-        self._on_failure = on_failure
+        self._losses = losses
+        self._waiting: deque[MetricsData] = deque()
 
     def export(
         self, metrics_data: MetricsData, timeout_millis: float | None = 10_000, **kwargs: Any
     ) -> MetricExportResult:
-        """Export, and report a failure."""
-        result = super().export(metrics_data, timeout_millis, **kwargs)
-        if result is not MetricExportResult.SUCCESS:
-            self._on_failure("no OTLP collector takes the metrics; see OTEL_EXPORTER_OTLP_ENDPOINT")
-        return result
+        """Export what waits, the oldest first, until an export fails."""
+        late = bool(self._waiting)
+        self._waiting.append(metrics_data)
+        while self._waiting:
+            if super().export(self._waiting[0], timeout_millis, **kwargs) is not MetricExportResult.SUCCESS:
+                self._note_failure(late)
+                return MetricExportResult.FAILURE
+            self._waiting.popleft()
+        if late:
+            self._losses.began()
+        return MetricExportResult.SUCCESS
+
+    def shutdown(self, timeout_millis: float = 30_000, **kwargs: Any) -> None:
+        """End; what still waits is lost."""
+        if self._waiting:
+            self._losses.fail(_REASON)
+            self._losses.drop(len(self._waiting) - 1)
+            self._waiting.clear()
+        super().shutdown(timeout_millis, **kwargs)
+
+    def _note_failure(self, late: bool) -> None:
+        if not late:
+            self._losses.wait(_REASON, _CAPACITY)
+        if len(self._waiting) > _CAPACITY:
+            self._waiting.popleft()
+            self._losses.drop()
 
 
 class OpenTelemetry:
@@ -39,16 +86,16 @@ class OpenTelemetry:
     Values are exported every OTEL_METRIC_EXPORT_INTERVAL milliseconds, and once more at the end.
     """
 
-    def __init__(self, run: str, on_failure: Callable[[str], None]) -> None:
+    def __init__(self, run: str, losses: Losses) -> None:
         self._run = run
-        self._on_failure = on_failure
+        self._losses = losses
         self._measures = Measures()
 
     def start(self, config: Record) -> None:
         """Connect a provider to the collector."""
-        # The exporter logs every failed export; ours are counted, and logged once.
+        # The exporter logs every failed export; ours are logged once.
         logging.getLogger("opentelemetry.exporter.otlp").setLevel(logging.CRITICAL)
-        reader = PeriodicExportingMetricReader(Exporter(self._on_failure))
+        reader = PeriodicExportingMetricReader(Exporter(self._losses))
         self._provider = MeterProvider([reader], resource=_resource(self._run), shutdown_on_exit=False)
         meter = self._provider.get_meter("hypha_ray")
         self._gauges = {

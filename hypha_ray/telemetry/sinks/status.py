@@ -13,13 +13,17 @@ import http.client
 import ipaddress
 import json
 import math
+import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 from hypha_ray.telemetry.sinks.files import Record, plain
 
 TIMEOUT_S = 5.0
-"""Longest wait for a connector's answer."""
+"""Longest wait for a connector, and for its whole answer after that."""
+_MOST_BYTES = 1 << 16
+"""Most bytes of an answer that are read; the connection of a longer one isn't kept."""
 ALL = "all"
 """`worker_id` of figures of all workers together."""
 PATH = "/status"
@@ -79,13 +83,45 @@ class StatusBridge:
 
     def _ask(self, body: dict[str, Any]) -> None:
         content = json.dumps(body, allow_nan=False).encode()
-        self._connection.request("POST", PATH, content, {"Content-Type": "application/json"})
-        answer = self._connection.getresponse()
-        answer.read(65536)
+        if self._connection.sock is None:
+            self._connection.connect()
+        with _time_limit(self._connection.sock):
+            self._connection.request("POST", PATH, content, {"Content-Type": "application/json"})
+            answer = self._connection.getresponse()
+            answer.read(_MOST_BYTES)
         if not answer.isclosed():  # The rest of a long answer would be taken for the next one.
             self._connection.close()
         if not 200 <= answer.status < 300:
             raise Refused(f"the connector at {self._address} answers {answer.status} {answer.reason}")
+
+
+@contextlib.contextmanager
+def _time_limit(connected: socket.socket) -> Iterator[None]:
+    """Context in which a connection is used, for `TIMEOUT_S` at most: its own limit is one of silence.
+
+    Raises:
+        TimeoutError: the answer wasn't there in time.
+
+    """
+    over = threading.Event()
+
+    def cut_off() -> None:
+        over.set()
+        with contextlib.suppress(OSError):  # It is closed.
+            connected.shutdown(socket.SHUT_RDWR)
+
+    watchdog = threading.Timer(TIMEOUT_S, cut_off)
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        yield
+    except (OSError, http.client.HTTPException):
+        if not over.is_set():
+            raise
+    finally:
+        watchdog.cancel()
+    if over.is_set():
+        raise TimeoutError(f"no whole answer in {TIMEOUT_S:g} s")
 
 
 class Refused(Exception):

@@ -30,6 +30,7 @@ from hypha_ray.types import (
     Samples,
     Source,
     WeightsVersion,
+    WorkerWarned,
     window,
 )
 from hypha_ray.worker.batches import BatchSource
@@ -93,6 +94,8 @@ class TrainingLoop:
         """Rejected deltas that the inner state has been reset for."""
         self._vain = 0
         """Batches in a row that were skipped for want of a finite gradient."""
+        self._told: set[str] = set()
+        """Lines that the user was told."""
         self._next = 0
         """The earliest round that may be trained."""
         self._throttle = Throttle(job, source.worker)
@@ -234,9 +237,17 @@ class TrainingLoop:
             self._emit(RolloutReport(self._source, plan.round, result.shown))
         if result.revived:
             self._emit(ModelWorkersRevived(self._source, plan.round, result.revived))
+        self._tell(plan.round, result.problems)
         if meter.due and meter is not self._begun:
             self._emit(meter.report())
         failpoint("worker.step", self._source.worker)
+
+    def _tell(self, number: int, problems: tuple[str, ...]) -> None:
+        """Tell the user of what failed beside the training; each line once."""
+        new = tuple(line for line in dict.fromkeys(problems) if line not in self._told)
+        self._told.update(new)
+        if new:
+            self._emit(WorkerWarned(self._source, number, new))
 
     def _see_to_damage(self, number: int, result: Step) -> None:
         """Name samples that were left out; too many batches in a row end the run.

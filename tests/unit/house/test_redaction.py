@@ -57,6 +57,7 @@ def test_secrets_of_urls_are_hidden_and_nothing_else(text: str, shown: str) -> N
 def test_secrets_of_a_url_are_known_as_they_are_written_and_as_they_are_meant() -> None:
     assert secrets_of("https://me:s3%2Fcr3t@host/x?token=abcdef&n=1") == ["s3%2Fcr3t", "s3/cr3t", "abcdef"]
     assert secrets_of("sftp://me@backup/runs") == []
+    assert secrets_of("http://me:s3cr3t@[bad/d") == ["s3cr3t"]
     assert redacted_tree({"a": [MIRROR, 1, None], "b": {"c": (MIRROR,)}}) == {
         "a": [HIDDEN, 1, None],
         "b": {"c": [HIDDEN]},
@@ -194,3 +195,21 @@ def test_error_of_a_mirror_that_repeats_a_password_is_told_without_it(
     with pytest.raises(TryAgainError) as caught:
         fetch(f"{MIRROR}/r", tmp_path / "copy")
     assert "s3cr3t" not in str(caught.value) and "backup/runs/r" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "dataset.path=http://me:s3cr3t@[bad/d",
+        "checkpoint.mirror=http://me:s3cr3t@[bad/d",
+        "checkpoint.mirror=sftp://me:s3cr3t@host:port/d",
+        "rl.reward.judge.url=http://me:s3cr3t@[bad/v1",
+        "rl.reward.judge.url=http://[bad/v1",
+        "rl.reward.judge.url=http://host:99999/v1",
+        'rl.generation.server.urls=["http://me:s3cr3t@[bad/v1"]',
+    ],
+)
+def test_a_url_that_is_none_is_one_error_without_its_secret(flag: str) -> None:
+    with pytest.raises(ConfigError, match=f"CFG003.*{flag.partition('=')[0]}") as raised:
+        load([*([] if "dataset" in flag else ["--dataset.path", "unused"]), f"--{flag}"])
+    assert "s3cr3t" not in str(raised.value)

@@ -106,6 +106,23 @@ def test_a_policy_is_saved_every_few_steps_for_transformers_to_load(algorithm: s
     assert [one.name for one in folder.parent.iterdir()] == [folder.name]
 
 
+def test_a_policy_that_cannot_be_saved_is_told_and_training_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "no-folder"
+    folder.touch()
+    island = Island(job(f"--run.dir={folder}", "--run.name=saved", save_every_steps=1), tokenizer())
+    before = {name: one.clone() for name, one in island.model.state_dict().items()}
+
+    result = island.step(BATCH)
+
+    assert result.scored
+    (problem,) = result.problems
+    assert problem.startswith("the policy was not saved; training goes on: error[MODEL013]") and str(folder) in problem
+    assert any(not torch.equal(one, before[name]) for name, one in island.model.state_dict().items())
+    folder.unlink()
+    assert island.step(BATCH).problems == ()
+    assert [one.name for one in folder.glob("saved/policies/*/*")] == ["version_000000_step_000002"]
+
+
 @pytest.mark.parametrize("eta", [1.0, 0.5])
 def test_a_generator_has_the_share_of_the_trainers_weights_that_it_is_given_after_each_step(eta: float) -> None:
     settings = job(model_workers=2)

@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +37,8 @@ class Bench:
     says: Callable[[str], Any] = lambda text: "score: 1"
     statuses: list[int] = field(default_factory=list)
     """Statuses of the next answers, which are errors."""
+    headers: dict[str, str] = field(default_factory=dict)
+    """Headers of errors."""
     asked: list[dict[str, Any]] = field(default_factory=list)
     keys: set[str | None] = field(default_factory=set)
     together: threading.Barrier | None = None
@@ -61,6 +64,8 @@ def bench() -> Iterator[Bench]:
             answer = {"choices": [{"message": {"role": "assistant", "content": said}}]}
             body = json.dumps(answer if status == 200 else {"error": f"wrong key {self.headers['Authorization']}"})
             self.send_response(status)
+            for name, text in found.headers.items() if status != 200 else ():
+                self.send_header(name, text)
             self.end_headers()
             self.wfile.write(body.encode() if said != "garbage" else b"<html>")
 
@@ -154,6 +159,32 @@ def test_a_wrong_key_or_address_ends_the_run_and_isnt_told(
         judged(bench, "x", key_variable="GRADER_KEY")
     assert bench.keys == {f"Bearer {KEY}"}
     assert KEY not in str(raised.value)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_judge_that_is_elsewhere_ends_the_run_and_nothing_is_sent_there(bench: Bench, status: int) -> None:
+    bench.statuses, bench.headers = [status], {"Location": f"{bench.url}/elsewhere?key=hidden-word"}
+    with pytest.raises(ConfigError, match=f"RWD005.*status {status}: a redirect to {bench.url}/elsewhere") as raised:
+        judged(bench, "x", retries=2)
+    assert "hidden-word" not in str(raised.value)
+    assert len(bench.asked) == 1
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_judge_that_asks_for_patience_is_asked_again_when_it_said(bench: Bench, status: int) -> None:
+    bench.statuses, bench.headers = [status], {"Retry-After": "1.5"}
+    began = time.monotonic()
+
+    assert judged(bench, "x", retries=1) == [1]
+    assert time.monotonic() - began >= 1.5
+    assert len(bench.asked) == 2
+
+
+def test_pauses_that_a_judge_asks_for_use_up_no_retry(bench: Bench) -> None:
+    bench.statuses, bench.headers = [429, 429, 429], {"Retry-After": "0"}
+
+    assert judged(bench, "x", retries=1) == [1]
+    assert len(bench.asked) == 4
 
 
 def test_a_key_is_in_no_log_and_no_job_file(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
+import resource
 import select
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +19,15 @@ import torch
 from hypha_ray.config.load import load
 from hypha_ray.config.tables.rl import GenerationServer
 from hypha_ray.errors import ClusterError, ConfigError, HyphaError
+from hypha_ray.model.vocabulary import Vocabulary
+from hypha_ray.rl.engines.completions import Completion, responses_of
+from hypha_ray.rl.engines.native import Responses
 from hypha_ray.rl.engines.sampling import Sampling
 from hypha_ray.rl.engines.server import ServerEngine
 from hypha_ray.rl.island import Island
+from hypha_ray.rl.packing import sample_of
+from hypha_ray.rl.policy import Policy
+from hypha_ray.rl.roles.policies import Generator
 from tests.support.generation_server import Generation, serving
 from tests.support.rl import BATCH, END, job, policy_model, tokenizer
 
@@ -223,10 +232,189 @@ def test_a_server_that_hangs_is_given_up_at_the_deadline(
     server: tuple[Generation, str], engine_of: Callable[..., ServerEngine]
 ) -> None:
     generation, url = server
-    engine, model = engine_of(urls=[url], deadline_s=0.5), policy_model()
+    engine, model = engine_of(urls=[url], deadline_s=8.0), policy_model()
     generated(engine, model)
-    with generation.lock, pytest.raises(ClusterError, match=r"RL022.*no answer in 0.5 s"):
+    with generation.lock, pytest.raises(ClusterError, match=r"RL022.*no answer in 8 s"):
         generated(engine, model)
+
+
+def test_a_lost_answer_costs_that_answer_only(
+    server: tuple[Generation, str], engine_of: Callable[..., ServerEngine]
+) -> None:
+    generation, url = server
+    unharmed = generated(engine_of(urls=[url]), policy_model())
+    generation.asked.clear()
+    generation.cut = {"/v1/completions": 9}
+
+    assert torch.equal(generated(engine_of(urls=[url]), policy_model()).ids, unharmed.ids)
+    assert generation.asked["/v1/completions"] == len(IDS) + 1
+    assert generation.asked["/collective_rpc"] == 1
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize(
+    ("tokens", "logprobs", "told"),
+    [
+        ([10**6, END], [-1.0, -1.0], "token id 1000000"),
+        ([-5, END], [-1.0, -1.0], "token id -5"),
+        ([10**30, END], [-1.0, -1.0], "token id of more than 30 digits"),
+        ([2.9, END], [-1.0, -1.0], r"token id 2\.9"),
+        ([2.0, END], [-1.0, -1.0], r"token id 2\.0"),
+        ([True, END], [-1.0, -1.0], "token id True"),
+        (["2", END], [-1.0, -1.0], "token id '2'"),
+        ([None, END], [-1.0, -1.0], "token id None"),
+        ([2, END], [float("nan"), -1.0], "log-probability nan"),
+        ([2, END], [float("-inf"), -1.0], "log-probability -inf"),
+        ([2, END], [-1.0, 5.0], r"log-probability 5\.0"),
+        ([2, END], [-1e300, -1.0], r"log-probability -1e\+300"),
+        ([2, END], [None, -1.0], "log-probability None"),
+        ([2, END], [False, -1.0], "log-probability False"),
+        ([2, END], [-1.0], "2 tokens of a response with 1 log-prob"),
+        ([], [], "0 tokens of a response"),
+    ],
+)
+def test_numbers_that_no_model_can_have_made_are_refused(
+    dialect: str,
+    tokens: list[Any],
+    logprobs: list[Any],
+    told: str,
+    server: tuple[Generation, str],
+    engine_of: Callable[..., ServerEngine],
+) -> None:
+    generation, url = server
+    if dialect == "sglang" and len(tokens) != len(logprobs):
+        pytest.skip("the server of the test pairs them itself")
+    generation.respond = lambda *_: (tokens, logprobs)  # type: ignore[method-assign]
+    with pytest.raises(ConfigError, match=f"RL021.*{told}"):
+        generated(engine_of(dialect=dialect, urls=[url]), policy_model(), Sampling(1, 5, 1.0))
+
+
+@pytest.mark.parametrize("vocabulary", [Vocabulary(13), Vocabulary(14, (13,)), Vocabulary(14, (5, 13))])
+def test_a_row_of_the_model_that_the_tokenizer_lacks_is_refused(
+    vocabulary: Vocabulary, server: tuple[Generation, str], engine_of: Callable[..., ServerEngine]
+) -> None:
+    generation, url = server
+    generation.respond = lambda *_: ([13, END], [-1.0, -1.0])  # type: ignore[method-assign]
+    with pytest.raises(ConfigError, match=r"RL021.*token id 13"):
+        generated(engine_of(urls=[url]), policy_model(), Sampling(1, 5, 1.0, vocabulary=vocabulary))
+    generator = Generator(job().rl, 3, Policy(policy_model(), 1.0, None, vocabulary), {END}, Telling(13, -1.0))
+    with pytest.raises(ConfigError, match=r"RL021.*token id 13"):
+        generator.generate(sample_of(BATCH), {})
+
+
+class Telling:
+    """Engine whose responses to all prompts have two tokens, of which the first is given."""
+
+    name, remedy = "an engine of a test", "use another one"
+
+    def __init__(self, token: int, logprob: float) -> None:
+        self._first = token, logprob
+
+    def generate(
+        self, model: Any, ids: Any, attention_mask: Any, keys: Any, sampling: Sampling, ends: Any
+    ) -> Responses:
+        token, logprob = self._first
+        found = [Completion((token, END), (logprob, -1.0), None)] * (len(ids) * sampling.samples)
+        return responses_of(ids, attention_mask, found, ends)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize(
+    ("token", "logprob", "told"),
+    [
+        (10**6, -1.0, "token id 1000000"),
+        (-5, -1.0, "token id -5"),
+        (14, -1.0, "token id 14"),
+        (2, float("nan"), "log-probability nan"),
+        (2, float("-inf"), "log-probability -inf"),
+        (2, 5.0, "log-probability 5"),
+    ],
+)
+def test_numbers_of_any_engine_are_held_against_the_policy(token: int, logprob: float, told: str) -> None:
+    policy = Policy(policy_model(), 1.0, None)
+    generator = Generator(job().rl, 3, policy, {END}, Telling(token, logprob))
+    with pytest.raises(ConfigError, match=f"RL021.*an engine of a test.*{told}"):
+        generator.generate(sample_of(BATCH), {})
+
+
+def test_rounding_above_one_is_taken(server: tuple[Generation, str], engine_of: Callable[..., ServerEngine]) -> None:
+    generation, url = server
+    generation.respond = lambda *_: ([2, END], [1e-6, 0])  # type: ignore[method-assign]
+
+    assert generated(engine_of(urls=[url]), policy_model(), Sampling(1, 5, 1.0)).mask.sum() == 2 * len(IDS)
+
+
+def test_a_server_that_is_killed_while_it_starts_again_is_no_wrong_command(
+    engine_of: Callable[..., ServerEngine], tmp_path: Path
+) -> None:
+    starts, died, script = tmp_path / "starts", tmp_path / "died", tmp_path / "serve.sh"
+    second = f"echo x >> {starts}\n[ $(wc -l < {starts}) -eq 2 ] && kill -9 $$\n"
+    script.write_text(f'{second}exec {sys.executable} {SCRIPT} "$1" "$2" {died}\n', encoding="utf-8")
+    model = policy_model()
+    unharmed = generated(engine_of(command=command()), model)
+
+    found = generated(engine_of(command=f"sh {script} {{model}} {{port}}"), model)
+
+    assert died.exists() and starts.read_text(encoding="utf-8") == "x\n" * 3
+    assert torch.equal(found.ids, unharmed.ids)
+
+
+def test_what_a_server_prints_is_in_a_log_that_is_told(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "generation-0.log"
+    settings = GenerationServer(command="sh -c 'echo out of luck; kill -9 $$' {port}")
+    engine = ServerEngine(settings, 3, 0, tokenizer(), log)
+    try:
+        with pytest.raises(ConfigError, match=rf"RL020.*killed by signal 9 \(SIGKILL\).*out of luck; all is in {log}"):
+            generated(engine, policy_model())
+    finally:
+        engine.close()
+    assert log.read_text(encoding="utf-8") == "out of luck\n"
+    assert log.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.fixture
+def no_room() -> Iterator[Callable[[], Any]]:
+    """Maker of a context in which files of this process can't grow, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    @contextmanager
+    def full() -> Iterator[None]:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    yield full
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_an_island_whose_folder_for_weights_is_full_says_so_and_goes_on(
+    server: tuple[Generation, str], no_room: Callable[[], Any], tmp_path: Path
+) -> None:
+    generation, url = server
+    island = Island(island_job(url, "vllm", f"--rl.generation.server.folder={tmp_path}"), tokenizer())
+    try:
+        assert island.step(BATCH).problems == ()
+        with no_room():
+            result = island.step(BATCH)
+        assert result.scored
+        (problem,) = result.problems
+        assert re.search(rf"the policy generates itself.*can't be written to {tmp_path}", problem)
+        asked = generation.asked["/v1/completions"]
+        after = island.step(BATCH)
+        assert after.problems == () and generation.asked["/v1/completions"] > asked
+        assert len([*tmp_path.glob("hypha-weights-*/*")]) == 1
+    finally:
+        island.close()
+
+
+def test_a_folder_for_weights_that_is_not_there_is_one_clear_error(tmp_path: Path) -> None:
+    settings = GenerationServer(urls=["http://127.0.0.1:9"], folder=str(tmp_path / "none"))
+    with pytest.raises(ClusterError, match=r"RL027.*rl\.generation\.server\.folder"):
+        ServerEngine(settings, 3, 0, tokenizer())
 
 
 def island_job(url: str, dialect: str, *flags: str, **rl: Any) -> Any:

@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 from opentelemetry import metrics
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader, MetricExportResult
 
 from hypha_ray.telemetry.metrics import METRICS as GAUGES
-from hypha_ray.telemetry.sinks.base import build
+from hypha_ray.telemetry.sinks.base import Tally, build
 from hypha_ray.telemetry.sinks.files import read_jsonl
+from hypha_ray.telemetry.sinks.otel import Exporter
 from tests.support.fleet import fleet_records
 
 ROUND = {"kind": "round", "round": 7, "loss": 2.5, "bytes_up": 4096, "workers": 2, "batches": {"0": 6, "1": 4}}
@@ -23,6 +26,8 @@ class Collector:
     def __init__(self, server: ThreadingHTTPServer, requests: list[tuple[str, ExportMetricsServiceRequest]]) -> None:
         self.url = f"http://127.0.0.1:{server.server_port}"
         self.requests = requests
+        self.refusals = 0
+        """Number of requests that are refused from here on."""
 
     def values(self) -> dict[tuple[str, str | None], float]:
         """Return the last value of every metric and worker."""
@@ -47,8 +52,12 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            requests.append((self.path, ExportMetricsServiceRequest.FromString(body)))
-            self.send_response(200)
+            refused = collector.refusals > 0
+            if refused:
+                collector.refusals -= 1
+            else:
+                requests.append((self.path, ExportMetricsServiceRequest.FromString(body)))
+            self.send_response(400 if refused else 200)
             self.send_header("Content-Length", "0")
             self.end_headers()
 
@@ -56,9 +65,9 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
             """Say nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        collector = Collector(server, requests)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        collector = Collector(server, requests)
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
         yield collector
         server.shutdown()
@@ -124,3 +133,32 @@ def test_otel_leaves_the_global_provider_alone(tmp_path: Path, collector: Collec
     before = metrics.get_meter_provider()
     report(tmp_path)
     assert metrics.get_meter_provider() is before
+
+
+def test_otel_collector_that_comes_late_gets_what_it_has_missed(
+    collector: Collector,
+) -> None:
+    tally = Tally("otel")
+    exporter = Exporter(tally)
+    reader = InMemoryMetricReader()
+    gauge = MeterProvider([reader], shutdown_on_exit=False).get_meter("m").create_gauge("hypha_loss")
+    exports = []
+    for value in (3.0, 2.0, 1.0):
+        gauge.set(value)
+        exports.append(reader.get_metrics_data())
+    collector.refusals = 2
+
+    assert [exporter.export(one) for one in exports[:2]] == [MetricExportResult.FAILURE] * 2
+    assert exporter.export(exports[2]) is MetricExportResult.SUCCESS
+
+    values = [
+        point.as_double
+        for _, request in collector.requests
+        for resource in request.resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+        for point in metric.gauge.data_points
+    ]
+    assert values == [3.0, 2.0, 1.0]
+    exporter.shutdown()
+    assert tally.counts() == {"failed": 0, "dropped": 0}

@@ -58,6 +58,23 @@ class Unstartable(Collecting):
         raise ImportError("no module named aim")
 
 
+class Late(Collecting):
+    """A sink whose server isn't there at first."""
+
+    def __init__(self, failures: int = 1) -> None:
+        super().__init__()
+        self.failures = failures
+        self.failed, self.comes = threading.Event(), threading.Event()
+
+    def start(self, config: Record) -> None:
+        if self.failures:
+            self.failures -= 1
+            self.failed.set()
+            raise ConnectionError("not yet")
+        self.comes.wait(60)
+        super().start(config)
+
+
 class Hanging(Collecting):
     """A sink that keeps its first record until it is let go."""
 
@@ -117,6 +134,40 @@ def test_isolated_sink_that_cannot_start_gets_nothing() -> None:
     finish(sink)
     assert inner.got == []
     assert sink.tally.counts() == {"failed": 1, "dropped": len(RECORDS)}
+
+
+def test_isolated_sink_that_comes_late_gets_everything() -> None:
+    inner = Late()
+    sink = Isolated(inner, Tally("mlflow"))
+    sink.start({"seed": 1})
+    assert inner.failed.wait(PATIENCE_S)
+    for record in RECORDS:
+        sink.record(record)
+    inner.comes.set()
+    finish(sink)
+    assert inner.got == [("start", {"seed": 1}), *RECORDS, "close"]
+    assert sink.tally.counts() == {"failed": 0, "dropped": 0}
+    assert [sink.tally.problem() for _ in range(3)] == [
+        "telemetry sink mlflow can't be started yet (ConnectionError: not yet); it is tried again, and up to 4096 "
+        "records wait",
+        "telemetry sink mlflow is started now; no record is missing there",
+        None,
+    ]
+
+
+def test_isolated_sink_that_comes_very_late_lacks_what_could_not_wait_and_says_so() -> None:
+    inner = Late()
+    sink = Isolated(inner, Tally("mlflow"), capacity=5)
+    sink.start({})
+    assert inner.failed.wait(PATIENCE_S)
+    for record in RECORDS:
+        sink.record(record)
+    inner.comes.set()
+    finish(sink)
+    assert inner.got == [("start", {}), *RECORDS[:5], "close"]
+    assert sink.tally.counts() == {"failed": 0, "dropped": len(RECORDS) - 5}
+    told = [sink.tally.problem() for _ in range(3)]
+    assert told[-1] == f"telemetry sink mlflow is started now; {len(RECORDS) - 5} records are missing there"
 
 
 def test_isolated_hanging_sink_drops_what_the_queue_cannot_hold() -> None:

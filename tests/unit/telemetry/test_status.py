@@ -14,6 +14,7 @@ import pytest
 
 from hypha_ray.config.load import load
 from hypha_ray.errors import ConfigError
+from hypha_ray.telemetry.sinks import status
 from hypha_ray.telemetry.sinks.base import build
 from hypha_ray.telemetry.sinks.files import METRICS, read_jsonl
 from tests.support.fleet import fleet_records
@@ -168,6 +169,30 @@ def test_connector_that_never_answers_holds_nobody_back(tmp_path: Path) -> None:
     lost = sinks.losses()["status_bridge"]
     assert lost["failed"] + lost["dropped"] >= 5000
     assert len(sinks.problems()) == 1
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("begins", [b"HTTP/1.1 200 OK\r\nContent-Length: 60000\r\n\r\n", b"HTTP/1.1 200 OK\r\nX: "])
+def test_connector_that_answers_without_end_is_given_up(begins: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status, "TIMEOUT_S", 0.5)
+    gone = threading.Event()
+
+    def trickle(listening: socket.socket) -> None:
+        connected, _ = listening.accept()
+        with connected:
+            try:
+                connected.sendall(begins)
+                while not gone.wait(0.02):
+                    connected.sendall(b" ")
+            except OSError:
+                gone.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=trickle, args=(listening,), daemon=True).start()
+        sink = status.StatusBridge(f"127.0.0.1:{listening.getsockname()[1]}")
+        with pytest.raises(ConnectionError, match=r"no whole answer in 0\.5 s"):
+            sink.record(EVALUATION)
+        assert gone.wait(30)
 
 
 @pytest.mark.parametrize("address", ["host:0", "host:65536", "host:99999", "user@host:80", "host", "http://host:80"])

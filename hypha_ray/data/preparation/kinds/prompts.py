@@ -39,7 +39,8 @@ from hypha_ray.data.preparation.token_rules import begin_of, ends_among, token_r
 from hypha_ray.data.provenance import Account
 from hypha_ray.data.slices import Arrays, read_slice
 from hypha_ray.errors import DataError
-from hypha_ray.types.prompts import pack_records, unpack_records
+from hypha_ray.rl.reward_data import records_of
+from hypha_ray.types.prompts import pack_records
 
 _AT_ONCE = 1024
 """Prompts that are tokenised at once."""
@@ -185,5 +186,5 @@ def preview(folder: Path, manifest: Manifest) -> Preview:
         float(lengths.mean()),
         int(lengths.max()),
         load_tokenizer(str(folder / FOLDER)).decode(ids),
-        unpack_records(first["reward_data"][:1])[0],
+        records_of(first["reward_data"][:1])[0],
     )

@@ -1,0 +1,35 @@
+"""Records of prompts, which reward functions get, as a slice has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hypha_ray.errors import DataError
+from hypha_ray.types.prompts import unpack_records
+
+
+def records_of(rows: npt.NDArray[np.generic]) -> list[dict[str, Any]]:
+    """Return the record of each prompt.
+
+    Args:
+        rows: the tensor `reward_data` of a slice, uint8 [N, A].
+
+    Raises:
+        DataError: RL029, a row isn't the JSON of a record.
+
+    """
+    return [_record(number, row) for number, row in enumerate(np.asarray(rows))]
+
+
+def _record(number: int, row: npt.NDArray[np.generic]) -> dict[str, Any]:
+    try:
+        (record,) = unpack_records(row[None])
+    except (ValueError, RecursionError):
+        record = None
+    if not isinstance(record, dict):
+        what, fix = "a slice of prompts has a damaged record", "prepare the dataset again by jobs/prepare.py"
+        raise DataError("RL029", what, f"row {number} of reward_data", "the JSON of a table", fix)
+    return record
