@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
+from hypha_ray.config.cli.library_exit import begun_anew
 from hypha_ray.config.cli.streams import endure, unwritten
 from hypha_ray.errors import DataError, HyphaError
 
@@ -23,7 +24,8 @@ def run(main: Callable[[], None]) -> None:
     """
     endure()
     try:
-        main()
+        with begun_anew():
+            main()
         if reason := unwritten():
             fix = "free some space, or redirect the output"
             raise DataError("OUT001", "the job is done, but standard output can't be written", reason, fix=fix)
