@@ -5,9 +5,10 @@ Every field has a description, from which `--help` is generated.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, SecretStr
+from pydantic import AfterValidator, Field, PrivateAttr, SecretStr
 
 from hypha_ray.config.strategy import STRATEGIES, StrategyName, StrategyTraits
 from hypha_ray.config.tables.dataset import Dataset
@@ -214,6 +215,18 @@ class Job(Table):
     checkpoint: Checkpoint = Checkpoint()
     telemetry: Telemetry = Telemetry()
     testing: Testing = Testing()
+    _begun_with: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @property
+    def begun_with(self) -> Mapping[str, str]:
+        """Hashes of what the run began with, by the key that names it; empty before. No job file has them."""
+        return self._begun_with
+
+    def beginning_with(self, hashes: Mapping[str, str]) -> Job:
+        """The job with the hashes of what its run began with, which its actors hold theirs against."""
+        job = self.model_copy()
+        job._begun_with = dict(hashes)
+        return job
 
     def samples(self, round: int) -> int:
         """Samples of a round, over all workers."""

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 
 from hypha_ray.config import Job
 from hypha_ray.config.compare import Difference, differences
+from hypha_ray.config.folders import with_absolute_folders
 from hypha_ray.config.load import load, resolved_toml
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.run_dataset import DATASET, RunDataset, described
+from hypha_ray.driver.datasets.data_source import DataSource
 from hypha_ray.errors import CheckpointError, ConfigError
+from hypha_ray.model.identity import IDENTITY, REWARDS, changes, folder_hash, identity_of, other, pinned
 from hypha_ray.scheduler.rounds.patience import Patience
 from hypha_ray.store.commits import CommitLog
 from hypha_ray.store.directory import RunDirectory
@@ -36,6 +40,49 @@ def settle(job: Job, directory: RunDirectory, manifest: Manifest, resume: bool) 
         compare(job, directory, manifest, resume)
     directory.write(DATASET, described(manifest))
     directory.configure(resolved_toml(job))
+
+
+def with_identity(job: Job, directory: RunDirectory, source: DataSource, resume: bool) -> Job:
+    """The job with the hashes of what its run began with, and with the commits of a hub's repositories as revisions.
+
+    Args:
+        job: with `run.name` and `run.dir` set.
+        directory: run directory, which may not exist yet.
+        source: the dataset, whose tokenizer lies beside it.
+        resume: whether to accept other reward functions, or another reward model.
+
+    Raises:
+        CheckpointError: CKPT007, something has other content than the run began with.
+        HyphaError: a hub refuses or can't be reached.
+
+    """
+    known = known_identity(directory)
+    job = pinned(job, known)
+    here = identity_of(with_absolute_folders(job))
+    made_by = source.manifest.preprocessor
+    if made_by is not None and made_by.folder is not None and (source.folder / made_by.folder).is_dir():
+        here["dataset's tokenizer"] = folder_hash(source.folder / made_by.folder)
+    changed = changes(here, known)
+    refused = [key for key in changed if not (resume and key.startswith(REWARDS))]
+    if refused:
+        raise other(refused)
+    _tell([f"{key} has changed; it is taken as it is here" for key in changed])
+    return job.beginning_with({**known, **here})
+
+
+def known_identity(directory: RunDirectory) -> dict[str, str]:
+    """Hashes of what a run began with; none before, and of a run of an earlier release."""
+    return read_json(directory.path / IDENTITY) if directory.begun else {}
+
+
+def keep_identity(job: Job, directory: RunDirectory) -> None:
+    """Write down what the run began with.
+
+    Raises:
+        ConfigError: the directory can't be written.
+
+    """
+    directory.write(IDENTITY, json.dumps(dict(job.begun_with), indent=1, sort_keys=True))
 
 
 def compare(job: Job, directory: RunDirectory, manifest: Manifest, resume: bool) -> None:

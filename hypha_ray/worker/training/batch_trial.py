@@ -2,7 +2,8 @@
 
     python -m hypha_ray.worker.training.batch_trial < pickled `Trial`
 
-It ends with 0 if they fit, and with `TOO_LARGE` if they don't. Memory that runs out ends this process, and no worker.
+It ends with 0 if they fit, otherwise with `TOO_LARGE` or `NO_MEMORY`. Memory that runs out ends
+this process, and no worker.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.types import Samples
 from hypha_ray.worker.training.supervised import SupervisedTrainer
 
-TOO_LARGE = 3
+TOO_LARGE, NO_MEMORY = 3, 4
+"""Exit codes: beyond the worker's own limit, and for want of memory that others have."""
 COPIES = 3
 """Copies of the trained weights that a worker keeps besides: new global weights, its result, and that encoded."""
 
@@ -57,8 +59,13 @@ def resident_bytes(name: str = "VmRSS", process: int | str = "self") -> int:
     return 0 if found is None else int(found[1]) * 1024
 
 
-def fits(trial: Trial) -> bool:
-    """Take two steps, the second of which has an optimizer with state, and compare the peak with the limit."""
+def result(trial: Trial) -> int:
+    """Take two steps, the second of which has an optimizer with state, and compare the peak with the limit.
+
+    Returns:
+        0 if they fit, `TOO_LARGE` beyond the worker's limit, `NO_MEMORY` if others have what it lacked.
+
+    """
     use_threads(trial.threads)
     if device_of(trial.job.worker.device).type == "cuda":
         torch.cuda.set_per_process_memory_fraction(trial.gpu_part)
@@ -68,15 +75,24 @@ def fits(trial: Trial) -> bool:
         batch = repeated(trial.samples, trial.size)
         for _ in range(2):
             trainer.step(batch)
-    except (torch.OutOfMemoryError, MemoryError):
-        return False
+    except torch.OutOfMemoryError:
+        return _blame(trial.gpu_part, *torch.cuda.mem_get_info(), torch.cuda.memory_reserved())
+    except MemoryError:
+        return NO_MEMORY
     except RuntimeError as error:
         if "can't allocate memory" not in str(error):
             raise
-        return False
+        return NO_MEMORY
     trained = (one for one in trainer.model.parameters() if one.requires_grad)
     copies = COPIES * sum(one.numel() * one.element_size() for one in trained)
-    return trainer.device.type == "cuda" or resident_bytes("VmHWM") - before + copies <= trial.limit_bytes
+    fits = trainer.device.type == "cuda" or resident_bytes("VmHWM") - before + copies <= trial.limit_bytes
+    return 0 if fits else TOO_LARGE
+
+
+def _blame(part: float, free_bytes: int, total_bytes: int, own_bytes: int) -> int:
+    """Whether a GPU's memory ran out by this process's own part of it, or by what others have of the rest."""
+    others = total_bytes - free_bytes - own_bytes
+    return TOO_LARGE if others <= (1 - part) * total_bytes else NO_MEMORY
 
 
 def repeated(samples: Samples, size: int) -> Samples:
@@ -88,7 +104,7 @@ def repeated(samples: Samples, size: int) -> Samples:
 def main() -> None:
     """Try the size that standard input asks for; end with the worker."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    sys.exit(0 if fits(pickle.load(sys.stdin.buffer)) else TOO_LARGE)
+    sys.exit(result(pickle.load(sys.stdin.buffer)))
 
 
 if __name__ == "__main__":
