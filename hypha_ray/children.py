@@ -35,3 +35,8 @@ def start_child(cls: type, *arguments: Any) -> Any:
 def own_cores() -> int:
     """Number of threads that an actor should compute with: its CPUs, and at least one."""
     return max(1, int(ray.get_runtime_context().get_assigned_resources().get("CPU", 0)))
+
+
+def own_gpus() -> float:
+    """GPUs that an actor has leased, of which it may have a part."""
+    return float(ray.get_runtime_context().get_assigned_resources().get("GPU", 0))

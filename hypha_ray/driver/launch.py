@@ -12,7 +12,6 @@ from typing import Any
 
 from hypha_ray.config import Job
 from hypha_ray.config.load import Loaded, require_complete, require_secrets, resolved_toml
-from hypha_ray.data.manifest import Manifest
 from hypha_ray.driver.attempts import records
 from hypha_ray.driver.datasets.classes import with_classes
 from hypha_ray.driver.datasets.data_source import COPY, DataSource, is_served, kept, opened
@@ -22,10 +21,11 @@ from hypha_ray.driver.preflight.advice import advice
 from hypha_ray.driver.preflight.checks import check_end, check_fragments, check_job, check_model, check_rewards
 from hypha_ray.driver.preflight.machines import machine_lines
 from hypha_ray.driver.ray_cluster import connected
-from hypha_ray.driver.run_identity import compare, is_done, last_round, settle
+from hypha_ray.driver.run_identity import compare, is_done, keep_identity, last_round, settle, with_identity
 from hypha_ray.heavy_imports import uncollected
 from hypha_ray.market.exchange.client import possible_nodes
 from hypha_ray.market.nodes import own_node, speeds_of
+from hypha_ray.market.requirements import NodeResources
 from hypha_ray.market.speeds import UNKNOWN
 from hypha_ray.market.staffing import workers_to_hire
 from hypha_ray.rl.graphs import step_text
@@ -68,9 +68,10 @@ def run_job(loaded: Loaded, kind: str) -> Path:
             held.enter_context(directory.lock())
             settle(job, directory, source.manifest, loaded.resume)
         check_job(job)
-        due = new or not is_done(job, directory)
+        told, due = job, new or not is_done(job, directory)
         if due:
             _tell(check_rewards(job))
+            job = with_identity(job, directory, source, loaded.resume)
         if new:
             _tell(check_model(job, source))
             check_end(job, source.folder)
@@ -81,11 +82,12 @@ def run_job(loaded: Loaded, kind: str) -> Path:
                 if new:
                     workers_to_hire(job, possible_nodes(), own_node(), speeds_of(job, source.manifest.shapes))
                     held.enter_context(directory.lock())
-                    settle(job, directory, source.manifest, loaded.resume)
+                    settle(told, directory, source.manifest, loaded.resume)
+                keep_identity(job, directory)
                 source.keep(directory)
                 stream = records(job, str(job.run.name), directory, source)
                 console = Console(job.rounds.update_rounds, rounds="console" in job.telemetry.sinks)
-                watch(stream, console, advice(job))
+                watch(stream, console, advice(job, gpus_of(possible_nodes())))
         finish(job, directory, source)
     print(f"run: {directory.path}")
     return directory.path
@@ -124,7 +126,7 @@ def dry_run(loaded: Loaded) -> None:
         elif source is not None and has_model:
             require_complete(job)
             job = with_classes(job, source.manifest)
-            _hold_against_the_run(job, loaded.resume, source.manifest)
+            _hold_against_the_run(job, loaded.resume, source)
             _tell(check_model(job, source, estimates=True))
             check_end(job, source.folder)
         _check_upload(job)
@@ -132,21 +134,22 @@ def dry_run(loaded: Loaded) -> None:
             print(step_text(job.rl))
         parts = [part for part, there in (("model", has_model), ("dataset", has_data)) if not there]
         _tell(f"{where}: the job has no {part}, so what depends on one isn't checked" for part in parts)
-        _tell(advice(job))
         held.enter_context(connected("dry-run"))
+        _tell(advice(job, gpus_of(possible_nodes())))
         speeds = UNKNOWN if source is None else speeds_of(job, source.manifest.shapes)
         for line in machine_lines(job, possible_nodes(), own_node(), speeds):
             print(line)
 
 
-def _hold_against_the_run(job: Job, resume: bool, manifest: Manifest) -> None:
+def _hold_against_the_run(job: Job, resume: bool, source: DataSource) -> None:
     """Refuse the name of another job's run, and to resume a run that doesn't exist."""
     if job.run.name is None:
         return
     job = named(job, "")
     directory = RunDirectory(Path(str(job.run.dir), str(job.run.name)))
     if directory.begun:
-        compare(job, directory, manifest, resume)
+        compare(job, directory, source.manifest, resume)
+        with_identity(job, directory, source, resume)
     elif resume:
         raise no_run(str(job.run.name), directory.path.parent)
 
@@ -154,6 +157,11 @@ def _hold_against_the_run(job: Job, resume: bool, manifest: Manifest) -> None:
 def _tell(notes: Iterable[str]) -> None:
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
+
+
+def gpus_of(nodes: Iterable[NodeResources]) -> float:
+    """Number of GPUs that nodes have."""
+    return sum(node.total.get("GPU", 0.0) for node in nodes)
 
 
 def watch(stream: Iterator[dict[str, Any]], console: Console, notes: Iterable[str] = ()) -> None:

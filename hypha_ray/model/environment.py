@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import random
 
 import numpy as np
@@ -14,11 +15,40 @@ _KEPT_BYTES, _LARGE_BYTES = 1 << 30, 1 << 25
 """Freed memory that is kept at most, and the size from which a block is always given back."""
 
 
+_lease: dict[str, float] = {}
+"""Amounts of this process's lease, of which only GPUs are told; empty outside of leases, where the machine decides."""
+
+
+def use_gpus(leased: float) -> None:
+    """Let `device_of` go by the GPUs that this process has leased.
+
+    Ray hides no GPU from a process that has leased none: it would use one that others pay for.
+    """
+    _lease["gpus"] = leased
+
+
 def device_of(wish: str) -> torch.device:
-    """Return the device that `worker.device` names; with `auto` a GPU if there is one."""
+    """Return the device that `worker.device` names; with `auto` a GPU if one is leased, or is there without leases."""
     if wish == "auto":
-        wish = "cuda" if torch.cuda.is_available() else "cpu"
+        wish = "cuda" if _lease.get("gpus") != 0 and torch.cuda.is_available() else "cpu"
     return torch.device(wish)
+
+
+def compute_reproducibly(device: torch.device) -> None:
+    """Let a GPU make equal bits of equal inputs, as replay mode promises; a CPU does so anyway.
+
+    Only kernels with a fixed order of sums are left, and attention is computed by plain products: each fused kernel
+    has a backward pass whose sums race. An operation without such a kernel raises a RuntimeError that names it.
+    """
+    if device.type != "cuda":
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it with its first product.
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cuda.enable_flash_sdp(False)
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    torch.backends.cuda.enable_math_sdp(True)
 
 
 def use_threads(threads: int) -> None:

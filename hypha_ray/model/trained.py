@@ -11,11 +11,16 @@ from hypha_ray.model.loading.build import build_model, skeleton
 from hypha_ray.model.lora import adapted, needs_whole
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel
 
 
-def build_trained(job: Job) -> Any:
+def build_trained(job: Job, device: torch.device | None = None) -> Any:
     """Build all modules that are trained and exchanged, on the CPU and with initial weights.
+
+    Args:
+        job: the job file.
+        device: device that they will be used on, for quantized weights, which are made there; None: the CPU.
 
     Returns:
         The model of transformers, or `ActorCritic` if the job has a critic.
@@ -25,7 +30,7 @@ def build_trained(job: Job) -> Any:
 
     """
     seed, whole = job.run.seed, needs_whole(job.model)
-    return _with_critic(job, lambda: adapted(build_model(job.model, seed, whole=whole), job.model, seed))
+    return _with_critic(job, lambda: adapted(build_model(job.model, seed, whole=whole, device=device), job.model, seed))
 
 
 def sketch_trained(job: Job) -> Any:

@@ -18,7 +18,7 @@ import torch
 
 from hypha_ray.config import Job
 from hypha_ray.failpoints import failpoint
-from hypha_ray.model.environment import device_of, seed_all
+from hypha_ray.model.environment import compute_reproducibly, device_of, seed_all
 from hypha_ray.model.loading.tokenizer import pack
 from hypha_ray.model.trained import build_trained
 from hypha_ray.optim.joint import Joint
@@ -73,7 +73,9 @@ class Island(WholeModel):
     def __init__(self, job: Job, tokenizer: Any, worker: int = 0) -> None:
         self._rl = job.rl
         self.device = device_of(job.worker.device)
-        self.model: Any = build_trained(job).to(self.device).eval()
+        if job.run.mode == "replay":
+            compute_reproducibly(self.device)
+        self.model: Any = build_trained(job, self.device).to(self.device).eval()
         self._graph, self._advantage = step_graph(job.rl), Advantage(job.rl)
         self._roles = roles = {**trained_roles(job, self.model, tokenizer, worker), "advantage": self._advantage}
         beside = tuple(range(1, job.rl.model_workers))

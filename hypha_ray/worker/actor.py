@@ -57,11 +57,17 @@ class TrainWorker:
 
     def _loop(self, job: Job, source: Source, batch_source: BatchSource, inbox: Inbox, emit: Emit) -> Loop:
         with uncollected():
-            from hypha_ray.model.environment import use_threads  # A process that only starts this actor needs no torch.
+            from hypha_ray.model.environment import (  # A process that only starts this actor needs no torch.
+                use_gpus,
+                use_threads,
+            )
+            from hypha_ray.model.identity import require_same
             from hypha_ray.worker.batch_size import largest_batch
             from hypha_ray.worker.training.loop import TrainingLoop
 
         use_threads(max(1, int(job.group_of(source.worker).cpu / job.processes_of(source.worker))))
+        use_gpus(job.group_of(source.worker).gpu)
+        require_same(job, job.begun_with)
         batch_size = None
         if self._samples is not None:
             batch_size = largest_batch(job, source.worker, self._specials, self._samples, inbox.check)

@@ -9,7 +9,7 @@ from queue import Empty, SimpleQueue
 from typing import Protocol, TypeAlias
 
 from hypha_ray.config import Job
-from hypha_ray.errors import HyphaError
+from hypha_ray.errors import ConfigError, HyphaError
 from hypha_ray.failpoints import failpoint
 from hypha_ray.types import Alive, Delta, Event, Failed, Flat, Leaving, Source
 from hypha_ray.worker.batches import BatchSource
@@ -33,6 +33,8 @@ class Loop(Protocol):
 
 MakeLoop: TypeAlias = Callable[[Job, Source, BatchSource, Inbox, Emit], Loop]
 
+NOT_REPRODUCIBLE = " does not have a deterministic implementation"
+"""Words of torch's error after the name of an operation."""
 PULSES = 4
 """Signs of life in the time of a lease, from a worker with nothing else to say."""
 
@@ -138,5 +140,16 @@ class Incarnation:
             self._out.put(Failed(self.source, error))
         except Exception as error:
             log.exception("the inner loop broke")
-            self._out.put(error)
+            refusal = _refusal(error)
+            self._out.put(error if refusal is None else Failed(self.source, refusal))
         self._out.put(None)
+
+
+def _refusal(error: Exception) -> ConfigError | None:
+    """Error of a job in replay mode whose model needs an operation that isn't reproducible; None for other errors."""
+    operation, found, _ = str(error).partition(NOT_REPRODUCIBLE)
+    if not found:
+        return None
+    named = operation.rpartition("\n")[2].rpartition(": ")[2].strip()
+    what = f"run.mode = \"replay\" can't be kept on this device: {named} isn't reproducible there"
+    return ConfigError("TRN005", what, fix='train on CPUs, choose another model, or leave run.mode at "elastic"')

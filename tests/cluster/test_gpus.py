@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 
+from hypha_ray.children import own_gpus
 from hypha_ray.market.groups import lease_entries
 from tests.support.clusters import single_node
 from tests.support.descendants import processes_of
@@ -35,3 +37,19 @@ def test_each_gpu_of_a_worker_has_a_process_and_all_are_in_one_lease(corpus: Pat
     assert leases == [{"CPU": 1.0, "GPU": 2.0}] * 2
     assert processes == [2]
     assert len(run.commits()) == 3 and set(run.used().values()) == {1}
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_actor_knows_the_gpus_of_its_lease_on_a_machine_that_has_more() -> None:
+    """Ray leaves CUDA_VISIBLE_DEVICES as it is for an actor without GPUs, which would see all of them."""
+
+    class Leased:
+        def gpus(self) -> float:
+            return own_gpus()
+
+    leased: list[float] = []
+    for gpus in (0, 0.5, 2):
+        actor: Any = ray.remote(Leased).options(num_gpus=gpus).remote()
+        leased.append(ray.get(actor.gpus.remote()))
+        ray.kill(actor)
+    assert leased == [0, 0.5, 2]

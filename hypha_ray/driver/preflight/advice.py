@@ -12,12 +12,20 @@ SETTLING = 5.0
 """Steps until outer momentum has 99 % of its final sum, in units of 1 / (1 − μ)."""
 
 
-def advice(job: Job) -> Iterator[str]:
-    """Advice on a job, as texts."""
+def advice(job: Job, gpus: float = 0.0) -> Iterator[str]:
+    """Advice on a job, as texts; `gpus` is the number of GPUs of the cluster."""
+    yield from _of_gpus(job, gpus)
     yield from _of_sparse_gradients(job)
     yield from _of_momentum(job)
     yield from _of_delay(job)
     yield from _of_policies(job)
+
+
+def _of_gpus(job: Job, gpus: float) -> Iterator[str]:
+    """Advice on GPUs that no worker leases: a worker uses those of its lease, and no other one."""
+    leased = any(group.gpu for group in job.worker_groups if not group.bridged)
+    if gpus and not leased and job.worker.device == "auto":
+        yield f"all workers train on CPUs, because none leases a GPU, and there are {gpus:g}: set resources.worker.gpu"
 
 
 def _of_sparse_gradients(job: Job) -> Iterator[str]:

@@ -50,8 +50,10 @@ class Facts:
     """Number of an image's channels."""
 
 
-def build_model(model: Model, seed: int, *, whole: bool = False) -> PreTrainedModel:
+def build_model(model: Model, seed: int, *, whole: bool = False, device: torch.device | None = None) -> PreTrainedModel:
     """Build the model of a job file on the CPU, in training mode.
+
+    A quantized one is built on the device that it will be used on.
 
     Weights of a repository are converted to float32, unless `[model.config]` sets another `dtype`: bfloat16 would round
     away most of an inner step. Mixed precision is `worker.autocast`. New weights, such as a new head's, depend on
@@ -61,6 +63,7 @@ def build_model(model: Model, seed: int, *, whole: bool = False) -> PreTrainedMo
         model: table of the job file.
         seed: seed of new weights.
         whole: the repository must have all weights, even the head's.
+        device: device for quantized weights; None: the CPU.
 
     Raises:
         ConfigError: task, repository or configuration is wrong, or they don't fit each other.
@@ -77,10 +80,12 @@ def build_model(model: Model, seed: int, *, whole: bool = False) -> PreTrainedMo
         if folder is None:
             with errors_as(ConfigError, "MODEL004", "no model can be built from model.config"):
                 return auto_class(task).from_config(config, trust_remote_code=False).train()
-        return _pretrained(base_of(model)[0], task, folder, config, whole).train()
+        return _pretrained(base_of(model)[0], task, folder, config, whole, device or torch.device("cpu")).train()
 
 
-def _pretrained(model: Model, task: Task, folder: Path, config: PretrainedConfig, whole: bool) -> PreTrainedModel:
+def _pretrained(
+    model: Model, task: Task, folder: Path, config: PretrainedConfig, whole: bool, device: torch.device
+) -> PreTrainedModel:
     """Load a repository's weights and refuse missing and unknown ones."""
     repository = str(model.repository)
     with errors_as(CheckpointError, "MODEL006", f"weights of {repository} can't be loaded"), quiet():
@@ -93,7 +98,7 @@ def _pretrained(model: Model, task: Task, folder: Path, config: PretrainedConfig
             trust_remote_code=remote_code_allowed(model.trust_remote_code),
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # `require_fit` reports them with advice.
-            **loading_options(model, config.dtype),
+            **loading_options(model, config.dtype, device),
         )
     require_fit(network, LoadingReport.of(info), shapes, repository, whole=whole, relabelled=sets_labels(model))
     if model.quantization is not None:

@@ -28,12 +28,13 @@ def check_quantization() -> None:
         raise ConfigError("MODEL008", what, "it isn't installed", fix=f"{fix}, or leave it out")
 
 
-def loading_options(model: Model, dtype: torch.dtype) -> dict[str, Any]:
+def loading_options(model: Model, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
     """Return options of `from_pretrained` for a job's quantized weights; none if they aren't quantized.
 
     Args:
         model: table of the job file.
         dtype: dtype of weights that aren't quantized, and of matrices as they are multiplied.
+        device: device that the weights will be used on. They are quantized there: int8 of a CPU can't be moved.
 
     Raises:
         ConfigError: MODEL008, the package is missing.
@@ -47,7 +48,7 @@ def loading_options(model: Model, dtype: torch.dtype) -> dict[str, Any]:
     nf4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # It warns in each step of int8 that it casts its input.
     config = BitsAndBytesConfig(**(nf4 if model.quantization == "nf4" else {"load_in_8bit": True}))
-    return {"quantization_config": config, "device_map": {"": "cpu"}}
+    return {"quantization_config": config, "device_map": {"": str(device)}}
 
 
 def fingerprint(model: Model, folder: Path) -> str:

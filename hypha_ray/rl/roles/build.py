@@ -12,8 +12,9 @@ import torch
 from hypha_ray.config import Job
 from hypha_ray.config.tables.rewards import MODEL
 from hypha_ray.model.critic import ActorCritic
-from hypha_ray.model.environment import device_of
+from hypha_ray.model.environment import compute_reproducibly, device_of
 from hypha_ray.model.flat import views
+from hypha_ray.model.identity import require_same
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.saved_model import export
 from hypha_ray.model.trained import build_trained, exported
@@ -53,8 +54,17 @@ def trained_roles(job: Job, model: torch.nn.Module, tokenizer: Any, worker: int)
 
 
 def untrained_roles(job: Job, tokenizer: Any) -> dict[str, Role]:
-    """Return the roles of a worker beside the one that trains."""
-    policy = _policy(job, exported(build_trained(job)).to(device_of(job.worker.device)).eval(), tokenizer)
+    """Return the roles of a worker beside the one that trains.
+
+    Raises:
+        HyphaError: a model can't be built, or isn't the one that the run began with.
+
+    """
+    require_same(job, job.begun_with)
+    device = device_of(job.worker.device)
+    if job.run.mode == "replay":
+        compute_reproducibly(device)
+    policy = _policy(job, exported(build_trained(job, device)).to(device).eval(), tokenizer)
     engine = _engine(job, tokenizer, 0)
     generator = Generator(job.rl, job.run.seed, policy, end_tokens(policy.model, tokenizer), engine)
     reward = _reward(job, tokenizer)

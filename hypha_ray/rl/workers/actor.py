@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from hypha_ray.children import own_cores, start_child
+from hypha_ray.children import own_cores, own_gpus, start_child
 from hypha_ray.config import Job
 from hypha_ray.errors import ClusterError, ConfigError, HyphaError
 from hypha_ray.failpoints import arm
@@ -62,10 +62,11 @@ class ModelWorkerActor:
 
     def build(self) -> None:
         """Build the models, as the first call: while a constructor runs, no ping would be answered."""
-        from hypha_ray.model.environment import use_threads
+        from hypha_ray.model.environment import use_gpus, use_threads
         from hypha_ray.rl.roles.build import untrained_roles
 
         use_threads(own_cores())
+        use_gpus(own_gpus())
         try:
             roles = untrained_roles(self._job, self._tokenizer.load())
         except Exception as error:

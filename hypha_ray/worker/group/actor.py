@@ -16,7 +16,7 @@ import numpy as np
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from hypha_ray.children import own_cores, start_child
+from hypha_ray.children import own_cores, own_gpus, start_child
 from hypha_ray.config import Job
 from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.model.tasks.masking import SpecialTokens
@@ -47,11 +47,12 @@ class Member:
 
     def build(self) -> str:
         """Build the model; return the fingerprint of its layout."""
-        from hypha_ray.model.environment import use_threads
+        from hypha_ray.model.environment import use_gpus, use_threads
         from hypha_ray.model.layout import layout_of
         from hypha_ray.worker.training.supervised import SupervisedTrainer
 
         use_threads(own_cores())
+        use_gpus(own_gpus())
         self._trainer = SupervisedTrainer(self._job, self._specials)
         return layout_of(self._trainer.model).sha256()
 
@@ -114,10 +115,11 @@ class ShardedMember:
 
     def begin(self) -> None:
         """Load libraries."""
-        from hypha_ray.model.environment import use_threads
+        from hypha_ray.model.environment import use_gpus, use_threads
         from hypha_ray.worker.group.follower import Follower
 
         use_threads(own_cores())
+        use_gpus(own_gpus())
         self._follower = Follower(*self._arguments)
 
     def build(self, port: int) -> str:

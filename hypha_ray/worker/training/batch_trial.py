@@ -90,7 +90,7 @@ def result(trial: Trial) -> int:
 
 
 def _blame(part: float, free_bytes: int, total_bytes: int, own_bytes: int) -> int:
-    """Whether a GPU's memory ran out by this process's own part of it, or by what others have of the rest."""
+    """Exit code for a GPU whose memory ran out: by this process's own part of it, or by what others have."""
     others = total_bytes - free_bytes - own_bytes
     return TOO_LARGE if others <= (1 - part) * total_bytes else NO_MEMORY
 

@@ -16,7 +16,7 @@ from hypha_ray.config import Job
 from hypha_ray.model.checks.fused_check import head_of
 from hypha_ray.model.checks.loss_check import check_loss_on_copy
 from hypha_ray.model.checks.positions import token_counts
-from hypha_ray.model.environment import device_of, seed_all
+from hypha_ray.model.environment import compute_reproducibly, device_of, seed_all
 from hypha_ray.model.evaluation import evaluate, tensors_of
 from hypha_ray.model.execution import set_execution
 from hypha_ray.model.loading.build import random_model, task_of
@@ -58,8 +58,10 @@ class SupervisedTrainer(WholeModel):
         self._reduction: Reduction = Alone()
         self._leaves_out = job.dataset.allow_quarantine
         self.device = device_of(job.worker.device)
+        if job.run.mode == "replay":
+            compute_reproducibly(self.device)
         require_trainable(find_task(job.model.type))
-        self.model = build_trained(job).train()
+        self.model = build_trained(job, self.device).train()
         if mesh is None:
             self.model.to(self.device)
         set_execution(self.model, job.worker)

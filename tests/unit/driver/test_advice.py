@@ -77,3 +77,11 @@ def test_delay_that_leaves_little_of_a_round_is_told(sync: dict[str, Any], told:
 def test_adam_on_sparse_gradients_is_warned_of(codec: str, inner: str, warned: int) -> None:
     tables = {"sync": {"strategy": "sync", "codec": codec}, "inner_optimizer": {"name": inner}}
     assert len(list(advice(Job.model_validate(tables)))) == warned
+
+
+def test_gpus_that_no_worker_leases_are_told() -> None:
+    job = Job.model_validate({"outer_optimizer": {"momentum": 0.0}})
+    assert [note for note in advice(job, gpus=2) if "none leases a GPU, and there are 2" in note]
+    for settings in ({"resources": {"worker": {"gpu": 1}}}, {"worker": {"device": "cpu"}}):
+        assert not list(advice(Job.model_validate({"outer_optimizer": {"momentum": 0.0}} | settings), gpus=2))
+    assert not list(advice(job))

@@ -7,6 +7,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
+
+from hypha_ray.model import environment
+from hypha_ray.model.environment import device_of, use_gpus
 
 FREED = """
 import ctypes, sys
@@ -35,3 +39,41 @@ def test_memory_that_a_step_has_freed_is_kept_for_the_next_one() -> None:
         )
 
     assert held("given back") < 20e6 <= held("kept")
+
+
+@pytest.fixture
+def gpu_in_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machine that seems to have a GPU, and a process that has heard of no lease."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(environment, "_lease", {})
+
+
+@pytest.mark.usefixtures("gpu_in_the_machine")
+def test_auto_is_the_device_of_the_lease_and_outside_of_leases_that_of_the_machine() -> None:
+    assert device_of("auto").type == "cuda"
+    for gpus, device in ((0.0, "cpu"), (0.25, "cuda"), (1, "cuda")):
+        use_gpus(gpus)
+        assert device_of("auto").type == device
+    use_gpus(0)
+    assert device_of("cpu").type == "cpu"
+
+
+REPRODUCIBLE = """
+import os, sys
+import torch
+from hypha_ray.model.environment import compute_reproducibly
+
+compute_reproducibly(torch.device(sys.argv[1]))
+ways = torch.backends.cuda
+print(torch.are_deterministic_algorithms_enabled(), ways.flash_sdp_enabled(), ways.mem_efficient_sdp_enabled(),
+      ways.cudnn_sdp_enabled(), ways.math_sdp_enabled(), "CUBLAS_WORKSPACE_CONFIG" in os.environ)
+"""
+
+
+def test_replay_on_a_gpu_leaves_only_kernels_whose_sums_have_an_order_and_a_cpu_as_it_is() -> None:
+    def flags(device: str) -> list[str]:
+        command = [sys.executable, "-c", REPRODUCIBLE, device]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+
+    assert flags("cuda") == ["True", "False", "False", "False", "True", "True"]
+    assert flags("cpu")[0] == "False"

@@ -15,11 +15,11 @@ import transformers
 
 from hypha_ray.config.schema import Job, Model
 from hypha_ray.driver.preflight.checks import check_job
-from hypha_ray.errors import ConfigError
+from hypha_ray.errors import CheckpointError, ConfigError
 from hypha_ray.model.layout import gather, layout_of, views
 from hypha_ray.model.loading.build import build_model
 from hypha_ray.model.saved_model import export
-from hypha_ray.model.trained import sketch_trained
+from hypha_ray.model.trained import build_trained, sketch_trained
 from hypha_ray.types import Samples
 from hypha_ray.worker.training.supervised import SupervisedTrainer
 
@@ -52,6 +52,22 @@ def plain_loss(network: Any) -> torch.Tensor:
     ids = torch.from_numpy(batch().arrays["input_ids"])
     loss: torch.Tensor = network(input_ids=ids, labels=ids).loss
     return loss
+
+
+def test_weights_are_quantized_on_the_device_that_they_are_used_on(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a GPU nor the package is needed to see which device transformers is told: it loads nothing here."""
+    told: list[dict[str, str]] = []
+
+    def note(cls: Any, *arguments: Any, **options: Any) -> Any:
+        told.append(options["device_map"])
+        raise OSError("loads nothing")
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", classmethod(note))
+    for device in (torch.device("cuda", 1), None):
+        with pytest.raises(CheckpointError, match="loads nothing"):
+            build_trained(job(base, "int8"), device)
+    assert told == [{"": "cuda:1"}, {"": "cpu"}]
 
 
 @installed

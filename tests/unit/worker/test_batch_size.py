@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hypha_ray.config import Job
-from hypha_ray.errors import ConfigError
+from hypha_ray.config.schema import Model
+from hypha_ray.errors import CapacityError, ConfigError
+from hypha_ray.model.loading.build import build_model
 from hypha_ray.types import Samples
 from hypha_ray.worker.batch_size import Bounds, largest_batch
 from hypha_ray.worker.interrupts import Closed
+from hypha_ray.worker.training.batch_trial import NO_MEMORY, TOO_LARGE, _blame
 from tests.support.worker_bench import CONFIG
 
 SAMPLES = Samples(
@@ -87,7 +91,8 @@ def test_largest_batch_is_found_where_nothing_can_be_kept(kept: Callable[[], lis
 def test_largest_batch_without_room_for_one_sample_is_an_error_and_trials_alone_end(
     kept: Callable[[], list[str]],
 ) -> None:
-    with pytest.raises(ConfigError, match=r"TRN003.*one sample doesn't fit.*0\.05 GB on cpu"):
+    named = r"TRN003.*one sample doesn't fit.*0\.05 GB on cpu.*delete \S+/batch_sizes/\w+\.json"
+    with pytest.raises(ConfigError, match=named):
         largest_batch(job(0.05), 0, None, SAMPLES, lambda: None)
     assert kept() == ['{"fits": 0, "fails": 1}']
 
@@ -105,3 +110,38 @@ def test_largest_batch_of_a_worker_that_is_to_end_ends_its_trial(kept: Callable[
     with pytest.raises(Closed):
         largest_batch(job(64.0), 0, None, SAMPLES, check)
     assert kept() == []
+
+
+def test_trials_that_something_else_kills_are_no_limit_of_the_model(
+    kept: Callable[[], list[str]], tmp_path: Path
+) -> None:
+    """They are killed as the kernel does it, when others have the memory."""
+
+    def kill() -> None:
+        for trial in psutil.Process().children():
+            if "hypha_ray.worker.training.batch_trial" in trial.cmdline():
+                trial.kill()
+
+    with pytest.raises(CapacityError, match=r"TRN004.*other processes") as caught:
+        largest_batch(job(64.0), 0, None, SAMPLES, kill)
+    assert caught.value.exit_code == 75
+    assert kept() == ['{"fits": 0, "fails": null}']
+    assert largest_batch(job(64.0), 0, None, SAMPLES, lambda: None) == 2
+
+
+def test_memory_of_a_gpu_runs_out_by_the_own_part_or_by_that_of_others() -> None:
+    assert _blame(0.5, free_bytes=40, total_bytes=100, own_bytes=50) == TOO_LARGE
+    assert _blame(0.5, free_bytes=1, total_bytes=100, own_bytes=20) == NO_MEMORY
+
+
+def test_bounds_of_a_model_are_not_those_of_another_one_in_its_folder(
+    kept: Callable[[], list[str]], tmp_path: Path
+) -> None:
+    folder, sizes = tmp_path / "model", list[int]()
+    for layers in (1, 2, 1):
+        build_model(Model(config=CONFIG | {"n_layer": layers}), 0).save_pretrained(folder)
+        tables = {"model": {"repository": str(folder), "config": None}}
+        own = job(64.0, most=1).model_copy(update={"model": Model.model_validate(tables["model"])})
+        assert largest_batch(own, 0, None, SAMPLES, lambda: None) == 1
+        sizes.append(len(kept()))
+    assert sizes == [1, 2, 2]
