@@ -22,6 +22,7 @@ from hypha_ray.driver.preflight.checks import check_end, check_fragments, check_
 from hypha_ray.driver.preflight.machines import machine_lines
 from hypha_ray.driver.ray_cluster import connected
 from hypha_ray.driver.run_identity import compare, is_done, keep_identity, last_round, settle, with_identity
+from hypha_ray.errors import HyphaError
 from hypha_ray.heavy_imports import uncollected
 from hypha_ray.market.exchange.client import possible_nodes
 from hypha_ray.market.nodes import own_node, speeds_of
@@ -196,16 +197,26 @@ def finish(job: Job, directory: RunDirectory, source: DataSource) -> None:
     with uncollected():  # Loaded last, so that a resumed run goes on at once.
         from hypha_ray.store.mirroring.courier import deliver
         from hypha_ray.store.mirroring.mirror import Mirror
-        from hypha_ray.telemetry.plots import draw
 
     export_round(job, directory, source, last_round(job, directory), directory.path / "model")
     if job.checkpoint.best:
         _export_best(job, directory, source)
-    draw(directory.path)
+    draw_plots(directory.path)
     if job.checkpoint.push is not None:
         _upload(job, directory)
     if job.checkpoint.mirror and (problem := deliver(Mirror(job.checkpoint.mirror, directory.path))):
         print(f"note: {problem}", file=sys.stderr)
+
+
+def draw_plots(run_directory: Path) -> None:
+    """Draw a finished run's plots; say so if they can't be drawn, because the model is there."""
+    with uncollected():
+        from hypha_ray.telemetry.plots import draw
+
+    try:
+        draw(run_directory)
+    except HyphaError as error:
+        _tell([f"the plots were not drawn: {error}"])
 
 
 def _check_upload(job: Job) -> None:
