@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,14 @@ class Objective:
 LOSS = Objective("val_loss", "loss", "val_loss", min, ("perplexity", "accuracy"))
 OBJECTIVES = (Objective("reward", "reward", "val_reward", max, ("pass@1",)), LOSS)
 """Objectives of all tasks: a run's is the first that its evaluations have."""
+
+_TASK_FIGURE = re.compile(r"accuracy|pass@\d+")
+
+
+def task_figures(evaluation: Mapping[str, Any]) -> dict[str, float]:
+    """Figures by name that tell how well a task is done: the accuracy, or the shares of solved prompts."""
+    present = {name: value for name, value in evaluation.items() if value is not None}
+    return {name: float(value) for name, value in present.items() if _TASK_FIGURE.fullmatch(name)}
 
 
 def objective_of(records: Iterable[Mapping[str, Any]]) -> Objective:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import accumulate
+from itertools import accumulate, cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hypha_ray.errors import DataError
-from hypha_ray.figures import objective_of
+from hypha_ray.figures import objective_of, task_figures
 from hypha_ray.modes import make_private
 from hypha_ray.telemetry.sinks.files import METRICS, SUMMARY, Record, by_round, read_json, read_jsonl
 
@@ -59,6 +59,8 @@ class Series:
         self.rounds = by_round(records, "round")
         evaluations = by_round(records, "eval")
         self.objective = objective_of(evaluations)
+        self.tasks = {int(record["round"]): task_figures(record) for record in evaluations}
+        """Figures of the task by round; most rounds may have none."""
         self.evaluations = [record for record in evaluations if record.get(self.objective.name) is not None]
         self.summary = summary
         self.numbers = [int(record["round"]) for record in self.rounds]
@@ -121,6 +123,8 @@ def _draw(run_directory: Path, path: Path) -> list[Path]:
     folder.mkdir(exist_ok=True)
     make_private(folder)
     plots = {"batches": _batches, "finish": _finish, "bytes": _bytes, "utilisation": _utilisation}
+    if any(series.tasks.values()):
+        plots = {"task": _task, **plots}
     plots = {series.objective.trained: _objective, **plots}
     return [_save(folder / f"{name}.png", plot, series) for name, plot in plots.items()]
 
@@ -178,8 +182,6 @@ def _marker(points: int) -> str:
 
 
 def _objective(series: Series) -> Figure:
-    from matplotlib.ticker import EngFormatter
-
     name = series.objective.trained
     figure, (by_samples, by_seconds) = _panels(name.capitalize(), columns=2, height=4)
     samples = series.column("samples_total")
@@ -189,11 +191,34 @@ def _objective(series: Series) -> Figure:
         values = [float(record[series.objective.name]) for record in series.evaluations]
         if values:
             axes.plot(at, values, color=RED, marker=_marker(len(at)), ms=4, label="validation")
-    _label(by_samples, "by samples", "samples trained on", name)
-    by_samples.xaxis.set_major_formatter(EngFormatter(sep=""))
-    _label(by_seconds, "by time", "seconds of training", name)
-    _legend(by_seconds)
+    _by_progress(by_samples, by_seconds, name)
     return figure
+
+
+def _task(series: Series) -> Figure:
+    """Draw the figures that tell how well the task is done; all of them are fractions."""
+    names = list(dict.fromkeys(name for figures in series.tasks.values() for name in figures))
+    figure, (by_samples, by_seconds) = _panels(", ".join(names).capitalize(), columns=2, height=4)
+    samples = series.column("samples_total")
+    for axes, totals in ((by_samples, samples), (by_seconds, series.seconds)):
+        for name, colour in zip(names, cycle(PALETTE)):
+            rounds = [number for number, figures in series.tasks.items() if name in figures]
+            at = [series.after(totals, number) for number in rounds]
+            values = [series.tasks[number][name] for number in rounds]
+            axes.plot(at, values, color=colour, marker=_marker(len(at)), ms=4, label=f"{name}, validation")
+        axes.set_ylim(-0.02, 1.02)
+    _by_progress(by_samples, by_seconds, "fraction")
+    return figure
+
+
+def _by_progress(by_samples: Axes, by_seconds: Axes, y: str) -> None:
+    """Label two panels with the same curves, by samples and by time."""
+    from matplotlib.ticker import EngFormatter
+
+    _label(by_samples, "by samples", "samples trained on", y)
+    by_samples.xaxis.set_major_formatter(EngFormatter(sep=""))
+    _label(by_seconds, "by time", "seconds of training", y)
+    _legend(by_seconds)
 
 
 def _batches(series: Series) -> Figure:

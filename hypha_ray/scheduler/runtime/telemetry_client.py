@@ -52,8 +52,8 @@ class TelemetryClient:
         self._sender = self._sender or asyncio.get_running_loop().create_task(self._send())
 
     def record(self, fields: Record) -> None:
-        """Send a record to metrics.jsonl, the sinks and the driver."""
-        self._put(self._records, fields)
+        """Send a record to metrics.jsonl and the sinks, with the time of day, and to the driver."""
+        self._put(self._records, stamped(fields))
         self._shown.append(dict(fields))
         waits_s = BATCH_S if fields["kind"] == "step" else 0.0
         self._show_at = min(self._show_at, time.monotonic() + waits_s)

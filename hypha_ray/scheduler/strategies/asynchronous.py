@@ -146,7 +146,8 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
         current.figures.learning_rate = report.learning_rate
         samples = self._trained() - self._totals.samples + current.samples
         record = step_record(report, samples, self._job.rounds.samples_between_updates)
-        self._out.put(c.LogMetric({**record, "round": current.number}))
+        record |= {"round": current.number, "elapsed_s": self._totals.elapsed_s(now)}
+        self._out.put(c.LogMetric(record))
         if self.open and (local := self.training.rounds.get(member.source.worker)) is not None:
             self._out.put(*self._planner.resize(member, self._roster.assignable_and(member), local.began_at, now))
 

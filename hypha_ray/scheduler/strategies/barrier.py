@@ -144,7 +144,8 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
                 self.reported_samples += event.samples
                 member.report(event, now)
                 self.current.figures.learning_rate = event.learning_rate
-                self._out.put(c.LogMetric(step_record(event, self.reported_samples, self._job.samples(event.round))))
+                record = step_record(event, self.reported_samples, self._job.samples(event.round))
+                self._out.put(c.LogMetric({**record, "elapsed_s": self._totals.elapsed_s(now)}))
                 self.correct_plans(now)
             case Delta():
                 self._delivered(member, event, now)

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Protocol, Self, TextIO
+from typing import Any, Protocol, Self, TextIO
 
 from hypha_ray.telemetry.sinks import table
 from hypha_ray.telemetry.sinks.files import Record
@@ -39,14 +39,18 @@ class Lines:
         self._clock = clock
         self._start_s = clock()
         self._columns: Sequence[table.Column] = ()
-        """As the first round wants them."""
+        """Columns for all figures so far; none before the first round."""
+        self._latest: dict[str, Any] = {}
+        """Last value of every field that a round has had."""
 
     def row(self, record: Record) -> None:
-        """Print the round, and the titles before the first one."""
-        if not self._columns:
-            self._columns = table.telling([record])
-            self.text(table.header(self._columns))
-        self.text(table.line(record, self._columns))
+        """Print the round, and the titles before the first one and before one with a further figure."""
+        self._latest |= {name: value for name, value in record.items() if value is not None}
+        columns = table.telling([self._latest])
+        if columns != self._columns:
+            self._columns = columns
+            self.text(table.header(columns))
+        self.text(table.line(record, columns))
 
     def text(self, text: str) -> None:
         """Print a line; characters that the stream's encoding lacks become question marks."""

@@ -55,7 +55,7 @@ def plain(value: object) -> Any:
 
 
 def stamped(event: Record) -> Record:
-    """Return an event with the time of day; sources of events have only a monotonic clock."""
+    """Return a record or an event with the time of day; their sources have only a monotonic clock."""
     return {"wall_time": datetime.now(UTC).isoformat(timespec="milliseconds"), **event}
 
 

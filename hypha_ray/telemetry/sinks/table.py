@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
-from hypha_ray.figures import LOSS, OBJECTIVES, objective_of
+from hypha_ray.figures import LOSS, OBJECTIVES, objective_of, task_figures
 from hypha_ray.telemetry.sinks.files import Record
 
 ABSENT = "-"
@@ -112,14 +113,24 @@ def telling(records: Iterable[Record]) -> tuple[Column, ...]:
     hidden = {title for one in OBJECTIVES if one is not objective for title in (one.trained, one.validated)}
     if not any(record.get("tokens") for record in records):
         hidden |= OF_TOKENS
-    return tuple(column for column in COLUMNS if column.title not in hidden)
+    columns = [column for column in COLUMNS if column.title not in hidden]
+    names = dict.fromkeys(name for record in records for name in task_figures(record))
+    behind = 1 + next(place for place, column in enumerate(columns) if column.title == objective.validated)
+    columns[behind:behind] = map(_of_task, names)
+    return tuple(columns)
+
+
+@cache
+def _of_task(name: str) -> Column:
+    """Column of a figure that tells how well the task is done."""
+    return Column(name, 8, 2, _fixed(name, 4))
 
 
 def validated(evaluation: Record) -> dict[str, float]:
-    """Return the objective of an evaluation by the title of its column; nothing if it has none."""
+    """Return the objective of an evaluation and the figures of its task, by the titles of their columns."""
     objective = objective_of([evaluation])
     value = evaluation.get(objective.name)
-    return {} if value is None else {objective.validated: value}
+    return ({} if value is None else {objective.validated: value}) | task_figures(evaluation)
 
 
 def fitting(width: int, gap: int = 2, among: Iterable[Column] = COLUMNS) -> list[Column]:

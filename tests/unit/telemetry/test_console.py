@@ -82,6 +82,27 @@ def test_console_of_rewards_shows_them_instead_of_losses() -> None:
     assert "reward 0.7500 (pass@1 0.5)" in closing and "loss" not in closing
 
 
+def test_console_of_a_classifier_shows_the_accuracy_beside_the_validation_loss() -> None:
+    evaluation = {"kind": "eval", "round": 0, "val_loss": 0.25, "accuracy": 0.875, "perplexity": None}
+    header, line = shown(2, evaluation, a_round(0))
+    assert header.split()[2:5] == ["loss", "val_loss", "accuracy"]
+    assert line.split()[2:5] == ["3.2500", "0.2500", "0.8750"]
+
+
+def test_console_of_prompts_shows_the_shares_of_solved_prompts() -> None:
+    evaluation = {"kind": "eval", "round": 0, "reward": 0.5, "pass@1": 0.25, "pass@4": 0.75}
+    header, line = shown(1, evaluation, a_round(0, reward=0.375))
+    assert header.split()[2:6] == ["reward", "val_reward", "pass@1", "pass@4"]
+    assert line.split()[2:6] == ["0.3750", "0.5000", "0.2500", "0.7500"]
+
+
+def test_console_figure_that_comes_later_gets_its_column_under_a_new_header() -> None:
+    evaluation = {"kind": "eval", "round": 1, "val_loss": 0.25, "accuracy": 0.875}
+    first, _, second, row, last = shown(3, a_round(0), evaluation, a_round(1), a_round(2))
+    assert "accuracy" not in first and second.split()[4] == "accuracy"
+    assert (row.split()[4], last.split()[4]) == ("0.8750", "-")
+
+
 def test_console_lines_are_aligned_whatever_is_missing() -> None:
     bare = {"kind": "round", "round": 99, "loss": None, "batches": {}, "eta_s": None, "time_s": None}
     many = a_round(100, workers=64, batches={number: 10 + number for number in range(64)}, eta_s=1e6)

@@ -8,6 +8,7 @@ import pytest
 from matplotlib.image import imread
 
 from hypha_ray.errors import DataError
+from hypha_ray.telemetry import plots
 from hypha_ray.telemetry.plots import Series, draw
 from hypha_ray.telemetry.sinks.files import JsonLines, write_json
 
@@ -53,6 +54,21 @@ def test_draw_finished_run_has_five_plots(tmp_path: Path) -> None:
     paths = draw(tmp_path)
     assert [path.relative_to(tmp_path) for path in paths] == [Path("plots") / name for name in NAMES]
     assert all(imread(path).shape[0] > 300 and inked(path) > 0.02 for path in paths)
+
+
+@pytest.mark.parametrize("figures", [{"val_loss": 1.0, "accuracy": 0.5}, {"reward": 0.4, "pass@1": 0.2, "pass@4": 0.6}])
+def test_draw_figures_of_the_task_have_a_plot_with_a_curve_each(tmp_path: Path, figures: dict[str, float]) -> None:
+    evaluations = [{"kind": "eval", "round": number, **figures} for number in range(1, 4, 2)]
+    paths = draw(a_run(tmp_path, *(a_round(number) for number in range(4)), *evaluations))
+    assert paths[1].name == "task.png" and inked(paths[1]) > 0.02
+    series = Series([*(a_round(number) for number in range(4)), *evaluations], {})
+    by_samples, _ = plots._task(series).axes
+    curves = {str(line.get_label()): line for line in by_samples.get_lines()}
+    expected = {name: value for name, value in figures.items() if name not in ("val_loss", "reward")}
+    assert list(curves) == [f"{name}, validation" for name in expected]
+    for name, value in expected.items():
+        curve = curves[f"{name}, validation"]
+        assert (list(curve.get_xdata()), list(curve.get_ydata())) == ([200, 400], [value, value])
 
 
 @pytest.mark.parametrize(("rounds", "workers"), [(1, 1), (70, 2), (3, 30)])
