@@ -46,6 +46,8 @@ def _to_be_written(job: Job, local: bool) -> Iterator[tuple[str, Path]]:
         token = _home() / ".ray" / "auth_token"
         if not token.exists():
             yield "HOME", token.parent
+    if job.telemetry.trackers and "://" not in job.telemetry.trackers:
+        yield "telemetry.trackers", Path(job.telemetry.trackers)
     if job.run.dir:
         yield "run.dir", runs(job.run.dir)
     elif os.environ.get("HYPHA_RAY_HOME"):

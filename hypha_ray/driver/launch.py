@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+
+import ray
 
 from hypha_ray.config import Job
 from hypha_ray.config.load import Loaded, require_complete, require_secrets, resolved_toml
@@ -22,6 +24,7 @@ from hypha_ray.driver.preflight.checks import check_end, check_fragments, check_
 from hypha_ray.driver.preflight.machines import machine_lines
 from hypha_ray.driver.ray_cluster import connected
 from hypha_ray.driver.run_identity import compare, is_done, keep_identity, last_round, settle, with_identity
+from hypha_ray.driver.run_provenance import own_command, record_devices, record_start
 from hypha_ray.errors import HyphaError
 from hypha_ray.heavy_imports import uncollected
 from hypha_ray.market.exchange.client import possible_nodes
@@ -44,13 +47,16 @@ def launch(loaded: Loaded, kind: str) -> None:
     if loaded.dry_run:
         dry_run(loaded)
     else:
-        run_job(loaded, kind)
+        run_job(loaded, kind, own_command())
 
 
-def run_job(loaded: Loaded, kind: str) -> Path:
-    """Run a job; `kind` names runs that have no name.
+def run_job(loaded: Loaded, kind: str, command: Sequence[str] | None = None) -> Path:
+    """Run a job. A run with commits resumes from the last one; a run with all its rounds is only exported.
 
-    A run with commits resumes from the last one; a run with all its rounds is only exported.
+    Args:
+        loaded: the job.
+        kind: beginning of the names of runs that have none.
+        command: the command for the run's provenance; None: a program runs the job.
 
     Returns:
         The run directory.
@@ -86,6 +92,8 @@ def run_job(loaded: Loaded, kind: str) -> Path:
                     settle(told, directory, source.manifest, loaded.resume)
                 keep_identity(job, directory)
                 source.keep(directory)
+                record_start(directory, source.manifest, command, ray.nodes())
+                held.callback(record_devices, directory)
                 stream = records(job, str(job.run.name), directory, source)
                 console = Console(job.rounds.update_rounds, rounds="console" in job.telemetry.sinks)
                 watch(stream, console, advice(job, gpus_of(possible_nodes())))

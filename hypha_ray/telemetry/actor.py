@@ -33,6 +33,7 @@ class Telemetry:
         aim_repository: a local folder; default: the run directory.
         testing: failpoints to arm.
         status_bridge: address of a connector that metrics are posted to.
+        trackers: folder in which trackers keep all runs; None: the run directory.
 
     """
 
@@ -45,13 +46,14 @@ class Telemetry:
         aim_repository: str | None = None,
         testing: Testing | None = None,
         status_bridge: str | None = None,
+        trackers: str | None = None,
     ) -> None:
         if testing is not None:
             arm(testing.failpoints, testing.failpoint_log)
         if {"tensorboard", "wandb", "mlflow"} & set(sinks) or ("aim" in sinks and aim_repository is None):
             os.umask(0o077)  # Trackers' files in the run directory are the owner's alone, as all others there.
         self._directory = Path(directory)
-        self._sinks = build(self._directory, run, sinks, aim_repository, status_bridge)
+        self._sinks = build(self._directory, run, sinks, aim_repository, status_bridge, trackers=trackers)
         self._sinks.start(config)
 
     def write(self, records: Sequence[Record], events: Sequence[Record] = ()) -> list[str]:

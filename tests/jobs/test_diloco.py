@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import math
+import platform
 import re
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +140,22 @@ def test_run_directory_has_configuration_events_summary_snapshots_logs_and_plots
     assert {path.name for path in newest.iterdir()} >= {"model.safetensors", "state.json"}
     assert (run / "logs" / "latest").resolve().read_text() != ""
     assert {path.name for path in (run / "plots").glob("*.png")} == PLOTS
+
+
+def test_provenance_says_by_what_and_where_the_run_was_made(run: Path) -> None:
+    account = json.loads((run / "provenance.json").read_text())
+    dataset = load_job(["@", str(run / "config.toml")]).job.dataset.path
+    manifest = json.loads((Path(str(dataset)) / "manifest.json").read_text())
+    assert account["versions"]["torch"] == importlib.metadata.version("torch")
+    assert account["versions"]["python"] == platform.python_version()
+    assert account["command"][0] == "python" and account["command"][1].endswith("diloco.py")
+    assert "--run.name" in account["command"] and account["earlier"] == []
+    assert account["host"] == socket.gethostname() and [host["gpus"] for host in account["hosts"]] == [0]
+    assert account["devices"] == {"worker-0": "cpu", "worker-1": "cpu"}
+    assert account["dataset"]["name"] == manifest["name"]
+    assert account["dataset"]["samples"]["train"] == sum(
+        info["samples"] for info in manifest["slices"] if info["split"] == "train"
+    )
 
 
 def test_secret_of_the_environment_is_nowhere(done: Done, run: Path) -> None:

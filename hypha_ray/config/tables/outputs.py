@@ -33,7 +33,10 @@ class Telemetry(Table):
     sinks: list[Literal["console", "jsonl", "prometheus", "otel", "aim", "tensorboard", "wandb", "mlflow"]] = Field(
         ["console", "jsonl", "prometheus"], fail_fast=True, description="metrics.jsonl is always written"
     )
-    aim_repository: str | None = Field(None, description="local Aim repository; default: the run directory")
+    trackers: str | None = Field(
+        None, description="folder that Aim, TensorBoard, W&B and MLflow share for all runs; default: the run directory"
+    )
+    aim_repository: str | None = Field(None, description="local Aim repository; default: telemetry.trackers")
     status_bridge: Annotated[str, AfterValidator(target)] | None = Field(
         None, description="host:port of a connector that every number is posted to"
     )

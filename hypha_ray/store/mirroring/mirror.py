@@ -29,7 +29,7 @@ from hypha_ray.store.tensorfile import file_sha256
 _STATE = "state.json"
 _RECORD = re.compile(r"commits/round_(\d{6,})\.json")
 _SNAPSHOT = re.compile(r"checkpoints/round_(\d{6,})/\w[\w.-]*")
-_OTHERS = ("config.toml", "dataset.json", "identity.json", "origin.json", "quarantine.json")
+_OTHERS = ("config.toml", "dataset.json", "identity.json", "origin.json", "provenance.json", "quarantine.json")
 _HISTORY = ("metrics.jsonl", "events.jsonl", "rollouts.jsonl")
 """Files that grow with every round; each copy is a whole one."""
 _RESULTS = ("summary.json", "model", "model-best", "plots")

@@ -284,14 +284,25 @@ def build(
     aim_repository: str | None = None,
     status_bridge: str | None = None,
     patience_s: float = PATIENCE_S,
+    trackers: str | None = None,
 ) -> Composite:
     """Make the sinks of a job; ``jsonl`` is always among them, ``console`` is the driver's.
+
+    Args:
+        directory: the run directory.
+        run: name of the run.
+        names: names of the sinks.
+        aim_repository: folder of Aim's repository; None: that of the trackers.
+        status_bridge: address of a connector that metrics are posted to.
+        patience_s: longest wait for all sinks at the end of the run.
+        trackers: folder in which trackers keep all runs; None: the run directory.
 
     Raises:
         AuthenticationError: the Aim repository is not local.
 
     """
     others: list[Isolated] = []
+    shared = directory if trackers is None else Path(trackers)
     if "prometheus" in names:
         from hypha_ray.telemetry.sinks.prometheus import Prometheus
 
@@ -304,19 +315,23 @@ def build(
     if "aim" in names:
         from hypha_ray.telemetry.sinks.aim import Aim
 
-        others.append(Isolated(Aim(run, aim_repository or str(directory)), Tally("aim")))
+        others.append(Isolated(Aim(run, aim_repository or str(shared)), Tally("aim")))
     if "tensorboard" in names:
         from hypha_ray.telemetry.sinks.tensorboard import TensorBoard
 
-        others.append(Isolated(TensorBoard(directory), Tally("tensorboard")))
+        others.append(
+            Isolated(
+                TensorBoard(directory, None if trackers is None else shared / "tensorboard" / run), Tally("tensorboard")
+            )
+        )
     if "wandb" in names:
         from hypha_ray.telemetry.sinks.wandb import WeightsAndBiases
 
-        others.append(Isolated(WeightsAndBiases(run, directory), Tally("wandb")))
+        others.append(Isolated(WeightsAndBiases(run, shared), Tally("wandb")))
     if "mlflow" in names:
         from hypha_ray.telemetry.sinks.mlflow import MLflow
 
-        others.append(Isolated(MLflow(run, directory), Tally("mlflow")))
+        others.append(Isolated(MLflow(run, shared), Tally("mlflow")))
     if status_bridge is not None:
         from hypha_ray.telemetry.sinks.status import StatusBridge
 

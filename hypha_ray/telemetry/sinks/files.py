@@ -92,17 +92,24 @@ def _ends_inside_a_line(path: Path) -> bool:
         return file.read(1) != b"\n"
 
 
-def read_jsonl(path: Path, kinds: Iterable[str] | None = None) -> list[dict[str, Any]]:
-    """Read the records of a JSON lines file, or only those of some kinds.
+def read_jsonl(path: Path, kinds: Iterable[str] | None = None, end: int | None = None) -> list[dict[str, Any]]:
+    """Read the records of a JSON lines file.
 
     A missing file has none. Lines that aren't a JSON object are skipped: they may be incomplete, because the writer was
     killed or is still writing.
+
+    Args:
+        path: the file.
+        kinds: kinds of the records to read; None: all.
+        end: number of bytes to read; None: the whole file.
+
     """
     if not path.exists():
         return []
     wanted = None if kinds is None else set(kinds)
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        records = (record for line in lines if (record := _parsed(line)) is not None)
+    with path.open("rb") as file:
+        lines = file if end is None else file.read(end).splitlines()
+        records = (record for line in lines if (record := _parsed(line.decode(errors="replace"))) is not None)
         return [record for record in records if wanted is None or record.get("kind") in wanted]
 
 

@@ -27,7 +27,7 @@ class MLflow:
 
     Args:
         run: the run's name, which the MLflow run has.
-        directory: the run directory.
+        directory: the run directory, or a folder for all runs.
 
     """
 
@@ -40,6 +40,7 @@ class MLflow:
 
     def start(self, config: Record) -> None:
         """Open an MLflow run, whose parameters are the keys of the job file."""
+        self._directory.mkdir(parents=True, exist_ok=True)
         os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient

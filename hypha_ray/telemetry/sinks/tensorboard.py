@@ -2,40 +2,51 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 
-from hypha_ray.telemetry.sinks.files import Record, plain
+from hypha_ray.telemetry.sinks.files import METRICS, Record, plain, read_jsonl
 from hypha_ray.telemetry.sinks.trackers import Curves, numbers_of
 
 FOLDER = "tensorboard"
 
 
 class TensorBoard:
-    """A sink into the folder ``tensorboard`` of the run directory.
+    """A sink into a folder of TensorBoard's files.
 
-    Tags and steps are those of `Curves`. Values have the 32 bits of TensorBoard's format.
+    Tags and steps are those of `Curves`. Values have the 32 bits of TensorBoard's format. A later attempt writes the
+    files anew from ``metrics.jsonl``, which has only the rounds that count; so each step of a tag has one value.
 
     Args:
         directory: the run directory.
+        folder: folder of the files; None: ``tensorboard`` in the run directory.
 
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._folder = directory / FOLDER
+    def __init__(self, directory: Path, folder: Path | None = None) -> None:
+        self._metrics = directory / METRICS
+        self._folder = folder or directory / FOLDER
         self._curves = Curves()
+        self._known_bytes = self._metrics.stat().st_size if self._metrics.exists() else 0
+        """Size of the earlier attempts' records; later ones come by `record`."""
 
     def start(self, config: Record) -> None:
-        """Open a file, and write the configuration as a text."""
+        """Open a file, and write the configuration as a text and the records of earlier attempts."""
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(self._folder))
+        for file in self._folder.glob("events.out.tfevents.*"):
+            file.unlink()
+        # A reader that has read the former files drops all of their steps.
+        self._writer = SummaryWriter(str(self._folder), purge_step=0)
         rows = "".join(f"    {key}: {value}\n" for key, value in plain(config).items())
         self._writer.add_text("config", rows)
+        for record in read_jsonl(self._metrics, end=self._known_bytes):
+            self.record(record)
 
     def record(self, record: Record) -> None:
         """Add every number of a record under its own name."""
         if points := self._curves.points(record):
-            self._add(points.values, points.step)
+            self._add(points.values, points.step, _seconds(record.get("wall_time")))
 
     def event(self, event: Record) -> None:
         """Do nothing: events stay in events.jsonl."""
@@ -48,6 +59,11 @@ class TensorBoard:
         """Write what is left, and close the file."""
         self._writer.close()
 
-    def _add(self, values: dict[str, int | float], step: int) -> None:
+    def _add(self, values: dict[str, int | float], step: int, wall_time_s: float | None = None) -> None:
         for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+            self._writer.add_scalar(name, value, step, walltime=wall_time_s)
+
+
+def _seconds(wall_time: object) -> float | None:
+    """Return a time of day in seconds since 1970; None if it isn't known."""
+    return datetime.fromisoformat(wall_time).timestamp() if isinstance(wall_time, str) else None

@@ -21,7 +21,7 @@ class WeightsAndBiases:
 
     Args:
         run: the run's name, which the W&B run and its group have.
-        directory: the run directory.
+        directory: the run directory, or a folder for all runs.
 
     """
 
@@ -33,6 +33,7 @@ class WeightsAndBiases:
 
     def start(self, config: Record) -> None:
         """Open a W&B run; neither code, repository, machine, load, packages nor terminal output are tracked."""
+        self._directory.mkdir(parents=True, exist_ok=True)
         _quieten(self._directory)
         import wandb
 

@@ -29,6 +29,7 @@ IDLE = [
     ("outer_optimizer.final_learning_rate=0", "outer_optimizer.schedule=cosine", "outer_optimizer.schedule = 'const"),
     ("bridge.listen=0.0.0.0:4000", "bridge.commands=['']", "bridge.commands = []"),
     ("telemetry.aim_repository=runs", "telemetry.sinks=aim", "telemetry.sinks = ['console', 'jsonl'"),
+    ("telemetry.trackers=all", "telemetry.sinks=tensorboard", "telemetry.sinks = ['console', 'jsonl'"),
     ("model.revision=main", "model.repository=a/b", "no model.repository"),
     ("model.trust_remote_code=true", "preprocessor.repository=a/b", "no model.repository"),
     ("sync.error_feedback=0.5", "sync.codec=int8", "sync.codec = 'fp32'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,16 @@ from hypha_ray.driver.preflight.checks import check_job
 from hypha_ray.errors import ConfigError
 from hypha_ray.telemetry.sinks import trackers
 from hypha_ray.telemetry.sinks.base import build
-from hypha_ray.telemetry.sinks.files import read_jsonl
+from hypha_ray.telemetry.sinks.files import METRICS, read_jsonl, rewind
 from tests.support.fleet import fleet_records
 
 needs_tensorboard = pytest.mark.skipif(find_spec("tensorboard") is None, reason="it is an extra")
 
 
-def written(directory: Path) -> Any:
+def written(directory: Path, folder: str = "tensorboard") -> Any:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    found = EventAccumulator(str(directory / "tensorboard"), {"scalars": 0, "tensors": 0})
+    found = EventAccumulator(str(directory / folder), {"scalars": 0, "tensors": 0})
     found.Reload()
     return found
 
@@ -49,6 +50,52 @@ def test_tensorboard_has_the_curves_of_the_metrics_file(tmp_path: Path) -> None:
                 assert [point.step for point in curve] == [r["round"] for r in mine if r[name] is not None]
     assert found.Scalars("summary/loss")[0].value == 2.5
     assert b"update_rounds" in found.Tensors("config/text_summary")[0].tensor_proto.string_val[0]
+
+
+@needs_tensorboard
+def test_tensorboard_of_a_resumed_run_has_one_value_a_step(tmp_path: Path) -> None:
+    records = fleet_records()
+    attempts = [[one for one in records if one["round"] <= 2], [one for one in records if one["round"] >= 2]]
+    for number, attempt in enumerate(attempts):
+        rewind(tmp_path / METRICS, 2)
+        sinks = build(tmp_path, "fleet", ["tensorboard"], patience_s=240.0)
+        sinks.start({"attempt": number})
+        for record in attempt:
+            sinks.record(record)
+        sinks.close()
+        assert sinks.losses()["tensorboard"] == {"failed": 0, "dropped": 0}
+    found, kept = written(tmp_path), read_jsonl(tmp_path / METRICS)
+    assert found.Tags()["scalars"]
+    for tag in found.Tags()["scalars"]:
+        steps = [point.step for point in found.Scalars(tag)]
+        assert len(steps) == len(set(steps)), tag
+    reports = [record["loss"] for record in kept if record["kind"] == "step" and record["worker"] == 0]
+    assert [point.value for point in found.Scalars("worker-0/loss")] == pytest.approx(reports, rel=1e-6)
+    losses = [record["loss"] for record in kept if record["kind"] == "round"]
+    assert [point.value for point in found.Scalars("round/loss")] == pytest.approx(losses, rel=1e-6)
+
+
+@needs_tensorboard
+def test_tensorboard_of_two_runs_with_one_folder_shows_both(tmp_path: Path) -> None:
+    for number, run in enumerate(("first", "second")):
+        sinks = build(tmp_path / run, run, ["tensorboard"], patience_s=240.0, trackers=str(tmp_path / "all"))
+        sinks.start({})
+        sinks.record({"kind": "eval", "round": 0, "val_loss": 2.0 + number})
+        sinks.close()
+    for number, run in enumerate(("first", "second")):
+        (point,) = written(tmp_path / "all", f"tensorboard/{run}").Scalars("eval/val_loss")
+        assert point.value == 2.0 + number
+        assert not (tmp_path / run / "tensorboard").exists()
+
+
+@needs_tensorboard
+def test_tensorboard_point_has_the_time_of_its_record(tmp_path: Path) -> None:
+    sinks = build(tmp_path, "fleet", ["tensorboard"], patience_s=240.0)
+    sinks.start({})
+    sinks.record({"kind": "eval", "round": 0, "val_loss": 2.0, "wall_time": "2026-01-02T03:04:05.000+00:00"})
+    sinks.close()
+    (point,) = written(tmp_path).Scalars("eval/val_loss")
+    assert point.wall_time == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp()
 
 
 @pytest.mark.parametrize("tracker", ["tensorboard", "wandb", "mlflow"])

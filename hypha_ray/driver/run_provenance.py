@@ -1,0 +1,168 @@
+"""Account of how a run was made: the file ``provenance.json`` of its directory.
+
+Its fields are those of the last start; `earlier` has those of the starts before, each with the devices of its workers.
+Users of the machine can be named here: the file is private, as the whole run directory is.
+"""
+
+from __future__ import annotations
+
+import getpass
+import importlib.metadata
+import json
+import platform
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import hypha_ray
+from hypha_ray.config.sources.packaged import jobs_folder
+from hypha_ray.data.manifest import Manifest
+from hypha_ray.errors import ConfigError
+from hypha_ray.redaction import redacted
+from hypha_ray.store.directory import RunDirectory
+from hypha_ray.telemetry.sinks.files import EVENTS, read_json, read_jsonl
+
+PROVENANCE = "provenance.json"
+PACKAGES = (
+    "ray",
+    "torch",
+    "transformers",
+    "safetensors",
+    "peft",
+    "datasets",
+    "numpy",
+    "numba",
+    "bitsandbytes",
+    "fsspec",
+    "protobuf",
+)
+"""Packages whose versions may change what a run computes or reads; those that aren't installed are left out."""
+_GIT_S = 10.0
+"""Longest time for an answer of git."""
+
+
+def own_command() -> list[str]:
+    """Return the command that started this job script, as a user types it, without the secrets of URLs."""
+    script, *rest = sys.argv
+    path = Path(script).absolute()
+    installed = path.parent == jobs_folder().absolute() and Path.cwd() not in path.parents
+    start = ["hypha-ray", path.stem] if installed else ["python", script]
+    return [*start, *map(redacted, rest)]
+
+
+def record_start(
+    directory: RunDirectory, manifest: Manifest, command: Sequence[str] | None, nodes: Sequence[Mapping[str, Any]]
+) -> None:
+    """Write the account of a start over that of the start before, which becomes the last one of `earlier`.
+
+    Args:
+        directory: the run directory.
+        manifest: manifest of the dataset.
+        command: the command; None if a program called `hypha_ray.train`.
+        nodes: nodes of the cluster, as `ray.nodes` has them.
+
+    Raises:
+        ConfigError: the folder can't be written.
+
+    """
+    record_devices(directory)
+    before = read_json(directory.path / PROVENANCE)
+    earlier = [*before.pop("earlier", []), before] if before else []
+    _write(directory, {**_start(manifest, command, nodes), "earlier": earlier})
+
+
+def record_devices(directory: RunDirectory) -> None:
+    """Add the devices of all workers that have joined since the last start, by their events.
+
+    A folder that can't be written is passed over: a run doesn't end by that.
+    """
+    account = read_json(directory.path / PROVENANCE)
+    if not account:
+        return
+    since = str(account.get("wall_time", ""))
+    joins = [event for event in read_jsonl(directory.path / EVENTS, ["join"]) if event.get("wall_time", "") >= since]
+    account["devices"] = {f"worker-{event['worker']}": event.get("device") for event in joins}
+    with suppress(ConfigError):
+        _write(directory, account)
+
+
+def _start(manifest: Manifest, command: Sequence[str] | None, nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    package = Path(hypha_ray.__file__).parents[1]
+    return {
+        "wall_time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "command": None if command is None else list(command),
+        "folder": str(Path.cwd()),
+        "user": _user(),
+        "host": socket.gethostname(),
+        "versions": versions(),
+        **_commit(package),
+        "working_folder": _commit(Path.cwd()) if Path.cwd() != package else None,
+        "hosts": [_host(node) for node in nodes if node.get("Alive")],
+        "devices": {},
+        "dataset": _dataset(manifest),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python, of hypha_ray and of the packages below it, and the platform."""
+    known = {"python": platform.python_version(), "hypha_ray": hypha_ray.__version__, "platform": platform.platform()}
+    for package in PACKAGES:
+        try:
+            known[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return known
+
+
+def _commit(folder: Path) -> dict[str, Any]:
+    """Return the commit of a folder that is a git checkout, and whether files of it have changed; None otherwise."""
+    commit = changes = None
+    if (folder / ".git").exists():
+        commit = _git(folder, "rev-parse", "HEAD")
+        changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "uncommitted_changes": None if changes is None else bool(changes)}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Return what git prints; None if it isn't there or fails."""
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _user() -> str | None:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # A container may run under a number that has no name.
+        return None
+
+
+def _host(node: Mapping[str, Any]) -> dict[str, Any]:
+    resources: Mapping[str, float] = node.get("Resources", {})
+    kinds = [name.partition(":")[2] for name in resources if name.startswith("accelerator_type:")]
+    return {
+        "host": node.get("NodeManagerHostname"),
+        "address": node.get("NodeManagerAddress"),
+        "cpus": resources.get("CPU", 0.0),
+        "gpus": resources.get("GPU", 0.0),
+        "gpu_type": kinds[0] if kinds else None,
+        "memory_bytes": resources.get("memory"),
+    }
+
+
+def _dataset(manifest: Manifest) -> dict[str, Any]:
+    described = manifest.model_dump(mode="json", exclude={"slices", "tensors", "classes", "origin"})
+    samples = {split: manifest.samples(split) for split in ("train", "validation")}
+    return {"sha256": manifest.identity, "samples": samples, **described}
+
+
+def _write(directory: RunDirectory, account: Mapping[str, Any]) -> None:
+    directory.write(PROVENANCE, json.dumps(account, indent=1, ensure_ascii=False) + "\n")
