@@ -27,6 +27,7 @@ from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.cli.options import parse_options
 from hypha_ray.config.tables.rewards import MODEL
 from hypha_ray.config.tables.rl import RL
+from hypha_ray.driver.saved_models import saved_model_or_folder
 from hypha_ray.errors import CheckpointError, ConfigError, DataError
 from hypha_ray.heavy_imports import uncollected
 
@@ -41,8 +42,8 @@ if TYPE_CHECKING:
 class Evaluate:
     """Evaluate a saved model on a prepared dataset: loss and perplexity, accuracy, or rewards of its answers."""
 
-    model: Path
-    """folder from save_pretrained, such as a run's model"""
+    model: str
+    """folder from save_pretrained, such as a run's model, or a run by its name or directory"""
     dataset: str | None = None
     """folder of the prepared dataset, or its name below $HYPHA_RAY_HOME/datasets or among data nodes of the cluster"""
     split: str = "validation"
@@ -83,13 +84,15 @@ def main() -> None:
             what = f"--{name.replace('_', '-')} is out of range"
             raise ConfigError("CFG003", what, str(value), f"{least} or more")
     start = time.monotonic()
-    what, result = evaluate_on_tasks(arguments) if arguments.lm_eval else evaluate_on_dataset(arguments)
+    score = evaluate_on_tasks if arguments.lm_eval else evaluate_on_dataset
+    with saved_model_or_folder(arguments.model) as folder:
+        what, result = score(arguments, folder)
     print(f"{what}  {time.monotonic() - start:.1f} s")
     line = " ".join(f"{name} {value if isinstance(value, int) else f'{value:.6g}'}" for name, value in result.items())
     print(json.dumps(result, allow_nan=False) if arguments.json else line)
 
 
-def evaluate_on_tasks(arguments: Evaluate) -> tuple[str, dict[str, float]]:
+def evaluate_on_tasks(arguments: Evaluate, model: Path) -> tuple[str, dict[str, float]]:
     """Return model and tasks, and the figures of lm-evaluation-harness.
 
     Raises:
@@ -105,11 +108,11 @@ def evaluate_on_tasks(arguments: Evaluate) -> tuple[str, dict[str, float]]:
     # The harness loads a library of this script's name, which must not be found here.
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != Path(__file__).resolve().parent]
     given = arguments.lm_eval, arguments.include_path, arguments.batch_size, arguments.seed
-    architecture, result = score_tasks(arguments.model, *given)
+    architecture, result = score_tasks(model, *given)
     return f"{architecture}  {' '.join(arguments.lm_eval)}", result
 
 
-def evaluate_on_dataset(arguments: Evaluate) -> tuple[str, dict[str, float]]:
+def evaluate_on_dataset(arguments: Evaluate, model: Path) -> tuple[str, dict[str, float]]:
     """Return model, task and split, and the figures of a prepared dataset.
 
     Raises:
@@ -129,9 +132,9 @@ def evaluate_on_dataset(arguments: Evaluate) -> tuple[str, dict[str, float]]:
         if not infos:
             splits = ", ".join(sorted({info.split for info in manifest.slices}))
             raise DataError("DATA051", f"dataset {manifest.name!r} has no such split", arguments.split, splits)
-        require_same_tokens(arguments.model, source)
+        require_same_tokens(model, source)
         score = score_answers if manifest.modality == "prompts" else score_samples
-        what, result = score(arguments, source, infos)
+        what, result = score(arguments, model, source, infos)
     return f"{what}  {manifest.name}/{arguments.split}", result
 
 
@@ -149,7 +152,9 @@ def require_same_tokens(model: Path, source: DataSource) -> None:
         raise DataError("DATA023", what, f"tokens of {made_by.name}", "the model's tokenizer", fix)
 
 
-def score_samples(arguments: Evaluate, source: DataSource, infos: Sequence[SliceInfo]) -> tuple[str, dict[str, float]]:
+def score_samples(
+    arguments: Evaluate, model: Path, source: DataSource, infos: Sequence[SliceInfo]
+) -> tuple[str, dict[str, float]]:
     """Return model and task, and loss with what it amounts to."""
     with uncollected():
         import torch
@@ -163,7 +168,7 @@ def score_samples(arguments: Evaluate, source: DataSource, infos: Sequence[Slice
         from hypha_ray.model.tasks.table import require_trainable
 
     manifest, device = source.manifest, torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    network, task = open_saved(arguments.model, arguments.type)
+    network, task = open_saved(model, arguments.type)
     require_trainable(task)
     require_positions(network, task, manifest.shapes, manifest.name)
     facts = describe(network, task)
@@ -185,7 +190,9 @@ def score_samples(arguments: Evaluate, source: DataSource, infos: Sequence[Slice
     return f"{facts.architecture}  {task.name}", result
 
 
-def score_answers(arguments: Evaluate, source: DataSource, infos: Sequence[SliceInfo]) -> tuple[str, dict[str, float]]:
+def score_answers(
+    arguments: Evaluate, model: Path, source: DataSource, infos: Sequence[SliceInfo]
+) -> tuple[str, dict[str, float]]:
     """Return the model, and rewards and lengths of its answers; they are those of a run with the same settings."""
     rl = rl_of(arguments)
     with uncollected():
@@ -210,14 +217,14 @@ def score_answers(arguments: Evaluate, source: DataSource, infos: Sequence[Slice
         from hypha_ray.types.sums import means
 
     look_beside_the_job()
-    network, task = open_saved(arguments.model, arguments.type)
+    network, task = open_saved(model, arguments.type)
     if task.name != "causal-lm":
         fix = "evaluate a language model, or another dataset"
         raise ConfigError("RL001", "this model can't answer prompts", task.name, "causal-lm", fix)
     manifest = source.manifest
     require_positions(network, task, manifest.shapes, manifest.name, arguments.max_response_tokens)
     manifest.require(describe(network, task).vocab_size)
-    tokenizer = tokenizer_of(preprocessor_for(Preprocessor(), Model(repository=str(arguments.model)), source))
+    tokenizer = tokenizer_of(preprocessor_for(Preprocessor(), Model(repository=str(model)), source))
     policy = Policy(network.to(device_of("auto")), 1.0, None, vocabulary_of(tokenizer))
     generator = Generator(rl, arguments.seed, policy, end_tokens(network, tokenizer))
     slices = (source.read(info) for info in infos)

@@ -28,7 +28,7 @@ class Export:
 
 def main() -> None:
     """Find the run, and save the weights of a snapshot that is as it was written."""
-    arguments = parse_options(Export, __doc__, sys.argv[1:])
+    arguments = parse_options(Export, __doc__, sys.argv[1:], position="run")
     from hypha_ray.driver.run import Run
 
     found = Run(arguments.run)

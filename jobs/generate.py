@@ -11,16 +11,14 @@ prompt. The text appears as it is generated.
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.cli.options import parse_options
 from hypha_ray.config.tables.rl import LOWEST_TEMPERATURE
+from hypha_ray.driver.saved_models import saved_model
 from hypha_ray.errors import ConfigError
 from hypha_ray.heavy_imports import uncollected
 
@@ -59,7 +57,7 @@ def main() -> None:
     with uncollected():
         from hypha_ray.model.writer import Writer
 
-    with saved_model(arguments) as folder:
+    with saved_model(arguments.model, arguments.round) as folder:
         writer = Writer(folder, raw=arguments.raw, system=arguments.system, seed=arguments.seed)
     if arguments.system is not None and not writer.chats:
         fix = "leave --system out, or name a model that was trained on chats"
@@ -82,26 +80,6 @@ def _check(arguments: Generate) -> None:
     for name, value, good, allowed in limits:
         if not good:
             raise ConfigError("CFG003", f"--{name} is out of range", str(value), allowed, "mend it, or leave it out")
-
-
-@contextmanager
-def saved_model(arguments: Generate) -> Iterator[Path]:
-    """Yield the folder of the model; that of a run's snapshot is there for a while."""
-    folder = Path(arguments.model).expanduser()
-    if any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
-        if arguments.round is not None:
-            fix = "leave --round out, or give the run"
-            raise ConfigError("CFG011", "--round and the folder of a model exclude each other", fix=fix)
-        yield folder
-        return
-    from hypha_ray.driver.run import Run
-
-    found = Run(arguments.model)
-    if arguments.round is None and found.model.is_dir():
-        yield found.model
-        return
-    with tempfile.TemporaryDirectory() as scratch:
-        yield found.export(Path(scratch, "model"), arguments.round)
 
 
 def prompts(arguments: Generate, writer: Writer) -> Iterator[str]:

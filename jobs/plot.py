@@ -1,4 +1,4 @@
-"""Draw the plots of a run: python jobs/plot.py --run DIR."""
+"""Draw the plots of a run: python jobs/plot.py RUN."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from hypha_ray.config.cli.options import parse_options
 class Plot:
     """Draw the plots of a run, finished or not, into its folder `plots`."""
 
-    run: Path
-    """run directory, with metrics.jsonl"""
+    run: str
+    """name of the run, or its directory, with metrics.jsonl"""
 
 
 def main() -> None:
     """Draw, and print the path of every PNG."""
-    arguments = parse_options(Plot, __doc__, sys.argv[1:])
+    arguments = parse_options(Plot, __doc__, sys.argv[1:], position="run")
+    from hypha_ray.driver.find_run import find_run
     from hypha_ray.telemetry.plots import draw
 
-    for path in draw(arguments.run):
+    folder = Path(arguments.run).expanduser()
+    for path in draw(folder if folder.is_dir() else find_run(arguments.run, None, None)):
         print(path)
 
 

@@ -44,7 +44,7 @@ def no_run(name: str, parent: Path) -> CheckpointError:
     """Raise the error for a run that doesn't exist."""
     known = sorted(path.parent.name for path in parent.glob(f"*/{CONFIG}"))
     near = get_close_matches(name, known, n=1)
-    fix = f"did you mean {near[0]!r}?" if near else "leave --resume out to begin a run"
+    fix = f"did you mean {near[0]!r}?" if near else "give the name or folder of a run; to begin one, leave --resume out"
     return CheckpointError("CKPT001", f"there is no run {name!r} in {parent}", fix=fix)
 
 

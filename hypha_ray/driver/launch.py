@@ -92,7 +92,7 @@ def run_job(loaded: Loaded, kind: str, command: Sequence[str] | None = None) -> 
                     settle(told, directory, source.manifest, loaded.resume)
                 keep_identity(job, directory)
                 source.keep(directory)
-                record_start(directory, source.manifest, command, ray.nodes())
+                record_start(directory, source, command, ray.nodes())
                 held.callback(record_devices, directory)
                 stream = records(job, str(job.run.name), directory, source)
                 console = Console(job.rounds.update_rounds, rounds="console" in job.telemetry.sinks)

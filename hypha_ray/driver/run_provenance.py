@@ -21,7 +21,8 @@ from typing import Any
 
 import hypha_ray
 from hypha_ray.config.sources.packaged import jobs_folder
-from hypha_ray.data.manifest import Manifest
+from hypha_ray.data.storage.url_folder import is_url
+from hypha_ray.driver.datasets.data_source import DataSource
 from hypha_ray.errors import ConfigError
 from hypha_ray.redaction import redacted
 from hypha_ray.store.directory import RunDirectory
@@ -56,13 +57,13 @@ def own_command() -> list[str]:
 
 
 def record_start(
-    directory: RunDirectory, manifest: Manifest, command: Sequence[str] | None, nodes: Sequence[Mapping[str, Any]]
+    directory: RunDirectory, source: DataSource, command: Sequence[str] | None, nodes: Sequence[Mapping[str, Any]]
 ) -> None:
     """Write the account of a start over that of the start before, which becomes the last one of `earlier`.
 
     Args:
         directory: the run directory.
-        manifest: manifest of the dataset.
+        source: the dataset.
         command: the command; None if a program called `hypha_ray.train`.
         nodes: nodes of the cluster, as `ray.nodes` has them.
 
@@ -73,7 +74,7 @@ def record_start(
     record_devices(directory)
     before = read_json(directory.path / PROVENANCE)
     earlier = [*before.pop("earlier", []), before] if before else []
-    _write(directory, {**_start(manifest, command, nodes), "earlier": earlier})
+    _write(directory, {**_start(source, command, nodes), "earlier": earlier})
 
 
 def record_devices(directory: RunDirectory) -> None:
@@ -86,12 +87,13 @@ def record_devices(directory: RunDirectory) -> None:
         return
     since = str(account.get("wall_time", ""))
     joins = [event for event in read_jsonl(directory.path / EVENTS, ["join"]) if event.get("wall_time", "") >= since]
+    joins.sort(key=lambda event: int(event["worker"]))
     account["devices"] = {f"worker-{event['worker']}": event.get("device") for event in joins}
     with suppress(ConfigError):
         _write(directory, account)
 
 
-def _start(manifest: Manifest, command: Sequence[str] | None, nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _start(source: DataSource, command: Sequence[str] | None, nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     package = Path(hypha_ray.__file__).parents[1]
     return {
         "wall_time": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -104,7 +106,7 @@ def _start(manifest: Manifest, command: Sequence[str] | None, nodes: Sequence[Ma
         "working_folder": _commit(Path.cwd()) if Path.cwd() != package else None,
         "hosts": [_host(node) for node in nodes if node.get("Alive")],
         "devices": {},
-        "dataset": _dataset(manifest),
+        "dataset": _dataset(source),
     }
 
 
@@ -158,10 +160,17 @@ def _host(node: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _dataset(manifest: Manifest) -> dict[str, Any]:
+def _dataset(source: DataSource) -> dict[str, Any]:
+    manifest = source.manifest
     described = manifest.model_dump(mode="json", exclude={"slices", "tensors", "classes", "origin"})
     samples = {split: manifest.samples(split) for split in ("train", "validation")}
-    return {"sha256": manifest.identity, "samples": samples, **described}
+    places = [place.where if place.served else _absolute(place.where) for place in source.places]
+    return {"sha256": manifest.identity, "samples": samples, "places": places, **described}
+
+
+def _absolute(place: str) -> str:
+    """Return a folder by a name that holds everywhere on this machine, and a URL without its secrets."""
+    return redacted(place) if is_url(place) else str(Path(place).absolute())
 
 
 def _write(directory: RunDirectory, account: Mapping[str, Any]) -> None:

@@ -69,7 +69,7 @@ def shell(command: str, cwd: Path, **environment: str) -> subprocess.CompletedPr
         ("market.py --offer --withdraw", 2, "error[CFG011]: --offer and --withdraw exclude each other"),
         ("market.py --open --close", 2, "error[CFG011]: --open and --close exclude each other"),
         ("prepare.py digits", 2, "error[CFG015]: unexpected argument 'digits'"),
-        (r"plot.py --run $'no\xff'", 3, "error[DATA044]: "),
+        (r"plot.py --run $'no\xff'", 5, "error[CKPT001]: "),
         (r"prepare.py --source $'no\xff.txt' --out d", 3, "error[DATA030]: there is no file or folder no?.txt"),
     ],
 )

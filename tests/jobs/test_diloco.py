@@ -165,8 +165,13 @@ def test_secret_of_the_environment_is_nowhere(done: Done, run: Path) -> None:
     assert SECRET not in done.stdout + done.stderr
 
 
-def test_evaluate_gives_the_trained_model_the_logged_loss(run: Path, run_shared_job: Jobs, corpus: Path) -> None:
-    scored = run_shared_job("--model", run / "model", "--dataset", corpus, "--json", script="evaluate")
+@pytest.mark.parametrize("by_name", [False, True], ids=["folder", "name"])
+def test_evaluate_gives_the_trained_model_the_logged_loss(
+    run: Path, run_shared_job: Jobs, corpus: Path, by_name: bool
+) -> None:
+    scored = run_shared_job(
+        "--model", run.name if by_name else run / "model", "--dataset", corpus, "--json", script="evaluate"
+    )
     assert scored.returncode == 0, scored.stderr
     logged = read_jsonl(run / "metrics.jsonl", ["eval"])[-1]["val_loss"]
     assert json.loads(scored.stdout.splitlines()[-1])["val_loss"] == pytest.approx(logged, abs=1e-3)

@@ -1,6 +1,7 @@
 """`jobs/plot.py` as a user runs it."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,9 +9,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def plot(*arguments: str) -> subprocess.CompletedProcess[str]:
+def plot(*arguments: str, home: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "jobs" / "plot.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    env = os.environ | ({} if home is None else {"HYPHA_RAY_HOME": str(home)})
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=env)
 
 
 def test_plot_of_a_run_prints_the_files_it_drew(tmp_path: Path) -> None:
@@ -21,6 +23,19 @@ def test_plot_of_a_run_prints_the_files_it_drew(tmp_path: Path) -> None:
     paths = [Path(line) for line in done.stdout.splitlines()]
     assert [path.name for path in paths] == ["loss.png", "batches.png", "finish.png", "bytes.png", "utilisation.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+
+
+def test_plot_takes_a_run_by_its_name_with_or_without_the_flag(tmp_path: Path) -> None:
+    record = {"kind": "round", "round": 0, "time_s": 1.0, "loss": 2.0, "samples_total": 10, "batches": {"0": 3}}
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    (tmp_path / "first" / "config.toml").write_text("")
+    for arguments in (["first"], ["--run", "first"]):
+        done = plot(*arguments, home=tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.splitlines()[0] == str(tmp_path / "first" / "plots" / "loss.png")
+    done = plot("frist", home=tmp_path)
+    assert done.returncode == 5 and "did you mean 'first'?" in done.stderr
 
 
 def test_plot_of_an_empty_folder_is_one_line_and_exit_three(tmp_path: Path) -> None:

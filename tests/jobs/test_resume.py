@@ -196,7 +196,8 @@ def test_resume_of_nothing_names_the_nearest_run(
     assert error == f"error[CKPT001]: there is no run 'fisrt' in {home}. Fix: did you mean 'first'?"
     words = ("@", small_job, "--dataset.path", corpus, "--run.name", "none")
     error = refused(run_shared_job(*words, "--resume"), 5)
-    assert error == f"error[CKPT001]: there is no run 'none' in {home}. Fix: leave --resume out to begin a run"
+    fix = "give the name or folder of a run; to begin one, leave --resume out"
+    assert error == f"error[CKPT001]: there is no run 'none' in {home}. Fix: {fix}"
     assert not (home / "none").exists()
 
 

@@ -31,13 +31,14 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound="DataclassInstance")
 
 
-def parse_options(kind: type[T], doc: str | None, arguments: Sequence[str]) -> T:
+def parse_options(kind: type[T], doc: str | None, arguments: Sequence[str], position: str | None = None) -> T:
     """Parse a job's command line into its options; ``-h`` or ``--help`` prints all options and exits with 0.
 
     Args:
         kind: the dataclass.
         doc: the job script's own description.
         arguments: the command line, without the script.
+        position: name of the option whose value may stand without its flag; None: there is none.
 
     Raises:
         ConfigError: CFG001 unknown flag, CFG002 wrong type, CFG003 none of the allowed values, CFG012 missing flag,
@@ -50,7 +51,7 @@ def parse_options(kind: type[T], doc: str | None, arguments: Sequence[str]) -> T
         print(_help(doc or "", known))
         raise SystemExit(0)
     types, values = get_type_hints(kind), {}
-    for key, text in _given(arguments, known).values():
+    for key, text in _given(arguments, known, position).values():
         values[key.name] = _valid(key, text, types[key.name])
     for key in known.values():
         if key.default is MISSING and key.name not in values:
@@ -76,13 +77,16 @@ def refuse_strays(options: DataclassInstance, owners: Mapping[str, Sequence[str]
             raise ConfigError("CFG011", f"{_flag(name)} is for {theirs} alone", fix=f"leave it out, or give {theirs}")
 
 
-def _given(arguments: Sequence[str], known: Mapping[str, Key]) -> dict[str, tuple[Key, str]]:
+def _given(arguments: Sequence[str], known: Mapping[str, Key], position: str | None) -> dict[str, tuple[Key, str]]:
     """The flags of a command line and their values; a flag given twice has its last value."""
     found: dict[str, tuple[Key, str]] = {}
     rest = deque(arguments)
     while rest:
         word = rest.popleft()
         name = word.partition("=")[0]
+        if position is not None and not word.startswith("-") and position not in found:
+            found[position] = known[position], word
+            continue
         if not name.startswith("--"):
             raise ConfigError("CFG015", f"unexpected argument {shown(name)}", fix="-- before an option; see --help")
         key = known.get(name.removeprefix("--").replace("-", "_"))

@@ -319,11 +319,8 @@ def build(
     if "tensorboard" in names:
         from hypha_ray.telemetry.sinks.tensorboard import TensorBoard
 
-        others.append(
-            Isolated(
-                TensorBoard(directory, None if trackers is None else shared / "tensorboard" / run), Tally("tensorboard")
-            )
-        )
+        folder = None if trackers is None else shared / "tensorboard" / run
+        others.append(Isolated(TensorBoard(directory, folder), Tally("tensorboard")))
     if "wandb" in names:
         from hypha_ray.telemetry.sinks.wandb import WeightsAndBiases
 

@@ -11,6 +11,8 @@ import pytest
 
 from hypha_ray.config.sources.packaged import jobs_folder
 from hypha_ray.data.manifest import Manifest, TensorInfo
+from hypha_ray.data.storage.files import Place
+from hypha_ray.driver.datasets.data_source import DataSource
 from hypha_ray.driver.run_provenance import PROVENANCE, own_command, record_devices, record_start, versions
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.telemetry.sinks.files import JsonLines
@@ -28,6 +30,7 @@ MANIFEST = Manifest(
     slices=(SliceInfo(0, "slice-00000.safetensors", "0" * 64, 6, "train"),),
     tensors=(TensorInfo("input_ids", "int32", (2,), 0, 11),),
 )
+SOURCE = DataSource(MANIFEST, Path("texts"), (Place("texts"), Place("s3://key:s3cret@store/texts")), lambda info: {})
 
 
 def account_of(directory: RunDirectory) -> dict[str, Any]:
@@ -65,16 +68,17 @@ def test_versions_are_those_that_pip_tells() -> None:
 
 def test_start_is_recorded_with_hosts_and_dataset_and_a_second_one_keeps_the_first(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "run")
-    record_start(directory, MANIFEST, ["python", "jobs/diloco.py"], [NODE, {"Alive": False}])
+    record_start(directory, SOURCE, ["python", "jobs/diloco.py"], [NODE, {"Alive": False}])
     first = account_of(directory)
     assert first["hosts"] == [
         {"host": "rack-1", "address": "192.0.2.7", "cpus": 4.0, "gpus": 2.0, "gpu_type": "T4", "memory_bytes": 8e9}
     ]
     assert first["dataset"]["sha256"] == MANIFEST.identity
+    assert first["dataset"]["places"] == [str(Path.cwd() / "texts"), "s3://key:***@store/texts"]
     events = JsonLines(directory.path / "events.jsonl")
     for worker, device in ((0, "cpu"), (1, "cuda:0")):
         events.write({"wall_time": "2999-01-01T00:00:00.000+00:00", "kind": "join", "worker": worker, "device": device})
-    record_start(directory, MANIFEST, None, [])
+    record_start(directory, SOURCE, None, [])
     second = account_of(directory)
     assert (second["command"], second["hosts"]) == (None, [])
     assert [start["command"] for start in second["earlier"]] == [["python", "jobs/diloco.py"]]
@@ -83,7 +87,7 @@ def test_start_is_recorded_with_hosts_and_dataset_and_a_second_one_keeps_the_fir
 
 def test_devices_of_a_folder_that_cannot_be_written_are_left_out(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "run")
-    record_start(directory, MANIFEST, None, [])
+    record_start(directory, SOURCE, None, [])
     (directory.path / f".{PROVENANCE}.part").mkdir()
     record_devices(directory)
     assert account_of(directory)["devices"] == {}
@@ -102,8 +106,8 @@ def test_commit_is_that_of_the_folder_and_changes_are_told(tmp_path: Path, monke
     git("commit", "--quiet", "-m", "one")
     monkeypatch.chdir(tmp_path)
     directory = RunDirectory(tmp_path / "run")
-    record_start(directory, MANIFEST, None, [])
+    record_start(directory, SOURCE, None, [])
     assert account_of(directory)["working_folder"] == {"commit": git("rev-parse", "HEAD"), "uncommitted_changes": False}
     (tmp_path / "job.py").write_text("print()\n")
-    record_start(directory, MANIFEST, None, [])
+    record_start(directory, SOURCE, None, [])
     assert account_of(directory)["working_folder"]["uncommitted_changes"] is True
