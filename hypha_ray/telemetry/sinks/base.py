@@ -11,7 +11,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -302,7 +302,6 @@ def build(
 
     """
     others: list[Isolated] = []
-    shared = directory if trackers is None else Path(trackers)
     if "prometheus" in names:
         from hypha_ray.telemetry.sinks.prometheus import Prometheus
 
@@ -312,25 +311,33 @@ def build(
 
         tally = Tally("otel")
         others.append(Isolated(OpenTelemetry(run, tally), tally))
-    if "aim" in names:
-        from hypha_ray.telemetry.sinks.aim import Aim
-
-        others.append(Isolated(Aim(run, aim_repository or str(shared)), Tally("aim")))
-    if "tensorboard" in names:
-        from hypha_ray.telemetry.sinks.tensorboard import TensorBoard
-
-        folder = None if trackers is None else shared / "tensorboard" / run
-        others.append(Isolated(TensorBoard(directory, folder), Tally("tensorboard")))
-    if "wandb" in names:
-        from hypha_ray.telemetry.sinks.wandb import WeightsAndBiases
-
-        others.append(Isolated(WeightsAndBiases(run, shared), Tally("wandb")))
-    if "mlflow" in names:
-        from hypha_ray.telemetry.sinks.mlflow import MLflow
-
-        others.append(Isolated(MLflow(run, shared), Tally("mlflow")))
+    others.extend(_trackers(directory, run, names, aim_repository, None if trackers is None else Path(trackers)))
     if status_bridge is not None:
         from hypha_ray.telemetry.sinks.status import StatusBridge
 
         others.append(Isolated(StatusBridge(status_bridge), Tally("status_bridge")))
     return Composite(Files(directory), others, patience_s)
+
+
+def _trackers(
+    directory: Path, run: str, names: Sequence[str], aim_repository: str | None, together: Path | None
+) -> Iterator[Isolated]:
+    """Make the sinks that are trackers, whose packages are loaded only for them."""
+    shared = together or directory
+    if "aim" in names:
+        from hypha_ray.telemetry.sinks.aim import Aim
+
+        yield Isolated(Aim(run, aim_repository or str(shared)), Tally("aim"))
+    if "tensorboard" in names:
+        from hypha_ray.telemetry.sinks.tensorboard import TensorBoard
+
+        folder = None if together is None else together / "tensorboard" / run
+        yield Isolated(TensorBoard(directory, folder), Tally("tensorboard"))
+    if "wandb" in names:
+        from hypha_ray.telemetry.sinks.wandb import WeightsAndBiases
+
+        yield Isolated(WeightsAndBiases(run, shared), Tally("wandb"))
+    if "mlflow" in names:
+        from hypha_ray.telemetry.sinks.mlflow import MLflow
+
+        yield Isolated(MLflow(run, shared), Tally("mlflow"))
