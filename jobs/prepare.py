@@ -21,6 +21,7 @@ import json
 import sys
 import time
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,7 +56,7 @@ def main() -> None:
             counts[what] += number
             status.update(", ".join(f"{count:,} {name}" for name, count in counts.items()))
 
-        manifest = prepare(options, report)
+        manifest = prepare(options, report, datetime.now(UTC).isoformat(timespec="seconds"))
     size = sum(info.samples for info in manifest.slices) * manifest.sample_bytes
     for split in ("train", "validation"):
         print(f"{split:<10} {manifest.samples(split):>9,} samples in {len(manifest.of(split)):,} slices")

@@ -20,7 +20,7 @@ import numpy as np
 import pydantic_core
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from hypha_ray.data.provenance import Origin
+from hypha_ray.data.provenance import MadeBy, Origin
 from hypha_ray.errors import DataError
 from hypha_ray.types import SliceInfo
 from hypha_ray.types import TokenRules as TokenRules  # noqa: PLC0414  Part of a manifest.
@@ -94,6 +94,8 @@ class Manifest(BaseModel):
     """Classes of the labels; None if labels aren't classes, or have no names."""
     part: tuple[int, int] | None = None
     """Number of the part, from 0, and of all parts; None if this is the whole dataset."""
+    made_by: MadeBy | None = None
+    """Command that prepared the dataset; None if an earlier release did, or none."""
     origin: Origin | None = None
     """Account of the sources of the slices; None if they weren't made from texts or prompts."""
 

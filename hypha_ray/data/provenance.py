@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from pydantic import JsonValue
+
 MOST_NAMES = 5
 """Most names kept of the things left out for one reason."""
 
@@ -34,6 +36,21 @@ class Origin:
     documents: int
     omissions: tuple[Omission, ...] = ()
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MadeBy:
+    """Command that prepared a dataset.
+
+    `source` is as it was given, and `options` are the others that differ from their defaults; neither has secrets of
+    URLs. `version` is that of hypha_ray; None if it isn't installed. `date` is in UTC, such as
+    2026-01-31T12:00:00+00:00; None if it isn't known.
+    """
+
+    source: str
+    options: dict[str, JsonValue]
+    version: str | None
+    date: str | None = None
 
 
 class Account:

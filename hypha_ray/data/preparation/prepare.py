@@ -24,6 +24,7 @@ from hypha_ray.data.preparation.kinds.labelled_texts import write_texts
 from hypha_ray.data.preparation.kinds.media import write_media
 from hypha_ray.data.preparation.kinds.pairs import write_pairs
 from hypha_ray.data.preparation.kinds.prompts import write_prompts
+from hypha_ray.data.preparation.made_by import made_by
 from hypha_ray.data.preparation.options import Kind, Options
 from hypha_ray.data.preparation.packing import Held, batches, digest, hold_out, pack, shuffle
 from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
@@ -63,8 +64,13 @@ _USED: Final[dict[Kind, str]] = {
 """Columns that are used, for the account."""
 
 
-def prepare(options: Options, report: Report) -> Manifest:
-    """Make the dataset; equal options give equal bytes.
+def prepare(options: Options, report: Report, date: str | None = None) -> Manifest:
+    """Make the dataset; equal options and dates give equal bytes.
+
+    Args:
+        options: the command.
+        report: receives the progress.
+        date: the time of the command, for the manifest; None: the manifest has none.
 
     Raises:
         ConfigError: an option is out of range, or there already is a dataset.
@@ -92,6 +98,7 @@ def prepare(options: Options, report: Report) -> Manifest:
             preprocessor=preprocessor,
             tokens=writer.tokens,
             classes=writer.classes,
+            made_by=made_by(options, date),
             origin=None if options.source == "digits" else account.origin(),
             part=part,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def prepare_on_nodes(options: Options) -> list[Replica]:
 
 
 def _prepare(options: Options) -> None:
-    prepare(options, lambda what, number: None)
+    prepare(options, lambda what, number: None, datetime.now(UTC).isoformat(timespec="seconds"))
 
 
 def _order(node: dict[str, Any]) -> tuple[bool, str]:
