@@ -138,7 +138,11 @@ def _without_epoch(keys: SampleKeys) -> SampleKeys:
 def _hits(output: Any, inputs: Batch, task: Task) -> torch.Tensor | None:
     """Count labels with the highest score; None unless there is one label for each row of scores."""
     labels, logits = inputs.get("labels"), getattr(output, "logits", None)
-    if labels is None or logits is None or labels.is_floating_point() or logits.shape[:-1] != labels.shape:
+    if labels is None or logits is None or labels.is_floating_point():
+        return None
+    if labels.shape == (*logits.shape[:-1], 1) and logits.shape[-1] > 1:
+        labels = labels.squeeze(-1)  # One class of each sample in a column, which losses take as well.
+    if logits.shape[:-1] != labels.shape:
         return None
     hits: torch.Tensor = ((logits.argmax(-1) == labels) & (labels != task.ignored)).sum()
     return hits

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from hypha_ray.data.manifest import PreprocessorInfo, TokenRules
 from hypha_ray.data.preparation.options import Options
-from hypha_ray.data.preparation.plain_tokenizers import byte_tokenizer, character_tokenizer
+from hypha_ray.data.preparation.plain_tokenizers import as_fast, byte_tokenizer, character_tokenizer
 from hypha_ray.data.preparation.token_rules import begin_of, token_rules
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.model.loading.hub import fetch
@@ -217,7 +217,7 @@ def tokenizer_of(options: Options, texts: Iterable[str]) -> Any:
     elif options.tokenizer == "characters":
         tokenizer = character_tokenizer(itertools.chain(texts, [template or ""]))
     else:
-        tokenizer = load_tokenizer(options.tokenizer, options.tokenizer_revision)
+        tokenizer = as_fast(load_tokenizer(options.tokenizer, options.tokenizer_revision))
     require_end(tokenizer, options.tokenizer)
     if template is not None:
         tokenizer.chat_template = template

@@ -11,14 +11,34 @@ _SPARE = 125
 """Number of ByT5's tokens that occur in no text."""
 
 
-def byte_tokenizer() -> Any:
-    """ByT5's vocabulary as a fast tokenizer: pad, end and unknown, the bytes, and 125 spare tokens."""
+def byte_tokenizer(spare: int = _SPARE) -> Any:
+    """ByT5's vocabulary as a fast tokenizer: pad, end and unknown, the bytes, and spare tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     tokenizer = Tokenizer(models.BPE(vocab=_numbered(_byte_names()), merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return _wrapped(tokenizer, [f"<extra_id_{number}>" for number in range(_SPARE)])
+    return _wrapped(tokenizer, [f"<extra_id_{number}>" for number in range(spare)])
+
+
+def as_fast(tokenizer: Any) -> Any:
+    """A fast tokenizer with the ids and the end of a ByT5 tokenizer, which is written in Python; others as they are."""
+    from tokenizers.processors import TemplateProcessing
+    from transformers import ByT5Tokenizer
+
+    if not isinstance(tokenizer, ByT5Tokenizer):
+        return tokenizer
+    spare = len(tokenizer) - len(_SPECIALS) - 256
+    found = byte_tokenizer(max(0, spare))
+    if found.get_vocab().keys() - set(_byte_names()) != tokenizer.get_vocab().keys() - set(map(chr, range(256))):
+        return tokenizer  # Its special tokens have other names.
+    end = _SPECIALS[1]
+    numbers = [(end, found.convert_tokens_to_ids(end))]
+    found.backend_tokenizer.post_processor = TemplateProcessing(
+        single=["$A", end], pair=["$A", end, "$B:1", f"{end}:1"], special_tokens=numbers
+    )
+    found.chat_template = tokenizer.chat_template
+    return found
 
 
 def character_tokenizer(texts: Iterable[str]) -> Any:

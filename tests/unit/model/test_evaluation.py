@@ -102,6 +102,15 @@ def test_evaluate_classifier_counts_hits() -> None:
     assert metrics_of(task, sums)["accuracy"] == pytest.approx(7 / 11)
 
 
+def test_evaluate_classifier_with_labels_in_a_column_has_the_accuracy_of_labels_in_a_row() -> None:
+    network, task = ready(VIT, "image-classification")
+    arrays = images()
+    row = evaluate(network, task, batches_of([arrays], 4), "cpu")
+    arrays["labels"] = arrays["labels"][:, None]
+    assert evaluate(network, task, batches_of([arrays], 4), "cpu") == row
+    assert "accuracy" in row
+
+
 def test_evaluate_token_classifier_leaves_ignored_positions_out() -> None:
     network, task = ready({k: v for k, v in BERT.items() if k != "mask_token_id"}, "token-classification")
     arrays = text()

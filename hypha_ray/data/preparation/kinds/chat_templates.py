@@ -16,9 +16,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from hypha_ray.data.preparation.kinds.answers import find_answers
+from hypha_ray.data.preparation.kinds.ignored_values import Ignored, ignored_values
 from hypha_ray.data.preparation.kinds.scored_tokens import ScoredText
 from hypha_ray.data.preparation.sources.chats import Chat, Messages
 from hypha_ray.data.preparation.sources.tool_calls import count_calls, with_texts, without_calls
@@ -66,6 +68,18 @@ class ChatTemplate:
         with suppress(DataError):
             return calls if self._render(chat, without_calls(chat.messages))[0] == text else 0
         return 0
+
+    def ignored(self, chat: Chat, text: str) -> Ignored:
+        """Values in a chat that leave no trace in its text."""
+        found = ignored_values(lambda messages: self._render(chat, messages)[0], chat.messages, text)
+        if chat.tools is not None and self._is_same_without_tools(chat, text):
+            found["lists of tools", "which the chat template ignores"] = 1
+        return found
+
+    def _is_same_without_tools(self, chat: Chat, text: str) -> bool:
+        with suppress(DataError):
+            return self._render(replace(chat, tools=None), chat.messages)[0] == text
+        return False
 
     def _by_prefixes(self, chat: Chat, answers: Sequence[int]) -> tuple[str, list[tuple[int, int]]]:
         text, _ = self._render(chat, chat.messages)

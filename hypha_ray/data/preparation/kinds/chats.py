@@ -19,6 +19,7 @@ from hypha_ray.data.manifest import PreprocessorInfo, TokenRules
 from hypha_ray.data.preparation.encoders import padding_of, require_end, require_fast, save_tokenizer, tokenizer_of
 from hypha_ray.data.preparation.kinds.answers import count_lost_thoughts
 from hypha_ray.data.preparation.kinds.chat_templates import ChatTemplate
+from hypha_ray.data.preparation.kinds.ignored_values import leave_out_ignored
 from hypha_ray.data.preparation.kinds.packed_chats import write_packed
 from hypha_ray.data.preparation.kinds.scored_tokens import ScoredText, ScoredTokens, TextTokenizer
 from hypha_ray.data.preparation.options import Options
@@ -99,6 +100,9 @@ def _encoded(
         if templated:
             calls = sum(template.lost_calls(chat, one.text) for chat, one in zip(part, texts, strict=True))
             account.leave_out("tool calls", "in chats whose template renders none", calls)
+            leave_out_ignored(
+                account, [template.ignored(chat, one.text) for chat, one in zip(part, texts, strict=True)]
+            )
         for sample in texts_tokenizer.tokenized(texts):
             yield sample if templated else _framed(sample, begin, end)
         report("chats", len(part))

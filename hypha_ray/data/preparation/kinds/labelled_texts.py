@@ -22,6 +22,7 @@ import numpy.typing as npt
 from hypha_ray.data.manifest import ClassInfo, PreprocessorInfo
 from hypha_ray.data.preparation.encoders import Tokens, padding_of, require_fast, save_tokenizer, tokenizer_of
 from hypha_ray.data.preparation.kinds.labels import classes_of, numbered, require_different
+from hypha_ray.data.preparation.kinds.words import separated, word_separator
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
 from hypha_ray.data.preparation.sources.labelled import LabelledText, labelled_texts
@@ -131,7 +132,7 @@ def _require_separator(tokenizer: Any, kind: LabelKind, options: Options) -> Non
 
 def _characters(found: Iterable[LabelledText]) -> Iterator[str]:
     for one in found:
-        yield from [one.text] if isinstance(one.text, str) else one.text
+        yield from [one.text] if isinstance(one.text, str) else [*one.text, " "]
         yield one.second or ""
 
 
@@ -146,9 +147,11 @@ def _encoded(
     """Tokens and label of each text. Text is taken literally, and the tokenizer adds its special tokens."""
     numbers = {} if classes is None else {name: number for number, name in enumerate(classes.names)}
     several, cut = classes is not None and classes.several, 0
+    separator = word_separator(tokenizer)
     for start in range(0, len(found), _AT_ONCE):
         part = found[start : start + _AT_ONCE]
-        for one, encoding in zip(part, _encodings(tokenizer, part, options), strict=True):
+        for one, encoding in zip(part, _encodings(tokenizer, part, separator, options), strict=True):
+            account.leave_out("labels", "of words without tokens", _tokenless(one, encoding))
             beyond = _beyond(tokenizer, one, encoding)
             account.leave_out("tokens", f"behind the first {options.seq_len} of a text, see --seq-len", beyond)
             cut += beyond > 0
@@ -167,10 +170,18 @@ def _beyond(tokenizer: Any, one: LabelledText, encoding: Any) -> int:
     return len(whole["input_ids"]) - len(encoding.ids)
 
 
-def _encodings(tokenizer: Any, part: Sequence[LabelledText], options: Options) -> Any:
+def _tokenless(one: LabelledText, encoding: Any) -> int:
+    """Number of words that have no token, such as empty ones."""
+    if isinstance(one.text, str):
+        return 0
+    words = {word for part in (encoding, *encoding.overflowing) for word in part.word_ids}
+    return len(one.text) - len(words - {None})
+
+
+def _encodings(tokenizer: Any, part: Sequence[LabelledText], separator: str, options: Options) -> Any:
     try:
         return tokenizer(
-            [one.text for one in part],
+            [one.text if isinstance(one.text, str) else separated(one.text, separator) for one in part],
             None if part[0].second is None else [one.second for one in part],
             is_split_into_words=isinstance(part[0].text, list),
             split_special_tokens=True,

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from hypha_ray.data.preparation.encoders import (
     tokenizer_of,
 )
 from hypha_ray.data.preparation.kinds.chat_templates import ChatTemplate
+from hypha_ray.data.preparation.kinds.ignored_values import ignored_values, leave_out_ignored
 from hypha_ray.data.preparation.kinds.scored_tokens import TextTokenizer
 from hypha_ray.data.preparation.options import PROBLEMS, Options
 from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
@@ -57,7 +59,7 @@ def write_prompts(options: Options, writer: SliceWriter, report: Report, account
     found = list(prompts(options, account))
     generated = options.source.startswith(PROBLEMS)
     tokenizer = tokenizer_of(options, [ALPHABET] if generated else _texts(found))
-    ids, records = _fitting(found, _encoded(tokenizer, found, options, report), options.seq_len, account)
+    ids, records = _fitting(found, _encoded(tokenizer, found, options, report, account), options.seq_len, account)
     if not found:
         fix = "name another --source, or other columns"
         raise DataError(
@@ -101,7 +103,9 @@ def _texts(found: Iterable[Prompt]) -> Iterator[str]:
         yield from (str(prompt.text), str(prompt.data.get("answer", "")))
 
 
-def _encoded(tokenizer: Any, found: Sequence[Prompt], options: Options, report: Report) -> Iterator[list[int]]:
+def _encoded(
+    tokenizer: Any, found: Sequence[Prompt], options: Options, report: Report, account: Account
+) -> Iterator[list[int]]:
     """Token ids of prompts. Text is taken literally, but for special tokens of a chat.
 
     A prompt begins as the tokenizer begins a text, or as the template does.
@@ -109,7 +113,7 @@ def _encoded(tokenizer: Any, found: Sequence[Prompt], options: Options, report: 
     begin = [] if options.chat else list(begin_of(tokenizer))
     for start in range(0, len(found), _AT_ONCE):
         part = found[start : start + _AT_ONCE]
-        texts = [_chat(tokenizer, one.text, options.system) if options.chat else str(one.text) for one in part]
+        texts = [_chat(tokenizer, one.text, options.system, account) if options.chat else str(one.text) for one in part]
         encoded = tokenizer(
             texts,
             add_special_tokens=False,
@@ -122,12 +126,18 @@ def _encoded(tokenizer: Any, found: Sequence[Prompt], options: Options, report: 
         report("prompts", len(part))
 
 
-def _chat(tokenizer: Any, text: str | Messages, system: str | None) -> str:
-    """A prompt in the tokenizer's chat template, up to where the model answers."""
+def _chat(tokenizer: Any, text: str | Messages, system: str | None, account: Account) -> str:
+    """A prompt in the tokenizer's chat template, up to where the model answers; what that ignores is counted."""
     messages = [{"role": "user", "content": text}] if isinstance(text, str) else text
     first = [] if system is None else [{"role": "system", "content": system}]
+    opened = _opened(tokenizer, [*first, *messages])
+    leave_out_ignored(account, [ignored_values(partial(_opened, tokenizer), [*first, *messages], opened)])
+    return opened
+
+
+def _opened(tokenizer: Any, messages: Messages) -> str:
     try:
-        return str(tokenizer.apply_chat_template([*first, *messages], tokenize=False, add_generation_prompt=True))
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
     except Exception as error:  # Templates raise errors of their own, for instance without system messages.
         got = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         what, fix = "the tokenizer's chat template doesn't take these prompts", "leave out --system, or --chat"

@@ -4,18 +4,26 @@ Arrow gives all structs of a column the same fields. A field that a row's struct
 
     [{"name": "a", "arguments": {"x": 1}}, {"name": "b", "arguments": {"y": 2}}]                         as written
     [{"name": "a", "arguments": {"x": 1, "y": None}}, {"name": "b", "arguments": {"x": None, "y": 2}}]   as read
+
+Values of the type `arrow.json`, such as `Json` features of `datasets`, are JSON texts, which are read here.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from hypha_ray.data.preparation.sources.tables import Column, Row, no_column
 from hypha_ray.data.provenance import Account
 from hypha_ray.errors import DataError
+
+Decoder: TypeAlias = Callable[[Any], Any]
+"""Reads the JSON texts in a value."""
 
 
 def parquet_rows(path: Path, columns: Sequence[Column], account: Account) -> Iterator[Row]:
@@ -37,8 +45,10 @@ def parquet_rows(path: Path, columns: Sequence[Column], account: Account) -> Ite
                 raise no_column(str(path), missing[0], names)
             account.drop(name for name in names if name not in wanted)
             number = itertools.count(1)
+            decoders = {field.name: _json_decoder(field.type) for field in file.schema_arrow}
             for batch in file.iter_batches(columns=wanted, batch_size=1024):
-                yield from ((f"{path}, row {next(number)}", without_nulls(record)) for record in batch.to_pylist())
+                records = (_decoded(without_nulls(record), decoders) for record in batch.to_pylist())
+                yield from ((f"{path}, row {next(number)}", record) for record in records)
     except pyarrow.ArrowInvalid as error:
         raise DataError("DATA031", f"{path} isn't a Parquet file", str(error), fix="copy it afresh") from None
 
@@ -46,6 +56,43 @@ def parquet_rows(path: Path, columns: Sequence[Column], account: Account) -> Ite
 def without_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row whose structs in lists have only fields that aren't null; null columns stay."""
     return {name: _without(value) if isinstance(value, list) else value for name, value in row.items()}
+
+
+def _decoded(row: Any, decoders: Mapping[str, Decoder | None]) -> Any:
+    """A row or a struct whose JSON texts are read."""
+    if not isinstance(row, Mapping):
+        return row
+    found = dict(row)
+    for name in row:
+        decode = decoders.get(name)
+        if decode is not None:
+            found[name] = decode(row[name])
+    return found
+
+
+def _json_decoder(kind: Any) -> Decoder | None:
+    """A function that reads the JSON texts in values of an Arrow type; None if there are none."""
+    from pyarrow import types
+
+    if getattr(kind, "extension_name", None) == "arrow.json":
+        return _read_json
+    if types.is_struct(kind):
+        fields = {field.name: _json_decoder(field.type) for field in kind}
+        return partial(_decoded, decoders=fields) if any(fields.values()) else None
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        decode = _json_decoder(kind.value_type)
+        return None if decode is None else partial(_each, decode)
+    return None
+
+
+def _read_json(value: Any) -> Any:
+    with suppress(ValueError, TypeError, RecursionError):
+        return json.loads(value)
+    return value
+
+
+def _each(decode: Decoder, values: Any) -> Any:
+    return [decode(value) for value in values] if isinstance(values, list) else values
 
 
 def _without(value: Any) -> Any:

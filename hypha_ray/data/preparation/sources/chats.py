@@ -21,7 +21,7 @@ from typing import IO, Any, Final, TypeAlias
 
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.sources.documents import read
-from hypha_ray.data.preparation.sources.tables import Column, Row, list_of, no_column, no_table
+from hypha_ray.data.preparation.sources.tables import Column, Row, no_column, no_table, objects_of
 from hypha_ray.data.preparation.sources.tool_calls import with_objects
 from hypha_ray.data.provenance import Account, readable
 from hypha_ray.errors import DataError
@@ -161,7 +161,7 @@ def _plain(where: str, column: Column, row: Mapping[str, Any]) -> dict[str, Any]
 
 def said(value: Any) -> Any:
     """The messages that a CSV file has as JSON; any other value as it is, also the JSON of other lists."""
-    found = list_of(value)
+    found = objects_of(value)
     return found if isinstance(found, list) and found and all(map(_is_message, found)) else value
 
 
@@ -174,7 +174,7 @@ def _is_message(one: Any) -> bool:
 
 def _messages(where: str, column: Column, value: Any) -> Messages:
     """The messages in a column."""
-    value = list_of(value)
+    value = objects_of(value)
     if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
         allowed = "a list of messages"
         raise _useless(where, column, type(value).__name__, allowed)
@@ -210,6 +210,7 @@ def _tools(where: str, row: Mapping[str, Any]) -> list[Any] | None:
             value = json.loads(value)
     if not value:
         return None
+    value = objects_of(value)
     if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
         raise _useless(where, Column(_TOOLS, "--messages-column"), type(value).__name__, "a list of JSON schemas")
     return value

@@ -21,8 +21,8 @@ from hypha_ray.data.provenance import Account
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.rl.rewards.text import last_number
 
-Messages: TypeAlias = list[dict[str, str]]
-"""A conversation in the form of chat templates: role and content of each message."""
+Messages: TypeAlias = list[dict[str, Any]]
+"""A conversation in the form of chat templates: role, content, and any further keys of a message."""
 
 _COUNT = 8192
 """Generated prompts, unless the user asks for another number."""
@@ -159,8 +159,8 @@ def _messages(value: Any) -> Messages:
     """A conversation, if a value is one; otherwise an empty list."""
     if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
         return []
-    found = [{"role": one.get("role"), "content": one.get("content")} for one in value]
-    return found if all(isinstance(part, str) for one in found for part in one.values()) else []
+    found = [{name: part for name, part in one.items() if part is not None} for one in value]
+    return found if all(isinstance(one.get(key), str) for one in found for key in ("role", "content")) else []
 
 
 def _kept(where: str, column: Column, row: Mapping[str, Any]) -> Any:

@@ -207,6 +207,15 @@ def list_of(value: Any) -> Any:
     return value
 
 
+def objects_of(value: Any) -> Any:
+    """The list in a column as `list_of` has it; a list of objects that are JSON texts is read."""
+    found = list_of(value)
+    if isinstance(found, list) and all(isinstance(item, str) and item.lstrip().startswith("{") for item in found):
+        with suppress(ValueError, RecursionError):
+            return [json.loads(item) for item in found]
+    return found
+
+
 def _row(record: Any, where: str) -> Row:
     if not isinstance(record, dict):
         raise DataError("DATA031", f"{where}: not a JSON object", type(record).__name__, "an object")
