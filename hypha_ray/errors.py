@@ -5,6 +5,7 @@
     ├─ DataError                    3           mend or prepare the dataset
     │  └─ QuarantinedError                      do nothing: the run goes on without a slice
     ├─ AuthenticationError          4           give a token, or trust the model's code
+    │  └─ ExpiredError                          renew the credentials
     ├─ CheckpointError              5           choose another checkpoint
     └─ TryAgainError                75          wait, or bring more machines
        ├─ CapacityError                         the cluster lacks a resource
@@ -71,6 +72,10 @@ class AuthenticationError(HyphaError):
     """A token is missing or wrong, or untrusted code would have to run."""
 
     exit_code = 4
+
+
+class ExpiredError(AuthenticationError):
+    """Credentials were valid once; a run waits for new ones."""
 
 
 class CheckpointError(HyphaError):

@@ -55,7 +55,10 @@ def main() -> None:
         what, allowed = "one thing has to be done", "--serve, --list, --withdraw or --check"
         raise ConfigError("CFG012", what, f"{sum(actions)} of them", allowed, "see --help")
     refuse_strays(options, {"name": ("serve",), "node": ("serve", "withdraw"), "json": ("list",)})
-    from hypha_ray.config.value_types import CLUSTER
+    from hypha_ray.config.value_types import CLUSTER, is_malformed, malformed
+
+    if options.serve is not None and is_malformed(options.serve):
+        raise malformed(options.serve)
     from hypha_ray.driver.datasets.data_nodes import serve, withdraw
     from hypha_ray.driver.ray_cluster import connected
 

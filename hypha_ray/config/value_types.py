@@ -8,6 +8,9 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from hypha_ray.errors import ConfigError
+from hypha_ray.redaction import redacted
+
 CLUSTER = "hypha_ray"
 """Ray namespace of actors that belong to no run, such as data nodes."""
 
@@ -19,6 +22,23 @@ def run_name(text: str) -> str:
     if text == CLUSTER:
         raise ValueError(f"a name other than {CLUSTER}, which is the namespace of data nodes")
     return text
+
+
+def is_malformed(text: str) -> bool:
+    """Whether a text that looks like a URL is none."""
+    if "://" not in text:
+        return False
+    try:
+        parts = urlsplit(text)
+        return parts.port == 0 or (parts.scheme in ("http", "https") and not parts.hostname)
+    except ValueError:
+        return True
+
+
+def malformed(url: str) -> ConfigError:
+    """Error of a text that looks like a URL and is none."""
+    fix = "check its host and port, and write special letters of user and password as %40 and so on"
+    return ConfigError("CFG003", "this isn't a URL", redacted(url), fix=fix)
 
 
 def identifier(text: str) -> str:
@@ -51,10 +71,8 @@ def target(text: str) -> str:
 
 def path_or_url(text: str) -> str:
     """Check a path or a URL; a text without :// is a path."""
-    try:
-        _ = "://" in text and urlsplit(text).port
-    except ValueError:  # Such as a bracket that isn't closed, or a port that is no number.
-        raise ValueError("a folder, or a URL such as https://host/folder") from None
+    if is_malformed(text):
+        raise ValueError("a folder, or a URL such as https://host/folder")
     return text
 
 

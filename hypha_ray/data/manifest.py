@@ -22,11 +22,20 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from hypha_ray.data.provenance import MadeBy, Origin
 from hypha_ray.errors import DataError
-from hypha_ray.types import SliceInfo
+from hypha_ray.types import SLICES_PER_DATASET, SLICES_PER_PART, SliceInfo
 from hypha_ray.types import TokenRules as TokenRules  # noqa: PLC0414  Part of a manifest.
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION: Final = 1
+MOST_BYTES = 64 << 20
+"""Most bytes of a manifest: some three hundred thousand slices."""
+MOST_SAMPLES = 1 << 40
+"""Most samples of a slice."""
+MOST_SLICE_BYTES = 1 << 50
+"""Most bytes of a slice's samples."""
+MOST_DIMENSIONS = 32
+MOST_PARTS = SLICES_PER_DATASET // SLICES_PER_PART
+"""Most parts of a dataset, each with its own range of numbers of slices."""
 SPLITS = ("train", "validation")
 _BITS = {"int": (8, 16, 32, 64), "uint": (8, 16, 32, 64), "float": (16, 32, 64)}
 DTYPES = frozenset(f"{kind}{bits}" for kind, sizes in _BITS.items() for bits in sizes) | {"bool"}
@@ -185,6 +194,8 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     try:
+        if (size := path.stat().st_size) > MOST_BYTES:
+            raise _too_large(path, size)
         data = path.read_bytes()
     except OSError as error:
         raise _malformed(path, error.strerror or str(error)) from None
@@ -202,6 +213,8 @@ def parse_manifest(data: bytes, path: Path | str) -> Manifest:
         DataError: it is malformed, or of another version.
 
     """
+    if len(data) > MOST_BYTES:
+        raise _too_large(path, len(data))
     manifest = _parse(data, path)
     problem = next(_problems(manifest), None)
     if problem:
@@ -237,22 +250,56 @@ def _problems(manifest: Manifest) -> Iterator[str]:
         yield "no slices"
     if len({info.index for info in manifest.slices}) < len(manifest.slices):
         yield "two slices with the same index"
+    if not manifest.name.isprintable():
+        yield f"the name {manifest.name!r} has control characters"
+    if manifest.part is not None and not 0 <= manifest.part[0] < manifest.part[1] <= MOST_PARTS:
+        number, parts = manifest.part
+        yield f"part {_short(number)} of {_short(parts)}; there are at most {MOST_PARTS}, counted from 0"
     shapes = {tensor.name: (tensor.dtype, len(tensor.shape)) for tensor in manifest.tensors}
     if manifest.modality == "prompts" and not _PROMPTS.items() <= shapes.items():
         yield f"prompts without {' or '.join(name for name in _PROMPTS if shapes.get(name) != _PROMPTS[name])}"
     for tensor in manifest.tensors:
-        if tensor.dtype not in DTYPES:
-            yield f"tensor {tensor.name!r} has the unknown dtype {tensor.dtype!r}"
+        yield from _problems_of_tensor(tensor)
     for info in manifest.slices:
-        where = f"slice {info.index}"
-        if not info.file or info.file in {".", ".."} or "/" in info.file or "\\" in info.file or "\0" in info.file:
-            yield f"{where} has the file {info.file!r}, which isn't a plain name"
-        elif info.index < 0 or info.samples < 1:
-            yield f"{where} has {info.samples} samples"
-        elif info.split not in SPLITS:
-            yield f"{where} is in split {info.split!r}, not in {' or '.join(SPLITS)}"
-        elif not _SHA256.fullmatch(info.sha256):
-            yield f"{where} has no sha256"
+        yield from _problems_of_slice(info, manifest)
+
+
+def _problems_of_tensor(tensor: TensorInfo) -> Iterator[str]:
+    if tensor.dtype not in DTYPES:
+        yield f"tensor {tensor.name!r} has the unknown dtype {tensor.dtype!r}"
+    elif len(tensor.shape) > MOST_DIMENSIONS or min(tensor.shape, default=0) < 0:
+        yield f"tensor {tensor.name!r} has the shape {str(list(tensor.shape))[:200]}"
+    elif tensor.sample_bytes > MOST_SLICE_BYTES:
+        yield f"a sample of tensor {tensor.name!r} has {_short(tensor.sample_bytes)} bytes"
+    elif any(bound is not None and abs(bound) >= 1 << 64 for bound in (tensor.minimum, tensor.maximum)):
+        yield f"tensor {tensor.name!r} has numbers of more than 64 bits"
+
+
+def _problems_of_slice(info: SliceInfo, manifest: Manifest) -> Iterator[str]:
+    where = f"slice {_short(info.index)}"
+    if not info.file or info.file in {".", ".."} or "/" in info.file or "\\" in info.file or "\0" in info.file:
+        yield f"{where} has the file {info.file!r}, which isn't a plain name"
+    elif info.index < 0 or info.samples < 1:
+        yield f"{where} has {_short(info.samples)} samples"
+    elif info.index >= SLICES_PER_DATASET:
+        yield f"a slice has the index {_short(info.index)}; indices are below {SLICES_PER_DATASET}"
+    elif info.samples > MOST_SAMPLES or info.samples * manifest.sample_bytes > MOST_SLICE_BYTES:
+        yield f"{where} has {_short(info.samples)} samples, of {_short(manifest.sample_bytes)} bytes each"
+    elif info.split not in SPLITS:
+        yield f"{where} is in split {info.split!r}, not in {' or '.join(SPLITS)}"
+    elif not _SHA256.fullmatch(info.sha256):
+        yield f"{where} has no sha256"
+
+
+def _short(number: int) -> str:
+    """A number as text, of which only the beginning is shown if it is long."""
+    text = str(number)
+    return text if len(text) <= 20 else f"{text[:20]}…"
+
+
+def _too_large(path: Path | str, size: int) -> DataError:
+    allowed, fix = f"{MOST_BYTES:,} bytes", "prepare the dataset with larger --samples-per-slice"
+    return DataError("DATA003", f"{path} is too large", f"{size:,} bytes", allowed, fix)
 
 
 def _malformed(path: Path | str, problem: str) -> DataError:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
+from hypha_ray.config.value_types import is_malformed, malformed
 from hypha_ray.data.preparation.sources.media_folders import medium_of
 from hypha_ray.errors import ConfigError
 
@@ -175,6 +176,9 @@ class Options:
             raise _out_of_range("source", "nothing", "stdlib, digits, a path, or a Hugging Face name")
         if not str(self.out):
             raise ConfigError("CFG003", "--out is out of range", "nothing", "text", "name one")
+        for place in (str(self.source), str(self.out)):
+            if is_malformed(place):
+                raise malformed(place)
         self._check_part()
         self._check_source()
         self._check_columns()

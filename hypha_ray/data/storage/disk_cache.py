@@ -4,17 +4,23 @@
 
 There is no lock. A file appears by renaming, two writers write the same bytes, and a file that another process has
 removed is fetched again. Only files with such names are ever removed.
+
+Each process keeps accounts of what is there. A subfolder is listed again only after its own time of change says that
+files have come or gone, by whichever process.
 """
 
 from __future__ import annotations
 
+import heapq
 import os
 import re
 import shutil
 import stat
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from hypha_ray.modes import make_private, opener
@@ -22,6 +28,33 @@ from hypha_ray.modes import make_private, opener
 SHARE, MOST_BYTES = 5, 50_000_000_000
 """Default limit: one part in so many of the free disk, and that many bytes at most."""
 _NAME = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{32}\.part)?")
+_SUBFOLDER = re.compile(r"[0-9a-f]{2}")
+SECOND_NS = 1_000_000_000
+SETTLED_S, SETTLED_SECONDS_S = 0.1, 2.0
+"""Ages in seconds from which a folder's time of change tells it from any later change.
+
+File systems round times, and some of them to whole seconds, for which the second age holds.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Account:
+    """Account of a subfolder.
+
+    Attributes:
+        changed_ns: time of the subfolder's last change, by the clock of the file system.
+        seen_s: monotonic time at which this process has first seen it changed at that time.
+        settled: whether a change since the listing would have another time.
+        files: time of the last use, path and size of each file.
+        bytes: size of all files together.
+
+    """
+
+    changed_ns: int
+    seen_s: float
+    settled: bool
+    files: list[tuple[int, str, int]]
+    bytes: int
 
 
 class DiskCache:
@@ -35,6 +68,8 @@ class DiskCache:
 
     def __init__(self, folder: Path, limit_bytes: int | None = None) -> None:
         self._folder, self._given = folder, limit_bytes
+        self._accounts: dict[str, _Account] = {}
+        """Account of each subfolder by its name."""
 
     @property
     def limit_bytes(self) -> int:
@@ -42,7 +77,8 @@ class DiskCache:
         if self._given is not None:
             return self._given
         above = next(path for path in (self._folder, *self._folder.parents) if path.exists())
-        return min(MOST_BYTES, (shutil.disk_usage(above).free + sum(size for _, _, size in self._files())) // SHARE)
+        held = sum(account.bytes for account in self._current())
+        return min(MOST_BYTES, (shutil.disk_usage(above).free + held) // SHARE)
 
     def read(self, sha256: str) -> bytes | None:
         """Content of a file, which isn't checked; None if the cache lacks it."""
@@ -88,25 +124,60 @@ class DiskCache:
 
     def _shrink(self, bytes: int) -> None:
         """Remove files, those used longest ago first, until the others have at most so many bytes."""
-        files = sorted(self._files())
-        total = sum(size for _, _, size in files)
-        for _, path, size in files:
-            if total <= bytes:
-                return
+        accounts = self._current()
+        total = sum(account.bytes for account in accounts)
+        if total <= bytes:
+            return
+        files = [file for account in accounts for file in account.files]
+        heapq.heapify(files)
+        while files and total > bytes:
+            known_ns, path, size = heapq.heappop(files)
             with suppress(FileNotFoundError):
-                path.unlink()
+                used_ns = os.lstat(path).st_mtime_ns
+                if used_ns > known_ns:  # It was used since the subfolder was listed.
+                    heapq.heappush(files, (used_ns, path, size))
+                    continue
+                Path(path).unlink()
             total -= size
 
-    def _files(self) -> Iterator[tuple[int, Path, int]]:
-        """Time of the last use, path and size of each file, also of those that a killed process left half written."""
-        for path in self._folder.glob("??/*"):
-            with suppress(OSError):
-                facts = path.lstat()
-                if stat.S_ISREG(facts.st_mode) and _NAME.fullmatch(path.name) and path.name[:2] == path.parent.name:
-                    yield facts.st_mtime_ns, path, facts.st_size
+    def _current(self) -> list[_Account]:
+        """Accounts of all subfolders as they are now."""
+        known, self._accounts = self._accounts, {}
+        for name, changed_ns in _subfolders(self._folder):
+            account = known.get(name)
+            if account is None or account.changed_ns != changed_ns:
+                account = _listed(self._folder / name, changed_ns, time.monotonic())
+            elif not account.settled:
+                account = _listed(self._folder / name, changed_ns, account.seen_s)
+            self._accounts[name] = account
+        return list(self._accounts.values())
 
     def _path(self, sha256: str) -> Path:
         return self._folder / sha256[:2] / sha256
+
+
+def _subfolders(folder: Path) -> Iterable[tuple[str, int]]:
+    """Name and time of change of each subfolder that may have files; none if the folder isn't there."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if _SUBFOLDER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+                with suppress(OSError):
+                    yield entry.name, entry.stat(follow_symlinks=False).st_mtime_ns
+
+
+def _listed(folder: Path, changed_ns: int, seen_s: float) -> _Account:
+    """Account of a subfolder that is listed now; files that a killed process left half written belong to it."""
+    age_s, files = time.monotonic() - seen_s, list[tuple[int, str, int]]()
+    settled = age_s > (SETTLED_S if changed_ns % SECOND_NS else SETTLED_SECONDS_S)
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                facts = entry.stat(follow_symlinks=False)
+                named = _NAME.fullmatch(entry.name) and entry.name[:2] == folder.name
+                if named and stat.S_ISREG(facts.st_mode):
+                    files.append((facts.st_mtime_ns, entry.path, facts.st_size))
+                    settled &= not entry.name.endswith(".part")  # It may grow.
+    return _Account(changed_ns, seen_s, settled, files, sum(size for _, _, size in files))
 
 
 def make_folder(folder: Path) -> None:

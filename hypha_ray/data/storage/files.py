@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Protocol
 
 from hypha_ray.data.catalogue import load
-from hypha_ray.data.manifest import MANIFEST, Manifest, parse_manifest
+from hypha_ray.data.manifest import MANIFEST, MOST_BYTES, Manifest, parse_manifest
 from hypha_ray.data.preprocessor_files import LARGEST_BYTES, preprocessor_files
 from hypha_ray.data.slices import Arrays, SliceChecker, container, decode_slice, read_slice_file
 from hypha_ray.data.storage.disk_cache import DiskCache
-from hypha_ray.data.storage.url_folder import UrlFolder, is_url
+from hypha_ray.data.storage.url_errors import MissingError
+from hypha_ray.data.storage.url_folder import LargeError, UrlFolder, is_url
 from hypha_ray.errors import AuthenticationError, DataError
 from hypha_ray.redaction import redacted
 from hypha_ray.store.directory import home
@@ -33,6 +34,12 @@ USUAL = (
     "processor_config.json",
 )
 """Names of a preprocessor's files, which are tried at places that can't list a folder."""
+
+
+MOST_FILES = 1000
+"""Most files of a preprocessor that are read."""
+HEADER_BYTES = 16 << 20
+"""Most bytes of a slice's file beside its samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,10 +153,14 @@ class UrlFiles:
         if self._manifest is None or fresh:
             shown = redacted(self._folder.url)
             try:
-                data = self._folder.read(MANIFEST)
+                data = self._folder.read(MANIFEST, MOST_BYTES)
+            except LargeError as error:
+                raise DataError("DATA003", error.what, error.got, error.allowed, error.fix) from None
             except DataError as error:
                 fix = "check the URL; it names the folder that has manifest.json"
-                raise DataError("DATA001", f"there is no dataset at {shown}", error.got, fix=fix) from None
+                missing = isinstance(error, MissingError)
+                what = f"there is no dataset at {shown}" if missing else f"the manifest of {shown} can't be read"
+                raise DataError("DATA001", what, error.got, fix=fix) from None
             self._manifest = parse_manifest(data, f"{shown}/{MANIFEST}")
         return self._manifest
 
@@ -162,7 +173,13 @@ class UrlFiles:
                 return self._checker.decode(kept, info, manifest)
             except DataError:  # The copy is damaged, which tells nothing about the original.
                 self._cache.remove(info.sha256)
-        data = container(self._folder.read(info.file), f"slice {info.index} ({info.file})")
+        where = f"slice {info.index} ({info.file})"
+        try:
+            content = self._folder.read(info.file, info.samples * manifest.sample_bytes + HEADER_BYTES)
+        except LargeError as error:
+            fix = "copy the dataset again, or prepare it again with --overwrite"
+            raise DataError("DATA012", f"{where}: the file is too large", error.got, error.allowed, fix) from None
+        data = container(content, where)
         arrays = (decode_slice if fresh else self._checker.decode)(data, info, manifest)
         problem = None if fresh else self._cache.write(info.sha256, data)
         if problem is not None and self._note is not None and not self._noted:
@@ -178,11 +195,12 @@ class UrlFiles:
         found = {}
         for name in self._small(made_by.folder) or [f"{made_by.folder}/{name}" for name in USUAL]:
             try:
-                found[name] = self._folder.read(name)
+                found[name] = self._folder.read(name, LARGEST_BYTES)
             except (DataError, AuthenticationError):  # S3 refuses what is missing, where it mustn't be listed.
                 continue
         return found
 
     def _small(self, folder: str) -> list[str]:
         """Files of a folder that may be those of a preprocessor; none if the place can't list them."""
-        return [name for name, size in self._folder.sizes(folder).items() if size <= LARGEST_BYTES]
+        sizes = self._folder.sizes(folder)
+        return [name for name, size in sizes.items() if size is None or size <= LARGEST_BYTES][:MOST_FILES]

@@ -7,15 +7,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-import fsspec
-
+from hypha_ray.data.slices import UNREADABLE
 from hypha_ray.data.storage.url_errors import explain
-from hypha_ray.errors import DataError, TryAgainError
+from hypha_ray.errors import AuthenticationError, DataError, TryAgainError
+from hypha_ray.redaction import redacted
+from hypha_ray.store.remote.file_systems import TooLargeError, is_http, is_s3, open_url
+from hypha_ray.store.remote.retry_after import retry_after_s
+from hypha_ray.store.remote.s3_errors import Cause, cause_of
 
 T = TypeVar("T")
 
 WAITS_S = (0.5, 2.0, 8.0)
-"""Seconds between tries of a request that may succeed later."""
+"""Seconds between tries of a request that may succeed later; longer if the server asks for that."""
+LONGEST_WAIT_S = 60.0
+"""Longest time in seconds for which a server may ask before the next try."""
+
+
+class LargeError(DataError):
+    """A file is larger than allowed."""
 
 
 def is_url(place: str) -> bool:
@@ -35,11 +44,39 @@ class UrlFolder:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         self._opened: tuple[Any, str] | None = None
+        self._anew = False
+        """Whether the file system is to be opened with credentials as they are then."""
 
-    def read(self, name: str) -> bytes:
-        """Content of a file."""
-        content: bytes = self._tried(name, lambda fs, path: fs.cat_file(path))
-        return content
+    def read(self, name: str, limit_bytes: int | None = None) -> bytes:
+        """Content of a file.
+
+        Args:
+            name: name of the file.
+            limit_bytes: largest size; None: any.
+
+        Raises:
+            LargeError: it is larger.
+            HyphaError: it can't be read.
+
+        """
+
+        def read(fs: Any, path: str) -> bytes:
+            if limit_bytes is None:
+                options: dict[str, int] = {}
+            elif is_http(fs):
+                options = {"limit_bytes": limit_bytes}  # Not every server tells a size, or knows ranges.
+            else:
+                options = {}
+                if (size := fs.size(path) or 0) > limit_bytes:
+                    raise TooLargeError(f"{size:,} bytes")
+            content: bytes = fs.cat_file(path, **options)
+            return content
+
+        try:
+            return self._tried(name, read)
+        except TooLargeError as error:
+            place, fix = redacted(f"{self.url}/{name}"), "check the URL, or prepare the dataset again"
+            raise LargeError(UNREADABLE, f"{place} is too large", str(error), f"{limit_bytes:,} bytes", fix) from None
 
     def put(self, file: Path, name: str) -> None:
         """Copy a file of this machine there."""
@@ -61,8 +98,8 @@ class UrlFolder:
         """Whether there is such a file."""
         return bool(self._tried(name, lambda fs, path: fs.exists(path)))
 
-    def sizes(self, folder: str) -> dict[str, int]:
-        """Size of each file of a folder, by path below the URL; empty if the place can't list them."""
+    def sizes(self, folder: str) -> dict[str, int | None]:
+        """Size of each file of a folder, by path below the URL; None: unknown. Empty if the place can't list them."""
         try:
             fs, root = self._place()
             fs.invalidate_cache()
@@ -70,16 +107,14 @@ class UrlFolder:
         except Exception:  # Not every place can list its files.
             return {}
         return {
-            name.removeprefix(root).lstrip("/"): row.get("size") or 0
-            for name, row in rows.items()
-            if name.startswith(root)
+            name.removeprefix(root).lstrip("/"): row.get("size") for name, row in rows.items() if name.startswith(root)
         }
 
     def _place(self) -> tuple[Any, str]:
         """File system, and the folder in it."""
         if self._opened is None:
-            fs, root = fsspec.core.url_to_fs(self.url)
-            self._opened = fs, root.rstrip("/")
+            fs, root = open_url(self.url, self._anew)
+            self._opened, self._anew = (fs, root.rstrip("/")), False
         return self._opened
 
     def _tried(self, name: str, request: Callable[[Any, str], T]) -> T:
@@ -89,9 +124,20 @@ class UrlFolder:
                 fs, root = self._place()
                 folder, mark, query = root.partition("?") if "?" in self.url else (root, "", "")
                 return request(fs, f"{folder.rstrip('/')}/{name}{mark}{query}")
+            except TooLargeError:
+                raise
             except Exception as error:  # Each kind of file system has errors of its own.
-                problem = explain(error, self.url, name)
+                problem = explain(error, self.url, name, self._cause(error, name))
+                if isinstance(problem, AuthenticationError):
+                    self._opened, self._anew = None, True  # There may be new credentials next time.
                 if wait_s is None or not isinstance(problem, TryAgainError):
                     raise problem from None
-                time.sleep(wait_s)
+                time.sleep(max(wait_s, retry_after_s(error, LONGEST_WAIT_S)))
         raise AssertionError("unreachable")
+
+    def _cause(self, error: Exception, name: str) -> Cause | None:
+        """Cause that an object store tells; None if it is none, or tells none."""
+        if self._opened is None or not is_s3(self._opened[0]):
+            return None
+        fs, root = self._opened
+        return cause_of(error, fs, f"{root}/{name}")

@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from hypha_ray.config.value_types import CLUSTER
+from hypha_ray.config.value_types import CLUSTER, is_malformed, malformed
 from hypha_ray.data.actor import NODE_GROUPS, READS_AT_ONCE, DataNode
 from hypha_ray.data.storage.url_folder import is_url, name_of
 from hypha_ray.errors import ConfigError, HyphaError
@@ -39,6 +39,8 @@ def serve(place: str, name: str | None, node: str | None) -> Replica:
         DataError: the folder contains no dataset, or other samples than data nodes of that name.
 
     """
+    if is_malformed(place):
+        raise malformed(place)
     if node is None and not is_url(place):
         place = str(Path(place).expanduser().absolute())
     name = _checked(name or name_of(place))

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from hypha_ray.errors import CheckpointError, TryAgainError, line_of
@@ -23,6 +22,8 @@ from hypha_ray.modes import make_private
 from hypha_ray.redaction import redacted
 from hypha_ray.store.commits import CommitLog
 from hypha_ray.store.disk import publish, room_for, sync_file
+from hypha_ray.store.remote.file_systems import is_s3, open_url
+from hypha_ray.store.remote.s3_errors import cause_of
 from hypha_ray.store.snapshots import snapshot_path
 from hypha_ray.store.tensorfile import file_sha256
 
@@ -50,6 +51,8 @@ class Mirror:
         self._url, self._directory, self._log = url, directory, CommitLog(directory)
         self._place: _Place | None = None
         """The destination with its known files; None: they have to be listed."""
+        self._anew = False
+        """Whether the destination is to be opened with credentials as they are then."""
         self._first = 0
         """First round whose record isn't at the destination; valid unless `_place` is None."""
         self._history_at = -HISTORY_S
@@ -79,10 +82,15 @@ class Mirror:
         try:
             self._push(self._looked_at(), round, keep)
         except Exception as error:  # Each kind of file system has its own errors.
-            self._place = None
-            why = line_of(error, self._url)
+            why, self._place, self._anew = self._why(error), None, True
             return f"the copy of round {round} to {self.place} failed: {why}; the next one includes it"
         return None
+
+    def _why(self, error: Exception) -> str:
+        """Reason of a failure, with its remedy if the destination tells one."""
+        place, line = self._place, line_of(error, self._url)
+        cause = cause_of(error, place.fs, f"{place.root}/{_STATE}") if place and is_s3(place.fs) else cause_of(error)
+        return line if cause is None else f"{cause.what} ({line}): {cause.fix}"
 
     def complete(self) -> str | None:
         """Copy a run's results; returns None or a description of the problem."""
@@ -92,7 +100,7 @@ class Mirror:
             for path in self._results():
                 place.put(path, str(path.relative_to(self._directory)))
         except Exception as error:
-            return f"the copy of the run's results to {self.place} failed: {line_of(error, self._url)}"
+            return f"the copy of the run's results to {self.place} failed: {self._why(error)}"
         return None
 
     def _results(self) -> list[Path]:
@@ -122,7 +130,7 @@ class Mirror:
     def _looked_at(self) -> _Place:
         """The destination; its files are listed only if they aren't known."""
         if self._place is None:
-            place = _Place(f"{self._url.rstrip('/')}/{self._directory.name}")
+            place = _Place(f"{self._url.rstrip('/')}/{self._directory.name}", self._anew)
             self._first = self._first_missing(place)
             place.names = {name for name in place.names if not _RECORD.fullmatch(name)}  # `_first` stands for these.
             self._place = place
@@ -201,12 +209,12 @@ def _fetch(place: _Place, name: str, path: Path) -> None:
 class _Place:
     """A folder of any file system; `names` are its files, listed once and updated by each copy."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, anew: bool = False) -> None:
         self.url = url
-        self._fs, self._root = fsspec.core.url_to_fs(url)
-        self._fs.invalidate_cache()
-        self._root = self._root.rstrip("/")
-        self.names = {str(name).removeprefix(f"{self._root}/") for name in self._fs.find(self._root)}
+        self.fs, self.root = open_url(url, anew)
+        self.fs.invalidate_cache()
+        self.root = self.root.rstrip("/")
+        self.names = {str(name).removeprefix(f"{self.root}/") for name in self.fs.find(self.root)}
 
     def rounds(self, pattern: re.Pattern[str]) -> list[int]:
         """Rounds of the files whose names match, ascending."""
@@ -214,29 +222,29 @@ class _Place:
 
     def read(self, name: str) -> bytes:
         """Contents of a small file."""
-        contents: bytes = self._fs.cat_file(f"{self._root}/{name}")
+        contents: bytes = self.fs.cat_file(f"{self.root}/{name}")
         return contents
 
     def put(self, path: Path, name: str) -> None:
         """Upload a file."""
-        target = f"{self._root}/{name}"
-        self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
-        self._fs.put_file(str(path), target)
+        target = f"{self.root}/{name}"
+        self.fs.makedirs(target.rpartition("/")[0], exist_ok=True)
+        self.fs.put_file(str(path), target)
         if not _RECORD.fullmatch(name):
             self.names.add(name)
-        if isinstance(self._fs, LocalFileSystem):
+        if isinstance(self.fs, LocalFileSystem):
             for one in (Path(target), *Path(target).parents):
                 make_private(one)
-                if str(one) == self._root:
+                if str(one) == self.root:
                     break
 
     def get(self, name: str, path: Path) -> None:
         """Download a file."""
-        self._fs.get_file(f"{self._root}/{name}", str(path))
+        self.fs.get_file(f"{self.root}/{name}", str(path))
 
     def remove(self, name: str) -> None:
         """Remove a file or a folder."""
-        self._fs.rm(f"{self._root}/{name}", recursive=True)
+        self.fs.rm(f"{self.root}/{name}", recursive=True)
         self.names = {one for one in self.names if one != name and not one.startswith(f"{name}/")}
 
 
@@ -256,9 +264,9 @@ def _reachable(what: str, url: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise TryAgainError(
-            "STORE012", f"{_shown(what)} can't be read", got=line_of(error, url), fix="is it reachable?"
-        ) from error
+        cause, got = cause_of(error), line_of(error, url)
+        what = f"{_shown(what)} can't be read" if cause is None else f"{_shown(what)}: {cause.what}"
+        raise TryAgainError("STORE012", what, got, fix="is it reachable?" if cause is None else cause.fix) from error
 
 
 def _shown(url: str) -> str:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from hypha_ray.data.storage import disk_cache
 from hypha_ray.data.storage.disk_cache import DiskCache
 
 
@@ -116,3 +119,62 @@ def test_default_limit_is_a_share_of_the_free_disk(tmp_path: Path) -> None:
 def test_folder_that_cant_exist_is_a_reason_to_keep_nothing_and_no_error() -> None:
     reason = DiskCache(Path("/" + "x" * 300)).write(*content(1))
     assert reason is not None and "can't be written: File name too long" in reason
+
+
+@pytest.fixture
+def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Number of times that each folder was listed."""
+    counted, scandir = Counter[str](), os.scandir
+
+    def counting(folder: Path) -> Any:
+        counted[Path(folder).name] += 1
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", counting)
+    return counted
+
+
+def settle(folder: Path) -> None:
+    """Set the times of all subfolders back, as if nothing had come or gone for a while."""
+    for subfolder in folder.iterdir():
+        os.utime(subfolder, ns=(10**18 + 1, 10**18 + 1))
+
+
+def test_write_lists_no_subfolder_that_nothing_has_come_to_or_gone_from(
+    tmp_path: Path, listed: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_cache, "SETTLED_S", 0.0)
+    cache = DiskCache(tmp_path, 100_000)
+    fill(cache, *range(60))
+    settle(tmp_path)
+    fill(cache, 60)  # Each subfolder is seen at its new time,
+    fill(cache, 60)  # and listed once more, for it may have changed again within one step of the clock.
+    listed.clear()
+    fill(cache, 61, 62, 63)
+    touched = {content(number)[0][:2] for number in (60, 61, 62, 63)}
+    assert set(listed) - {tmp_path.name} <= touched
+
+
+def test_files_that_another_process_has_written_or_removed_count(tmp_path: Path) -> None:
+    first, second = DiskCache(tmp_path, 4000), DiskCache(tmp_path, 100_000)
+    fill(first, 1, 2)
+    settle(tmp_path)
+    fill(first, 3)
+    fill(second, 4, 5, 6)
+    fill(first, 7)
+    assert sum(file.stat().st_size for file in tmp_path.glob("*/*")) == 4000
+    second.remove(content(7)[0])
+    fill(first, 8)
+    assert sum(file.stat().st_size for file in tmp_path.glob("*/*")) == 4000
+
+
+def test_file_that_another_process_has_used_since_it_was_listed_stays(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path, 4000)
+    fill(cache, 1, 2, 3)
+    for age, number in enumerate((1, 2, 3)):
+        os.utime(tmp_path / content(number)[0][:2] / content(number)[0], ns=(age * 10**9, age * 10**9))
+    settle(tmp_path)
+    fill(cache, 4)
+    assert kept(DiskCache(tmp_path, 4000), 1) == [1]
+    fill(cache, 5)
+    assert kept(cache, 1, 2, 3, 4, 5) == [1, 3, 4, 5]

@@ -16,7 +16,7 @@ import safetensors.numpy
 
 from hypha_ray.config.tables.dataset import Dataset
 from hypha_ray.data.catalogue import find, load, locate
-from hypha_ray.data.manifest import PreprocessorInfo, TensorInfo
+from hypha_ray.data.manifest import MOST_BYTES, PreprocessorInfo, TensorInfo, parse_manifest
 from hypha_ray.data.slices import read_slice
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.types import SliceInfo
@@ -111,6 +111,44 @@ MALFORMED: list[tuple[str, dict[str, Any], str]] = [
 def test_manifest_with_nonsense_is_refused(prepared: Path, changes: dict[str, Any], words: str) -> None:
     with pytest.raises(DataError, match=rf"DATA003.*manifest\.json.*{words}"):
         load(edited(prepared, **changes))
+
+
+TENSOR = {"name": "input_ids", "dtype": "int32", "shape": [8], "minimum": 0, "maximum": 3}
+OUT_OF_BOUNDS: list[tuple[dict[str, Any], str]] = [
+    ({"part": [0, 10**9]}, "part 0 of 1000000000"),
+    ({"part": [-1, 0]}, "part -1 of 0"),
+    ({"part": [5, 2]}, "part 5 of 2"),
+    ({"part": [0, 10**400]}, "part 0 of 1000000"),
+    ({"tensors": [{**TENSOR, "shape": [-1]}]}, "the shape [-1]"),
+    ({"tensors": [{**TENSOR, "shape": [1 << 62]}]}, "has 184467440737095516"),
+    ({"tensors": [{**TENSOR, "shape": [1] * 33}]}, "the shape [1, 1"),
+    ({"tensors": [{**TENSOR, "maximum": 1 << 64}]}, "more than 64 bits"),
+    ({"slice_samples": 10**18}, "1000000000000000000 samples"),
+    ({"slice_samples": 1 << 41}, "2199023255552 samples"),
+    ({"slice_index": 10**30}, "the index 1000000"),
+    ({"slice_index": 1 << 40}, "the index 1099511627776"),
+    ({"slice_index": -(10**30)}, "slice -1000000"),
+    ({"name": "a\n\x1b[31mb"}, "control characters"),
+]
+"""Numbers that no dataset has, with words of the refusal."""
+
+
+@pytest.mark.parametrize(("changes", "words"), OUT_OF_BOUNDS, ids=[words for _, words in OUT_OF_BOUNDS])
+def test_manifest_with_numbers_that_no_dataset_has_is_refused(
+    prepared: Path, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(DataError) as caught:
+        load(edited(prepared, **changes))
+    assert caught.value.code == "DATA003" and words in caught.value.got and len(caught.value.got) < 300
+
+
+def test_manifest_larger_than_its_limit_is_refused_without_being_read(prepared: Path) -> None:
+    with (prepared / "manifest.json").open("r+b") as file:
+        file.truncate(MOST_BYTES + 1)
+    with pytest.raises(DataError, match="is too large — got 67,108,865 bytes, allowed 67,108,864 bytes"):
+        load(prepared)
+    with pytest.raises(DataError, match="is too large"):
+        parse_manifest(b" " * (MOST_BYTES + 1), "the manifest of a data node")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "[" * 100_000, "\xff\xfe", '"manifest"'])

@@ -18,7 +18,7 @@ from hypha_ray.data.mixture import mixed
 from hypha_ray.data.run_dataset import OTHER_SAMPLES, RunDataset, other_dataset
 from hypha_ray.data.storage.files import Place
 from hypha_ray.data.storage.url_folder import is_url
-from hypha_ray.errors import DataError
+from hypha_ray.errors import AuthenticationError, DataError, ExpiredError, HubError
 from hypha_ray.scheduler.runtime.run_actors import RunActors
 from hypha_ray.scheduler.runtime.slices.patience import RETRY_S, Patience
 from hypha_ray.scheduler.runtime.slices.replica_reader import ReplicaReader
@@ -27,6 +27,8 @@ from hypha_ray.types import SLICES_PER_DATASET, dataset_of
 
 READS = 3
 """Reads of a slice, from one shard after the other, before it counts as damaged."""
+CREDENTIALS_S = 5.0
+"""Seconds between two tries with credentials that may be new."""
 
 
 class SliceReader(Protocol):
@@ -110,6 +112,8 @@ class ShardSlices:
     def __init__(self, patience: Patience, identity: str | None) -> None:
         self._patience, self._identity = patience, identity
         self._manifest: Manifest | None = None
+        self._was_served = False
+        """Whether a slice has been read, so that credentials were good."""
         self._hashes: dict[int, str] = {}
         """Hash of each slice that the run began with, by index."""
 
@@ -122,13 +126,17 @@ class ShardSlices:
         """
         deadline = self._patience.deadline()
         while self._manifest is None:
-            announced: Manifest = await (await shard.ask(lambda one: one.announce.remote()))
+            try:
+                announced: Manifest = await (await shard.ask(lambda one: one.announce.remote()))
+            except ExpiredError as expired:
+                await self._wait_for_credentials(expired, deadline)
+                continue
             if self._identity in (None, announced.identity):
                 self._manifest = announced
                 self._hashes = {info.index: info.sha256 for info in announced.slices}
             else:
-                error = other_dataset(announced.name, [announced.identity], str(self._identity))
-                await self._wait(error, deadline)
+                other = other_dataset(announced.name, [announced.identity], str(self._identity))
+                await self._wait(other, deadline)
         self._patience.served()
         return self._manifest
 
@@ -147,9 +155,27 @@ class ShardSlices:
                 if error.code != OTHER_SAMPLES:
                     raise
                 await self._wait(error, deadline)
+            except AuthenticationError as error:
+                if not (self._was_served or isinstance(error, ExpiredError)):
+                    raise
+                await self._wait_for_credentials(error, deadline)
             else:
                 self._patience.served()
+                self._was_served = True
                 return tensors
+
+    async def _wait_for_credentials(self, error: AuthenticationError, deadline: float) -> None:
+        """Wait for new credentials, which a place reads again with each try.
+
+        Raises:
+            HubError: the deadline is over.
+
+        """
+        if time.monotonic() > deadline:
+            fix = "renew the credentials on all machines, then submit again: the run goes on from its last commit"
+            raise HubError("DATA065", error.what, error.got, fix=fix)
+        self._patience.tell(f"{error.what}; the run waits for new credentials")
+        await asyncio.sleep(CREDENTIALS_S)
 
     async def _wait(self, error: DataError, deadline: float) -> None:
         """Wait before the next try.
