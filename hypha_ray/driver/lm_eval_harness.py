@@ -60,7 +60,7 @@ def score_tasks(
     tokenizer = tokenizer_of(load_preprocessor(Preprocessor(), None, Model(repository=str(folder))))
     settle_generation(network, tokenizer)
     results = _evaluate(network.to(device_of("auto")), tokenizer, tasks, further, batch_size, seed)
-    return type(network).__name__, dict(_figures(results))
+    return type(network).__name__, dict(figures_of(results))
 
 
 def _evaluate(
@@ -124,7 +124,7 @@ def refuse_unknown(tasks: Sequence[str], known: Sequence[str]) -> None:
             raise ConfigError("EVL002", "lm-eval has no such task", repr(task), f"{len(known)} tasks and groups", fix)
 
 
-def _figures(results: dict[str, dict[str, Any]]) -> Iterator[tuple[str, float]]:
+def figures_of(results: dict[str, dict[str, Any]]) -> Iterator[tuple[str, float]]:
     """Return the finite numbers of all tasks; keys of the harness have the form ``metric,filter``."""
     for task, values in results.items():
         for key, value in values.items():

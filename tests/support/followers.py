@@ -1,4 +1,4 @@
-"""Processes of a sharded worker without Ray: forks of a process with loaded libraries, told over pipes what to do."""
+"""Processes of a worker without Ray: forks of a process with loaded libraries, told over pipes what to do."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import torch
 from hypha_ray.config import Job
 from hypha_ray.failpoints import arm
 from hypha_ray.model.tasks.masking import SpecialTokens
+from hypha_ray.worker.group.actor import Member
 from hypha_ray.worker.group.follower import Follower
 from hypha_ray.worker.group.leader import ShardedTrainer
 from hypha_ray.worker.group.mesh import is_broken
@@ -26,7 +27,7 @@ FORKS.set_forkserver_preload(["hypha_ray.worker.group.follower", "transformers.m
 
 
 class Forks:
-    """A team, as `ShardedTrainer` wants it."""
+    """A team, as `ShardedTrainer` wants it, or members with whole models, as `GroupTrainer` does."""
 
     def __init__(self, job: Job, specials: SpecialTokens | None) -> None:
         self.processes = job.processes_of(0)
@@ -68,6 +69,13 @@ class Forks:
             pipe.close()
 
 
+class MemberWithoutRay(Member):
+    """Process of a worker with whole models, which computes with the threads that it was started with."""
+
+    def use_lease(self) -> None:
+        """Do nothing."""
+
+
 @contextmanager
 def sharded(job: Job, specials: SpecialTokens | None = None) -> Iterator[ShardedTrainer]:
     """A trainer whose model is sharded over as many processes as the job says."""
@@ -89,7 +97,8 @@ def _serve(pipe: Any, job: Job, specials: SpecialTokens | None, rank: int) -> No
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # With the test.
     torch.set_num_threads(1)
     arm(job.testing.failpoints, job.testing.failpoint_log)
-    follower = Follower(job, specials, 0, rank)
+    kind = MemberWithoutRay if job.worker.sharding == "none" else Follower
+    follower = kind(job, specials, 0, rank)
     while True:
         name, arguments = pipe.recv()
         try:

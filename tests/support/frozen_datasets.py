@@ -20,7 +20,7 @@ from transformers import Wav2Vec2FeatureExtractor
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from tests.support.prepared import prepared, table
-from tests.support.tokenizers import MAKERS
+from tests.support.small_tokenizers import MAKERS
 
 FILE = Path(__file__).with_name("frozen_datasets.json")
 WORDS: Final = ["red", "blue", "green", "cat", "dog", "sun", "moon", "tree"]

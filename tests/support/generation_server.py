@@ -36,6 +36,8 @@ class Generation:
         """Bytes of its body after which the next answer of a path ends; below zero: it ends among its headers."""
         self.dies: Path | None = None
         """File that is there once the process has died at its second prompt; None: it never does."""
+        self.seeds: list[int] = []
+        """Seeds of all responses."""
         self.raw_logprobs = False
         """Log-probabilities are those at temperature 1, as vLLM's are unless told otherwise."""
 
@@ -46,6 +48,7 @@ class Generation:
     def respond(self, prompt: list[int], seed: int, settings: Any, limit: int) -> tuple[list[int], list[float]]:
         """Sample one response token by token, from a forward pass of all tokens each."""
         assert settings["top_p"] == settings["repetition_penalty"] == 1.0
+        self.seeds.append(seed)
         generator, ids, logprobs = torch.Generator().manual_seed(seed), list(prompt), []
         while len(logprobs) < limit:
             logits = self.model(input_ids=torch.tensor([ids])).logits[0, -1].float()

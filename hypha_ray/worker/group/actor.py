@@ -47,14 +47,19 @@ class Member:
 
     def build(self) -> str:
         """Build the model; return the fingerprint of its layout."""
-        from hypha_ray.model.environment import use_gpus, use_threads
         from hypha_ray.model.layout import layout_of
         from hypha_ray.worker.training.supervised import SupervisedTrainer
 
-        use_threads(own_cores())
-        use_gpus(own_gpus())
+        self.use_lease()
         self._trainer = SupervisedTrainer(self._job, self._specials)
         return layout_of(self._trainer.model).sha256()
+
+    def use_lease(self) -> None:
+        """Compute with the cores and GPUs that Ray has given to this process."""
+        from hypha_ray.model.environment import use_gpus, use_threads
+
+        use_threads(own_cores())
+        use_gpus(own_gpus())
 
     def join(self, port: int) -> None:
         """Connect to the other processes, whose store has this port."""

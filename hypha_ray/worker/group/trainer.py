@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hypha_ray.config import Job
 from hypha_ray.model.layout import layout_of
@@ -25,6 +25,9 @@ from hypha_ray.worker.group.parts import parts_of, require_equal
 from hypha_ray.worker.interrupts import ProcessLostError
 from hypha_ray.worker.training.supervised import SupervisedTrainer
 
+if TYPE_CHECKING:
+    from hypha_ray.worker.group.leader import Team
+
 
 class GroupTrainer(SupervisedTrainer):
     """Trainer in the first process of a worker.
@@ -32,12 +35,12 @@ class GroupTrainer(SupervisedTrainer):
     Args:
         job: the job file.
         specials: special tokens, as `SupervisedTrainer` takes them.
-        worker: number of the worker.
+        members: the other processes.
 
     """
 
-    def __init__(self, job: Job, specials: SpecialTokens | None, worker: int) -> None:
-        self._members = Members(job, specials, worker)
+    def __init__(self, job: Job, specials: SpecialTokens | None, members: Team) -> None:
+        self._members = members
         self._stale = True
         """Whether other processes may have other weights than this one."""
         try:
@@ -46,7 +49,7 @@ class GroupTrainer(SupervisedTrainer):
             self._collectives = self._connect(job)
             self.join(self._collectives)
         except BaseException:
-            self._members.close()
+            members.close()
             raise
 
     def step(self, batch: Samples) -> Step:
@@ -138,7 +141,7 @@ def group_trainer(job: Job, specials: SpecialTokens | None, worker: int) -> Supe
 
     """
     if job.worker.sharding == "none":
-        return GroupTrainer(job, specials, worker)
+        return GroupTrainer(job, specials, Members(job, specials, worker))
     from hypha_ray.worker.group.leader import ShardedTrainer
 
     return ShardedTrainer(job, specials, Members(job, specials, worker, ShardedMember))

@@ -9,7 +9,7 @@ import pytest
 
 from hypha_ray.data.manifest import Manifest
 from tests.support.prepared import omissions, prepared, table
-from tests.support.tokenizers import CHATML, chatml
+from tests.support.small_tokenizers import CHATML, chatml
 
 IGNORED = "in messages, which the chat template ignores"
 

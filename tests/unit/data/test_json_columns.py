@@ -14,7 +14,7 @@ import pytest
 from pyarrow import parquet
 
 from tests.support.prepared import arrays_of, prepared, table
-from tests.support.tokenizers import CHATML, chatml
+from tests.support.small_tokenizers import CHATML, chatml
 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"a": 1}}}]
 CALL = {"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}

@@ -11,7 +11,7 @@ from transformers import ByT5Tokenizer
 
 from hypha_ray.data.preparation.plain_tokenizers import byte_tokenizer
 from tests.support.prepared import arrays_of, omissions, prepared, table
-from tests.support.tokenizers import MAKERS, bare
+from tests.support.small_tokenizers import MAKERS, bare
 
 WORDS = ["red", "blue", "cat"]
 ROWS = [{"text": WORDS, "tags": ["X", "Y", "Z"]}, {"text": WORDS[::-1], "tags": ["Z", "Y", "X"]}]

@@ -10,12 +10,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import load_file
 
 from hypha_ray.config.schema import Model
 from hypha_ray.data.manifest import Manifest
-from hypha_ray.data.preparation.kinds.packed_chats import pack_chats
+from hypha_ray.data.preparation.kinds.packed_chats import pack_chats, write_packed
 from hypha_ray.data.preparation.kinds.scored_tokens import ScoredTokens
+from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.report import lengths_of, marked, sample_of
+from hypha_ray.data.preparation.slice_writer import SliceWriter
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.checks.loss_check import check_loss_of
 from hypha_ray.model.loading.build import build_model
@@ -113,3 +116,13 @@ def test_packing_keeps_every_chat_whole_and_none_is_too_long(lengths: list[int])
 def test_pack_without_chats_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"PREP007.*--pack has no effect on documents"):
         prepared("stdlib", tmp_path / "out", pack=True)
+
+
+def test_first_token_of_a_chat_has_no_label_though_it_is_scored(tmp_path: Path) -> None:
+    """Transformers shifts labels: it would be predicted from the last token of the chat before."""
+    chats = [ScoredTokens([7, 8, 9], np.array([True, True, True])), ScoredTokens([5, 6], np.array([True, False]))]
+    writer = SliceWriter(tmp_path, 1, lambda what, number: None)
+    write_packed(chats, ([0, 1], []), Options("", "", seq_len=6, samples_per_slice=1), 0, writer)
+    arrays = load_file(tmp_path / writer.slices[0].file)
+    assert arrays["input_ids"].tolist() == [[7, 8, 9, 5, 6, 0]]
+    assert arrays["labels"].tolist() == [[-100, 8, 9, -100, -100, -100]]

@@ -12,7 +12,7 @@ import pytest
 from hypha_ray.data.manifest import Manifest, TokenRules
 from hypha_ray.data.preparation.token_rules import begin_of
 from tests.support.prepared import arrays_of, prepared, table
-from tests.support.tokenizers import CHATML, MAKERS, bare, begins, chatml, llama3
+from tests.support.small_tokenizers import CHATML, MAKERS, bare, begins, chatml, llama3
 
 CHATS: list[dict[str, Any]] = [
     {"messages": [{"role": "user", "content": f"say {n}"}, {"role": "assistant", "content": f"red {n}"}]}

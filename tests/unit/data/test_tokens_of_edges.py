@@ -11,7 +11,18 @@ from transformers import AutoTokenizer
 
 from hypha_ray.data.manifest import Manifest
 from tests.support.prepared import arrays_of, prepared, table
-from tests.support.tokenizers import MAKERS, bare, begins, chatml, gemma, lines, llama3, mistral, prefixed, unigram
+from tests.support.small_tokenizers import (
+    MAKERS,
+    bare,
+    begins,
+    chatml,
+    gemma,
+    lines,
+    llama3,
+    mistral,
+    prefixed,
+    unigram,
+)
 
 COMPLETIONS = {"prompt_column": "q", "completion_column": "a", "validation_fraction": 0.0}
 QUESTIONS = ("Q: red + two=", "Q: red + two= ", "Q: red\n", "Q: red\n\n", "Q", "say red ", "say  ")

@@ -1,9 +1,10 @@
 import importlib.util
+import math
 from pathlib import Path
 
 import pytest
 
-from hypha_ray.driver.lm_eval_harness import refuse_unknown, score_tasks
+from hypha_ray.driver.lm_eval_harness import figures_of, refuse_unknown, score_tasks
 from hypha_ray.errors import ConfigError
 
 
@@ -23,3 +24,9 @@ def test_unknown_task_is_refused_with_the_nearest_one(name: str, fix: str) -> No
     with pytest.raises(ConfigError, match="lm-eval has no such task") as caught:
         refuse_unknown(["hellaswag", name], ["arc_easy", "hellaswag"])
     assert fix in str(caught.value) and repr(name) in str(caught.value)
+
+
+def test_figures_without_a_finite_value_are_left_out() -> None:
+    values = {"alias": "sums", "acc,none": 0.5, "acc_stderr,none": "N/A", "f1,none": math.nan, "bleu,strict": math.inf}
+    counted = {"sample_len": 3, "exact,strict": 1, "is_ok,none": True}
+    assert dict(figures_of({"sums": values | counted})) == {"sums/acc": 0.5, "sums/exact/strict": 1.0}

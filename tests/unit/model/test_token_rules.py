@@ -20,7 +20,7 @@ from hypha_ray.model.trained import build_trained
 from hypha_ray.model.writer import Writer
 from hypha_ray.rl.tokens import end_tokens
 from hypha_ray.types import TokenRules
-from tests.support import tokenizers
+from tests.support import small_tokenizers as tokenizers
 
 MAKERS = ("begins", "ends", "bare", "chatml", "llama3", "gemma", "mistral", "prefixed", "wordpiece", "unigram")
 TEXT = "say red 10"

@@ -75,6 +75,19 @@ def test_step_ends_beside_that_of_float32(name: str) -> None:
             assert name == "adamw8bit" or {one.dtype for one in same if one.ndim} <= {torch.bfloat16}
 
 
+def test_averages_of_bfloat16_fall_as_those_of_float32_in_the_mean() -> None:
+    """The nearest value of bfloat16 to 0.999 times another one is the other one, so rounded to it none ever falls."""
+    torch.manual_seed(0)
+    weights = torch.nn.Linear(200, 100, bias=False).bfloat16()
+    inner = build_optimizer(weights, InnerOptimizer(betas=(0.9, 0.999), clip_norm=None, stochastic_rounding=True))
+    for step in range(301):
+        weights.weight.grad = torch.full_like(weights.weight, float(step == 0))
+        inner.step()
+    (state,) = inner.optimizers[0].state.values()
+    assert state["exp_avg_sq"].dtype == torch.bfloat16
+    assert float(state["exp_avg_sq"].float().mean()) == pytest.approx(0.001 * 0.999**300, rel=0.005)
+
+
 def language_model_loss(dtype: torch.dtype, stochastic_rounding: bool) -> float:
     """Loss of a small model after some hundred small steps on texts of a Markov chain."""
     torch.manual_seed(0)

@@ -7,7 +7,9 @@ import logging
 import math
 import os
 import re
+import select
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +24,7 @@ from hypha_ray.rl.rewards.response import Response
 from hypha_ray.rl.scoring import evaluator_of
 
 MODULE = """
-import os, sys
+import os, signal, sys
 
 def tricky(response):
     print("a function may print")
@@ -44,8 +46,21 @@ def tricky(response):
 
 def pid(response):
     return os.getpid()
+
+def stay(response):
+    with open(response.text, "w") as file:
+        file.write(str(os.getpid()))
+    signal.pause()
 """
 DEADLINE_S = 4.0
+WORKER = """
+import sys
+from hypha_ray.rl.rewards.evaluators import Processes
+from hypha_ray.rl.rewards.response import Response
+sys.path.insert(0, ".")
+Processes(["tricky_rewards:stay"], 1, 600.0).rewards([Response("?", sys.argv[1], (), True, {"answer": "1"}, 8)])
+"""
+"""A worker whose reward function is busy for long."""
 
 
 @pytest.fixture(autouse=True)
@@ -234,3 +249,15 @@ def test_the_documentation_names_every_attribute_of_a_response() -> None:
     names = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
 
     assert set(names) == {field.name for field in dataclasses.fields(Response)} | {"answer"}
+
+
+def test_a_function_that_is_busy_ends_with_its_worker(tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    os.mkfifo(told)
+    worker = subprocess.Popen([sys.executable, "-c", WORKER, str(told)], cwd=tmp_path)
+    busy = os.pidfd_open(int(told.read_text(encoding="utf-8")))
+    worker.kill()
+    worker.wait()
+    ended, _, _ = select.select([busy], [], [], 60.0)
+    assert ended == [busy]
+    os.close(busy)

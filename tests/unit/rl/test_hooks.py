@@ -104,6 +104,10 @@ def test_a_policy_is_saved_every_few_steps_for_transformers_to_load(algorithm: s
     assert AutoTokenizer.from_pretrained(folder)("12=")["input_ids"] == tokenizer()("12=")["input_ids"]
     island.step(BATCH)
     assert [one.name for one in folder.parent.iterdir()] == [folder.name]
+    island.merged(8)
+    island.step(BATCH)
+    names = {one.name for one in folder.parent.iterdir()}
+    assert names == {folder.name, "version_000008_step_000001"}, "steps are counted from the weights that were merged"
 
 
 def test_a_policy_that_cannot_be_saved_is_told_and_training_goes_on(tmp_path: Path) -> None:

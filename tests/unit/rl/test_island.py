@@ -161,6 +161,10 @@ def test_an_island_that_begins_with_trained_weights_lengthens_its_first_ten_step
     for _ in range(9):
         late.step(BATCH)
     assert late.optimizer.learning_rate == first.optimizer.learning_rate
+    for island in (late, first):
+        island.merged(5)
+        island.step(BATCH)
+    assert late.optimizer.learning_rate == first.optimizer.learning_rate == successor.optimizer.learning_rate
 
 
 def _keys(count: int) -> Any:

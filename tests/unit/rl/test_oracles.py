@@ -11,9 +11,10 @@ import torch
 
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.rl.algorithms.advantages import ADVANTAGES
+from hypha_ray.rl.algorithms.aggregation import AGGREGATIONS
 from hypha_ray.rl.algorithms.gae import generalized_advantages, whitened
 from hypha_ray.rl.algorithms.kl import ESTIMATORS, adapted
-from hypha_ray.rl.algorithms.losses import decoupled_weight
+from hypha_ray.rl.algorithms.losses import clipped, decoupled_weight
 from hypha_ray.rl.algorithms.values import clipped_value_loss
 from hypha_ray.rl.engines.native import Responses
 from hypha_ray.rl.objective import Objective
@@ -168,3 +169,26 @@ def test_ratios_of_a_batchs_only_step_are_to_its_own_probabilities(algorithm: st
     gap, tokens = sums["logprob_gap"]
     assert gap == pytest.approx(float(((GIVEN["new"] - behaviour).abs() * MASK).sum()))
     assert tokens == float(MASK.sum())
+
+
+def test_entropy_bonus_is_not_weighed_by_the_correction_for_what_sampled() -> None:
+    rl = RL.model_validate({"algorithm": "grpo", "behaviour_cap": 50.0, "entropy": 0.5})
+    entropy = torch.rand(MASK.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    responses = Responses(MASK.long(), MASK.long(), MASK, GIVEN["old"], MASK[:, 0] > 0)
+    rollout = Rollout(responses, MASK, torch.zeros(len(MASK), 1, dtype=torch.float64), None, None)
+    found, _ = Objective(rl).loss(rollout, MASK, Scores(GIVEN["new"], entropy))
+    assert float(found) == pytest.approx(-0.5 * float((entropy * MASK).sum()), rel=1e-12)
+
+
+@pytest.mark.parametrize(("name", "total"), [("token", 3), ("sequence", 2), ("constant", 20)])
+def test_responses_that_are_left_out_have_no_part_in_what_losses_are_divided_by(name: str, total: int) -> None:
+    mask = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
+    weights, found = AGGREGATIONS[name](mask, 10)  # type: ignore[index]
+    assert found == total
+    assert weights[1].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_tokens_beyond_the_dual_clip_count_as_clipped() -> None:
+    loss, taken = clipped(torch.tensor([10.0, 2.0, 0.5]), torch.tensor(-1.0), 0.2, 0.3, dual=3.0)
+    assert loss.tolist() == [3.0, 2.0, pytest.approx(0.8)]
+    assert taken.tolist() == [True, False, True]

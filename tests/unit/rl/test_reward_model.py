@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,9 @@ def test_texts_beyond_the_models_positions_have_no_reward(tmp_path: Path, caplog
     gpt2(tmp_path)
     given = responses("1" * 9, "1" * 10)
     fits, beyond = scores(tmp_path, given)
+    one_too_many = replace(given[0], text="1" * 10)
 
+    assert math.isnan(scores(tmp_path, [one_too_many])[0])
     assert fits == close(plain_scores(tmp_path, ["97=" + "1" * 9])[0])
     assert math.isnan(beyond)
     assert "1 of 2 texts are empty, or longer than the 12 positions" in caplog.text

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import select
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 
@@ -101,6 +104,8 @@ def response(text: str, answer: str, ended: bool = True) -> Response:
         ("code", "while True:\n    print('x' * 10**6)", "assert True", True, 0.0),
         ("code", "try:\n    f = input()\nexcept EOFError:\n    f = 1", "assert f == 1", True, 1.0),
         ("code", "\0", "assert True", True, 0.0),
+        ("code", "open('a', 'wb').write(bytes(1 << 20))", "assert True", True, 1.0),
+        ("code", "open('a', 'wb').write(bytes(1 << 25))", "assert True", True, 0.0),
         ("code", "import sys\nsys.setrecursionlimit(10**9)\ndef f(a): return f(a)", "f(1)", True, 0.0),
     ],
 )
@@ -133,6 +138,23 @@ def test_math_that_never_ends_costs_its_response_the_reward_alone() -> None:
     (first,), (second,), (third,) = Processes(["math"], 2, 4.0).rewards(endless)
 
     assert math.isnan(first) and math.isnan(second) and third == 1
+
+
+def test_process_that_a_program_leaves_behind_is_ended(tmp_path: Path) -> None:
+    program = f"""
+import os, time
+child = os.fork()
+if child == 0:
+    time.sleep(60)
+    os._exit(0)
+open({str(tmp_path / "pid")!r}, "w").write(str(child))
+"""
+    assert reward_of("code")(response(program, "assert child")) == 1
+    with suppress(ProcessLookupError):
+        child = os.pidfd_open(int((tmp_path / "pid").read_text(encoding="utf-8")))
+        ended, _, _ = select.select([child], [], [], 30.0)
+        os.close(child)
+        assert ended == [child]
 
 
 @given(st.decimals(allow_nan=False, allow_infinity=False, min_value=-(10**12), max_value=10**12))

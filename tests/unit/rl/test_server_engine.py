@@ -89,7 +89,8 @@ def true_logprobs(model: Any, responses: Any, temperature: float) -> torch.Tenso
 def test_responses_are_of_the_given_weights_and_carry_their_probabilities(
     dialect: str, server: tuple[Generation, str], engine_of: Callable[..., ServerEngine]
 ) -> None:
-    engine = engine_of(dialect=dialect, urls=[server[1]])
+    generation, url = server
+    engine = engine_of(dialect=dialect, urls=[url])
     for seed in (0, 1):
         model = policy_model(seed)
         found = generated(engine, model)
@@ -100,6 +101,7 @@ def test_responses_are_of_the_given_weights_and_carry_their_probabilities(
         last = found.ids[torch.arange(12), IDS.shape[1] + lengths - 1]
         assert torch.equal(found.ended, last == END) and bool((found.ended | (lengths == 5)).all())
         assert len({tuple(row.tolist()) for row in found.ids[:3]}) > 1
+        assert len({*generation.seeds}) == 12 and max(generation.seeds) < 2**31, "servers take seeds of 31 bits"
         assert torch.equal(generated(engine, model).ids, found.ids)
     greedy = generated(engine, model, Sampling(2, 5, 0.0))
     assert torch.equal(greedy.ids[::2], greedy.ids[1::2])

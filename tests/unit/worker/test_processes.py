@@ -14,12 +14,21 @@ import torch
 from hypha_ray.config import Job
 from hypha_ray.types import Samples
 from hypha_ray.worker.group.collectives import Collectives, find_store, open_store
+from hypha_ray.worker.group.trainer import GroupTrainer
 from hypha_ray.worker.interrupts import ProcessLostError
 from hypha_ray.worker.training.supervised import SupervisedTrainer
+from tests.support.followers import Forks
 from tests.support.truth_cases import ACCEPTED, Case
 
 CPU = torch.device("cpu")
-RATE = 0.1
+SGD = {
+    "name": "sgd",
+    "learning_rate": 0.1,
+    "momentum": 0.0,
+    "weight_decay": 0.0,
+    "clip_norm": None,
+    "schedule": "constant",
+}
 ALONE = ("instance-segmentation", "universal-segmentation")
 """Tasks whose loss isn't a mean over scores; they are refused."""
 CASES = list({case.task: case for case in ACCEPTED if case.task not in ALONE}.values())
@@ -52,10 +61,12 @@ def connected(size: int, deadline_s: float = 60.0) -> list[Collectives]:
     )
 
 
+def model_of(case: Case) -> dict[str, Any]:
+    return {"type": case.task, "config": {"model_type": case.model_type, **case.config}}
+
+
 def trainer_for(case: Case) -> SupervisedTrainer:
-    model = {"type": case.task, "config": {"model_type": case.model_type, **case.config}}
-    optimizer = {"name": "sgd", "learning_rate": RATE, "momentum": 0.0, "weight_decay": 0.0, "clip_norm": None}
-    job = {"model": model, "inner_optimizer": optimizer | {"schedule": "constant"}}
+    job = {"model": model_of(case), "inner_optimizer": SGD}
     trainer = SupervisedTrainer(Job.model_validate(job))
     trainer.model.eval()  # Without dropout.
     return trainer
@@ -130,6 +141,34 @@ def test_tensors_of_all_kinds_are_copied_from_the_first_process() -> None:
     at_once(*(lambda c=c, own=own: c.copy_out(own) for c, own in works))
     for own in tensors:
         assert all(torch.equal(one, other) for one, other in zip(own, held(0), strict=True))
+
+
+def test_step_after_an_evaluation_of_other_weights_is_on_those_of_before() -> None:
+    """A worker evaluates the global weights between two steps of its own."""
+    tables = {"worker": {"device": "cpu", "processes": 2}, "inner_optimizer": SGD}
+    case, job = CASES[0], Job.model_validate({"model": model_of(CASES[0]), **tables})
+    one, two = SupervisedTrainer(job), GroupTrainer(job, None, Forks(job, None))
+    batch, figures = samples_of(case), []
+    try:
+        for trainer in (one, two):
+            trainer.model.eval()
+            trainer.step(batch)
+            held = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+            _overwrite(trainer, [1.5 * weights for weights in held])
+            figures.append(trainer.evaluate([batch]))
+            _overwrite(trainer, held)
+            trainer.step(batch)
+    finally:
+        two.close()
+    assert figures[1]["val_loss"] == pytest.approx(figures[0]["val_loss"], rel=1e-5)
+    for expected, found in zip(one.model.parameters(), two.model.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def _overwrite(trainer: SupervisedTrainer, values: list[torch.Tensor]) -> None:
+    for parameter, value in zip(trainer.model.parameters(), values, strict=True):
+        parameter.copy_(value)
 
 
 def test_process_that_ends_is_noticed_at_once_and_a_silent_one_at_the_deadline() -> None:

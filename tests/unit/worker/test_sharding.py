@@ -127,6 +127,19 @@ def test_sample_without_a_finite_gradient_is_left_out_by_all_processes() -> None
         require_close(weights(one), weights(two))
 
 
+@pytest.mark.parametrize("idle", [slice(0, 2), slice(2, 4)], ids=["first", "second"])
+def test_evaluation_counts_nothing_of_a_process_without_scored_samples(idle: slice) -> None:
+    case = CASES["classes"]
+    batch = samples_of(case, 4)
+    batch.arrays["labels"] = batch.arrays["labels"].copy()
+    batch.arrays["labels"][idle] = -100
+    expected = SupervisedTrainer(job_for(case, 1)).evaluate([batch])
+    with sharded(job_for(case, 2)) as two:
+        found = two.evaluate([batch])
+    assert expected["val_loss"][1] == 2
+    assert found == {name: (pytest.approx(total, abs=1e-4), weight) for name, (total, weight) in expected.items()}
+
+
 def test_batch_with_nothing_to_score_changes_nothing() -> None:
     case = CASES["classes"]
     batch = samples_of(case, 4)

@@ -7,6 +7,7 @@ from itertools import count
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from hypha_ray.rl.dataflow.graph import Call
@@ -114,4 +115,18 @@ def test_a_batch_whose_reply_was_lost_is_sent_again_as_it_was() -> None:
     replies = dataset.fetch(BATCHES[1:3], 1)
 
     assert [reply.meta and reply.meta.ids for reply in replies] == [BATCHES[1].ids]
+    assert asked(roles)["1-0"] == [0, 0]
+
+
+def test_a_dropped_batch_whose_reply_was_lost_is_sent_again_and_holds_nothing_up() -> None:
+    dataset, roles, transport = stream(workers=1)
+    dataset.fetch(BATCHES[:2], 0)
+    dataset.begin_anew()
+    transport.lost = 3
+    with pytest.raises(WorkerLostError):
+        dataset.fetch(BATCHES[2:4], 1)
+    dataset.send_again()
+    replies = dataset.fetch(BATCHES[2:4], 1)
+
+    assert [reply.meta and reply.meta.ids for reply in replies] == [BATCHES[2].ids]
     assert asked(roles)["1-0"] == [0, 0]

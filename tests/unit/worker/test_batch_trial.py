@@ -1,0 +1,31 @@
+"""Trial of a batch size: the memory that a step takes, and that of what a worker keeps besides."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from hypha_ray.config import Job
+from hypha_ray.types import Samples
+from hypha_ray.worker.training.batch_trial import TOO_LARGE, Trial
+from tests.support.worker_bench import CONFIG
+
+WEIGHTS_BYTES = 115e6
+"""Size of the model's weights, nearly all of them in a table of tokens."""
+
+
+@pytest.mark.parametrize(("weights_held", "code"), [(5.5, TOO_LARGE), (9.0, 0)])
+def test_copies_of_the_weights_that_a_worker_keeps_count(weights_held: float, code: int) -> None:
+    """The trial takes four times the weights, building the model included; three copies are kept besides."""
+    model = {**CONFIG, "vocab_size": 50_000, "n_embd": 512, "n_positions": 4}
+    optimizer = {"name": "sgd", "learning_rate": 0.1, "momentum": 0.0, "clip_norm": None}
+    job = Job.model_validate({"model": {"config": model}, "inner_optimizer": optimizer, "worker": {"device": "cpu"}})
+    ids = np.full((1, 4), 7)
+    samples = Samples({"input_ids": ids, "attention_mask": np.ones_like(ids)}, np.zeros((1, 3), int))
+    trial = Trial(job, None, samples, 1, weights_held * WEIGHTS_BYTES, 1.0, 1)
+    command = [sys.executable, "-m", "hypha_ray.worker.training.batch_trial"]
+    assert subprocess.run(command, input=pickle.dumps(trial), check=False).returncode == code
