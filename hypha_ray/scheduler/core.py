@@ -17,7 +17,8 @@ from hypha_ray import types as t
 from hypha_ray.config import Job
 from hypha_ray.errors import CapacityError
 from hypha_ray.scheduler import messages as c
-from hypha_ray.scheduler.failures import another_model, hopeless, too_few
+from hypha_ray.scheduler.failures import another_model, fatal, hopeless, too_few
+from hypha_ray.scheduler.fleet.loss_book import FATAL
 from hypha_ray.scheduler.fleet.roster import Roster
 from hypha_ray.scheduler.fleet.weight_hashes import WeightHashes
 from hypha_ray.scheduler.fleet.worker_state import WorkerState
@@ -120,9 +121,11 @@ class SchedulerCore:
                 if problem is not None:
                     self._out.problem(problem, now)
                 self._reject_joiners(self._weight_hashes.record_commit(commit.round, commit.theta_sha256), now)
-            case c.Lost() | c.PlacementFailed():
-                gone = self._lost(event.source, event.reason, now)
-                if gone and isinstance(event, c.Lost) and self._roster.broke_down(event.source.worker, event.exception):
+            case c.PlacementFailed():
+                self._lost(event.source, event.reason, now)
+            case c.Lost():
+                gone = self._lost_at_work(event.source, event.reason, now)
+                if gone and self._roster.broke_down(event.source.worker, event.exception):
                     alike = event.exception if self._roster.breaks_alike else None
                     self._give_up(hopeless(event.reason, alike), now)
             case c.Draining(workers=workers, reason=reason):
@@ -157,7 +160,7 @@ class SchedulerCore:
         if "check" in due:
             self._timers["check"] = now + CHECK_S
             for source, reason in self._roster.silent(now, self._strategy.busy):
-                self._lost(source, reason, now)
+                self._lost_at_work(source, reason, now)
             self._hire(now)
         for name in due - {"check"}:
             self._timers.pop(name, None)
@@ -201,8 +204,9 @@ class SchedulerCore:
             trusted = self._has_right_weights(source, event.version, event.theta_sha256, now)
         member = self._roster.member(source)
         match event:
-            case t.Alive():
-                pass
+            case t.Alive(work=work, limited=limited, machine=machine):
+                if trusted:
+                    self._roster.works_on(source, work, limited, machine, now)
             case t.Ready() if trusted:
                 self._ready(event, now)
             case t.Leaving(reason=reason) if trusted:
@@ -246,6 +250,17 @@ class SchedulerCore:
             self._strategy.forget(member, now)
         self._hire(now)
         return True
+
+    def _lost_at_work(self, source: t.Source, reason: str, now: float) -> bool:
+        """Lose a worker that died or hangs; end the run if its work has ended others, too."""
+        work, losses = self._roster.lost_at(source)
+        gone = self._lost(source, reason, now)
+        if gone and self._roster.is_fatal(work):
+            self._give_up(fatal(work, reason), now)
+        elif gone and losses == FATAL:
+            what = f"worker {source.worker} was lost {losses} times in a row at {work}, and no other one was"
+            self._out.problem(f"{what}: its next starts wait longer, so see to its machine", now)
+        return gone
 
     def _limit_waiting(self, now: float) -> None:
         """Limit the time that the run waits with fewer workers than it needs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hypha_ray.errors import CapacityError, CheckpointError, ClusterError, ConfigError, HyphaError, LostError
+from hypha_ray.scheduler.fleet.loss_book import FATAL
 from hypha_ray.scheduler.fleet.roster import MAX_CRASHES
 from hypha_ray.types import Verdict
 
@@ -39,6 +40,13 @@ def hopeless(reason: str, exception: str | None) -> HyphaError:
         return ConfigError("NET008", what, got=exception, fix="mend what it names in the job or its data")
     fix = "look into the workers' logs in Ray's dashboard, then submit again: the run goes on from its last commit"
     return ClusterError("NET008", f"every worker breaks down, {MAX_CRASHES} times in a row", got=reason, fix=fix)
+
+
+def fatal(work: str, reason: str) -> ConfigError:
+    """Error of a run with work that ends every worker that takes it."""
+    what = f"the same work has ended {FATAL} workers in a row: {work}"
+    fix = "mend the function, or leave out what it names; a reward function may have rl.reward.deadline_s"
+    return ConfigError("NET013", what, got=reason, fix=fix)
 
 
 def another_model(next_round: int, built: set[str], layout_sha256: str | None) -> CheckpointError | None:

@@ -29,6 +29,13 @@ class RoundEvent(Event):
 class Alive(Event):
     """Sign of life, about once a second if there is nothing else to send. Renews the lease."""
 
+    work: str = ""
+    """Function and prompt, or samples, that the worker is at; empty if that isn't known."""
+    limited: bool = False
+    """Whether this work has a limit of time, so that it ends by itself."""
+    machine: str = ""
+    """Name of the worker's machine; empty if that isn't known."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ready(Event):

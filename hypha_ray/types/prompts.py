@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from hypha_ray.types.json_records import from_json, to_json
 
 
 def pack_records(records: Sequence[Mapping[str, Any]]) -> npt.NDArray[np.uint8]:
@@ -17,10 +18,10 @@ def pack_records(records: Sequence[Mapping[str, Any]]) -> npt.NDArray[np.uint8]:
         records: one for each prompt, such as ``{"task": "gsm8k", "answer": "72"}``.
 
     Raises:
-        TypeError: a value is none of JSON's.
+        TypeError: a value is none of JSON's, and no tuple.
 
     """
-    texts = [json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode() for record in records]
+    texts = [to_json(record).encode() for record in records]
     rows = np.zeros((len(texts), max(map(len, texts))), np.uint8)
     for row, text in zip(rows, texts, strict=True):
         row[: len(text)] = np.frombuffer(text, np.uint8)
@@ -29,4 +30,4 @@ def pack_records(records: Sequence[Mapping[str, Any]]) -> npt.NDArray[np.uint8]:
 
 def unpack_records(rows: npt.NDArray[np.generic]) -> list[dict[str, Any]]:
     """The records of rows of bytes, uint8 [N, A]."""
-    return [json.loads(bytes(row).rstrip(b"\0")) for row in np.asarray(rows, np.uint8)]
+    return [from_json(bytes(row).rstrip(b"\0")) for row in np.asarray(rows, np.uint8)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import platform
 import threading
 from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
@@ -12,6 +13,7 @@ from hypha_ray.config import Job
 from hypha_ray.errors import ConfigError, HyphaError
 from hypha_ray.failpoints import failpoint
 from hypha_ray.types import Alive, Delta, Event, Failed, Flat, Leaving, Source
+from hypha_ray.types.current_work import current_work
 from hypha_ray.worker.batches import BatchSource
 from hypha_ray.worker.inbox import Inbox
 from hypha_ray.worker.interrupts import Closed, Retired
@@ -100,7 +102,8 @@ class Incarnation:
         try:
             item = self._out.get(timeout=self._job.lease_s / PULSES)
         except Empty:
-            return Alive(self.source)
+            work = current_work()
+            return Alive(self.source, work.text, work.limited, platform.node())
         if isinstance(item, Exception):
             raise item
         return item

@@ -15,6 +15,10 @@ from hypha_ray.rl.rewards.calls import Calls, Failures, Row
 from hypha_ray.rl.rewards.registry import REWARDS, Tasks, require_known
 from hypha_ray.rl.rewards.response import Response
 from hypha_ray.rl.rewards.reward_process import START_S, RewardProcess
+from hypha_ray.types.current_work import working
+
+_MOST_LOST = 8
+"""Responses of a batch that get no reward for their time limit, and none does, before the others aren't tried."""
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +50,11 @@ class InPlace:
 
     def rewards(self, responses: Sequence[Response]) -> list[tuple[float, ...]]:
         """Return rewards as `Evaluator` says."""
-        return self._failures.settle(self._names, [self._calls.row(one) for one in responses], responses)
+        return self._failures.settle(self._names, [self._row(response) for response in responses], responses)
+
+    def _row(self, response: Response) -> Row:
+        with working() as now_at:
+            return self._calls.row(response, lambda name: now_at(_named(name, response)))
 
 
 class Processes:
@@ -78,8 +86,12 @@ class Processes:
 
     def rewards(self, responses: Sequence[Response]) -> list[tuple[float, ...]]:
         """Return rewards as `Evaluator` says."""
+        with working(f"reward functions {', '.join(self._names)}", limited=True):
+            return self._failures.settle(self._names, self._rows(responses), responses)
+
+    def _rows(self, responses: Sequence[Response]) -> list[Row]:
         rows: list[Row] = [(math.nan,) * len(self._names)] * len(responses)
-        waiting, busy = deque(range(len(responses))), dict[RewardProcess, tuple[int, float]]()
+        waiting, busy, lost = deque(range(len(responses))), dict[RewardProcess, tuple[int, float]](), 0
         while waiting or busy:
             while waiting and len(busy) < self._count:
                 process, number = self._process(), waiting.popleft()
@@ -94,11 +106,14 @@ class Processes:
                     self._idle.append(process)
                 elif answer is None or time.monotonic() >= at:
                     process.kill()
+                    lost += 1
                     self._tell(process.running, responses[number], died=answer is None)
                 else:
                     continue
                 del busy[process]
-        return self._failures.settle(self._names, rows, responses)
+            if lost >= _MOST_LOST and lost == len(responses) - len(waiting) - len(busy):
+                waiting.clear()
+        return rows
 
     def _process(self) -> RewardProcess:
         """Return an idle process that still lives, or another one."""
@@ -131,6 +146,10 @@ def check_functions(names: Sequence[str], deadline_s: Deadline) -> None:
         Calls(own, {})
     elif own:
         RewardProcess(own, {}).kill()
+
+
+def _named(function: str, response: Response) -> str:
+    return f"reward function {function} on the prompt {response.prompt[-80:]!r}"
 
 
 class Together:

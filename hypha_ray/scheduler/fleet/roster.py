@@ -15,6 +15,7 @@ from collections.abc import Collection, Container
 
 from hypha_ray.config import Job
 from hypha_ray.market.leases import LeaseBook
+from hypha_ray.scheduler.fleet.loss_book import LossBook
 from hypha_ray.scheduler.fleet.slot import Slot
 from hypha_ray.scheduler.fleet.worker_state import WorkerState, batch_size
 from hypha_ray.types import Source
@@ -47,6 +48,7 @@ class Roster:
         self._vacant: set[int] = set()
         """Numbers of slots to be filled."""
         self._excluded: set[int] = set()
+        self._losses = LossBook()
         self._crashed: set[int] = set()
         """Numbers whose workers crashed since the last contribution of any worker."""
         self.assignable_count = 0
@@ -110,6 +112,7 @@ class Roster:
             slot.starts += 1
             slot.source = Source(self._run, slot.number, self._attempt * STARTS_PER_ATTEMPT + slot.starts)
             slot.progress_at, slot.retry_at = now, None
+            slot.work = ""
         return [slot.source for slot in due if slot.source is not None]
 
     def ready(self, source: Source, now: float, most: int | None = None) -> WorkerState | None:
@@ -148,6 +151,27 @@ class Roster:
             slot.progress_at = now
         return lease is not None
 
+    def works_on(self, source: Source, work: str, limited: bool, machine: str, now: float) -> None:
+        """Record what a worker tells that it is at: other work than before is progress, and work with a limit ends."""
+        slot = self._slot(source)
+        if slot is None:
+            return
+        if limited or (work and work != slot.work):
+            slot.progress_at = now
+        slot.work, slot.machine = work, machine
+
+    def lost_at(self, source: Source) -> tuple[str, int]:
+        """Record that a worker was lost at its work; return this, and how many were lost at it."""
+        slot = self._slot(source)
+        if slot is None:
+            return "", 0
+        self._losses.add(slot.work, slot.number, slot.machine)
+        return slot.work, self._losses.count(slot.work)
+
+    def is_fatal(self, work: str) -> bool:
+        """Whether work ends every worker, on other machines too."""
+        return self._losses.is_fatal(work, self.slots.keys() - self._excluded)
+
     def silent(self, now: float, busy: Container[int]) -> list[tuple[Source, str]]:
         """Workers to give up, with reasons: silence, no progress of a `busy` worker, or a start that takes too long.
 
@@ -166,7 +190,8 @@ class Roster:
             elif slot.number not in busy:
                 slot.progress_at = now
             elif now - slot.progress_at > self._job.worker.stall_s:
-                found.append((slot.source, f"no progress for {self._job.worker.stall_s:g} s"))
+                at = f", at {slot.work}" if slot.work else ""
+                found.append((slot.source, f"no progress for {self._job.worker.stall_s:g} s{at}"))
         return found
 
     def defer(self, seconds: float) -> None:
@@ -205,6 +230,7 @@ class Roster:
     def contributed(self, number: int) -> None:
         """Record an accepted delta: it resets the counts of failures and crashes, and takes back a strike."""
         self.slots[number].failures = 0
+        self._losses.contributed(number)
         self.slots[number].strikes = max(0, self.slots[number].strikes - 1)
         for slot in (self.slots[broken] for broken in self._crashed):
             slot.breakdowns = 0

@@ -27,6 +27,10 @@ class Slot:
     """Number of these that crashed."""
     exceptions: set[str | None] = field(default_factory=set)
     """Exceptions that ended them; None stands for a crash without one."""
+    work: str = ""
+    """Work that the worker told of last; empty if none."""
+    machine: str = ""
+    """Machine that it told of last; empty if none."""
     strikes: int = 0
     """Number of deltas rejected for their content, less those accepted since."""
     excluded: bool = False

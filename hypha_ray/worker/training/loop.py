@@ -33,6 +33,7 @@ from hypha_ray.types import (
     WorkerWarned,
     window,
 )
+from hypha_ray.types.current_work import working
 from hypha_ray.worker.batches import BatchSource
 from hypha_ray.worker.inbox import Inbox
 from hypha_ray.worker.incarnation import Emit
@@ -229,7 +230,8 @@ class TrainingLoop:
         self._optimizer.seek(position(self._job, plan, done / of))
         rate = self._optimizer.learning_rate  # That of this step: the optimizer goes on to the next one by itself.
         self._weights.mark_changed()
-        result = self._strategy.train(batch)
+        with working(_named(batch)):
+            result = self._strategy.train(batch)
         self._throttle.wait(time.monotonic() - began)
         meter.step(result, size, rate)
         self._see_to_damage(plan.round, result)
@@ -306,3 +308,11 @@ class TrainingLoop:
         items: list[Delta | Flat] = [delta, *parts] if action is None else corrupted(action, delta, parts, theta)
         for item in items:
             self._emit(item)
+
+
+def _named(batch: Samples) -> str:
+    """Name the samples of a batch by its first and last one."""
+    if not len(batch.keys):
+        return ""
+    (_, first_slice, first), (_, last_slice, last) = batch.keys[0], batch.keys[-1]
+    return f"samples {first} of slice {first_slice} to {last} of slice {last_slice}"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from itertools import islice
 from pathlib import Path
@@ -480,6 +482,60 @@ def test_reasoning_gym_gives_prompts_that_its_own_scoring_accepts(tmp_path: Path
         assert gym.get_score_answer_fn("chain_sum")(record["answer"], record) == 1
     with pytest.raises(DataError, match=r"DATA030.*no task 'chain_sums'.*did you mean 'chain_sum'"):
         run("reasoning-gym:chain_sums", tmp_path / "other")
+
+
+GYM = """
+class Task:
+    def __init__(self, size, seed):
+        self.size, self.seed = size, seed
+
+    def __iter__(self):
+        print("a task may print")
+        words = set(map(str, range(1000)))  # Its order follows the hashes of texts.
+        for word, _ in zip(words, range(self.size)):
+            grid = ((self.seed, 1), (2, 3))
+            yield {"question": word, "answer": word, "metadata": {"output": grid, "colours": {1: "red"}, "rows": [[4]]}}
+
+def create_dataset(name, size, seed):
+    if name == "broken":
+        raise ValueError("no such luck")
+    return Task(size, seed)
+"""
+
+
+@pytest.fixture
+def gym(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A package with the interface of reasoning-gym."""
+    package = tmp_path / "packages" / "reasoning_gym"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(GYM, encoding="utf-8")
+    (package / "factory.py").write_text("DATASETS = {'grids': None, 'broken': None}\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(package.parent))
+    real = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "reasoning_gym"}
+    yield
+    for name in ("reasoning_gym.factory", "reasoning_gym"):
+        sys.modules.pop(name, None)
+    sys.modules.update(real)
+
+
+@pytest.mark.usefixtures("gym")
+def test_reasoning_gym_grids_are_tuples_and_draws_the_same_in_every_process(tmp_path: Path) -> None:
+    run("reasoning-gym:grids", tmp_path / "out", max_documents=9, validation_fraction=0.0, tokenizer="characters")
+    words = "print(*list(set(map(str, range(1000))))[:9])"
+    environment = os.environ | {"PYTHONHASHSEED": "0"}
+    order = subprocess.run([sys.executable, "-c", words], env=environment, capture_output=True, text=True, check=True)
+
+    records = records_of(tmp_path / "out", "train")
+    assert sorted(record["question"] for record in records) == sorted(order.stdout.split())
+    for record in records:
+        assert record["task"] == "reasoning-gym:grids"
+        assert record["metadata"] == {"output": ((0, 1), (2, 3)), "colours": {1: "red"}, "rows": [[4]]}
+
+
+@pytest.mark.usefixtures("gym")
+def test_reasoning_gym_that_fails_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"DATA030.*can't draw from its task 'broken'.*ValueError: no such luck"):
+        run("reasoning-gym:broken", tmp_path / "out", max_documents=9)
 
 
 def test_reasoning_gym_that_isnt_installed_says_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

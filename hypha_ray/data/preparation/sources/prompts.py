@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import math
 import re
@@ -15,10 +14,11 @@ from typing import IO, Any, TypeAlias
 from hypha_ray.data.preparation.options import GENERATED, GYM, PROBLEMS, Options
 from hypha_ray.data.preparation.sources.chats import said
 from hypha_ray.data.preparation.sources.documents import read
+from hypha_ray.data.preparation.sources.gym import gym_entries
 from hypha_ray.data.preparation.sources.problems import problems
 from hypha_ray.data.preparation.sources.tables import Column, Row, complete, no_table
 from hypha_ray.data.provenance import Account
-from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.errors import DataError
 from hypha_ray.rl.rewards.text import last_number
 
 Messages: TypeAlias = list[dict[str, Any]]
@@ -139,20 +139,8 @@ class PromptReader:
 
 def _gym(name: str, seed: int, count: int) -> Iterator[Prompt]:
     """Prompts of a task of reasoning-gym, whose records have all that its own scoring takes."""
-    try:
-        import reasoning_gym
-        from reasoning_gym.factory import DATASETS
-    except ImportError as error:
-        got = " ".join(str(error).split())
-        fix = "pip install 'hypha_ray[rl]'"
-        raise ConfigError("PREP008", f"--source {GYM}{name} needs the package reasoning-gym", got, fix=fix) from None
-    if name not in DATASETS:
-        near = difflib.get_close_matches(name, DATASETS, n=1)
-        fix = f"did you mean {near[0]!r}?" if near else "name one of them"
-        raise DataError("DATA030", f"reasoning-gym has no task {name!r}", name, ", ".join(sorted(DATASETS)), fix)
-    for entry in reasoning_gym.create_dataset(name, size=count, seed=seed):
-        record = {key: entry[key] for key in ("answer", "question", "metadata") if entry[key] is not None}
-        yield Prompt(_clean(entry["question"]), {"task": f"{GYM}{name}", **record})
+    for entry in gym_entries(name, seed, count):
+        yield Prompt(_clean(entry["question"]), {"task": f"{GYM}{name}", **entry})
 
 
 def _messages(value: Any) -> Messages:
