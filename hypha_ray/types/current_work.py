@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class WorkState:
     """Work of a process."""
 
     text: str = ""
@@ -17,10 +17,10 @@ class Work:
     """Whether it ends by itself, as there is a limit of time on it."""
 
 
-_current = Work()
+_current = WorkState()
 
 
-def current_work() -> Work:
+def current_work() -> WorkState:
     """Return what the process does now; safe in any thread."""
     return _current
 
@@ -37,7 +37,7 @@ def working(text: str = "", limited: bool = False) -> Iterator[Callable[[str], N
 
     def change(text: str) -> None:
         global _current  # noqa: PLW0603
-        _current = Work(text, limited)
+        _current = WorkState(text, limited)
 
     before = _current
     change(text)
