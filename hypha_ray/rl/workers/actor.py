@@ -6,13 +6,15 @@ import logging
 import os
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from itertools import count
+from threading import Lock
 from typing import Any, NamedTuple, TypeAlias
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from hypha_ray.children import own_cores, own_gpus, start_child
+from hypha_ray.children import own_cores, start_child
 from hypha_ray.config import Job
 from hypha_ray.errors import ClusterError, ConfigError, HyphaError
 from hypha_ray.failpoints import arm
@@ -57,22 +59,14 @@ class ModelWorkerActor:
     def __init__(self, job: Job, number: int, tokenizer: PackedTokenizer) -> None:
         arm(job.testing.failpoints, job.testing.failpoint_log)
         self._job, self._number, self._tokenizer = job, number, tokenizer
+        self._building = Lock()
         self._built: Future[ModelWorker] = Future()
         """The worker, or the error by which it couldn't be built."""
 
     def build(self) -> None:
         """Build the models, as the first call: while a constructor runs, no ping would be answered."""
-        from hypha_ray.model.environment import use_gpus, use_threads
-        from hypha_ray.rl.roles.build import untrained_roles
-
-        use_threads(own_cores())
-        use_gpus(own_gpus())
-        try:
-            roles = untrained_roles(self._job, self._tokenizer.load())
-        except Exception as error:
-            self._built.set_exception(reason_of(error))
-        else:
-            self._built.set_result(ModelWorker(self._number, roles, {}))
+        with suppress(HyphaError):  # Each request is answered with it.
+            self._worker()
 
     @ray.method(num_returns=2)
     def handle(self, request: Request, *objects: Any) -> Answer:
@@ -82,7 +76,7 @@ class ModelWorkerActor:
             HyphaError: the worker can't be built.
 
         """
-        return self._built.result().handle(request, *objects)
+        return self._worker().handle(request, *objects)
 
     @ray.method(num_returns=2, concurrency_group="control")
     def handle_at_once(self, request: Request) -> Answer:
@@ -92,12 +86,33 @@ class ModelWorkerActor:
             HyphaError: the worker can't be built.
 
         """
-        return self._built.result().handle(request)
+        return self._worker().handle(request)
 
     @ray.method(concurrency_group="pulse")
     def ping(self) -> int:
         """Return the process id, which shows that the process lives."""
         return os.getpid()
+
+    def _worker(self) -> ModelWorker:
+        """Return the worker; whichever call comes first builds it.
+
+        Raises:
+            HyphaError: the worker can't be built.
+
+        """
+        from hypha_ray.model.environment import use_threads
+        from hypha_ray.rl.roles.build import untrained_roles
+
+        with self._building:
+            if not self._built.done():
+                use_threads(own_cores())
+                try:
+                    roles = untrained_roles(self._job, self._tokenizer.load())
+                except Exception as error:
+                    self._built.set_exception(reason_of(error))
+                else:
+                    self._built.set_result(ModelWorker(self._number, roles, {}))
+        return self._built.result()
 
 
 def reason_of(error: Exception) -> HyphaError:
