@@ -32,6 +32,8 @@ class Generation:
         """Paths that are answered but do nothing."""
         self.broken: dict[str, int] = {}
         """Status of all answers of a path."""
+        self.busy: dict[str, int] = {}
+        """Number of the next requests of a path that are answered by 503, and told to come back after a second."""
         self.cut: dict[str, int] = {}
         """Bytes of its body after which the next answer of a path ends; below zero: it ends among its headers."""
         self.dies: Path | None = None
@@ -130,6 +132,8 @@ def serving(generation: Generation, port: int = 0) -> Iterator[http.server.Threa
                     generation.dies.touch()
                     os._exit(9)
                 status = generation.broken.get(self.path, 200)
+                if busy := generation.busy.get(self.path, 0):
+                    status, generation.busy[self.path] = 503, busy - 1
                 try:
                     answer = generation.answer(self.path, asked)
                 except KeyError:
@@ -137,6 +141,8 @@ def serving(generation: Generation, port: int = 0) -> Iterator[http.server.Threa
             body = b"" if answer is None else json.dumps(answer).encode()
             cut = generation.cut.pop(self.path, len(body))
             self.send_response(status)
+            if status == 503:
+                self.send_header("Retry-After", "1")
             if cut < 0:
                 self.flush_headers()
                 return

@@ -8,6 +8,7 @@ import resource
 import select
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -251,6 +252,21 @@ def test_a_lost_answer_costs_that_answer_only(
     assert torch.equal(generated(engine_of(urls=[url]), policy_model()).ids, unharmed.ids)
     assert generation.asked["/v1/completions"] == len(IDS) + 1
     assert generation.asked["/collective_rpc"] == 1
+
+
+@pytest.mark.parametrize(("dialect", "path"), [("vllm", "/v1/completions"), ("sglang", "/generate")])
+def test_a_busy_server_is_asked_again_when_it_said_and_for_what_is_lacking(
+    dialect: str, path: str, server: tuple[Generation, str], engine_of: Callable[..., ServerEngine]
+) -> None:
+    generation, url = server
+    unharmed = generated(engine_of(dialect=dialect, urls=[url]), policy_model())
+    generation.asked.clear()
+    generation.busy = {path: 2 * len(IDS) + 1}
+    began = time.monotonic()
+
+    assert torch.equal(generated(engine_of(dialect=dialect, urls=[url]), policy_model()).ids, unharmed.ids)
+    assert time.monotonic() - began >= 3
+    assert generation.asked[path] == 3 * len(IDS) + 1
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
