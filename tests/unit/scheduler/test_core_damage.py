@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from hypha_ray.scheduler import messages as c
-from hypha_ray.types import Damaged, Delta, RolloutReport, Source
+from hypha_ray.types import Damaged, Delta, RolloutReport, Source, WorkerWarned
 from tests.support.fleet import Faults, Fleet, done, fleet_of, job_of, rounds, slices_of
 
 
@@ -77,3 +77,12 @@ def test_responses_that_are_shown_are_told_one_by_one() -> None:
         (0, 1, "38", 1.0),
         (0, 1, "83", 0.0),
     ]
+
+
+def test_what_failed_beside_a_workers_training_is_told_with_its_number() -> None:
+    fleet = fleet_of(0.1, 0.1)
+    warned = WorkerWarned(Source("virtual", 1, 10_001), 0, ("the policy was not saved", "weights can't be written"))
+    fleet.later(1.0, lambda: fleet.tell(warned))
+    done(fleet)
+    texts = [note["text"] for note in fleet.noted("problem")]
+    assert texts == ["worker 1: the policy was not saved", "worker 1: weights can't be written"]
