@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -13,6 +14,10 @@ from hypha_ray.errors import AuthenticationError, ConfigError, first_line
 
 TOKEN = "HF_TOKEN"
 """Environment variable of the token, which is taken from nowhere else."""
+
+
+_DESCRIPTION = "adapter/adapter_config.json"
+"""File of a model's folder that names the base of its adapter."""
 
 
 def check_upload(repository: str) -> list[str]:
@@ -56,7 +61,21 @@ def upload(folder: Path, repository: str, message: str) -> str:
     try:
         api = HfApi(token=token)
         api.create_repo(repository, private=True, exist_ok=True)
-        api.upload_folder(repo_id=repository, folder_path=folder, commit_message=message)
+        described = folder / _DESCRIPTION
+        own = _without_paths(described) if described.is_file() else None
+        left = [] if own is None else [_DESCRIPTION]
+        api.upload_folder(repo_id=repository, folder_path=folder, commit_message=message, ignore_patterns=left)
+        if own is not None:
+            api.upload_file(path_or_fileobj=own, path_in_repo=_DESCRIPTION, repo_id=repository, commit_message=message)
     except Exception as error:  # Clients raise anything from OSError to errors of their HTTP library.
         return f"the model isn't uploaded to {repository}: {first_line(error.__cause__ or error)}; {again}"
     return f"the model is uploaded to {repository}"
+
+
+def _without_paths(file: Path) -> bytes | None:
+    """Return an adapter's description in which the base model has its folder's name alone; None if it has no path."""
+    settings = json.loads(file.read_bytes())
+    base = str(settings.get("base_model_name_or_path"))
+    if not base.startswith(("/", ".", "~")):
+        return None
+    return json.dumps({**settings, "base_model_name_or_path": Path(base).name}, indent=2).encode()

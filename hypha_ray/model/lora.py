@@ -6,6 +6,7 @@ are left out of layouts, deltas and snapshots.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -127,14 +128,26 @@ def merge_adapter(network: Any) -> Any:
     return network
 
 
-def save_adapter(network: Any, model: Model, folder: Path) -> None:
-    """Write the adapter of a network as PEFT does: configuration and safetensors."""
+def save_adapter(network: Any, model: Model, folder: Path, final: Path | None = None) -> None:
+    """Write the adapter of a network as PEFT does: configuration and safetensors.
+
+    A base model of this machine is named by its path from the adapter's folder, which holds as long as both are moved
+    together, and tells nothing of the machine.
+
+    Args:
+        network: the network.
+        model: table of the job file.
+        folder: folder to write.
+        final: folder that the adapter is moved to; None: it stays.
+
+    """
     from peft import get_peft_model_state_dict
 
     config: LoraConfig = network.peft_config[_NAME]
     base, _ = base_of(model)
     path = Path(str(base.repository)).expanduser()
-    config.base_model_name_or_path = str(path.resolve()) if path.is_dir() else base.repository
+    beside = path.is_dir() and os.path.relpath(path.resolve(), (final or folder).resolve())
+    config.base_model_name_or_path = beside or base.repository
     config.revision, config.task_type = base.revision, _TASKS.get(find_task(model.type).name)
     config.save_pretrained(folder)
     tensors = get_peft_model_state_dict(network, save_embedding_layers=False)

@@ -77,7 +77,7 @@ def export(
         with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as scratch:
             new = Path(scratch) / "new"
             if adapted:
-                _save_adapter(network, job.model, preprocessor, new / ADAPTER)
+                _save_adapter(network, job.model, preprocessor, new / ADAPTER, directory / ADAPTER)
                 network = merge_adapter(network.float()).to(getattr(torch, wanted or "float32"))
             disable_progress_bar()  # It would show one for a single file.
             network.save_pretrained(new)
@@ -137,10 +137,10 @@ def _replace(directory: Path, new: Path, old: Path) -> None:
     new.rename(directory)
 
 
-def _save_adapter(network: PreTrainedModel, model: Model, preprocessor: Any | None, folder: Path) -> None:
+def _save_adapter(network: PreTrainedModel, model: Model, preprocessor: Any | None, folder: Path, final: Path) -> None:
     """Write an adapter with its task, and with names and kind of its classes, which the base model doesn't know."""
     folder.mkdir(parents=True)
-    save_adapter(network, model, folder)
+    save_adapter(network, model, folder, final)
     labels = {name: value for name in _LABELS if (value := getattr(network.config, name)) is not None}
     _note_task(folder, model, {"labels": labels} if model.config else {})
     if network.can_generate():

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hypha_ray.config.schema import Model
-from hypha_ray.errors import CheckpointError
+from hypha_ray.errors import CheckpointError, HyphaError
 from hypha_ray.model.loading.hub import fetch
 
 CONFIGURATION: Final = "adapter_config.json"
@@ -41,8 +41,26 @@ def base_of(model: Model) -> tuple[Model, Path | None]:
         raise CheckpointError("MODEL006", what, repr(base), "a folder or hub id", fix)
     labels = _read(folder / TASK).get("labels") if (folder / TASK).is_file() else None
     config = {**(labels or {}), **(model.config or {})} or None
-    found = {"repository": base, "revision": settings.get("revision"), "config": config}
+    place = _place_of(base, folder)
+    _require_base(place, settings.get("revision"), token, folder / CONFIGURATION)
+    found = {"repository": place, "revision": settings.get("revision"), "config": config}
     return model.model_copy(update=found), folder
+
+
+def _place_of(base: str, folder: Path) -> str:
+    """Return the place of a base model: a relative path begins at the adapter's folder, else at the current one."""
+    beside = folder / Path(base).expanduser()
+    return str(beside.resolve()) if beside.is_dir() else base
+
+
+def _require_base(base: str, revision: str | None, token: str | None, file: Path) -> None:
+    """Refuse an adapter whose base model can't be had, and say where the adapter names it."""
+    try:
+        fetch(base, revision, token)
+    except HyphaError as error:
+        what = f"{error.what}, which is the base model by base_model_name_or_path in {file}"
+        fix = f"set base_model_name_or_path in {CONFIGURATION} to the base model's folder or hub id; {error.fix}"
+        raise type(error)(error.code, what, error.got, error.allowed, fix.removesuffix("; ")) from None
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,6 +44,17 @@ def test_upload_makes_a_private_repository_with_all_files_and_then_changes_it(hu
     upload(model, "owner/tiny", "model of run b")
     assert hub.repositories["owner/tiny"] == files | {"config.json": b'{"a": 1}'}
     assert hub.messages == ["model of run a", "model of run b"]
+
+
+def test_upload_of_an_adapter_tells_no_path_of_its_base(hub: Hub, model: Path) -> None:
+    described = model / "adapter" / "adapter_config.json"
+    for base, told in (("../../../home/someone/base", "base"), ("/home/someone/base", "base"), ("own/er", "own/er")):
+        described.write_text(json.dumps({"base_model_name_or_path": base, "r": 4}))
+        upload(model, "owner/tiny", "model")
+        assert json.loads(hub.repositories["owner/tiny"]["adapter/adapter_config.json"]) == {
+            "base_model_name_or_path": told,
+            "r": 4,
+        }
 
 
 def test_upload_that_fails_is_told_of_in_a_line_without_the_token(

@@ -90,7 +90,7 @@ KINDS = [{}, {"dora": True}, {"rslora": True, "alpha": 3.0}, {"targets": ["q_pro
 
 @pytest.mark.parametrize("lora", KINDS, ids=str)
 def test_export_loads_merged_and_by_peft_with_the_loss_of_training(
-    base: Path, tmp_path: Path, lora: dict[str, Any]
+    base: Path, tmp_path: Path, lora: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = job_of(base, **lora)
     network = moved(job)
@@ -101,6 +101,7 @@ def test_export_loads_merged_and_by_peft_with_the_loss_of_training(
     by_peft = peft.PeftModel.from_pretrained(plain, folder / "adapter")
     assert abs(expected - loss(transformers.AutoModelForCausalLM.from_pretrained(base))) > 0.01, "nothing was learned"
     assert [loss(merged), loss(by_peft.eval())] == pytest.approx([expected] * 2, rel=1e-5)
+    monkeypatch.chdir(folder / "adapter")  # PEFT takes the path of a base model from the current folder.
     assert loss(peft.AutoPeftModelForCausalLM.from_pretrained(folder / "adapter")) == pytest.approx(expected, rel=1e-5)
     assert loss(open_saved(folder / "adapter")[0]) == pytest.approx(expected, rel=1e-5)
     assert loss(build_trained(going_on(folder / "adapter")).eval()) == pytest.approx(expected, rel=1e-5)
@@ -296,8 +297,32 @@ def edit(adapter: Path, **settings: Any) -> Job:
     return going_on(adapter)
 
 
+def test_adapter_finds_its_base_when_both_are_moved_and_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**MODEL)).save_pretrained(old / "base")
+    monkeypatch.chdir(old)
+    job = job_of(Path("base"))
+    network = moved(job)
+    expected = loss(network)
+    described = exported(job, network, old / "runs" / "model") / "adapter" / "adapter_config.json"
+    assert json.loads(described.read_text())["base_model_name_or_path"] == "../../../base"
+
+    old.rename(new)
+    monkeypatch.chdir(tmp_path)
+
+    assert loss(open_saved(new / "runs" / "model" / "adapter")[0]) == pytest.approx(expected, rel=1e-5)
+    (new / "base").rename(tmp_path / "elsewhere")
+    with pytest.raises(HyphaError) as caught:
+        open_saved(new / "runs" / "model" / "adapter")
+    assert str(new / "runs" / "model" / "adapter" / "adapter_config.json") in caught.value.what
+    assert "base_model_name_or_path" in caught.value.what and "set base_model_name_or_path" in caught.value.fix
+
+
 def test_adapter_whose_base_is_gone_or_unnamed_is_refused(adapter: Path) -> None:
-    assert "/gone" in str(refused(edit(adapter, base_model_name_or_path="/gone")))
+    error = refused(edit(adapter, base_model_name_or_path="/gone"))
+    assert "/gone" in str(error) and "base_model_name_or_path in" in error.what
     assert "doesn't name its base model" in str(refused(edit(adapter, base_model_name_or_path=None)))
 
 
