@@ -2,6 +2,7 @@
 
 python jobs/export.py --run NAME
 python jobs/export.py --run NAME --round 11 --to models/round-11
+python jobs/export.py --run NAME --compatible 4 --to models/older
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.cli.options import parse_options
@@ -24,6 +26,8 @@ class Export:
     """round that has a snapshot, counted from 0 as in checkpoints; default: the newest"""
     to: Path | None = None
     """folder to write; default: model in the run directory"""
+    compatible: Literal["4"] | None = None
+    """release of transformers that reads the folder, too; without it, 4 takes other settings of positions silently"""
 
 
 def main() -> None:
@@ -33,7 +37,7 @@ def main() -> None:
 
     found = Run(arguments.run)
     number = found.newest_snapshot if arguments.round is None else arguments.round
-    folder = found.export(arguments.to, number)
+    folder = found.export(arguments.to, number, None if arguments.compatible is None else int(arguments.compatible))
     rounds = found.job.rounds.update_rounds
     print(f"after round {number + 1} of {rounds}, {found.committed_rounds} are committed")
     print(f"model: {folder}")

@@ -261,8 +261,10 @@ def _export_best(job: Job, directory: RunDirectory, source: DataSource) -> None:
         _tell([f"the best model was that {value}; its checkpoint isn't there, so there is no model-best"])
 
 
-def export_round(job: Job, directory: RunDirectory, source: DataSource, round: int, folder: Path) -> None:
-    """Save the weights after a committed round in a folder, by transformers."""
+def export_round(
+    job: Job, directory: RunDirectory, source: DataSource, round: int, folder: Path, compatible: int | None = None
+) -> None:
+    """Save the weights after a committed round in a folder, by transformers; `compatible` names an older release."""
     with uncollected():
         from hypha_ray.driver.datasets.job_tokenizer import job_preprocessor
         from hypha_ray.model.saved_model import export
@@ -270,4 +272,4 @@ def export_round(job: Job, directory: RunDirectory, source: DataSource, round: i
 
     preprocessor = job_preprocessor(job, source)
     snapshot = load_snapshot(directory.path, round)
-    export(job, preprocessor, snapshot.tensors, folder)
+    export(job, preprocessor, snapshot.tensors, folder, compatible)

@@ -102,12 +102,13 @@ class Run:
             raise CheckpointError("CKPT006", what, fix="let it train until its first commit")
         return newest
 
-    def export(self, folder: Path | None = None, round: int | None = None) -> Path:
+    def export(self, folder: Path | None = None, round: int | None = None, compatible: int | None = None) -> Path:
         """Save the weights after a round for `from_pretrained`, and return the folder.
 
         Args:
             folder: folder to write; None: `model` in the run directory.
             round: a round that has a snapshot, counted from 0; None: the newest.
+            compatible: older release of transformers that is to load the folder, too: 4; None: none.
 
         Raises:
             CheckpointError: the round has no snapshot that is as it was written.
@@ -118,7 +119,7 @@ class Run:
 
         number = self.newest_snapshot if round is None else round
         source = kept(self.job.dataset, self._directory)
-        export_round(self.job, self._directory, source, number, folder or self.model)
+        export_round(self.job, self._directory, source, number, folder or self.model, compatible)
         return folder or self.model
 
 

@@ -16,6 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from hypha_ray.config.schema import Job, Model, Preprocessor
 from hypha_ray.errors import CheckpointError
+from hypha_ray.model.compatible import forget_place, make_compatible
 from hypha_ray.model.flat import Array
 from hypha_ray.model.generation import settle_generation
 from hypha_ray.model.layout import layout_of, load
@@ -46,6 +47,7 @@ def export(
     preprocessor: Any | None,
     tensors: Mapping[str, Array],
     directory: Path,
+    compatible: int | None = None,
 ) -> None:
     """Write weights, configuration, and tokenizer or image processor, for transformers to load.
 
@@ -58,6 +60,7 @@ def export(
         preprocessor: tokenizer or image processor from `load_preprocessor`, or None.
         tensors: trained tensors by name, from `layout.views`.
         directory: folder to write.
+        compatible: older release of transformers that is to load it, too; None: this one and later ones.
 
     Raises:
         CheckpointError: the tensors don't fit the model, or the folder can't be written.
@@ -84,6 +87,9 @@ def export(
             _note_task(new, job.model)
             if preprocessor is not None:
                 preprocessor.save_pretrained(new)
+                forget_place(new)
+            if compatible is not None:
+                make_compatible(new)
             make_tree_private(new)
             _replace(directory, new, Path(scratch) / "old")
     except (OSError, SafetensorError) as error:
@@ -147,6 +153,7 @@ def _save_adapter(network: PreTrainedModel, model: Model, preprocessor: Any | No
         network.generation_config.save_pretrained(folder)
     if preprocessor is not None:
         preprocessor.save_pretrained(folder)
+        forget_place(folder)
 
 
 def _note_task(folder: Path, model: Model, further: Mapping[str, Any] | None = None) -> None:
