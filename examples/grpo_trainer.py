@@ -51,7 +51,9 @@ class Policy:
             self.model.parameters(), betas=tuple(inner["betas"]), eps=inner["epsilon"], weight_decay=0.0
         )
         self._tokenizer = load_tokenizer(job["tokenizer"])
-        self._end, self._pad = self._tokenizer.eos_token_id, self._tokenizer.pad_token_id
+        self._pad, self._size = self._tokenizer.pad_token_id, len(self._tokenizer)
+        rules = self._tokenizer.init_kwargs.get("token_rules", {})
+        self._ends = torch.tensor(sorted({self._tokenizer.eos_token_id, *rules.get("ends", ())}))
 
     @torch.no_grad()
     def generate(self, batch: Arrays, samples: int, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -66,7 +68,7 @@ class Policy:
             )
             ids = torch.cat([ids, chosen.where(alive, self._pad)[:, None]], 1)
             mask = torch.cat([mask, alive[:, None].long()], 1)
-            alive = alive & (chosen != self._end)
+            alive = alive & ~torch.isin(chosen, self._ends)
         return ids, mask
 
     def rewards(self, batch: Arrays, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -77,7 +79,7 @@ class Policy:
         for row, (tokens, kept) in enumerate(zip(ids[:, width:], mask[:, width:].bool(), strict=True)):
             response = tokens[kept]
             text = self._tokenizer.decode(response, skip_special_tokens=True)
-            found.append(reward(text, answers[row // samples], bool(response[-1] == self._end)))
+            found.append(reward(text, answers[row // samples], bool(torch.isin(response[-1], self._ends))))
         return torch.tensor(found).view(-1, samples)
 
     def step(self, batch: Arrays, learning_rate: float) -> tuple[float, float]:
@@ -126,7 +128,7 @@ class Policy:
     def _logits(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         places = (mask.cumsum(1) - 1).clamp(min=0)
         logits: torch.Tensor = self.model(input_ids=ids, attention_mask=mask, position_ids=places).logits
-        return logits.float()
+        return logits[..., : self._size].float()  # Further rows stand for no token.
 
 
 def train(policy: Policy, work: Round) -> None:

@@ -267,9 +267,11 @@ def export_round(
     """Save the weights after a committed round in a folder, by transformers; `compatible` names an older release."""
     with uncollected():
         from hypha_ray.driver.datasets.job_tokenizer import job_preprocessor
+        from hypha_ray.driver.model_card import write_cards
         from hypha_ray.model.saved_model import export
         from hypha_ray.store.snapshots import load_snapshot
 
     preprocessor = job_preprocessor(job, source)
     snapshot = load_snapshot(directory.path, round)
     export(job, preprocessor, snapshot.tensors, folder, compatible)
+    write_cards(folder, job, source.manifest, directory, round)

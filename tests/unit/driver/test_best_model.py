@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from huggingface_hub import ModelCard
 from safetensors.numpy import load_file
 
 from hypha_ray.config import Job
 from hypha_ray.config.load import resolved_toml
 from hypha_ray.driver.datasets.data_source import in_folder
 from hypha_ray.driver.launch import finish
+from hypha_ray.driver.model_card import card
 from hypha_ray.driver.run_identity import is_done, standing
 from hypha_ray.model.layout import gather, layout_of
 from hypha_ray.model.loading.build import build_model
@@ -48,6 +50,31 @@ def run(tmp_path: Path, corpus: Path) -> tuple[Job, RunDirectory]:
             file.write(json.dumps({"kind": "round", **record}) + "\n")
             file.write(json.dumps({"kind": "eval", "round": number, "val_loss": loss}) + "\n")
     return job, directory
+
+
+def test_saved_model_has_a_card_that_tells_what_it_is_and_nothing_of_the_machine(
+    run: tuple[Job, RunDirectory], corpus: Path
+) -> None:
+    job, directory = run
+    source = in_folder(corpus)
+    finish(job, directory, source)
+    text = (directory.path / "model" / "README.md").read_text()
+    described = ModelCard(text).data
+    assert (described.library_name, described.pipeline_tag) == ("transformers", "text-generation")
+    assert described.license == "unknown" and described.base_model is None
+    assert {"hypha_ray", "diloco"} <= set(described.tags or ())
+    assert source.manifest.name in text and source.manifest.identity in text
+    assert "| val_loss | 4 |" in text and "| rounds | 4 of 4 |" in text
+    assert "| val_loss | 3 |" in (directory.path / "model-best" / "README.md").read_text()
+    assert str(directory.path) not in text and str(corpus) not in text
+
+
+def test_card_of_an_adapter_names_the_base_of_a_hub(corpus: Path) -> None:
+    job = Job.model_validate({"model": {"lora": {"rank": 4}}})
+    text = card(job, in_folder(corpus).manifest, 2, {"loss": 1.5}, "owner/base", adapter=True)
+    described = ModelCard(text).data
+    assert (described.library_name, described.base_model) == ("peft", "owner/base")
+    assert "lora" in (described.tags or ()) and "LoRA of rank 4" in text and "| loss | 1.5 |" in text
 
 
 def test_best_model_is_saved_beside_the_last_and_named(

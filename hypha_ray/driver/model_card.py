@@ -1,0 +1,127 @@
+"""Model cards: ``README.md`` of a saved model and of its adapter, with nothing of persons, machines or folders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from huggingface_hub import ModelCardData
+
+from hypha_ray.config import Job
+from hypha_ray.data.manifest import Manifest
+from hypha_ray.model.loading.adapters import base_of
+from hypha_ray.model.saved_model import ADAPTER
+from hypha_ray.store.directory import RunDirectory
+from hypha_ray.telemetry.sinks.files import METRICS, read_jsonl
+
+CARD: Final = "README.md"
+_FIGURES: Final = ("loss", "val_loss", "perplexity", "accuracy", "reward", "pass@1")
+"""Names of figures of rounds and evaluations that a card shows."""
+_PIPELINES: Final = {
+    "causal-lm": "text-generation",
+    "seq2seq-lm": "text2text-generation",
+    "masked-lm": "fill-mask",
+    "sequence-classification": "text-classification",
+    "token-classification": "token-classification",
+    "image-classification": "image-classification",
+}
+"""Names of tasks on a hub."""
+
+
+def write_cards(folder: Path, job: Job, manifest: Manifest, directory: RunDirectory, round: int) -> None:
+    """Write the card of a model that was saved after a round, and that of its adapter.
+
+    Raises:
+        OSError: the folder can't be written.
+
+    """
+    figures, base = _figures(directory, round), _base(job)
+    for place in (folder, folder / ADAPTER):
+        if place.is_dir():
+            text = card(job, manifest, round, figures, base, adapter=place != folder)
+            (place / CARD).write_text(text, encoding="utf-8")
+
+
+def card(
+    job: Job, manifest: Manifest, round: int, figures: Mapping[str, float], base: str | None, *, adapter: bool
+) -> str:
+    """Return the text of a card.
+
+    Args:
+        job: job file of the run.
+        manifest: dataset that it was trained on.
+        round: round of the weights, counted from 0.
+        figures: figures after this round, by name.
+        base: hub id of the model that it begins with; None: it is on no hub.
+        adapter: the card is that of an adapter alone.
+
+    """
+    data = ModelCardData(
+        base_model=base,
+        library_name="peft" if adapter else "transformers",
+        license="unknown",  # A base model's licence holds for what is made of it, and isn't known here.
+        pipeline_tag=_PIPELINES.get(job.model.type),
+        tags=["hypha_ray", job.rl.algorithm or job.sync.strategy, *(["lora"] if job.model.lora.rank else [])],
+    )
+    lines = [
+        f"---\n{data.to_yaml()}\n---\n",
+        f"# {'Adapter' if adapter else 'Model'} trained on {manifest.name}\n",
+        "Trained by hypha_ray. The licence of its base model and the terms of its data hold; fill in `license`.\n",
+        _table("", _facts(job, manifest, round, base)),
+        _table("## Settings\n\n", _settings(job)),
+        _table(f"## Figures after round {round + 1}\n\n", ((name, f"{value:.6g}") for name, value in figures.items())),
+    ]
+    return "\n".join(filter(None, lines))
+
+
+def _facts(job: Job, manifest: Manifest, round: int, base: str | None) -> Iterator[tuple[str, str]]:
+    begins = "random weights" if job.model.config and not job.model.repository else "weights that are on no hub"
+    yield "begins with", base or begins
+    yield "dataset", f"{manifest.name}, {manifest.samples('train'):,} samples"
+    yield "hash of the dataset", manifest.identity
+    yield "rounds", f"{round + 1} of {job.rounds.update_rounds}"
+
+
+def _settings(job: Job) -> Iterator[tuple[str, str]]:
+    inner, outer, lora = job.inner_optimizer, job.outer_optimizer, job.model.lora
+    yield "task", job.model.type
+    yield "exchange", f"{job.sync.strategy}, {job.sync.codec}, {job.num_workers} workers"
+    yield "samples of a round", f"{job.rounds.samples_between_updates:,}"
+    yield "largest batch", str(job.rounds.max_batch_size)
+    yield "inner optimizer", f"{inner.name}, learning rate {inner.learning_rate:g}, {inner.schedule}"
+    yield "outer optimizer", f"{outer.name}, learning rate {outer.learning_rate:g}, momentum {outer.momentum:g}"
+    yield "seed", str(job.run.seed)
+    if lora.rank is not None:
+        yield "adapter", f"LoRA of rank {lora.rank}"
+    if job.rl.algorithm is not None:
+        generation = job.rl.generation
+        yield "reinforcement learning", f"{job.rl.algorithm}, {job.rl.group_size} responses to a prompt"
+        yield "responses", f"up to {generation.max_response_tokens} tokens, temperature {generation.temperature:g}"
+
+
+def _table(title: str, rows: Iterator[tuple[str, str]]) -> str:
+    """Return a table with a title; an empty text without rows."""
+    found = [f"| {name} | {value.replace('|', ' ')} |\n" for name, value in rows]
+    return f"{title}| | |\n|---|---|\n{''.join(found)}" if found else ""
+
+
+def _figures(directory: RunDirectory, round: int) -> dict[str, float]:
+    """Return the last figures of training and of evaluation up to a round."""
+    records = read_jsonl(directory.path / METRICS, ["round", "eval"])
+    found: dict[str, float] = {}
+    for record in (one for one in records if one.get("round", 0) <= round):
+        found |= {name: float(value) for name in _FIGURES if isinstance(value := record.get(name), int | float)}
+    return found
+
+
+def _base(job: Job) -> str | None:
+    """Return the hub id of the model that a job begins with; None if it is on no hub."""
+    if not job.model.repository:
+        return None
+    repository = str(base_of(job.model)[0].repository)
+    return None if _is_local(repository) else repository
+
+
+def _is_local(repository: str) -> bool:
+    return repository.startswith(("/", ".", "~")) or Path(repository).is_dir()
