@@ -131,8 +131,7 @@ def merge_adapter(network: Any) -> Any:
 def save_adapter(network: Any, model: Model, folder: Path, final: Path | None = None) -> None:
     """Write the adapter of a network as PEFT does: configuration and safetensors.
 
-    A base model of this machine is named by its path from the adapter's folder, which holds as long as both are moved
-    together, and tells nothing of the machine.
+    A base model of this machine is named by its path from the adapter's folder, so both can be moved together.
 
     Args:
         network: the network.
