@@ -82,12 +82,7 @@ def export(
             if adapted:
                 _save_adapter(network, job.model, preprocessor, new / ADAPTER, directory / ADAPTER)
                 network = merge_adapter(network.float()).to(getattr(torch, wanted or "float32"))
-            disable_progress_bar()  # It would show one for a single file.
-            network.save_pretrained(new)
-            _note_task(new, job.model)
-            if preprocessor is not None:
-                preprocessor.save_pretrained(new)
-                forget_place(new)
+            _save(network, job.model, preprocessor, new)
             if compatible is not None:
                 make_compatible(new)
             make_tree_private(new)
@@ -141,6 +136,16 @@ def _replace(directory: Path, new: Path, old: Path) -> None:
     if directory.exists():
         directory.rename(old)
     new.rename(directory)
+
+
+def _save(network: PreTrainedModel, model: Model, preprocessor: Any | None, folder: Path) -> None:
+    """Write a whole model with its task, and tokenizer or image processor."""
+    disable_progress_bar()  # It would show one for a single file.
+    network.save_pretrained(folder)
+    _note_task(folder, model)
+    if preprocessor is not None:
+        preprocessor.save_pretrained(folder)
+        forget_place(folder)
 
 
 def _save_adapter(network: PreTrainedModel, model: Model, preprocessor: Any | None, folder: Path, final: Path) -> None:
