@@ -211,3 +211,19 @@ def test_tokenizer_beside_the_slices_makes_the_trained_prompt(tmp_path: Path) ->
     _, samples = run(tmp_path, begins(), [{"q": "Q: ", "a": "10"}, {"q": "A: ", "a": "10"}], **COMPLETIONS)
     saved = AutoTokenizer.from_pretrained(tmp_path / "out" / "tokenizer")
     assert sorted(row.prompt for row in samples) == sorted([saved("Q: ")["input_ids"], saved("A: ")["input_ids"]])
+
+
+@pytest.mark.parametrize("marked", ["{% generation %}{{ '\n' ~ m.content }}<|im_end|>{% endgeneration %}", None])
+def test_answer_whose_mark_is_elsewhere_begins_behind_the_generation_prompt(tmp_path: Path, marked: str | None) -> None:
+    tokenizer = chatml()
+    answer = marked or "\n\n{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}"
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{% if m.role == 'user' %}user\n{{ m.content }}<|im_end|>{% else %}assistant"
+        + answer
+        + "{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    turns = [{"role": "user", "content": "say"}, {"role": "assistant", "content": "\nred"}]
+    _, samples = run(tmp_path, tokenizer, [{"messages": turns}] * 2, chat=True, validation_fraction=0.0)
+    asked = tokenizer.apply_chat_template(turns[:1], add_generation_prompt=True, return_dict=False)
+    rest = body(tokenizer, ("\nred" if marked else "\n\nred") + "<|im_end|>")
+    assert samples[0].ids == asked + rest

@@ -57,8 +57,24 @@ class ChatTemplate:
         if len(parts) != len(answers) and (not parts or any("weight" in message for message in chat.messages)):
             found = f"{len(parts)} for {len(answers)} messages of the assistant"
             raise self._unclear(chat, "the template doesn't mark the assistant's parts one by one", found)
-        scored = [part for part, place in zip(parts, answers, strict=False) if chat.messages[place].get("weight") != 0]
-        return ScoredText(text, tuple(scored) if len(parts) == len(answers) else tuple(parts))
+        if len(parts) != len(answers):
+            return ScoredText(text, tuple(parts))
+        scored = [(part, place) for part, place in zip(parts, answers, strict=True) if not self._is_given(chat, place)]
+        openings = tuple(self._opening(chat, text, place, part[0]) for part, place in scored)
+        return ScoredText(text, tuple(part for part, _ in scored), openings)
+
+    @staticmethod
+    def _is_given(chat: Chat, place: int) -> bool:
+        return chat.messages[place].get("weight") == 0
+
+    def _opening(self, chat: Chat, text: str, place: int, start: int) -> int:
+        """The place behind the generation prompt of an answer; its first character if the text has no such prompt."""
+        if not _MARKED.search(self._tokenizer.get_chat_template(None, chat.tools)):
+            return start
+        with suppress(DataError):
+            before, _ = self._render(chat, chat.messages[:place], opened=True)
+            return len(before) if text.startswith(before) else start
+        return start
 
     def lost_calls(self, chat: Chat, text: str) -> int:
         """Count the calls of tools in a chat whose text is the same without them."""

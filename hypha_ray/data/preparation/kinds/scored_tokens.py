@@ -26,15 +26,20 @@ from hypha_ray.data.preparation.encoders import Tokens
 
 @dataclass(frozen=True, slots=True)
 class ScoredText:
-    """A text, and its parts that are scored, each with its first character and the character behind its last."""
+    """A text, and its parts that are scored, each with its first character and the character behind its last.
+
+    `openings` are the places behind generation prompts; None: scored parts begin there.
+    """
 
     text: str
     parts: tuple[tuple[int, int], ...]
+    openings: tuple[int, ...] | None = None
 
     @property
     def segments(self) -> list[tuple[int, int]]:
-        """The text cut where scored parts begin: first character of each segment, and the one behind its last."""
-        cuts = sorted({start for start, _ in self.parts if 0 < start < len(self.text)})
+        """The text cut where generation begins: first character of each segment, and the one behind its last."""
+        openings = [start for start, _ in self.parts] if self.openings is None else self.openings
+        cuts = sorted({place for place in openings if 0 < place < len(self.text)})
         return list(pairwise([0, *cuts, len(self.text)]))
 
 
