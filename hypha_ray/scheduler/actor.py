@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -76,6 +76,8 @@ class Scheduler:
         self._tasks: set[asyncio.Task[None]] = set()
         self._commits: set[asyncio.Task[None]] = set()
         """Commits that the end of the run waits for; a failed one stays, so that its error is raised there."""
+        self._unwritten: list[dict[str, Any]] = []
+        """Fields of the commits that wait for room on the disk."""
         self._telemetry = TelemetryClient()
         self._actors = RunActors(job, run, directory, owner, self._telemetry.replaced, from_dataset)
         self._telemetry.telemetry = self._actors.telemetry
@@ -182,11 +184,15 @@ class Scheduler:
         await self._weights.prepare()
 
     async def _watch_nodes(self) -> None:
+        told: Mapping[str, str] = {}
         while True:
             await asyncio.sleep(DRAIN_CHECK_S)
             with suppress(RayError):  # The control service doesn't answer: the next look will find it.
                 for worker, reason in (await self._staffing.leaving()).items():
                     self._inbox.put_nowait(c.Draining((worker,), reason))
+                for name in self._actors.notices.keys() - told.keys():
+                    self._telemetry.problem(f"{name} has to leave its machine: {self._actors.notices[name]}")
+                told = self._actors.notices
                 self._actors.evict()
 
     # ── events in, commands out ───────────────────────────────────────────────────────────────────────────────────
@@ -254,7 +260,11 @@ class Scheduler:
         failpoint("scheduler.after_commit")
         self._staffing.begun, commit = True, saved.commit
         fields = {"round": commit.round, "theta_sha256": commit.theta_sha256, "epoch": commit.epoch}
-        self._telemetry.note("commit", **fields, deltas=len(commit.deltas))
+        self._unwritten.append({**fields, "deltas": len(commit.deltas)})
+        if saved.written:  # Rounds before it that a full disk had refused are written with it.
+            for written in self._unwritten:
+                self._telemetry.note("commit", **written)
+            self._unwritten.clear()
         self._inbox.put_nowait(c.Committed(saved))
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────────────────────

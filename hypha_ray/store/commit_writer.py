@@ -211,7 +211,8 @@ class CommitWriter:
         if self._failures >= self._checkpoint.failures or commit.round == self._update_rounds - 1:
             raise refusal
         count = f"{self._failures} of {self._checkpoint.failures} rounds in a row"
-        return Saved(commit, f"{refusal.what}; {refusal.got}, needed {refusal.allowed}; {refusal.fix} ({count})")
+        text = f"{refusal.what}; {refusal.got}, needed {refusal.allowed}; {refusal.fix} ({count})"
+        return Saved(commit, text, written=not self._backlog)
 
 
 def _compare(commit: Commit, outcome: Outcome, parts: _Parts) -> None:

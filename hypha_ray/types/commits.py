@@ -59,7 +59,11 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Result of writing a round: its record, and the reason of anything that could not be written yet."""
+    """Result of writing a round: its record, and the reason of anything that could not be written yet.
+
+    `written` tells whether the record is on the disk, and with it all before it.
+    """
 
     commit: Commit
     problem: str | None = None
+    written: bool = True

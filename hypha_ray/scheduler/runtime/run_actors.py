@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -52,6 +52,9 @@ class RunActors:
         from_dataset: what workers are told of the dataset, as `TrainWorker` takes it.
 
     """
+
+    notices: Mapping[str, str] = {}
+    """Reason of each parameter server that is to leave its machine soon, by name."""
 
     def __init__(
         self,
@@ -170,6 +173,7 @@ class RunActors:
         drained = await asyncio.to_thread(self._drained)
         ending = await self.leases.ending() | dict.fromkeys(drained, "its node is being drained")
         names = {f"worker-{worker}": worker for worker in self._workers}
+        self.notices = {name: reason for name, reason in ending.items() if name.startswith("server-")}
         return {names[name]: reason for name, reason in ending.items() if name in names}
 
     def _drained(self) -> list[str]:

@@ -81,6 +81,7 @@ def test_keeper_full_disk_at_any_write_goes_on_says_so_and_catches_up(tmp_path: 
     with armed(tmp_path / "hits", f"store.write=nospace@{refused}"):
         saved = ask(store, 1, 2)
     assert saved.problem is not None and "\n" not in saved.problem
+    assert saved.written == (CommitLog(tmp_path).rounds() == [0, 1]), "what is called written is there"
     for part in ("can't be written: No space left on device", "MB of free space", "make room there", "1 of 10 rounds"):
         assert part in saved.problem
     assert 0 in rounds(tmp_path) and load_snapshot(tmp_path, 0).state["scheduler"] == {"seed": 1}
@@ -88,7 +89,7 @@ def test_keeper_full_disk_at_any_write_goes_on_says_so_and_catches_up(tmp_path: 
     found = restart(tmp_path)
     assert found is not None and found.next_round == 1
     again = ask(store, 2, 3)
-    assert again.problem is None and rounds(tmp_path) == [2]
+    assert again.problem is None and again.written and rounds(tmp_path) == [2]
     log = CommitLog(tmp_path)
     check_chain(log.read())
     assert log.read()[1:] == (saved.commit, again.commit)
