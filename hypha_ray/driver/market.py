@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hypha_ray.errors import ConfigError
-from hypha_ray.market.exchange.allotment import Standing
+from hypha_ray.market.exchange.allotment import Ruling, Standing
 from hypha_ray.market.exchange.client import standings
 from hypha_ray.market.groups import LeaseEntry, lease_entries
 from hypha_ray.market.nodes import cluster_nodes, own_node, post_labels
@@ -42,7 +42,7 @@ def overview() -> dict[str, Any]:
     return {
         "nodes": [_machine(node) for node in nodes],
         "leases": [_lease(entry) for entry in entries],
-        "runs": None if runs is None else [_run(standing, quota) for standing, quota in runs],
+        "runs": None if runs is None else [_run(standing, ruling.quota) for standing, ruling in runs],
         "waiting": _waiting(nodes, entries, runs or []),
     }
 
@@ -75,7 +75,7 @@ def _run(standing: Standing, quota: int) -> dict[str, Any]:
 
 
 def _waiting(
-    nodes: Sequence[NodeResources], entries: Sequence[LeaseEntry], runs: Sequence[tuple[Standing, int]]
+    nodes: Sequence[NodeResources], entries: Sequence[LeaseEntry], runs: Sequence[tuple[Standing, Ruling]]
 ) -> list[dict[str, Any]]:
     """Leases without a machine, and runs with fewer workers than they want: each with the node that comes nearest."""
     waiting: list[tuple[str, Need, int, float]] = []
@@ -84,9 +84,10 @@ def _waiting(
             cpu, gpu, memory = (entry.amounts.get(name, 0.0) for name in LEASED)
             need = Need(entry.name.partition("-")[0], cpu, gpu, round(memory))
             waiting.append((entry.run, need, 1, entry.agreement.bid if entry.agreement else 0.0))
-    for standing, quota in runs:
-        for need, count in Counter(standing.needs[quota:]).items():
-            waiting.append((standing.run, need, count, standing.bid))
+    for standing, ruling in runs:
+        short = Counter(standing.needs)
+        short.subtract(ruling.needs or {})
+        waiting += [(standing.run, need, count, standing.bid) for need, count in short.items() if count > 0]
     return [
         {
             "run": run,

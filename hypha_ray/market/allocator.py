@@ -23,15 +23,17 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from hypha_ray.config.tables.resources import Resources
 from hypha_ray.errors import CapacityError, ClusterError, first_line
-from hypha_ray.market.buyer import Buyer
+from hypha_ray.market.buyer import Agreement, Buyer
 from hypha_ray.market.exchange.allotment import Ruling
-from hypha_ray.market.groups import group_name, lease_entries
+from hypha_ray.market.exchange.rulings import RULING_S
+from hypha_ray.market.groups import LeaseEntry, group_name, lease_entries
 from hypha_ray.market.leases import Lease, LeaseBook
-from hypha_ray.market.nodes import cluster_nodes, own_node, posted_speeds
+from hypha_ray.market.nodes import cluster_nodes, own_node, posted_labels, posted_speeds
 from hypha_ray.market.offers import Offer, has_room
 from hypha_ray.market.requirements import ID_LABEL, Need, NodeResources, shortage
 from hypha_ray.market.speeds import UNKNOWN, Speeds
-from hypha_ray.market.staffing import trades
+from hypha_ray.market.staffing import request_of, trades
+from hypha_ray.market.terms import are_posted
 
 OFFER_S, OFFER_WAITS = 2.0, 15
 """Seconds after which a node that has made an offer is asked whether it still has room, and how often at most."""
@@ -69,8 +71,12 @@ class Leases:
         """Placement groups of all leases, and of those that still wait for room."""
         self._looking: asyncio.Task[_Look] | None = None
         """The latest look at the cluster's nodes."""
-        self._quota: int | None = None
-        """Number of workers that the exchange allows; None without one."""
+        self._ruling: Ruling | None = None
+        """Latest ruling of the exchange; None without one."""
+        self.since_s: dict[str, float] = {}
+        """Monotonic time by name since which each lease is known."""
+        self._without_terms = set[str]()
+        """Names of the leases without terms at the latest look."""
         self.training: str | None = None
         """Key of the training, by which its measured speeds are found; None: it has none."""
         self._asked: dict[str, Need] = {}
@@ -119,7 +125,7 @@ class Leases:
                 if offer is None or waits > OFFER_WAITS or not has_room(offer, nodes):
                     raise self._no_room(name, need, nodes)
             amounts = need.bundle() if offer is None else offer.amounts
-            lease = self._book.grant(name, amounts, time.monotonic())
+            lease = self._grant(name, amounts)
             if offer is not None:
                 self._buyer.begin(name)
         except RayError as error:
@@ -145,7 +151,11 @@ class Leases:
             self._groups[name] = needs[name], entry.group
             if entry.agreement is not None:
                 self._buyer.adopt(name, entry.agreement)
-        return {name: self._book.grant(name, entry.amounts, time.monotonic()) for name, entry in found.items()}
+        return {name: self._grant(name, entry.amounts) for name, entry in found.items()}
+
+    def _grant(self, name: str, amounts: Mapping[str, float]) -> Lease:
+        self.since_s[name] = now = time.monotonic()
+        return self._book.grant(name, amounts, now)
 
     def nodes(self) -> list[NodeResources]:
         """The nodes that are alive, and what would be free there without these leases."""
@@ -188,8 +198,32 @@ class Leases:
 
     async def ending(self) -> dict[str, str]:
         """Reasons by name of the leases whose machines the owners want back soon."""
-        nodes = await asyncio.to_thread(cluster_nodes) if self._buyer.pays else []
+        without = self.since_s.keys() - self._buyer.names
+        nodes, began_without = await asyncio.to_thread(self._look_at_terms, without)
+        for entry in began_without:
+            self._agree(entry)
         return self._buyer.ending(nodes, time.monotonic())
+
+    def _look_at_terms(self, without: set[str]) -> tuple[list[NodeResources], list[LeaseEntry]]:
+        """Nodes, and those of the leases without terms whose owners have some now; nothing while no owner has any.
+
+        Labels of a node never change, so that they are looked at once for each lease; later terms are posted ones.
+        """
+        news = without != self._without_terms or any(posted_labels().values())
+        self._without_terms = without
+        if not (self._buyer.pays or (without and news)):
+            return [], []
+        nodes = cluster_nodes()
+        owned = {node.id for node in nodes if are_posted(node.labels)}
+        entries = lease_entries(self._run) if without and owned else []
+        return nodes, [entry for entry in entries if entry.name in without and entry.node in owned]
+
+    def _agree(self, entry: LeaseEntry) -> None:
+        """Hold a lease that began without terms to those of its node, at the run's bid and for no price."""
+        need, since_s = self._groups.get(entry.name, (None, None))[0], self.since_s.get(entry.name)
+        if need is not None and entry.node is not None and since_s is not None:
+            bid = request_of(self._resources, need).bid
+            self._buyer.agree(entry.name, Agreement(entry.node, need.role, entry.amounts, bid, None, since_s))
 
     def over(self) -> list[str]:
         """Names of the leases that have come to their end."""
@@ -217,10 +251,13 @@ class Leases:
 
     def obey(self, ruling: Ruling | None) -> None:
         """Hold no more workers than the exchange allows, and hand back what it names; None: there is no exchange."""
-        self._quota = None if ruling is None else ruling.quota
+        self._ruling = ruling
         if ruling is not None:
-            held = {name: reason for name, reason in ruling.leave.items() if name in self._groups}
-            self._buyer.take_notice(held, time.monotonic())
+            heard_s = time.monotonic() - RULING_S  # A lease that is younger than the ruling isn't meant.
+            old = {name for name, since_s in self.since_s.items() if since_s <= heard_s}
+            self._buyer.take_notice(
+                {name: reason for name, reason in ruling.leave.items() if name in old}, time.monotonic()
+            )
 
     def speeds(self) -> Speeds:
         """Speeds of the run's workers that were measured, for a strategy that asks for them."""
@@ -228,14 +265,19 @@ class Leases:
         return posted_speeds(str(self.training)) if asked else UNKNOWN
 
     def _trades(self, nodes: list[NodeResources]) -> bool:
-        return self._quota is not None or trades(self._resources, nodes)
+        return self._ruling is not None or trades(self._resources, nodes)
 
     def _allowed(self) -> dict[str, Need]:
         """Leases that are asked for and within the quota."""
         workers = sorted((name for name, need in self._asked.items() if need.role == "worker"), key=_number)
-        held = sum(need.role == "worker" for need, _ in self._groups.values())
-        late = [] if self._quota is None else workers[max(0, self._quota - held) :]
-        return {name: need for name, need in self._asked.items() if name not in late}
+        held = Counter(need for need, _ in self._groups.values() if need.role == "worker")
+        allowed = {name: need for name, need in self._asked.items() if need.role != "worker"}
+        for name in workers:
+            need = self._asked[name]
+            if self._ruling is None or self._ruling.allows(need, held):
+                held[need] += 1
+                allowed[name] = need
+        return allowed
 
     async def _look(self) -> _Look:
         """Look at the cluster's nodes: one look for all leases that are asked for at the same time."""
@@ -265,6 +307,7 @@ class Leases:
 
     def _close(self, name: str) -> None:
         self._buyer.end(name, time.monotonic())
+        self.since_s.pop(name, None)
         found = self._groups.pop(name, None)
         if found is not None:
             remove_placement_group(found[1])

@@ -112,6 +112,10 @@ class Buyer:
         self._agreed[name] = agreement
         self.begin(name)
 
+    def agree(self, name: str, agreement: Agreement) -> None:
+        """Hold a lease that began without terms to those which its node's owner has now; it costs nothing."""
+        self._agreed[name] = agreement
+
     def begin(self, name: str) -> None:
         """Bill a lease with a price from its beginning."""
         if self._agreed[name].price is not None:
@@ -121,6 +125,11 @@ class Buyer:
     def pays(self) -> bool:
         """Whether the run has leases on owners' terms."""
         return bool(self._agreed)
+
+    @property
+    def names(self) -> set[str]:
+        """Names of the leases on owners' terms."""
+        return set(self._agreed)
 
     def agreement(self, name: str) -> Agreement | None:
         """Terms of a lease; None if it has none."""
@@ -165,6 +174,7 @@ class Buyer:
 
     def fail(self, node: str, now: float) -> None:
         """Leave a node out for a while that had no room after all."""
+        self._left_out = {left: until for left, until in self._left_out.items() if until > now}
         self._left_out[node] = now + LEFT_OUT_S
 
     def refusal(self, need: Need, nodes: Sequence[NodeResources], home: str) -> CapacityError:

@@ -2,10 +2,12 @@
 
 It is ``run/worker-3``, or ``run/worker-3;bid=110.0;since=5120.5;price=80.0`` where owners have terms. Bid and price are
 per hour, and the time is a monotonic one of the schedulers' machine. Without a price in the name, the owner has none.
+Groups of other programs may have any names. One that isn't written like this is no lease, and stays as it is.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +16,13 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 
 from hypha_ray.market.buyer import Agreement
+
+NUMBER = r"\d+(?:\.\d+)?(?:e[-+]?\d+)?"
+LEASE = re.compile(
+    r"(?P<run>[^/]+)/(?P<name>(?P<role>worker|server)-\d+)"
+    rf"(?:;bid=(?P<bid>{NUMBER}|inf);since=(?P<since>{NUMBER})(?:;price=(?P<price>{NUMBER}))?)?"
+)
+"""Name of a lease's placement group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +59,9 @@ def group_name(run: str, name: str, agreement: Agreement | None = None) -> str:
 
 def lease_entries(run: str | None = None) -> list[LeaseEntry]:
     """Leases of a run, or of all runs, that aren't over; also those that wait for room."""
-    rows = [row for row in placement_group_table().values() if row["state"] != "REMOVED" and "/" in row["name"]]
-    return [_entry(row) for row in rows if run is None or row["name"].startswith(f"{run}/")]
+    rows = [row for row in placement_group_table().values() if row["state"] != "REMOVED"]
+    entries = [_entry(row, LEASE.fullmatch(row["name"])) for row in rows]
+    return [entry for entry in entries if entry is not None and run in (None, entry.run)]
 
 
 def reclaim(run: str, spared: Container[str] = ()) -> int:
@@ -62,14 +72,14 @@ def reclaim(run: str, spared: Container[str] = ()) -> int:
     return len(found)
 
 
-def _entry(row: dict[str, Any]) -> LeaseEntry:
-    run, _, rest = row["name"].partition("/")
-    name, *told = rest.split(";")
+def _entry(row: dict[str, Any], name: re.Match[str] | None) -> LeaseEntry | None:
+    """Entry of a row whose name has been read; None if it is another program's."""
+    if name is None or len(row["bundles"]) != 1:
+        return None
     node, amounts = row["bundles_to_node_id"].get(0), row["bundles"][0]
-    terms = dict(part.partition("=")[::2] for part in told)
     agreed = None
-    if told:
-        price = float(terms["price"]) if "price" in terms else None
-        role, bid, since_s = name.partition("-")[0], float(terms["bid"]), float(terms["since"])
-        agreed = Agreement(node or "", role, amounts, bid, price, since_s)
-    return LeaseEntry(row["placement_group_id"], run, name, row["state"] == "CREATED", node or None, amounts, agreed)
+    if name["bid"] is not None:
+        price = None if name["price"] is None else float(name["price"])
+        agreed = Agreement(node or "", name["role"], amounts, float(name["bid"]), price, float(name["since"]))
+    placed = row["state"] == "CREATED"
+    return LeaseEntry(row["placement_group_id"], name["run"], name["name"], placed, node or None, amounts, agreed)

@@ -117,6 +117,12 @@ def share(amounts: Mapping[str, float], node: NodeResources) -> float:
     return min(1.0, max(amount / (node.total.get(name) or amount) for name, amount in amounts.items()))
 
 
+def least_bid(offer: Offer) -> float:
+    """Least bid per hour, and least price to be paid, with which a lease on these terms is to be had."""
+    part = 1.0 if offer.terms.offer == "whole" else share(offer.amounts, offer.node)
+    return max(offer.terms.floor * part, offer.price)
+
+
 def fits(amounts: Mapping[str, float], free: Mapping[str, float]) -> bool:
     """Whether these amounts are free, counted in ten-thousandths as Ray does."""
     return all(free.get(name, 0.0) >= amount - 1e-4 for name, amount in amounts.items())

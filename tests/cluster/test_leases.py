@@ -10,12 +10,17 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 from ray.exceptions import ActorDiedError, ActorUnavailableError
-from ray.util.placement_group import placement_group, placement_group_table
+from ray.util.placement_group import placement_group, placement_group_table, remove_placement_group
 
+from hypha_ray.config import Job
+from hypha_ray.config.value_types import CLUSTER
 from hypha_ray.errors import CapacityError, ClusterError
 from hypha_ray.market.allocator import Lease, Leases
-from hypha_ray.market.groups import reclaim
-from hypha_ray.market.nodes import cluster_nodes
+from hypha_ray.market.exchange.actor import holdings
+from hypha_ray.market.exchange.allotment import Standing
+from hypha_ray.market.exchange.client import EXCHANGE, ExchangeClient, close_exchange, open_exchange
+from hypha_ray.market.groups import lease_entries, reclaim
+from hypha_ray.market.nodes import cluster_nodes, post_labels
 from hypha_ray.market.requirements import Need, NodeResources
 from tests.support.clusters import until
 
@@ -300,3 +305,99 @@ def test_nodes_count_what_is_leased_here_as_free_and_what_others_lease_as_taken(
     run(Leases("run-2").acquire("worker-0", Need("worker", 1.0), WAIT_S))
     until(lambda: cpus_free() == total - 2)
     assert sum(node.free.get("CPU", 0.0) for node in leases.nodes()) == total - 1
+
+
+@pytest.fixture
+def posted(nodes: dict[str, str]) -> Iterator[dict[str, str]]:
+    """Nodes whose posted terms are taken back at the end."""
+    yield nodes
+    for node in nodes.values():
+        post_labels(node, {})
+
+
+def test_owner_withdraws_a_machine_from_leases_that_began_without_terms(leases: Leases, posted: dict[str, str]) -> None:
+    """One machine is withdrawn, one gets a floor above the bid, and the third one a floor that the bid reaches."""
+
+    async def scene() -> list[dict[str, str]]:
+        for number, need in enumerate([Need("worker", 2.0), *[Need("worker", 1.0, 1.0)] * 2]):
+            await leases.acquire(f"worker-{number}", need, WAIT_S)
+        found = [await leases.ending()]
+        assert not leases.pays
+        post_labels(posted["plain"], {"accepts": "none"})
+        post_labels(posted["owned"], {"price": "5", "floor": "1000"})
+        post_labels(posted["found"], {"price": "5", "floor": "100"})
+        return [*found, await leases.ending()]
+
+    before, after = run(scene())
+    by_node = {node: name for name, node in leases.placed().items()}
+    assert before == {}
+    assert after == {
+        by_node[posted["plain"]]: "its owner lets the machine no longer",
+        by_node[posted["owned"]]: "the machine's floor is 1000 now, and the bid is 100",
+    }
+    assert leases.bill() is None and "price" not in leases.terms("worker-1")
+
+
+def test_successor_holds_leases_that_began_without_terms_to_those_of_their_owners(
+    leases: Leases, posted: dict[str, str]
+) -> None:
+    need = Need("worker", 2.0)
+    run(leases.acquire("worker-0", need, WAIT_S))
+    successor = Leases("run")
+    assert set(successor.adopt({"worker-0": need})) == {"worker-0"}
+    post_labels(posted["plain"], {"max_lease_s": "0"})
+    assert run(successor.ending()) == {"worker-0": "its owner lets the machine no longer"}
+
+
+def test_leases_taken_before_an_exchange_opens_are_ordered_by_their_time(leases: Leases) -> None:
+    for number in (1, 0):
+        run(leases.acquire(f"worker-{number}", Need("worker", 1.0), WAIT_S))
+    one = Standing("run", 10.0, (Need("worker", 1.0),) * 2, 1, since_s=leases.since_s)
+    held = {entry.name: entry.since_s for entry in holdings(lease_entries("run"), [one])["run"]}
+    assert held["worker-1"] < held["worker-0"]
+
+
+@pytest.mark.parametrize("name", ["a/b;c", "run/worker-1;bid=oops;since=1", "run/worker", "run/worker-1/part"])
+def test_groups_of_other_programs_are_no_leases_and_stay(leases: Leases, name: str) -> None:
+    run(leases.acquire("worker-0", Need("worker", 1.0), WAIT_S))
+    foreign = placement_group([{"CPU": 0.1}], "PACK", name)
+    ray.get(foreign.ready(), timeout=WAIT_S)
+    try:
+        assert [entry.name for entry in lease_entries() if entry.run == "run"] == ["worker-0"]
+        assert all(entry.run != "a" for entry in lease_entries())
+        assert reclaim("run") == 1
+        assert state(name) == "CREATED"
+    finally:
+        remove_placement_group(foreign)
+
+
+def test_group_of_several_bundles_is_no_lease(leases: Leases) -> None:
+    foreign = placement_group([{"CPU": 0.1}, {"CPU": 0.1}], "PACK", "run/worker-0")
+    try:
+        assert lease_entries("run") == []
+    finally:
+        remove_placement_group(foreign)
+
+
+@pytest.fixture
+def exchange() -> Iterator[None]:
+    assert open_exchange("bid")
+    yield
+    close_exchange()
+
+
+def test_when_an_exchange_opens_many_runs_that_ask_at_once_are_told_what_they_may_hold(exchange: None) -> None:
+    """Four CPUs are for the least workers of the four highest bids; all others hear that there is nothing for them."""
+
+    def job(bid: int) -> Job:
+        price = {"bid": float(bid), "max": 100.0}
+        return Job.model_validate({"resources": {"num_workers": 4, "min_workers": 1, "worker_price": price}})
+
+    clients = [ExchangeClient(job(bid), f"run-{bid}") for bid in range(1, 21)]
+
+    async def turn() -> list[int]:
+        told = await asyncio.gather(*(client.attend(begun=False) for client in clients))
+        return [ruling.quota for ruling in told if ruling is not None]
+
+    until(lambda: run(turn()) == [0] * 16 + [1] * 4, WAIT_S)
+    assert ray.get(ray.get_actor(EXCHANGE, namespace=CLUSTER).ping.remote(), timeout=WAIT_S) > 0

@@ -13,7 +13,9 @@ MUTANTS = {
     "a lower bid passes a gang that waits": Defect(
         "market.exchange.allotment", "Allotment.rulings", statement("break", "continue")
     ),
-    "half a gang stays granted": Defect("market.exchange.allotment", "Allotment._serve_least", drop("_granted")),
+    "half a gang stays granted": Defect(
+        "market.exchange.allotment", "Allotment._serve_least", statement("pop", "self._undo.pop()")
+    ),
     "shares don't look at bids": Defect("market.exchange.allotment", "_weight", call("max", "1.0")),
     "the order by bid is a fair one": Defect(
         "market.exchange.allotment", "Allotment._turn", returned("0.0 if {0.0} == '' else {2}")
@@ -45,9 +47,18 @@ MUTANTS = {
     "only a part of a gang is taken": Defect(
         "market.exchange.allotment", "Allotment._take_gang", call("_evict", "self._evict({0}[:1], {1})")
     ),
-    "a lease that goes leaves no room": Defect("market.exchange.allotment", "Allotment._evict", drop("update")),
+    "a lease that goes leaves no room": Defect("market.exchange.allotment", "Allotment._evict", drop("give")),
     "a lease that goes stays granted": Defect("market.exchange.allotment", "Allotment._evict", drop("_granted")),
-    "room is granted twice": Defect("market.exchange.allotment", "Allotment._serve_next", drop("subtract")),
+    "room is granted twice": Defect("market.exchange.allotment", "Allotment._grant", drop("take")),
+    "a worker that is granted is missing still": Defect(
+        "market.exchange.allotment", "Allotment._grant", drop("_missing")
+    ),
+    "a worker whose lease goes isn't missing": Defect(
+        "market.exchange.allotment", "Allotment._evict", drop("_missing")
+    ),
+    "workers that hold leases are missing": Defect(
+        "market.exchange.allotment", "Allotment._needs_without_lease", drop("subtract")
+    ),
     "leases count for nothing": Defect("market.exchange.allotment", "Allotment.__init__", call("len", "0")),
 }
 

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, TypeAlias
 
-from hypha_ray.market.offers import Offer, Request, answers, fits
+from hypha_ray.market.exchange.machines import NodeOffer, NodeOffers
 from hypha_ray.market.requirements import Need, NodeResources
 
 Order: TypeAlias = Literal["bid", "fair"]
+Grant: TypeAlias = tuple[Need, NodeOffer]
+"""Need of a worker, and its room."""
 OUTBID = 1.1
 """Least ratio of two bids at which the higher one takes a lease away."""
 
@@ -28,7 +30,10 @@ class Standing:
     """Standing of a run: its bid, needs of all workers that it wants, and number of those without which it pauses.
 
     Attributes:
+        needs: need of each worker.
         begun: whether it has committed a round with them; until then, it may have to give way with all of them.
+        numbers: number of each worker, in the order of their needs; empty: 0, 1, 2 and so on.
+        since_s: times by name since which the run has leases, for those of which Ray's table doesn't say it.
 
     """
 
@@ -37,6 +42,14 @@ class Standing:
     needs: tuple[Need, ...]
     least: int
     begun: bool = True
+    numbers: tuple[int, ...] = ()
+    since_s: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def needs_by_name(self) -> dict[str, Need]:
+        """Need of each worker by the name of its lease."""
+        numbers = self.numbers or range(len(self.needs))
+        return {f"worker-{number}": need for number, need in zip(numbers, self.needs, strict=True)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +64,23 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """Ruling on a run: number of workers that it may hold, and names of leases to hand back, each with the reason."""
+    """Ruling on a run: number of workers that it may hold, and names of leases to hand back, each with the reason.
+
+    Attributes:
+        needs: number of workers of each need among those that it may hold; None: of any need.
+        behind: run that comes before it and waits for its least workers; None without one.
+
+    """
 
     quota: int
     leave: Mapping[str, str] = field(default_factory=dict)
+    needs: Mapping[Need, int] | None = field(default=None, compare=False)
+    behind: str | None = field(default=None, compare=False)
+
+    def allows(self, need: Need, held: Mapping[Need, int]) -> bool:
+        """Whether the run may hold one more worker of a need beside those that it holds or has been allowed."""
+        within_needs = self.needs is None or held.get(need, 0) < self.needs.get(need, 0)
+        return within_needs and sum(held.values()) < self.quota
 
 
 class Allotment:
@@ -75,26 +101,43 @@ class Allotment:
         holdings: Mapping[str, Sequence[Holding]],
         order: Order = "bid",
     ) -> None:
-        self._nodes, self._order = nodes, order
-        self._free = {node.id: Counter(node.free) for node in nodes}
+        self._order, self._machines = order, NodeOffers(nodes)
         self._standings = standings
         self._kept = {one.run: sorted(holdings.get(one.run, ()), key=_age) for one in standings}
         self._granted = {run: len(held) for run, held in self._kept.items()}
-        self._offers: dict[Request, list[Offer]] = {}
+        self._needs = {one.run: one.needs_by_name for one in standings}
+        self._missing = {one.run: self._needs_without_lease(one) for one in standings}
+        """Number of workers of each run and need that have no lease and aren't granted one."""
         self._leave: dict[str, dict[str, str]] = {one.run: {} for one in standings}
+        self._undo: list[Callable[[], None]] = []
+        """Steps that take back what has been granted and evicted, the latest at the end."""
 
     def rulings(self) -> dict[str, Ruling]:
         """Serve all runs: first with what they can't do without, the highest bid in front; then with the rest."""
         growing: dict[str, Standing] = {}
-        for standing in sorted(self._standings, key=lambda one: -one.bid):
+        behind: dict[str, str] = {}
+        by_bid = sorted(self._standings, key=lambda one: -one.bid)
+        for turn, standing in enumerate(by_bid):
             if not self._serve_least(standing):
+                behind = {lower.run: standing.run for lower in by_bid[turn + 1 :]}
                 break  # A run that bids less takes no room that this one waits for.
             growing[standing.run] = standing
         while growing:
             standing = min(growing.values(), key=self._turn)
             if not self._serve_next(standing):
                 del growing[standing.run]
-        return {run: Ruling(count, self._leave[run]) for run, count in self._granted.items()}
+        return {one.run: self._ruling(one, behind.get(one.run)) for one in self._standings}
+
+    def _ruling(self, standing: Standing, behind: str | None) -> Ruling:
+        run, missing = standing.run, self._missing[standing.run]
+        may_hold = {need: count - missing[need] for need, count in Counter(standing.needs).items()}
+        return Ruling(self._granted[run], self._leave[run], may_hold, behind)
+
+    def _needs_without_lease(self, standing: Standing) -> Counter[Need]:
+        held = (self._needs[standing.run].get(held.name) for held in self._kept[standing.run])
+        missing = Counter(standing.needs)
+        missing.subtract(need for need in held if need is not None)
+        return missing
 
     def _turn(self, standing: Standing) -> float:
         """Rank of a run whose turn may be next: by bid, or by what it would have for its bid."""
@@ -107,10 +150,11 @@ class Allotment:
         """Grant all workers together without which the run pauses; False if they find no room."""
         if self._granted[standing.run] >= standing.least:
             return True
-        before = deepcopy((self._free, self._kept, self._leave, self._granted))
+        self._undo.clear()
         while self._granted[standing.run] < min(standing.least, len(standing.needs)):
             if not self._serve_next(standing, gangs=True):
-                self._free, self._kept, self._leave, self._granted = before
+                while self._undo:
+                    self._undo.pop()()
                 return False
         return True
 
@@ -119,41 +163,50 @@ class Allotment:
 
         Only what a run can't do without may take all leases of another one, which would come back for them otherwise.
         """
-        count = self._granted[standing.run]
-        if count >= len(standing.needs):
+        if self._granted[standing.run] >= len(standing.needs):
             return False
-        offers = self._offers_for(Request(standing.needs[count], standing.bid, standing.bid))
-        free = (offer for offer in offers if fits(offer.amounts, self._free[offer.node.id]))
-        found = next(free, None) or self._take_spare(standing, offers)
-        if found is None and gangs:
-            found = self._take_gang(standing, offers)
-        if found is None:
+        needs = [need for need, count in self._missing[standing.run].items() if count > 0]
+        granted = self._free_room(standing, needs) or self._take_spare(standing, needs)
+        if granted is None and gangs:
+            granted = self._take_gang(standing, needs)
+        if granted is None:
             return False
-        self._free[found.node.id].subtract(found.amounts)
-        self._granted[standing.run] += 1
+        self._grant(standing.run, *granted)
         return True
 
-    def _offers_for(self, request: Request) -> list[Offer]:
-        """Offers of all nodes as if they were idle, the cheapest first."""
-        if request not in self._offers:
-            idle = [replace(node, free=node.total) for node in self._nodes]
-            found = [answer for answer in answers(request, idle) if isinstance(answer, Offer)]
-            self._offers[request] = sorted(found, key=lambda offer: offer.price)
-        return self._offers[request]
+    def _free_room(self, standing: Standing, needs: Sequence[Need]) -> Grant | None:
+        for need in needs:
+            if (room := self._machines.free_room(need, standing.bid)) is not None:
+                return need, room
+        return None
 
-    def _take_spare(self, by: Standing, offers: Sequence[Offer]) -> Offer | None:
+    def _grant(self, run: str, need: Need, room: NodeOffer) -> None:
+        self._machines.take(room)
+        self._granted[run] += 1
+        self._missing[run][need] -= 1
+        self._undo.append(partial(self._take_back, run, need, room))
+
+    def _take_back(self, run: str, need: Need, room: NodeOffer) -> None:
+        self._machines.give(room.node, room.amounts)
+        self._granted[run] -= 1
+        self._missing[run][need] += 1
+
+    def _take_spare(self, by: Standing, needs: Sequence[Need]) -> Grant | None:
         """Free room on one node by leases that others can spare: those of the lowest bid or largest share first."""
         taken: dict[str, list[tuple[Standing, Holding]]] = {}
+        freed: dict[str, Counter[str]] = {}
         rank = self._share if self._order == "fair" else (lambda one: -one.bid)
         for victim in sorted(self._standings, key=rank, reverse=True):
             kept, spare = self._kept[victim.run], self._spare(victim, by)
             for held in reversed(kept[max(0, len(kept) - spare) :]):
                 there = taken.setdefault(held.node, [])
                 there.append((victim, held))
-                if (offer := self._opened(offers, there)) is not None:
+                room = freed.setdefault(held.node, Counter())
+                room.update(held.amounts)
+                if (grant := self._opened(by, needs, held.node, room)) is not None:
                     told = f"{by.run} bids {by.bid:g}, and this run {victim.bid:g}"
                     self._evict(there, told if self._order == "bid" else f"{told}, which has more than its share")
-                    return offer
+                    return grant
         return None
 
     def _spare(self, victim: Standing, by: Standing) -> int:
@@ -165,30 +218,46 @@ class Allotment:
             beyond = math.ceil(granted - self._share(by, 1) * _weight(victim) - 1e-9)
         return max(0, min(beyond, granted - victim.least))
 
-    def _take_gang(self, by: Standing, offers: Sequence[Offer]) -> Offer | None:
+    def _take_gang(self, by: Standing, needs: Sequence[Need]) -> Grant | None:
         """Free room on one node by all leases of one run that has yet to begin."""
         for victim in sorted(self._standings, key=lambda one: one.bid):
             yields = _outbids(by, victim) and not victim.begun
             gang = [(victim, held) for held in self._kept[victim.run]] if yields else []
-            for node in {held.node: None for _, held in gang}:
-                offer = self._opened(offers, [(run, held) for run, held in gang if held.node == node])
-                if offer is not None:
+            freed: dict[str, Counter[str]] = {}
+            for _, held in gang:
+                freed.setdefault(held.node, Counter()).update(held.amounts)
+            for node, amounts in freed.items():
+                if (grant := self._opened(by, needs, node, amounts)) is not None:
                     self._evict(gang, f"{by.run} bids {by.bid:g}, and this run {victim.bid:g}")
-                    return offer
+                    return grant
         return None
 
-    def _opened(self, offers: Sequence[Offer], leases: Sequence[tuple[Standing, Holding]]) -> Offer | None:
-        """Offer of the node of these leases, if it has room without them."""
-        node = leases[0][1].node
-        freed = sum((Counter(held.amounts) for _, held in leases), Counter(self._free.get(node)))
-        return next((offer for offer in offers if offer.node.id == node and fits(offer.amounts, freed)), None)
+    def _opened(self, by: Standing, needs: Sequence[Need], node: str, freed: Mapping[str, float]) -> Grant | None:
+        """Room on a node for one of the needs, once these amounts come free."""
+        for need in needs:
+            if (room := self._machines.room_without(need, by.bid, node, freed)) is not None:
+                return need, room
+        return None
 
     def _evict(self, leases: Sequence[tuple[Standing, Holding]], reason: str) -> None:
         for victim, held in leases:
-            self._kept[victim.run].remove(held)
-            self._granted[victim.run] -= 1
-            self._free[held.node].update(held.amounts)
-            self._leave[victim.run][held.name] = reason
+            run, need = victim.run, self._needs[victim.run].get(held.name)
+            self._undo.append(partial(self._spare_again, run, held, self._kept[run].index(held)))
+            self._kept[run].remove(held)
+            self._granted[run] -= 1
+            self._machines.give(held.node, held.amounts)
+            self._leave[run][held.name] = reason
+            if need is not None:
+                self._missing[run][need] += 1
+
+    def _spare_again(self, run: str, held: Holding, index: int) -> None:
+        need = self._needs[run].get(held.name)
+        self._kept[run].insert(index, held)
+        self._granted[run] += 1
+        self._machines.take_back(held.node, held.amounts)
+        del self._leave[run][held.name]
+        if need is not None:
+            self._missing[run][need] -= 1
 
 
 def _weight(standing: Standing) -> float:
@@ -199,5 +268,6 @@ def _outbids(one: Standing, other: Standing) -> bool:
     return one.bid > other.bid and one.bid >= other.bid * OUTBID
 
 
-def _age(held: Holding) -> tuple[float, str]:
-    return held.since_s, held.name
+def _age(held: Holding) -> tuple[float, int, str]:
+    """Rank of a lease by its age; of leases of one time, the highest number counts as the latest."""
+    return held.since_s, len(held.name), held.name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -32,21 +33,30 @@ class ExchangeClient:
 
     def __init__(self, job: Job, run: str) -> None:
         needs = worker_needs(job)
-        leased = tuple(need for need in needs if need.bundle())
+        leased = {number: need for number, need in enumerate(needs) if need.bundle()}
         least = job.num_workers if job.run.mode == "replay" else job.resources.min_workers
         least = max(0, least - (len(needs) - len(leased)))
-        self._standing = Standing(run, job.resources.worker_price.public_bid, leased, least)
-        self._quota = self._vain = self._refused = 0
+        bid = job.resources.worker_price.public_bid
+        self.standing = Standing(run, bid, tuple(leased.values()), least, numbers=tuple(leased))
+        self._last = Ruling(0)
+        """Last ruling, without leases to hand back."""
+        self._vain = self._refused = 0
 
-    async def attend(self, begun: bool) -> Ruling | None:
-        """Ruling on the run; the last quota while the exchange doesn't answer, and None if none is open."""
+    async def attend(self, begun: bool, since_s: Mapping[str, float] | None = None) -> Ruling | None:
+        """Ruling on the run; the last quota while the exchange doesn't answer, and None if none is open.
+
+        Args:
+            begun: whether the run has committed a round.
+            since_s: monotonic times by name since which the run has leases.
+
+        """
         exchange = await asyncio.to_thread(_exchange)
         if exchange is None:
-            self._quota = self._vain = self._refused = 0
+            self._last, self._vain, self._refused = Ruling(0), 0, 0
             return None
         try:
-            asked = exchange.attend.remote(replace(self._standing, begun=begun))
-            ruling: Ruling = await asyncio.wait_for(asked, ATTEND_S)
+            standing = replace(self.standing, begun=begun, since_s=dict(since_s or {}))
+            ruling: Ruling = await asyncio.wait_for(exchange.attend.remote(standing), ATTEND_S)
         except TimeoutError:
             self._vain += 1
             if self._vain >= PATIENCE:
@@ -55,15 +65,23 @@ class ExchangeClient:
         except RayError:
             pass  # Its process has died, and Ray starts another one.
         else:
-            self._quota, self._vain = ruling.quota, 0
-            short = ruling.quota < self._standing.least
-            self._refused = self._refused + (2 if ruling.leave else 1) if short else 0
+            self.hear(ruling)
             return ruling
-        return Ruling(self._quota)
+        return self._last
+
+    def hear(self, ruling: Ruling) -> None:
+        """Keep a ruling, and count those that leave the run too few workers because another one comes before it."""
+        self._last, self._vain = replace(ruling, leave={}), 0
+        if ruling.quota >= self.standing.least:
+            self._refused = 0
+        elif ruling.leave:
+            self._refused += 2
+        else:
+            self._refused = self._refused + 1 if ruling.behind is not None else 0
 
     @property
     def is_outbid(self) -> bool:
-        """Whether a ruling has taken workers that the run needs, or two in a row have left it too few."""
+        """Whether a ruling has taken workers that the run needs, or another run waits for them in two in a row."""
         return self._refused >= 2
 
 
@@ -87,8 +105,8 @@ def close_exchange() -> bool:
     return exchange is not None
 
 
-def standings() -> list[tuple[Standing, int]] | None:
-    """Standing and quota of each run at the exchange; None if none is open."""
+def standings() -> list[tuple[Standing, Ruling]] | None:
+    """Standing of each run at the exchange and ruling on it; None if none is open."""
     exchange = _exchange()
     return None if exchange is None else ray.get(exchange.overview.remote(), timeout=ATTEND_S)
 

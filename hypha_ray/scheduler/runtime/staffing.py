@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
+from collections.abc import Sequence
 
 from hypha_ray.config import Job
 from hypha_ray.errors import CapacityError, OutbidError
 from hypha_ray.market.exchange.allotment import Ruling
 from hypha_ray.market.exchange.client import ExchangeClient
 from hypha_ray.market.nodes import own_node
-from hypha_ray.market.requirements import worker_needs
+from hypha_ray.market.requirements import Need, worker_needs
 from hypha_ray.market.staffing import workers_to_hire
 from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.scheduler.runtime.run_actors import RunActors
@@ -50,8 +52,7 @@ class Staffing:
             if (error is None and len(numbers) >= least) or (ruling is None and resumed):
                 return numbers
             if ruling is None or time.monotonic() > deadline:
-                fix = "raise resources.worker_price.bid, or wait"
-                raise error or CapacityError("CFG004", "other runs of the exchange bid more, or came first", fix=fix)
+                raise error or self._refusal(ruling, least)
             await asyncio.sleep(AGAIN_S)
 
     async def leaving(self) -> dict[int, str]:
@@ -68,7 +69,7 @@ class Staffing:
         return await self._actors.leaving()
 
     async def _attend(self) -> Ruling | None:
-        ruling = await self._exchange.attend(self.begun)
+        ruling = await self._exchange.attend(self.begun, self._actors.leases.since_s)
         self._actors.leases.obey(ruling)
         return ruling
 
@@ -79,7 +80,37 @@ class Staffing:
         except CapacityError as error:
             return [], error
         if ruling is not None:
-            needs = worker_needs(self._job)
-            late = [number for number in numbers if needs[number].bundle()][ruling.quota :]
-            numbers = [number for number in numbers if number not in late]
+            numbers = within(ruling, numbers, worker_needs(self._job))
         return numbers, None
+
+    def _refusal(self, ruling: Ruling | None, least: int) -> CapacityError:
+        """The reason that an exchange allows too few workers although machines for them are free."""
+        fix = "raise resources.worker_price.bid, or wait"
+        if ruling is not None and ruling.behind is not None:
+            what = f"another run of the exchange, {ruling.behind}, bids more or came first"
+            return CapacityError("CFG004", what, fix=fix)
+        bid = self._job.resources.worker_price.public_bid
+        quota = 0 if ruling is None else ruling.quota
+        what = f"machines whose owners take a bid of {bid:g} have room for {quota} of {least} workers"
+        return CapacityError("CFG004", what, fix=fix)
+
+
+def within(ruling: Ruling, numbers: Sequence[int], needs: Sequence[Need]) -> list[int]:
+    """Numbers of the workers that a ruling allows: as many of each need as it says, the first in front.
+
+    Args:
+        ruling: quota of the run.
+        numbers: numbers of the workers that find room.
+        needs: needs of all workers; one that reserves nothing is always allowed.
+
+    """
+    held = Counter[Need]()
+    allowed = list[int]()
+    for number in numbers:
+        need = needs[number]
+        if not need.bundle():
+            allowed.append(number)
+        elif ruling.allows(need, held):
+            allowed.append(number)
+            held[need] += 1
+    return allowed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -13,6 +13,8 @@ import pytest
 from hypha_ray.market.exchange import allotment
 from hypha_ray.market.exchange.allotment import OUTBID, Allotment, Holding, Order, Ruling, Standing
 from hypha_ray.market.exchange.attendance import CHECK_S, SILENT_S, TTL_S, Attendance
+from hypha_ray.market.exchange.machines import NodeOffers
+from hypha_ray.market.offers import Offer, Refusal, Request, answers
 from hypha_ray.market.requirements import Need, NodeResources
 from tests.support.exchange_model import Bidder, ExchangeModel
 from tests.support.mutants_exchange import MUTANTS, mutant
@@ -154,6 +156,8 @@ def examine(module: Any, seed: int) -> None:
     room = Counter({one.id: one.free["CPU"] for one in nodes})
     room.update(f"n{at}" for run, all_at in places.items() for at in all_at[len(all_at) - len(found[run].leave) :])
     assert sum(found[one.run].quota - one.kept for one in bidders) <= sum(room.values())
+    for ruling in found.values():
+        assert sum((ruling.needs or {}).values()) == ruling.quota
 
 
 @pytest.mark.parametrize("part", range(4))
@@ -171,6 +175,67 @@ def test_defect_of_the_rulings_shows_among_random_runs(name: str) -> None:
         except Exception:
             return
     raise AssertionError("no scene shows it")
+
+
+GPU, CORES = Need("worker", 1, 1), Need("worker", 4)
+
+
+def two_kinds(**held: Any) -> dict[str, Ruling]:
+    """Rulings on a run of two workers with a GPU and two with four cores; a GPU is free, no four cores are."""
+    nodes = [NodeResources("g", {"CPU": 4.0, "GPU": 2.0}, Counter({"CPU": 3.0, "GPU": 1.0})), node("c", 8, free=0)]
+    return rulings(nodes, Standing("x", 10, (GPU, GPU, CORES, CORES), 4), **held)
+
+
+def test_lost_worker_of_the_first_kind_is_granted_although_the_last_kind_has_no_room() -> None:
+    held = [Holding("worker-1", "g", GPU.bundle(), 1), *(holding(f"worker-{i}", "c", i, 4) for i in (2, 3))]
+    assert two_kinds(x=held)["x"] == Ruling(4)
+    assert two_kinds(x=held)["x"].needs == {GPU: 2, CORES: 2}
+
+
+def test_lost_worker_of_the_last_kind_is_not_granted_the_room_of_the_first_one() -> None:
+    held = [*(Holding(f"worker-{i}", "g", GPU.bundle(), i) for i in (0, 1)), holding("worker-2", "c", 2, 4)]
+    ruling = two_kinds(x=held)["x"]
+    assert ruling.quota == 3
+    assert ruling.needs == {GPU: 2, CORES: 1}
+
+
+def test_kind_that_has_room_is_granted_while_an_earlier_one_waits() -> None:
+    nodes = [NodeResources("g", {"CPU": 4.0, "GPU": 2.0}, Counter({"CPU": 3.0})), node("c", 8)]
+    found = rulings(nodes, Standing("x", 10, (GPU, CORES, CORES), 1))["x"]
+    assert found.needs == {GPU: 0, CORES: 2}
+
+
+def test_numbers_say_which_workers_hold_leases_if_others_dial_in() -> None:
+    """Workers 0 and 1 dial in, 2 needs a GPU, and 3 four cores: it is 2 that is missing."""
+    nodes = [NodeResources("g", {"CPU": 4.0, "GPU": 1.0}, Counter({"CPU": 4.0, "GPU": 1.0})), node("c", 4, free=0)]
+    run = Standing("x", 10, (GPU, CORES), 2, numbers=(2, 3))
+    assert rulings(nodes, run, x=[holding("worker-3", "c", 3, 4)])["x"].needs == {GPU: 1, CORES: 1}
+
+
+def test_run_is_behind_another_one_only_while_that_waits_for_its_least() -> None:
+    three = [node("a", 3)]
+    found = rulings(three, standing("x", 10, 3, least=3), standing("y", 20, 4, least=4))
+    assert (found["x"].behind, found["y"].behind) == ("y", None)
+    found = rulings(three, standing("x", 10, 3, least=3), standing("y", 20, 3, least=3))
+    assert (found["x"].quota, found["x"].behind) == (0, None)
+
+
+def test_latest_of_leases_that_are_as_old_is_the_one_of_the_highest_number() -> None:
+    nodes, held = [node("a", 11, free=0)], [holding(f"worker-{i}", "a") for i in range(11)]
+    found = rulings(nodes, standing("x", 10, 11), standing("y", 20, 1), x=held)
+    assert set(found["x"].leave) == {"worker-10"}
+
+
+def test_machines_of_one_kind_are_asked_once_for_each_need_whatever_the_runs_are() -> None:
+    asked: list[tuple[Need, int]] = []
+
+    def ask(request: Request, nodes: Sequence[NodeResources]) -> list[Offer | Refusal]:
+        asked.append((request.need, len(nodes)))
+        return answers(request, nodes)
+
+    machines = NodeOffers([node(f"n{i}") for i in range(500)] + [node(f"m{i}", price=3) for i in range(500)], ask)
+    assert [machines.free_room(need, bid) is not None for bid in range(50) for need in (ONE, GPU)] == [True, False] * 50
+    assert asked == [(ONE, 2), (GPU, 2)]
 
 
 def test_run_that_has_yet_to_begin_gives_way_as_a_whole() -> None:
