@@ -25,6 +25,7 @@ from pydantic import ValidationError
 
 from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.cli.options import parse_options
+from hypha_ray.config.cli.phases import Phases
 from hypha_ray.config.tables.rewards import MODEL
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.driver.saved_models import saved_model_or_folder
@@ -83,10 +84,14 @@ def main() -> None:
         if (value := getattr(arguments, name)) < least:
             what = f"--{name.replace('_', '-')} is out of range"
             raise ConfigError("CFG003", what, str(value), f"{least} or more")
-    start = time.monotonic()
-    score = evaluate_on_tasks if arguments.lm_eval else evaluate_on_dataset
+    start, phases = time.monotonic(), Phases()
+    phases.begin("loading libraries, model and data")
     with saved_model_or_folder(arguments.model) as folder:
-        what, result = score(arguments, folder)
+        if arguments.lm_eval:
+            what, result = evaluate_on_tasks(arguments, folder)
+        else:
+            what, result = evaluate_on_dataset(arguments, folder, phases)
+    phases.end()
     print(f"{what}  {time.monotonic() - start:.1f} s")
     line = " ".join(f"{name} {value if isinstance(value, int) else f'{value:.6g}'}" for name, value in result.items())
     print(json.dumps(result, allow_nan=False) if arguments.json else line)
@@ -112,7 +117,7 @@ def evaluate_on_tasks(arguments: Evaluate, model: Path) -> tuple[str, dict[str, 
     return f"{architecture}  {' '.join(arguments.lm_eval)}", result
 
 
-def evaluate_on_dataset(arguments: Evaluate, model: Path) -> tuple[str, dict[str, float]]:
+def evaluate_on_dataset(arguments: Evaluate, model: Path, phases: Phases) -> tuple[str, dict[str, float]]:
     """Return model, task and split, and the figures of a prepared dataset.
 
     Raises:
@@ -134,7 +139,7 @@ def evaluate_on_dataset(arguments: Evaluate, model: Path) -> tuple[str, dict[str
             raise DataError("DATA051", f"dataset {manifest.name!r} has no such split", arguments.split, splits)
         require_same_tokens(model, source)
         score = score_answers if manifest.modality == "prompts" else score_samples
-        what, result = score(arguments, model, source, infos)
+        what, result = score(arguments, model, source, infos, phases)
     return f"{what}  {manifest.name}/{arguments.split}", result
 
 
@@ -153,7 +158,7 @@ def require_same_tokens(model: Path, source: DataSource) -> None:
 
 
 def score_samples(
-    arguments: Evaluate, model: Path, source: DataSource, infos: Sequence[SliceInfo]
+    arguments: Evaluate, model: Path, source: DataSource, infos: Sequence[SliceInfo], phases: Phases
 ) -> tuple[str, dict[str, float]]:
     """Return model and task, and loss with what it amounts to."""
     with uncollected():
@@ -179,6 +184,7 @@ def score_samples(
     batches = batches_of(slices, arguments.batch_size, [info.index for info in infos])
     first = next(batches)
     check_loss_of(task, network, first)
+    phases.begin("evaluating")
     sums = evaluate(network.to(device), task, chain([first], batches), device)
     loss_sum, count = sums["val_loss"]
     if not count:
@@ -191,7 +197,7 @@ def score_samples(
 
 
 def score_answers(
-    arguments: Evaluate, model: Path, source: DataSource, infos: Sequence[SliceInfo]
+    arguments: Evaluate, model: Path, source: DataSource, infos: Sequence[SliceInfo], phases: Phases
 ) -> tuple[str, dict[str, float]]:
     """Return the model, and rewards and lengths of its answers; they are those of a run with the same settings."""
     rl = rl_of(arguments)
@@ -231,6 +237,7 @@ def score_answers(
     batches = batches_of(slices, arguments.batch_size, [info.index for info in infos])
     scores = load_scores(rl.reward, Model(), device_of("auto")) if MODEL in rl.reward.functions else None
     reward = Reward(Scorer(rl, tokenizer, scores))
+    phases.begin("answering and scoring")
     sums = validate(master_of({"actor": generator, "reward": reward}).traverse, batches)
     return type(network).__name__, {**means(sums), "prompts": sum(info.samples for info in infos)}
 

@@ -1,7 +1,7 @@
 """Save what a run has learned so far, as at its end, or after any round that has a snapshot.
 
 python jobs/export.py --run NAME
-python jobs/export.py --run NAME --round 11 --to models/round-11
+python jobs/export.py --run NAME --round 12 --to models/round-12
 python jobs/export.py --run NAME --compatible 4 --to models/older
 """
 
@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from hypha_ray.config.cli.entry_point import run
-from hypha_ray.config.cli.options import parse_options
+from hypha_ray.config.cli.options import parse_options, require_round
+from hypha_ray.config.cli.phases import Phases
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Export:
     run: str
     """its name, its directory, or the URL of its mirror, from which it is copied here first"""
     round: int | None = None
-    """round that has a snapshot, counted from 0 as in checkpoints; default: the newest"""
+    """round that has a snapshot, counted from 1 as on the console; default: the newest"""
     to: Path | None = None
     """folder to write; default: model in the run directory"""
     compatible: Literal["4"] | None = None
@@ -33,11 +34,17 @@ class Export:
 def main() -> None:
     """Find the run, and save the weights of a snapshot that is as it was written."""
     arguments = parse_options(Export, __doc__, sys.argv[1:], position="run")
+    require_round(arguments.round)
+    phases = Phases()
+    phases.begin("loading libraries")
     from hypha_ray.driver.run import Run
 
+    phases.begin("reading the run")
     found = Run(arguments.run)
-    number = found.newest_snapshot if arguments.round is None else arguments.round
+    number = found.newest_snapshot if arguments.round is None else arguments.round - 1
+    phases.begin("saving the model")
     folder = found.export(arguments.to, number, None if arguments.compatible is None else int(arguments.compatible))
+    phases.end()
     rounds = found.job.rounds.update_rounds
     print(f"after round {number + 1} of {rounds}, {found.committed_rounds} are committed")
     print(f"model: {folder}")

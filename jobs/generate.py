@@ -1,7 +1,7 @@
 """Let a saved model write: an answer to a prompt, to each line of standard input, or in a conversation.
 
     python jobs/generate.py --model RUN/model --prompt 'def main('
-    python jobs/generate.py --model RUN --round 11 --temperature 0 < prompts.txt
+    python jobs/generate.py --model RUN --round 12 --temperature 0 < prompts.txt
     python jobs/generate.py --model RUN/model                  # a conversation, in a terminal
 
 A tokenizer with a chat template makes a prompt the user's turn; without one, or with --raw, the model goes on from the
@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hypha_ray.config.cli.entry_point import run
-from hypha_ray.config.cli.options import parse_options
+from hypha_ray.config.cli.options import parse_options, require_round
+from hypha_ray.config.cli.phases import Phases
 from hypha_ray.config.tables.rl import LOWEST_TEMPERATURE
 from hypha_ray.driver.saved_models import saved_model
 from hypha_ray.errors import ConfigError
@@ -37,7 +38,7 @@ class Generate:
     system: str | None = None
     """system message of a chat"""
     round: int | None = None
-    """round of a run, counted from 0, that has a snapshot; default: the saved model, otherwise the newest snapshot"""
+    """round of a run, counted from 1, that has a snapshot; default: the saved model, otherwise the newest snapshot"""
     max_new_tokens: int = 256
     """tokens after which an answer is cut off"""
     temperature: float = 0.7
@@ -54,11 +55,16 @@ def main() -> None:
     """Parse first, import later: `--help` and a mistyped flag answer at once."""
     arguments = parse_options(Generate, __doc__, sys.argv[1:])
     _check(arguments)
+    phases = Phases()
+    phases.begin("loading libraries")
     with uncollected():
         from hypha_ray.model.writer import Writer
 
-    with saved_model(arguments.model, arguments.round) as folder:
+    phases.begin("loading the model")
+    number = None if arguments.round is None else arguments.round - 1
+    with saved_model(arguments.model, number) as folder:
         writer = Writer(folder, raw=arguments.raw, system=arguments.system, seed=arguments.seed)
+    phases.end()
     if arguments.system is not None and not writer.chats:
         fix = "leave --system out, or name a model that was trained on chats"
         raise ConfigError("GEN001", "only a chat has a system message", "--system", "a tokenizer with a template", fix)
@@ -69,13 +75,13 @@ def main() -> None:
 
 def _check(arguments: Generate) -> None:
     """Refuse values that are out of range."""
+    require_round(arguments.round)
     lowest = LOWEST_TEMPERATURE
     draws = lowest <= arguments.temperature < float("inf")
     limits: tuple[tuple[str, Any, bool, str], ...] = (
         ("max-new-tokens", arguments.max_new_tokens, arguments.max_new_tokens >= 1, "1 or more"),
         ("temperature", arguments.temperature, draws or not arguments.temperature, f"0, or {lowest:g} or more"),
         ("top-p", arguments.top_p, 0 < arguments.top_p <= 1, "above 0, up to 1"),
-        ("round", arguments.round, arguments.round is None or arguments.round >= 0, "0 or more"),
     )
     for name, value, good, allowed in limits:
         if not good:

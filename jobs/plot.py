@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.cli.options import parse_options
+from hypha_ray.config.cli.phases import Phases
 
 
 @dataclass(frozen=True)
@@ -21,11 +22,15 @@ class Plot:
 def main() -> None:
     """Draw, and print the path of every PNG."""
     arguments = parse_options(Plot, __doc__, sys.argv[1:], position="run")
+    phases = Phases()
+    phases.begin("drawing the plots")
     from hypha_ray.driver.find_run import find_run
     from hypha_ray.telemetry.plots import draw
 
     folder = Path(arguments.run).expanduser()
-    for path in draw(folder if folder.is_dir() else find_run(arguments.run, None, None)):
+    paths = draw(folder if folder.is_dir() else find_run(arguments.run, None, None))
+    phases.end()
+    for path in paths:
         print(path)
 
 

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 
 from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.cli.options import parse_options
+from hypha_ray.config.cli.phases import Phases
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.provenance import Origin, counted
 
@@ -43,6 +44,8 @@ def main() -> None:
     if options.nodes is not None:
         prepare_parts(options)
         return
+    phases = Phases()
+    phases.begin("loading libraries")
     from rich.console import Console
 
     from hypha_ray.data.preparation.prepare import prepare
@@ -50,13 +53,17 @@ def main() -> None:
     from hypha_ray.redaction import redacted
 
     begin, counts, console = time.monotonic(), Counter[str](), Console(stderr=True)
+    phases.begin("reading and tokenizing")
     with console.status("reading") as status:
 
         def report(what: str, number: int) -> None:
             counts[what] += number
-            status.update(", ".join(f"{count:,} {name}" for name, count in counts.items()))
+            text = ", ".join(f"{count:,} {name}" for name, count in counts.items())
+            status.update(text)
+            phases.update(f"reading: {text}")
 
         manifest = prepare(options, report, datetime.now(UTC).isoformat(timespec="seconds"))
+    phases.end()
     size = sum(info.samples for info in manifest.slices) * manifest.sample_bytes
     for split in ("train", "validation"):
         print(f"{split:<10} {manifest.samples(split):>9,} samples in {len(manifest.of(split)):,} slices")

@@ -13,14 +13,13 @@ import sys
 from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.load import parse
 from hypha_ray.driver.find_run import find_run
+from hypha_ray.driver.start import start
 
 
 def main() -> None:
     """Parse first, import later: `--help` and a mistyped key answer at once."""
     loaded = parse(["--sync.strategy", "sync", *sys.argv[1:]], __doc__, find_run)
-    from hypha_ray.driver.launch import launch
-
-    launch(loaded, kind="sync")
+    start(loaded, kind="sync")
 
 
 if __name__ == "__main__":

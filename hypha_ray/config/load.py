@@ -1,6 +1,6 @@
 """From a command line to a job: defaults < job files, from left to right < flags.
 
-    [@ FILE.toml …] [--section.key VALUE …] [--dry-run] [--resume [NAME | DIR | URL]] [--help]
+    [[@] FILE.toml …] [--section.key VALUE …] [--dry-run] [--resume [NAME | DIR | URL]] [--help]
 
 Files and flags become one list of settings, each with its place; the last one of a key wins. The job file of a run
 named after ``--resume`` comes before all of them.

@@ -128,6 +128,7 @@ def _attempt(
         HyphaError: the error that ended the run.
 
     """
+    yield {"kind": "status", "text": "starting the scheduler"}
     places, from_dataset, owner = given
     arguments = (job, run, str(directory.path), places, directory.begin_attempt(), owner, from_dataset)
     scheduler = _here(Scheduler, "scheduler", run).remote(*arguments)

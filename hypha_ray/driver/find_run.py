@@ -37,7 +37,7 @@ def find_run(wanted: str, name: str | None, parent: str | None) -> Path:
     found = next((place for place in places if RunDirectory(place).begun), None)
     if found is None:
         raise no_run(wanted, folder)
-    return found
+    return found.resolve() if ".." in found.parts else found
 
 
 def no_run(name: str, parent: Path) -> CheckpointError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,19 @@ from typing import Any
 import ray
 
 from hypha_ray.config import Job
+from hypha_ray.config.cli.phases import Phases
 from hypha_ray.config.load import Loaded, require_complete, require_secrets, resolved_toml
 from hypha_ray.driver.attempts import records
 from hypha_ray.driver.datasets.classes import with_classes
 from hypha_ray.driver.datasets.data_source import COPY, DataSource, is_served, kept, opened
 from hypha_ray.driver.find_run import no_run
 from hypha_ray.driver.folders import check_places
+from hypha_ray.driver.interruption import InterruptionReport
+from hypha_ray.driver.naming import named, placed
 from hypha_ray.driver.preflight.advice import advice
 from hypha_ray.driver.preflight.checks import check_end, check_fragments, check_job, check_model, check_rewards
 from hypha_ray.driver.preflight.machines import machine_lines
-from hypha_ray.driver.ray_cluster import connected
+from hypha_ray.driver.ray_cluster import connected, connecting
 from hypha_ray.driver.run_identity import compare, is_done, keep_identity, last_round, settle, with_identity
 from hypha_ray.driver.run_provenance import own_command, record_devices, record_start
 from hypha_ray.errors import HyphaError
@@ -33,19 +36,18 @@ from hypha_ray.market.requirements import NodeResources
 from hypha_ray.market.speeds import UNKNOWN
 from hypha_ray.market.staffing import workers_to_hire
 from hypha_ray.rl.graphs import step_text
-from hypha_ray.store.directory import RunDirectory, runs
+from hypha_ray.store.directory import RunDirectory
 from hypha_ray.telemetry.sinks.console import Console
 
-__all__ = ["finish", "launch", "records", "run_job"]
+__all__ = ["finish", "launch", "records", "run_in", "run_job"]
 
 log = logging.getLogger(__name__)
 
 
 def launch(loaded: Loaded, kind: str) -> None:
-    """Run the job of a command line, or with ``--dry-run`` only print what it would do."""
-    _tell(loaded.notes)
+    """Run a job, or only print what it would do; `kind` names runs that have no name."""
     if loaded.dry_run:
-        dry_run(loaded)
+        dry_run(loaded, Phases())
     else:
         run_job(loaded, kind, own_command())
 
@@ -62,10 +64,27 @@ def run_job(loaded: Loaded, kind: str, command: Sequence[str] | None = None) -> 
         The run directory.
 
     """
-    require_complete(loaded.job)
-    check_places(loaded.job)
-    job = named(loaded.job, kind)
-    directory = RunDirectory(Path(str(job.run.dir), str(job.run.name)))
+    job, directory = placed(loaded.job, kind)
+    interruption = InterruptionReport(job, directory)
+    with interruption.reported():
+        run_in(loaded, (job, directory), Phases(began_s=time.monotonic()), interruption, command)
+    return directory.path
+
+
+def run_in(
+    loaded: Loaded,
+    run: tuple[Job, RunDirectory],
+    phases: Phases,
+    interruption: InterruptionReport,
+    command: Sequence[str] | None = None,
+) -> None:
+    """Run a job as `run_job`, in the run directory that `placed` gives beside the job.
+
+    `phases` takes what is done before and after training; `interruption` tells of one while Ray is connected.
+    """
+    job, directory = run
+    _tell(loaded.notes)
+    phases.begin("checking the model and the data")
     with ExitStack() as held:
         source, new = _opened(job, directory, held), not directory.begun
         job = with_classes(job, source.manifest)
@@ -85,7 +104,8 @@ def run_job(loaded: Loaded, kind: str, command: Sequence[str] | None = None) -> 
         if due:
             require_secrets(job)
             _check_upload(job)
-            with connected(str(job.run.name)):
+            phases.begin(f"{connecting()} Ray")
+            with connected(str(job.run.name)), interruption.reported():
                 if new:
                     workers_to_hire(job, possible_nodes(), own_node(), speeds_of(job, source.manifest.shapes))
                     held.enter_context(directory.lock())
@@ -94,12 +114,21 @@ def run_job(loaded: Loaded, kind: str, command: Sequence[str] | None = None) -> 
                 source.keep(directory)
                 record_start(directory, source, command, ray.nodes())
                 held.callback(record_devices, directory)
-                stream = records(job, str(job.run.name), directory, source)
-                console = Console(job.rounds.update_rounds, rounds="console" in job.telemetry.sinks)
-                watch(stream, console, advice(job, gpus_of(possible_nodes())))
-        finish(job, directory, source)
+                _train(job, directory, source, phases)
+        finish(job, directory, source, phases.begin)
+    phases.end()
     print(f"run: {directory.path}")
-    return directory.path
+
+
+def _train(job: Job, directory: RunDirectory, source: DataSource, phases: Phases) -> None:
+    """Train, and show it on the console."""
+    print(f"run: {directory.path}", flush=True)
+    stream = records(job, str(job.run.name), directory, source)
+    phases.end()
+    has_console = "console" in job.telemetry.sinks
+    console = Console(job.rounds.update_rounds, rounds=has_console, began_s=phases.began_s)
+    watch(stream, console, advice(job, gpus_of(possible_nodes())))
+    phases.begin("disconnecting from Ray")
 
 
 def _opened(job: Job, directory: RunDirectory, held: ExitStack) -> DataSource:
@@ -111,16 +140,12 @@ def _opened(job: Job, directory: RunDirectory, held: ExitStack) -> DataSource:
     return held.enter_context(opened(job.dataset))
 
 
-def named(job: Job, kind: str) -> Job:
-    """The job with the name and folder of its run filled in."""
-    name = job.run.name or f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return job.model_copy(update={"run": job.run.model_copy(update={"name": name, "dir": str(runs(job.run.dir))})})
-
-
-def dry_run(loaded: Loaded) -> None:
+def dry_run(loaded: Loaded, phases: Phases) -> None:
     """Print the resolved job file, and run the checks of a start; a partial job file is checked as far as possible."""
+    _tell(loaded.notes)
     job, where = loaded.job, ", ".join(loaded.files) or "the command line"
     print(resolved_toml(job))
+    phases.begin("checking the model and the data")
     require_secrets(job)
     check_places(job)
     check_job(job)
@@ -143,11 +168,13 @@ def dry_run(loaded: Loaded) -> None:
             print(step_text(job.rl))
         parts = [part for part, there in (("model", has_model), ("dataset", has_data)) if not there]
         _tell(f"{where}: the job has no {part}, so what depends on one isn't checked" for part in parts)
+        phases.begin(f"{connecting()} Ray")
         held.enter_context(connected("dry-run"))
         _tell(advice(job, gpus_of(possible_nodes())))
         speeds = UNKNOWN if source is None else speeds_of(job, source.manifest.shapes)
         for line in machine_lines(job, possible_nodes(), own_node(), speeds):
             print(line)
+        phases.end()
 
 
 def _hold_against_the_run(job: Job, resume: bool, source: DataSource) -> None:
@@ -200,20 +227,33 @@ def watch(stream: Iterator[dict[str, Any]], console: Console, notes: Iterable[st
         console.close(summary)
 
 
-def finish(job: Job, directory: RunDirectory, source: DataSource) -> None:
-    """Save the trained model by transformers, draw the plots, and upload and mirror what is to be."""
+def _silently(phase: str) -> None:
+    """Say nothing of a phase."""
+
+
+def finish(job: Job, directory: RunDirectory, source: DataSource, begin: Callable[[str], None] = _silently) -> None:
+    """Save the trained model by transformers, draw the plots, and upload and mirror what is to be.
+
+    `begin` takes each phase as it begins.
+    """
+    begin("saving the model")
     with uncollected():  # Loaded last, so that a resumed run goes on at once.
         from hypha_ray.store.mirroring.courier import deliver
         from hypha_ray.store.mirroring.mirror import Mirror
 
     export_round(job, directory, source, last_round(job, directory), directory.path / "model")
     if job.checkpoint.best:
+        begin("saving the best model")
         _export_best(job, directory, source)
+    begin("drawing the plots")
     draw_plots(directory.path)
     if job.checkpoint.push is not None:
+        begin("uploading the model")
         _upload(job, directory)
-    if job.checkpoint.mirror and (problem := deliver(Mirror(job.checkpoint.mirror, directory.path))):
-        print(f"note: {problem}", file=sys.stderr)
+    if job.checkpoint.mirror:
+        begin("copying the run to its mirror")
+        if problem := deliver(Mirror(job.checkpoint.mirror, directory.path)):
+            print(f"note: {problem}", file=sys.stderr)
 
 
 def draw_plots(run_directory: Path) -> None:

@@ -14,6 +14,7 @@ from hypha_ray.market.nodes import cluster_nodes, own_node, post_labels
 from hypha_ray.market.offers import LEASED, Refusal, Request, answers
 from hypha_ray.market.requirements import Need, NodeResources, nearest, shortage
 from hypha_ray.market.terms import PRICING, SITE, are_posted
+from hypha_ray.wording import counted
 
 
 def post(wanted: str | None, labels: Mapping[str, str]) -> str:
@@ -117,7 +118,7 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
     """Lines about an overview: one for each machine, lease and run at the exchange, and for all that waits."""
     places = {machine["node"]: _name(machine["address"], machine["node"]) for machine in found["nodes"]}
     for machine in found["nodes"]:
-        room = ", ".join(f"{machine['free'][name]:g} of {total:g} {name}" for name, total in _counted(machine["total"]))
+        room = ", ".join(f"{machine['free'][name]:g} of {total:g} {name}" for name, total in _amounts(machine["total"]))
         site = f", site {machine['site']}" if machine["site"] else ""
         yield f"{places[machine['node']]}{site}: {_terms(machine['terms'])}; free: {room or 'nothing'}"
     for lease in found["leases"]:
@@ -127,13 +128,13 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"lease {lease['run']}/{lease['name']} {where}: {price}{bid}"
     for place, one in enumerate(sorted(found["runs"] or [], key=lambda one: -one["bid"]), 1):
         state = "may hold" if one["quota"] >= max(1, one["least"]) else "waits; it may hold"
-        wanted = f"{one['wanted']} workers, at least {one['least']}"
+        wanted = f"{counted(one['wanted'], 'worker')}, at least {one['least']}"
         yield f"{place}. run {one['run']} bids {one['bid']:g} for {wanted}: {state} {one['quota']}"
     for one in found["waiting"]:
         yield f"{one['run']} waits for {one['count']} × {one['role']} with {one['need']}: {one['reason']}"
     prices = [lease["price"] for lease in found["leases"] if lease["price"] is not None]
     paid = f"; {sum(prices):g} per hour" if prices else ""
-    yield f"{len(found['nodes'])} machines, {len(found['leases'])} leases{paid}"
+    yield f"{counted(len(found['nodes']), 'machine')}, {counted(len(found['leases']), 'lease')}{paid}"
 
 
 def _node(nodes: Sequence[NodeResources], wanted: str | None) -> NodeResources:
@@ -157,7 +158,7 @@ def _terms(told: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {value}" for name, value in told.items())
 
 
-def _counted(total: Mapping[str, float]) -> list[tuple[str, float]]:
+def _amounts(total: Mapping[str, float]) -> list[tuple[str, float]]:
     return [(name, total[name]) for name in ("CPU", "GPU") if total[name]]
 
 

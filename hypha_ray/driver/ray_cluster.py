@@ -54,6 +54,12 @@ def connected(namespace: str, alone: str = "local") -> Iterator[None]:
         ray.shutdown()
 
 
+def connecting(alone: str = "local") -> str:
+    """Return the verb for what `connected` is about to do."""
+    address = os.environ.get("RAY_ADDRESS") or alone
+    return "starting" if address == "local" else "connecting to"
+
+
 class ControlService:
     """Ray's control service (GCS) on the head node, without which nothing is started or replaced.
 

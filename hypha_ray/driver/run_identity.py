@@ -18,8 +18,10 @@ from hypha_ray.model.identity import IDENTITY, REWARDS, changes, folder_hash, id
 from hypha_ray.scheduler.rounds.patience import Patience
 from hypha_ray.store.commits import CommitLog
 from hypha_ray.store.directory import RunDirectory
+from hypha_ray.store.restore_point import usable_rounds
 from hypha_ray.store.snapshots import newest_good
 from hypha_ray.telemetry.sinks.files import METRICS, SUMMARY, by_round, read_json, read_jsonl
+from hypha_ray.wording import counted, rounds_text
 
 
 def settle(job: Job, directory: RunDirectory, manifest: Manifest, resume: bool) -> None:
@@ -133,8 +135,16 @@ def standing(job: Job, directory: RunDirectory) -> str:
     if (reason := ended_early(job, directory)) is not None:
         return f"ended early: {reason}"
     if done >= wanted:
-        return f"has all of its {wanted} rounds"
-    return f"goes on after round {done} of {wanted}" if done else "has no commit yet, and starts from the beginning"
+        return f"has all of its {counted(wanted, 'round')}"
+    if not done:
+        return "has no commit yet, and starts from the beginning"
+    usable = usable_rounds(directory.path, verify=True)
+    if usable == done:
+        return f"goes on after round {done} of {wanted}"
+    again = rounds_text(range(usable, done))
+    if usable:
+        return f"goes on after round {usable} of {wanted}: there is no usable checkpoint of {again}"
+    return f"has {counted(done, 'round')} of {wanted}, but no usable checkpoint"
 
 
 def _require_none(changed: Sequence[Difference], job: Job) -> None:

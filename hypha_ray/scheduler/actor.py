@@ -125,11 +125,8 @@ class Scheduler:
                     _raise_what_ended(commands)
                     break
                 commands = core.handle(await self._next(core.deadline), time.monotonic())
-            ending = asyncio.ensure_future(self._settled())
-            async for records in self._due_until(ending):
+            async for records in self._settling():
                 yield records
-            yield self._telemetry.for_driver(everything=True)
-            await ending
             yield [{"kind": "summary", **await self._finish()}]
         except (QuarantinedError, LostError):  # The next scheduler takes the workers over.
             await self._finish()
@@ -272,6 +269,16 @@ class Scheduler:
     async def _finish(self) -> dict[str, Any]:
         self._costs.bill()
         return await self._telemetry.finish({"parameter_bytes": self._weights.bytes, "attempt": self._attempt})
+
+    async def _settling(self) -> AsyncIterator[list[dict[str, Any]]]:
+        """Yield the news of the time in which the run settles; a status line first if that takes long."""
+        ending = asyncio.ensure_future(self._settled())
+        if not (await asyncio.wait({ending}, timeout=NEWS_S))[0]:
+            yield [_status("writing the last checkpoint")]
+        async for records in self._due_until(ending):
+            yield records
+        yield self._telemetry.for_driver(everything=True)
+        await ending
 
     async def _settled(self) -> None:
         """Wait for commits, for workers with a final plan, and for the mirror."""

@@ -6,11 +6,12 @@ from hypha_ray.errors import CapacityError, CheckpointError, ClusterError, Confi
 from hypha_ray.scheduler.fleet.loss_book import FATAL
 from hypha_ray.scheduler.fleet.roster import MAX_CRASHES
 from hypha_ray.types import Verdict
+from hypha_ray.wording import counted
 
 
 def diverged(number: int, reason: str) -> ConfigError:
-    """Error of a run after a round without a usable delta."""
-    what = f"training diverged: every delta of round {number} was rejected, the first for {reason}"
+    """Error of a run after a round, counted from 0, without a usable delta."""
+    what = f"training diverged: every delta of round {number + 1} was rejected, the first for {reason}"
     return ConfigError("TRN001", what, fix="lower inner_optimizer.learning_rate, or set inner_optimizer.clip_norm")
 
 
@@ -21,14 +22,14 @@ def failure(number: int, verdict: Verdict, exact: bool) -> HyphaError | None:
     """
     lost = [one for one in verdict.rejected if not one.blamed]
     if lost and (exact or not verdict.accepted):
-        what, fix = f"round {number} has to be trained again", "submit again: the run goes on from its last commit"
+        what, fix = f"round {number + 1} has to be trained again", "submit again: the run goes on from its last commit"
         return LostError("NET012", what, got=f"of worker {lost[0].worker}: {lost[0].reason}", fix=fix)
     return None if verdict.accepted else diverged(number, verdict.rejected[0].reason)
 
 
 def disowned(number: int) -> ClusterError:
-    """Error of a run after a round in flight has lost all of its deltas."""
-    what = f"every delta of round {number} began with other weights than were committed"
+    """Error of a run after a round in flight, counted from 0, has lost all of its deltas."""
+    what = f"every delta of round {number + 1} began with other weights than were committed"
     fix = "look at the machines' memory, then submit again: the run goes on from its last commit"
     return ClusterError("NET010", what, fix=fix)
 
@@ -59,5 +60,5 @@ def another_model(next_round: int, built: set[str], layout_sha256: str | None) -
 
 def too_few(have: int, need: int, what: str) -> CapacityError:
     """Error of a run with too few workers."""
-    text = f"{have} workers of at least {need} {what}"
+    text = f"{counted(have, 'worker')} of at least {need} {what}"
     return CapacityError("CAP002", text, fix="look into the logs, then resubmit")

@@ -121,11 +121,11 @@ class CommitWriter:
         """Raise an error unless this is the number of the next round."""
         due = self._newest.round + 1 if self._newest else 0
         if round < due:
-            raise broken_chain(round, f"round {round}", f"round {due}")
+            raise broken_chain(round, f"round {round + 1}", f"round {due + 1}")
         if round > due:
-            what = f"what {self._directory} has ends before round {due}: a store died before the disk took more"
+            what = f"what {self._directory} has ends before round {due + 1}: a store died before the disk took more"
             fix = "make room, and start the run again; it goes on from there"
-            raise TryAgainError("STORE010", what, f"round {round}", f"round {due}", fix)
+            raise TryAgainError("STORE010", what, f"round {round + 1}", f"round {due + 1}", fix)
 
     def _snapshot(self, round: int, parts: _Parts) -> tuple[tuple[str, str], TryAgainError | None]:
         """Write a snapshot if it is due; returns the hashes of weights and momentum, and the error if it failed."""
@@ -219,7 +219,7 @@ def _compare(commit: Commit, outcome: Outcome, parts: _Parts) -> None:
     """Raise `CheckpointError` unless a commit has this outcome."""
     found = commit_of(outcome, commit.parent_sha256, *parts.hashes())
     if found != commit:
-        what = f"round {commit.round} is committed already, with another outcome"
+        what = f"round {commit.round + 1} is committed already, with another outcome"
         fix = "is another run writing to this directory?"
         raise CheckpointError("STORE003", what, f"weights {found.theta_sha256}", f"weights {commit.theta_sha256}", fix)
 

@@ -78,7 +78,7 @@ def check_chain(commits: Sequence[Commit]) -> None:
     parent = None
     for due, commit in enumerate(commits):
         if commit.round != due:
-            raise broken_chain(due, f"round {commit.round}", f"round {due}")
+            raise broken_chain(due, f"round {commit.round + 1}", f"round {due + 1}")
         if due > 0 and commit.parent_sha256 != parent:
             raise broken_chain(due, f"parent {commit.parent_sha256}", f"parent {parent}")
         parent = commit.theta_sha256
@@ -135,7 +135,7 @@ class CommitLog:
             return
         due = max(self.rounds(), default=-1) + 1 if self._last is None else self._last.round + 1
         if commit.round != due:
-            raise broken_chain(commit.round, f"round {commit.round}", f"round {due}")
+            raise broken_chain(commit.round, f"round {commit.round + 1}", f"round {due + 1}")
         if newest is not None and commit.parent_sha256 != newest.theta_sha256:
             raise broken_chain(commit.round, f"parent {commit.parent_sha256}", f"parent {newest.theta_sha256}")
         temporary = path.with_suffix(f".{uuid4().hex}.tmp")  # Unique, so that two writers never mix their bytes.
@@ -200,7 +200,7 @@ class CommitLog:
             what = f"commit record {path} is damaged"
             raise CheckpointError("STORE002", what, got=first_line(error), fix="restore the file") from error
         if commit.round != round:
-            raise broken_chain(round, f"the record of round {commit.round}", f"round {round}")
+            raise broken_chain(round, f"the record of round {commit.round + 1}", f"round {round + 1}")
         return commit
 
     def _write(self, data: bytes, temporary: Path, path: Path) -> None:
@@ -232,6 +232,6 @@ def _decoded(record: dict[str, Any]) -> Commit:
 
 
 def broken_chain(round: int, got: str, allowed: str) -> CheckpointError:
-    """Error for a round that doesn't follow the previous one."""
-    what = f"the commit log's chain breaks at round {round}"
+    """Error for a round, counted from 0, that doesn't follow the previous one."""
+    what = f"the commit log's chain breaks at round {round + 1}"
     return CheckpointError("STORE003", what, got, allowed, fix="is another run writing to this directory?")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ from typing import Any
 from hypha_ray.errors import CheckpointError
 from hypha_ray.store.commits import CommitLog, check_chain
 from hypha_ray.store.disk import sweep
-from hypha_ray.store.snapshots import Snapshot, read_header, read_snapshot, rounds
+from hypha_ray.store.snapshots import Snapshot, is_good, read_header, read_snapshot, rounds
 from hypha_ray.store.tensorfile import Array, flattened, flattened_outer
 from hypha_ray.types import Commit, Entry, Flat, Layout
+from hypha_ray.wording import ranges
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +102,23 @@ def restart(directory: Path) -> RestorePoint | None:
     return _newest_usable(directory, commits, (*damaged, *_foreign(directory)))
 
 
+def usable_rounds(directory: Path, verify: bool = False) -> int:
+    """Number of rounds after which a restart goes on; 0 if it has to begin anew, or can't.
+
+    Args:
+        directory: the run directory.
+        verify: whether to read the snapshots' files as well, which takes as long as to load them.
+
+    """
+    log = CommitLog(directory)
+    for round in sorted(set(log.rounds()) & set(rounds(directory)), reverse=True):
+        with suppress(CheckpointError):
+            _require_agreement(directory, log.load(round))
+            if not verify or is_good(directory, round):
+                return round + 1
+    return 0
+
+
 def _sound(log: CommitLog) -> tuple[list[Commit], list[str]]:
     """Commits of the chain, and warnings; the newest record counts as absent if it is damaged."""
     present = log.rounds()
@@ -108,7 +127,7 @@ def _sound(log: CommitLog) -> tuple[list[Commit], list[str]]:
         try:
             commits.append(log.load(present[-1]))
         except CheckpointError:
-            damaged.append(f"commit round {present[-1]}: its record is damaged and counts as absent")
+            damaged.append(f"commit round {present[-1] + 1}: its record is damaged and counts as absent")
     check_chain(commits)
     return commits, damaged
 
@@ -141,7 +160,8 @@ def _newest_usable(directory: Path, commits: Sequence[Commit], skipped: Sequence
                 raise
             passed.append(error.what)
             continue
-        lines = [f"{line}; using round {commit.round}" for line in (*passed, *_without(commits, commit, present))]
+        gaps = (*passed, *_without(commits, commit, present))
+        lines = [f"{line}; using round {commit.round + 1}" for line in gaps]
         return _restart(directory, commits[: commit.round + 1], snapshot, (*skipped, *lines))
     what = f"none of the checkpoints in {directory} can be used"
     raise CheckpointError("STORE006", what, got="; ".join(passed) or "none at all", fix="restore one, or start anew")
@@ -149,16 +169,22 @@ def _newest_usable(directory: Path, commits: Sequence[Commit], skipped: Sequence
 
 def _without(commits: Sequence[Commit], used: Commit, present: set[int]) -> list[str]:
     """Warning about later rounds without a snapshot, if there are any."""
-    found = [str(commit.round) for commit in commits[used.round + 1 :] if commit.round not in present]
-    return [f"commit round {', '.join(found)}: no checkpoint"] if found else []
+    missing = [commit.round + 1 for commit in commits[used.round + 1 :] if commit.round not in present]
+    return [f"commit round {', '.join(ranges(missing))}: no checkpoint"] if missing else []
 
 
 def _agreeing(directory: Path, commit: Commit) -> Snapshot:
     """Read an undamaged snapshot that has the hashes of the commit record."""
+    _require_agreement(directory, commit)
+    return read_snapshot(directory, commit.round)
+
+
+def _require_agreement(directory: Path, commit: Commit) -> None:
+    """Refuse a snapshot whose header has other hashes than the commit record."""
     label = read_header(directory, commit.round)
     if label is not None and label.hashes != (commit.theta_sha256, commit.outer_sha256):
-        raise CheckpointError("STORE004", f"checkpoint round {commit.round}: it isn't the one that the commit names")
-    return read_snapshot(directory, commit.round)
+        what = f"checkpoint round {commit.round + 1}: it isn't the one that the commit names"
+        raise CheckpointError("STORE004", what)
 
 
 def _restart(directory: Path, commits: Sequence[Commit], snapshot: Snapshot, skipped: tuple[str, ...]) -> RestorePoint:

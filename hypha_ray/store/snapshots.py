@@ -23,10 +23,13 @@ from hypha_ray.errors import CheckpointError, TryAgainError
 from hypha_ray.failpoints import failpoint
 from hypha_ray.store.disk import make_folder, publish, room_for, sealed, sync_folder, unsealed, write_file
 from hypha_ray.store.tensorfile import Array, file_sha256, read, write
+from hypha_ray.wording import rounds_text
 
 FORMAT = 1
 """Version of the format; increased when older code can't read it."""
 
+MISSING = "STORE006"
+"""Code of the error for a snapshot that doesn't exist."""
 _MODEL, _OUTER, _STATE = "model.safetensors", "outer.safetensors", "state.json"
 _HEADERS_BYTES = 1_000_000
 
@@ -106,8 +109,12 @@ def load_snapshot(directory: Path, round: int) -> Snapshot:
         return read_snapshot(directory, round)
     except CheckpointError as error:
         good = newest_good(directory)
-        fix = "start anew, there is no good checkpoint" if good is None else f"newest good checkpoint: round {good}"
-        raise CheckpointError(error.code, f"{error.what}, in {directory}", error.got, error.allowed, fix) from error
+        fix = "start anew, there is no good checkpoint" if good is None else f"newest good checkpoint: round {good + 1}"
+        what, allowed = f"{error.what}, in {directory}", error.allowed
+        if error.code == MISSING and good is not None:
+            allowed = f"{rounds_text(rounds(directory))}, which have one"
+            fix += "; more are kept by a larger checkpoint.keep"
+        raise CheckpointError(error.code, what, error.got, allowed, fix) from error
 
 
 def read_snapshot(directory: Path, round: int) -> Snapshot:
@@ -132,13 +139,16 @@ def read_header(directory: Path, round: int) -> SnapshotHeader | None:
 
 def newest_good(directory: Path) -> int | None:
     """Round of the newest undamaged snapshot; None if there is none."""
-    for round in reversed(rounds(directory)):
-        try:
-            _verified(snapshot_path(directory, round), round)
-        except CheckpointError:
-            continue
-        return round
-    return None
+    return next((round for round in reversed(rounds(directory)) if is_good(directory, round)), None)
+
+
+def is_good(directory: Path, round: int) -> bool:
+    """Whether a round has an undamaged snapshot; its files are read."""
+    try:
+        _verified(snapshot_path(directory, round), round)
+    except CheckpointError:
+        return False
+    return True
 
 
 def rounds(directory: Path) -> list[int]:
@@ -193,7 +203,7 @@ def _verified(path: Path, round: int) -> dict[str, Any]:
 def _record(path: Path, round: int) -> dict[str, Any]:
     """Read and check ``state.json``."""
     if not path.is_dir():
-        raise CheckpointError("STORE006", f"there is no checkpoint of round {round}")
+        raise CheckpointError(MISSING, f"there is no checkpoint of round {round + 1}")
     try:
         record = unsealed((path / _STATE).read_bytes())
         newer, whole = record["format"] > FORMAT, {_MODEL, _OUTER} <= record["sha256"].keys()
@@ -202,7 +212,7 @@ def _record(path: Path, round: int) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(round, f"{_STATE} has other bytes than were written") from error
     if newer:
-        what = f"checkpoint round {round} is newer than this program"
+        what = f"checkpoint round {round + 1} is newer than this program"
         raise CheckpointError("STORE005", what, f"format {record['format']}", f"format {FORMAT}")
     if not whole or record["round"] != round:
         raise _damaged(round, f"{_STATE} is that of another one")
@@ -210,4 +220,4 @@ def _record(path: Path, round: int) -> dict[str, Any]:
 
 
 def _damaged(round: int, how: str) -> CheckpointError:
-    return CheckpointError("STORE004", f"checkpoint round {round}: {how.splitlines()[0]}")
+    return CheckpointError("STORE004", f"checkpoint round {round + 1}: {how.splitlines()[0]}")

@@ -58,6 +58,9 @@ class Live:
         self._waiting = None
         self._progress = (self._safe(text), part)
 
+    def still(self, text: str) -> None:
+        """Show nothing more: the spinner and the bar move by themselves."""
+
     def stop(self) -> None:
         """Draw the table for the last time, and restore the cursor."""
         self._waiting = self._progress = None

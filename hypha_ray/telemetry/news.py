@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 from typing import NamedTuple
 
 from hypha_ray.telemetry.sinks.files import Record
+from hypha_ray.wording import counted, ranges
 
 WINDOW_S = 5.0
 """Seconds between two lines of one kind; the second one covers all events in between."""
@@ -116,7 +116,7 @@ class Problems:
             self._until = now + WINDOW_S if not self._told else self._until
             self._told += len(told)
         if everything and self._waiting:
-            told.append(f"{len(self._waiting)} more problems, see events.jsonl")
+            told.append(f"{counted(len(self._waiting), 'more problem')}, see events.jsonl")
             self._waiting.clear()
         return told
 
@@ -131,7 +131,7 @@ def told_of(kind: str, events: Sequence[Record]) -> str:
     reasons = list(dict.fromkeys(filter(None, map(_reason, events))))
     text = SENTENCES[kind].one.format(subjects[0])
     if len(subjects) > 1:
-        names = subjects if kind == "revive" else _ranges(subjects)
+        names = subjects if kind == "revive" else ranges(subjects)
         listed = ", ".join([*names[:NAMES], "…"] if len(names) > NAMES else names)
         text = f"{SENTENCES[kind].many.format(len(subjects))} ({listed})"
     elif len(events) > 1:
@@ -158,9 +158,3 @@ def _reason(event: Record) -> str:
 def _line(text: object) -> str:
     """Text on one line and without control characters: trainers and servers outside of Ray may have written it."""
     return " ".join("".join(char if char.isprintable() else " " for char in str(text)).split())
-
-
-def _ranges(numbers: Sequence[int]) -> list[str]:
-    """Write sorted numbers briefly: 0-7, 9."""
-    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
-    return [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]

@@ -63,7 +63,7 @@ class Series:
         """Figures of the task by round; most rounds may have none."""
         self.evaluations = [record for record in evaluations if record.get(self.objective.name) is not None]
         self.summary = summary
-        self.numbers = [int(record["round"]) for record in self.rounds]
+        self.numbers = [int(record["round"]) + 1 for record in self.rounds]
         self.seconds = list(accumulate(record.get("time_s") or 0.0 for record in self.rounds))
 
     def column(self, name: str, scale: float = 1.0, otherwise: str = "") -> list[float]:
@@ -72,8 +72,11 @@ class Series:
         return [float("nan") if value is None else scale * float(value) for value in values]
 
     def after(self, totals: Sequence[float], number: int) -> float:
-        """Return a running total after a round, 0 before the first: the amount of training of evaluated weights."""
-        done = [total for other, total in zip(self.numbers, totals, strict=True) if other <= number]
+        """Return a running total after a round, 0 before the first: the amount of training of evaluated weights.
+
+        `number` is that of a record, counted from 0.
+        """
+        done = [total for other, total in zip(self.numbers, totals, strict=True) if other <= number + 1]
         return done[-1] if done else 0.0
 
     @property

@@ -88,7 +88,7 @@ def test_round_whose_only_payload_is_lost_is_trained_again(cluster: Cluster, cor
     run = lose_a_payload(cluster, "lost-round", corpus, tmp_path, workers=1)
     assert [one["next_round"] for one in events(run, "attempt")] == [0, 1]
     (text,) = [one["text"] for one in run.of_kind("status") if "last commit" in one["text"]]
-    assert text == "round 1 has to be trained again; going on from the last commit"
+    assert text == "round 2 has to be trained again; going on from the last commit"
 
 
 def test_replay_that_lost_a_payload_ends_as_one_that_lost_none(cluster: Cluster, corpus: Path, tmp_path: Path) -> None:

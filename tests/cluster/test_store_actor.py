@@ -134,7 +134,7 @@ def test_store_refuses_a_gap_and_another_outcome_and_goes_on(tmp_path: Path) -> 
     store = start(tmp_path, 9)
     ray.get([commit(store, number) for number in range(2)], timeout=WAIT_S)
     for wrong in (0, 3):
-        with pytest.raises(HyphaError, match=f"got round {wrong}, allowed round 2"):
+        with pytest.raises(HyphaError, match=f"got round {wrong + 1}, allowed round 3"):
             ray.get(commit(store, wrong), timeout=WAIT_S)
     with pytest.raises(CheckpointError, match="committed already"):
         refs = [*theta(7), *momentum(7)]
@@ -170,7 +170,7 @@ def test_store_recalls_what_was_committed_in_parts_and_cuts_the_log_there(tmp_pa
     store = start(tmp_path, 9, every_rounds=2)
     survey = ray.get(store.survey.remote(), timeout=WAIT_S)
     assert (survey.next_round, survey.epoch, survey.used) == (2, 0, [[0, 3, 0, 8], [0, 3, 8, 16]])
-    assert survey.state == {"seen": 1} and survey.skipped == ("commit round 2: no checkpoint; using round 1",)
+    assert survey.state == {"seen": 1} and survey.skipped == ("commit round 3: no checkpoint; using round 2",)
     assert survey.theta == survey.outer == {} and survey.inner == {1: {}, 4: {}}
     assert CommitLog(tmp_path).rounds() == [0, 1]
     assert ray.get(store.inner.remote(), timeout=WAIT_S) == (1, 4)

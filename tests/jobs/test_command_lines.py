@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.job_scripts import said
+
 ROOT = Path(__file__).parents[2]
 JOBS = (
     "prepare",
@@ -32,7 +34,9 @@ def shell(command: str, cwd: Path, **environment: str) -> subprocess.CompletedPr
     """Run a line of bash; JOB stands for the interpreter and the folder of the job scripts."""
     line = "set -o pipefail; " + command.replace("JOB ", f"{sys.executable} {ROOT}/jobs/")
     own = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    return subprocess.run(["bash", "-c", line], cwd=cwd, env=own, capture_output=True, timeout=120, check=False)
+    done = subprocess.run(["bash", "-c", line], cwd=cwd, env=own, capture_output=True, timeout=120, check=False)
+    errors = said(done.stderr.decode()).encode()
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout, errors)
 
 
 @pytest.mark.parametrize(

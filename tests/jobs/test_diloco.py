@@ -81,12 +81,14 @@ def run(done: Done) -> Path:
 def test_output_is_a_table_with_a_line_for_each_round_and_ends_with_the_directory(
     done: Done, run: Path, run_shared_job: Jobs
 ) -> None:
-    advice, *lines = done.stdout.splitlines()
+    begun, advice, *lines = done.stdout.splitlines()
+    assert begun == lines[-1], "the run's directory is told at the start and at the end"
     assert advice.startswith("-- outer_optimizer.momentum 0.5 takes about 10 rounds to settle, and there are 3: ")
     assert lines[-1] == f"run: {run_shared_job.home / 'small'}" and run.is_absolute()
-    assert [line[10:] for line in lines[:2]] == ["leasing machines", "starting workers and building the model"]
+    phases = [line[10:] for line in lines if re.match(r"\[ *\d+\.\ds\] ", line)]
+    assert phases[:3] == ["starting the scheduler", "leasing machines", "starting workers and building the model"]
     assert [line for line in lines if line.startswith("-- ")] == ["-- 2 workers joined (0-1): cpu"]
-    title, *rows = table = [line for line in lines[2:-2] if not line.startswith("-- ")]
+    title, *rows = table = [line for line in lines[:-2] if not line.startswith(("-- ", "["))]
     assert title.split()[:4] == ["round", "time", "loss", "val_loss"]
     assert [row.split()[0] for row in rows] == ["1/3", "2/3", "3/3"]
     assert len({len(line) for line in table}) == 1, "columns are not aligned"

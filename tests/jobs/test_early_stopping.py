@@ -63,7 +63,8 @@ def told(run: Path, patience: int) -> str:
     """Reason of the end, which is the same in the events and the summary."""
     found, summary = losses(run), json.loads((run / "summary.json").read_text())
     best = best_of(found)
-    reason = f"no better val_loss than {found[best]:.4g} after round {best + 1}, in {patience} more rounds"
+    more = "1 more round" if patience == 1 else f"{patience} more rounds"
+    reason = f"no better val_loss than {found[best]:.4g} after round {best + 1}, in {more}"
     assert read_jsonl(run / "events.jsonl", ["stop"])[-1]["reason"] == summary["ended_early"] == reason
     assert (summary["best_round"], summary["rounds"]) == (best, len(found))
     return reason
@@ -91,7 +92,7 @@ def test_run_ends_once_its_loss_gets_no_better_and_its_best_weights_are_kept(
     assert done.stdout.splitlines()[-1] == f"run: {run}"
     assert score(run_shared_job, run / "model", data) == pytest.approx(found[-1], abs=1e-5)
     assert score(run_shared_job, run / "model-best", data) == pytest.approx(min(found), abs=1e-5)
-    export = ("--run", "early", "--round", str(best_of(found)), "--to", tmp_path / "best")
+    export = ("--run", "early", "--round", str(best_of(found) + 1), "--to", tmp_path / "best")
     succeeded(run_shared_job(*export, script="export"))
     best, exported = (load_file(folder / "model.safetensors") for folder in (run / "model-best", tmp_path / "best"))
     assert best and all((array == exported[name]).all() for name, array in best.items())

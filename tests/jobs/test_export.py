@@ -91,12 +91,19 @@ def test_export_passes_over_a_damaged_checkpoint_and_finds_a_run_at_its_mirror(s
 def test_export_of_an_earlier_round_saves_its_weights_and_one_without_a_snapshot_is_refused(
     stopped: Path, tmp_path: Path
 ) -> None:
-    done = export(tmp_path / "home", "--run", "mine", "--round", "1", "--to", tmp_path / "second")
+    done = export(tmp_path / "home", "--run", "mine", "--round", "2", "--to", tmp_path / "second")
     assert done.stdout.splitlines()[0] == "after round 2 of 5, 3 are committed"
     snapshot = load_file(stopped / "checkpoints" / "round_000001" / "model.safetensors")
     assert all(np.array_equal(array, snapshot[name]) for name, array in saved(tmp_path / "second").items())
-    gone = export(tmp_path / "home", "--run", "mine", "--round", "0")
-    assert gone.returncode == 5 and gone.stderr.startswith("error[STORE006]: there is no checkpoint of round 0")
+    gone = export(tmp_path / "home", "--run", stopped / ".." / "mine", "--round", "1")
+    assert gone.returncode == 5 and gone.stderr.strip() == (
+        f"error[STORE006]: there is no checkpoint of round 1, in {stopped} — allowed rounds 2-3, which have one. "
+        "Fix: newest good checkpoint: round 3; more are kept by a larger checkpoint.keep"
+    )
+    none = export(tmp_path / "home", "--run", "mine", "--round", "0")
+    assert none.returncode == 2 and none.stderr.startswith(
+        "error[CFG003]: --round is out of range — got 0, allowed 1 or"
+    )
 
 
 @pytest.mark.parametrize("broken", [False, True])

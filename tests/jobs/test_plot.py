@@ -6,13 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.job_scripts import said
+
 ROOT = Path(__file__).parents[2]
 
 
 def plot(*arguments: str, home: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "jobs" / "plot.py"), *arguments]
     env = os.environ | ({} if home is None else {"HYPHA_RAY_HOME": str(home)})
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=env)
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout, said(done.stderr))
 
 
 def test_plot_of_a_run_prints_the_files_it_drew(tmp_path: Path) -> None:

@@ -16,12 +16,13 @@ import pytest
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.slices import read_slice
 from hypha_ray.types.prompts import unpack_records
+from tests.support.job_scripts import said
 
 SCRIPT = Path(__file__).parents[2] / "jobs" / "prepare.py"
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    done = subprocess.run(
         [sys.executable, str(SCRIPT), *arguments],
         capture_output=True,
         text=True,
@@ -29,6 +30,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
         check=False,
         env={**os.environ, **environment},
     )
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout, said(done.stderr))
 
 
 class Hub(BaseHTTPRequestHandler):

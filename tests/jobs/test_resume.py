@@ -20,7 +20,7 @@ from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.telemetry.sinks.files import read_jsonl
 from hypha_ray.types import Span
-from tests.support.job_scripts import ALONE, Done, Jobs
+from tests.support.job_scripts import ALONE, Done, Jobs, said
 
 Words = tuple[str | Path, ...]
 ROUNDS = 6
@@ -95,7 +95,9 @@ def killed(run_shared_job: Jobs, small_job: Path, corpus: Path) -> Path:
         with run_shared_job.start(*words) as second:
             output, errors = second.communicate()
         assert (second.returncode, output) == (2, "")
-        assert errors.startswith(f"error[RUN002]: run first is running already — got pid {driver.pid} on ")
+        assert errors.splitlines()[-1].startswith(
+            f"error[RUN002]: run first is running already — got pid {driver.pid} on "
+        )
     return Path(shutil.copytree(run_shared_job.home / "first", run_shared_job.home / "killed" / "first"))
 
 
@@ -247,7 +249,7 @@ def test_run_goes_on_in_another_ray_after_its_driver_was_killed_and_after_its_ra
     assert driver.returncode == 75
     later = commits(run)
     first = [commit for commit in later if all(delta["incarnation"] < 20_000 for delta in commit["deltas"])]
-    assert errors.splitlines()[0] == f"note: run alone goes on after round {len(first)} of 1000"
+    assert said(errors).splitlines()[0] == f"note: run alone goes on after round {len(first)} of 1000"
     assert [line[:14] for line in errors.splitlines()[1:]] == ["error[NET009]:"]
     ok(run_job("--resume", "alone", "--rounds.update_rounds", str(len(later) + 2), *FAST, env=ALONE))
     assert commits(run)[: len(later)] == later and later[: len(before)] == before

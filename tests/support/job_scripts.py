@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import shutil
 import signal
@@ -18,6 +19,8 @@ from tests.support.forked_process import ROOT, ForkedProcess
 Done = subprocess.CompletedProcess[str]
 ALONE = {"RAY_ADDRESS": ""}
 """Variables of a job that starts a Ray of its own, whatever cluster is there."""
+PHASE = re.compile(r"\[ *\d+\.\ds\] ")
+"""Beginning of a line that says what a job does."""
 PATIENCE_S = 60.0
 """Longest wait for processes that are about to end, on the busiest machine."""
 
@@ -44,6 +47,11 @@ def open_files(process: Path) -> Iterator[Path]:
             yield descriptor.readlink()
 
 
+def said(errors: str) -> str:
+    """Standard error without the lines that say what a job does."""
+    return "".join(line for line in errors.splitlines(keepends=True) if not PHASE.match(line))
+
+
 def left_behind(folder: Path) -> list[str]:
     """Command lines of those of them that don't end by themselves."""
     for pid in started_with(folder):
@@ -60,6 +68,8 @@ def left_behind(folder: Path) -> list[str]:
 
 class Jobs:
     """Runs job scripts. Every run is checked to leave no process behind.
+
+    `stderr` lacks the lines that say what a job does, as they depend on the machine; those of `start` have them.
 
     Args:
         home: what they get as HYPHA_RAY_HOME.
@@ -78,7 +88,7 @@ class Jobs:
         output, errors = process.communicate(timeout=240)
         assert left_behind(self._folder) == []
         assert process.returncode is not None
-        return Done(process.args, process.returncode, output, errors)
+        return Done(process.args, process.returncode, output, said(errors))
 
     def start(
         self, *arguments: str | Path, script: str = "diloco", env: dict[str, str] | None = None

@@ -275,7 +275,7 @@ class Books:
         used = sorted([span.epoch, span.slice, span.start, span.stop] for span in spans if span.epoch >= epoch)
         assert (found.epoch, found.used) == (epoch, used), "the used samples are wrong"
         for number in range(usable + 1, self.model.recorded):
-            said = f"checkpoint round {number}:" if number in self.model.shots else "no checkpoint"
+            said = f"checkpoint round {number + 1}:" if number in self.model.shots else "no checkpoint"
             assert any(said in line for line in found.skipped), "nobody says what was passed over"
 
     def _die(self) -> None:

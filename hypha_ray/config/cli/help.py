@@ -9,7 +9,7 @@ from hypha_ray.config.sources.packaged import as_installed
 
 _ARGUMENTS = """\
 arguments:
-  @ FILE.toml             a job file; later files override earlier ones
+  [@] FILE.toml           a job file; later files override earlier ones
   --section.key VALUE     one key of the job file; overrides all files
   --dry-run               print the resolved job file, check it against the cluster, and exit
   --resume                continue the run named run.name, even if the job has changed

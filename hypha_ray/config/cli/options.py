@@ -77,6 +77,17 @@ def refuse_strays(options: DataclassInstance, owners: Mapping[str, Sequence[str]
             raise ConfigError("CFG011", f"{_flag(name)} is for {theirs} alone", fix=f"leave it out, or give {theirs}")
 
 
+def require_round(round: int | None) -> None:
+    """Refuse a number that no round has; people count rounds from one.
+
+    Raises:
+        ConfigError: CFG003, it is less than 1.
+
+    """
+    if round is not None and round < 1:
+        raise ConfigError("CFG003", "--round is out of range", str(round), "1 or more", "count the rounds from 1")
+
+
 def _given(arguments: Sequence[str], known: Mapping[str, Key], position: str | None) -> dict[str, tuple[Key, str]]:
     """The flags of a command line and their values; a flag given twice has its last value."""
     found: dict[str, tuple[Key, str]] = {}

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 from hypha_ray.config.keys import (
@@ -26,6 +27,7 @@ from hypha_ray.config.keys import (
 )
 from hypha_ray.config.sources.aliases import CONTAINERS, IGNORED, own
 from hypha_ray.config.sources.document import Document, check, parse
+from hypha_ray.config.sources.habits import habit, habit_inside
 from hypha_ray.errors import ConfigError
 
 SWITCHES = ("dry-run", "resume", "help")
@@ -104,10 +106,11 @@ def from_arguments(arguments: Iterable[str]) -> CommandLine:
             resume = value_behind(word, rest) or True
         elif name.startswith("--"):
             flags.extend(_from_flag(name, value_behind(word, rest)))
+        elif _is_file(word):
+            files.append(word)
         else:
-            raise ConfigError(
-                "CFG015", f"unexpected argument {shown(name)}", fix="write write @ before a file, -- before a key"
-            )
+            fix = "write -- before a key; a job file is a name that ends in .toml, or stands behind @"
+            raise ConfigError("CFG015", f"unexpected argument {shown(name)}", fix=fix)
     return CommandLine(tuple(files), tuple(flags), dry_run, resume)
 
 
@@ -161,6 +164,14 @@ def put(tree: dict[str, Any], path: KeyPath, value: Any) -> None:
         tree[last] = value
 
 
+def _is_file(word: str) -> bool:
+    """Whether a word without @ is a job file, as most tools take one."""
+    try:
+        return not word.startswith("-") and (word.endswith(".toml") or Path(word).is_file())
+    except (OSError, ValueError):  # No file can have such a name.
+        return False
+
+
 def _file(word: str, rest: deque[str]) -> str:
     file = word[1:] or _next_value(rest)
     if not file:
@@ -189,6 +200,8 @@ def _from_flag(name: str, text: str | None) -> list[Setting]:
     raw = tuple(name.removeprefix("--").split("."))
     key = _known(raw, None)
     where = _where(raw, None)
+    if key is None and len(raw) == 1 and text is not None and not text.startswith(("{", "[")):
+        _refuse_habit(raw, text)
     if text is None:
         if key is None or bool not in key.types:
             raise ConfigError(
@@ -200,6 +213,15 @@ def _from_flag(name: str, text: str | None) -> list[Setting]:
         value = {part: value}
     check(value, where)
     return list(_walk(value, (), None))
+
+
+def _refuse_habit(raw: KeyPath, text: str) -> None:
+    """Refuse a value for a table whose name other tools have for one key, such as ``--model gpt2``."""
+    fix = habit(raw[0])
+    if fix is not None:
+        got = shown(_literal(text, _where(raw, None)))
+        allowed = "a list of tables" if raw in arrays() else "a table"
+        raise ConfigError("CFG002", f"{_where(raw, None)} has the wrong type", got, allowed, fix)
 
 
 def from_text(key: Key | None, text: str, where: str) -> Any:
@@ -272,10 +294,13 @@ def _known(raw: KeyPath, document: Document | None) -> Key | None:
 
 def _unknown(raw: KeyPath, document: Document | None) -> ConfigError:
     path = own(raw)
-    switch = get_close_matches(dotted(raw), SWITCHES, n=1) if document is None else []
+    switch = get_close_matches(dotted(raw), SWITCHES, n=1) if document is None and not habit(raw[0]) else []
     if switch:
         return ConfigError("CFG001", f"unknown flag {_where(raw, None)}", fix=f"did you mean --{switch[0]}?")
-    meant = nearest(path)
+    fix = habit(raw[0]) if document is None and len(raw) == 1 else None
+    if fix is not None:
+        return ConfigError("CFG001", f"unknown flag {_where(raw, None)}", fix=fix)
+    meant = habit_inside(path) or nearest(path)
     table = schema_path(path[:-1])
     siblings = sorted(name[-1] for name in (*tables(), *keys()) if name and name[:-1] == table and name[-1] != EACH)
     what = f"{_where(raw, document)}: unknown key {dotted(raw)}" if document else f"unknown flag {_where(raw, None)}"

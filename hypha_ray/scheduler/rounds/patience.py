@@ -7,6 +7,7 @@ from typing import Any
 
 from hypha_ray.config.schema import Rounds
 from hypha_ray.figures import objective_of
+from hypha_ray.wording import counted
 
 
 class Patience:
@@ -47,7 +48,6 @@ class Patience:
         if self._limit is None or since < self._limit:
             return None
         if self._best is None:
-            return f"no finite {self._name} in {since} rounds"
-        return (
-            f"no better {self._name} than {self._best[1]:.4g} after round {self._best[0] + 1}, in {since} more rounds"
-        )
+            return f"no finite {self._name} in {counted(since, 'round')}"
+        best_round, best = self._best[0] + 1, self._best[1]
+        return f"no better {self._name} than {best:.4g} after round {best_round}, in {counted(since, 'more round')}"

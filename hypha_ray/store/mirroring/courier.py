@@ -84,7 +84,9 @@ class Courier:
 
     def _told(self) -> str | None:
         if self._busy is not None and self._late(time.monotonic()) and not self._ill:
-            self._problem = f"the copy of round {self._busy[0]} to {self._mirror.place} doesn't end; training goes on"
+            self._problem = (
+                f"the copy of round {self._busy[0] + 1} to {self._mirror.place} doesn't end; training goes on"
+            )
         text, self._problem = self._problem, None
         self._ill |= text is not None
         return text

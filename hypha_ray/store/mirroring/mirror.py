@@ -83,7 +83,7 @@ class Mirror:
             self._push(self._looked_at(), round, keep)
         except Exception as error:  # Each kind of file system has its own errors.
             why, self._place, self._anew = self._why(error), None, True
-            return f"the copy of round {round} to {self.place} failed: {why}; the next one includes it"
+            return f"the copy of round {round + 1} to {self.place} failed: {why}; the next one includes it"
         return None
 
     def _why(self, error: Exception) -> str:

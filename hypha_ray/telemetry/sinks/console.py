@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self, TextIO
 
+from hypha_ray.config.cli.phases import SILENCE_S, Heartbeat, line
 from hypha_ray.telemetry.sinks import table
 from hypha_ray.telemetry.sinks.files import Record
 
@@ -27,6 +29,9 @@ class View(Protocol):
     def progress(self, text: str, part: float) -> None:
         """Show progress; `part` is the completed fraction of all rounds, 0 to 1."""
 
+    def still(self, text: str) -> None:
+        """Show after a silence what goes on: progress, or the last phase if the text is empty."""
+
     def stop(self) -> None:
         """Restore the terminal."""
 
@@ -34,10 +39,10 @@ class View(Protocol):
 class Lines:
     """A view for logs and pipes, which prints only whole lines."""
 
-    def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
+    def __init__(self, stream: TextIO, clock: Callable[[], float], began_s: float) -> None:
         self._stream = stream
-        self._clock = clock
-        self._start_s = clock()
+        self._clock, self._began_s = clock, began_s
+        self._phase = ""
         self._columns: Sequence[table.Column] = ()
         """Columns for all figures so far; none before the first round."""
         self._latest: dict[str, Any] = {}
@@ -59,13 +64,22 @@ class Lines:
 
     def status(self, text: str) -> None:
         """Print the current phase, with the time since the start."""
-        self.text(f"[{self._clock() - self._start_s:6.1f}s] {text}")
+        self._phase = text
+        self._print(text)
 
     def progress(self, text: str, part: float) -> None:
         """Print nothing: a round is one line."""
 
+    def still(self, text: str) -> None:
+        """Print the progress, or the phase that goes on, with the time since the start."""
+        if text or self._phase:
+            self._print(text or f"still {self._phase}")
+
     def stop(self) -> None:
         """Nothing to undo."""
+
+    def _print(self, text: str) -> None:
+        self.text(line(self._clock() - self._began_s, text))
 
 
 class Console:
@@ -81,6 +95,8 @@ class Console:
         interactive: whether to draw a live table; default: if the stream is a terminal that can show one.
         clock: monotonic seconds.
         rounds: whether to show rounds at all; without them only what is waited for, notes, and the summary at last.
+        began_s: monotonic time at which the command began; default: now.
+        silence_s: seconds without a line after which a view without a terminal shows what goes on.
 
     """
 
@@ -91,15 +107,24 @@ class Console:
         interactive: bool | None = None,
         clock: Callable[[], float] = time.monotonic,
         rounds: bool = True,
+        began_s: float | None = None,
+        silence_s: float = SILENCE_S,
     ) -> None:
         self._total, self._shows_rounds = total_rounds, rounds
         self._clock = clock
         self._stream = stream or sys.stdout
         interactive = rounds and _can_draw(self._stream) if interactive is None else interactive
-        self._view: View | None = _live(self._stream, clock) if interactive else Lines(self._stream, clock)
+        began_s = clock() if began_s is None else began_s
+        self._view: View | None = _live(self._stream, clock) if interactive else Lines(self._stream, clock, began_s)
         self._evaluation: Record = {}
         self._begin_round(0)
         self._end_s: float | None = None
+        self._is_training = False
+        """Whether the last news is progress, not a phase."""
+        self._samples = ""
+        """Samples of the current round, and its target; empty before the first report."""
+        self._lock = threading.RLock()
+        self._heartbeat = Heartbeat(self.still, silence_s)
 
     def __enter__(self) -> Self:
         return self
@@ -111,6 +136,7 @@ class Console:
 
     def status(self, text: str) -> None:
         """Show a phase without training: a cluster starts, leases are requested, a model is built."""
+        self._is_training = False
         self._show(lambda view: view.status(text))
 
     def round(self, record: Record) -> None:
@@ -141,8 +167,15 @@ class Console:
             self._reported[name] += record.get(name) or 0
         samples, target = record.get("round_samples") or 0, record.get("round_target") or 0
         part = (self._round + (min(1.0, samples / target) if target else 0.0)) / self._total
-        text = self._progress(f"{table.si(samples)}/{table.si(target)} samples" if target else "")
-        self._show(lambda view: view.progress(text, min(1.0, part)))
+        self._samples = f"{table.si(samples)}/{table.si(target)} samples" if target else ""
+        self._is_training = True
+        text = self._progress()
+        self._show(lambda view: view.progress(text, min(1.0, part)), is_line=False)
+
+    def still(self) -> None:
+        """Show what goes on, after a silence."""
+        text = self._progress() if self._is_training else ""
+        self._show(lambda view: view.still(text))
 
     def event(self, event: Record) -> None:
         """Show an event of events.jsonl."""
@@ -154,6 +187,7 @@ class Console:
 
     def close(self, summary: Record | None = None) -> None:
         """Stop drawing, then print the run's figures if there are any. Idempotent."""
+        self._heartbeat.stop()
         self._show(lambda view: view.stop())
         if summary is not None:
             self._show(lambda view: view.text(table.closing(summary)))
@@ -162,8 +196,9 @@ class Console:
         self._round = number
         self._reported = {"samples": 0, "tokens": 0}
         self._round_s = self._clock()
+        self._samples = ""
 
-    def _progress(self, samples: str) -> str:
+    def _progress(self) -> str:
         seconds = self._clock() - self._round_s
         # Reports of all workers come at once; a moment after the start their sum says nothing about speed.
         name, unit = ("tokens", "tok/s") if self._reported["tokens"] else ("samples", "samples/s")
@@ -172,24 +207,28 @@ class Console:
         left_s = None if self._end_s is None else max(0.0, self._end_s - self._clock())
         parts = [
             f"round {min(self._round + 1, self._total)}/{self._total}",
-            samples,
+            self._samples,
             speed,
             *(f"{name} {value:.4f}" for name, value in table.validated(self._evaluation).items()),
             f"ETA {table.duration(left_s)}" if left_s is not None else "",
         ]
         return "  ".join(filter(None, parts))
 
-    def _show(self, show: Callable[[View], None]) -> None:
-        if self._view is None:
-            return
-        try:
-            show(self._view)
-        except OSError:  # a closed pipe
-            self._view = None
-        except ValueError:
-            if not self._stream.closed:
-                raise
-            self._view = None
+    def _show(self, show: Callable[[View], None], is_line: bool = True) -> None:
+        """Show something; a line ends the silence."""
+        with self._lock:
+            if self._view is None:
+                return
+            try:
+                show(self._view)
+            except OSError:  # a closed pipe
+                self._view = None
+            except ValueError:
+                if not self._stream.closed:
+                    raise
+                self._view = None
+        if is_line:
+            self._heartbeat.restart()
 
 
 def _can_draw(stream: TextIO) -> bool:

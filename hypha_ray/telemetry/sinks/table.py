@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from hypha_ray.figures import LOSS, OBJECTIVES, objective_of, task_figures
 from hypha_ray.telemetry.sinks.files import Record
+from hypha_ray.wording import counted
 
 ABSENT = "-"
 
@@ -160,14 +161,16 @@ def happening(event: Record) -> str:
 def closing(figures: Record) -> str:
     """Write a run's summary as one line."""
     parts = [
-        f"{figures.get('rounds', 0)} rounds in {duration(figures.get('seconds'))}",
+        f"{counted(figures.get('rounds', 0), 'round')} in {duration(figures.get('seconds'))}",
         *_work(figures),
         *_quality(figures),
         f"{(figures.get('bytes_up') or 0) / 1e6:.1f} MB up",
         _saving(figures.get("traffic_ratio")),
-        f"{figures['workers_lost']} workers lost" if figures.get("workers_lost") else "",
-        f"{figures['rejected']} deltas rejected" if figures.get("rejected") else "",
-        f"{figures['slices_quarantined']} damaged slices left out" if figures.get("slices_quarantined") else "",
+        f"{counted(figures['workers_lost'], 'worker')} lost" if figures.get("workers_lost") else "",
+        f"{counted(figures['rejected'], 'delta')} rejected" if figures.get("rejected") else "",
+        f"{counted(figures['slices_quarantined'], 'damaged slice')} left out"
+        if figures.get("slices_quarantined")
+        else "",
         _lost(figures.get("sinks") or {}),
     ]
     return "done: " + ", ".join(filter(None, parts))

@@ -159,8 +159,8 @@ class Told:
     def _work(self, samples: int, batches: int) -> None:
         """Refuse more work than was assigned; a batch may end where a slice does."""
         most, spans = (self.plan.samples, len(self.plan.spans)) if self.plan is not None else (0, 0)
-        _limit(f"samples of round {self.number}", samples, 0, most)
-        _limit(f"batches of round {self.number}", batches, 0, 0 if self.plan is None else self.plan.batches + spans)
+        _limit(f"samples of round {self.number + 1}", samples, 0, most)
+        _limit(f"batches of round {self.number + 1}", batches, 0, 0 if self.plan is None else self.plan.batches + spans)
 
     def _passed_s(self) -> float:
         return (self.now() - self.began) * SLACK + SLACK_S

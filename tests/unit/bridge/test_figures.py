@@ -78,9 +78,9 @@ def report(results: Inbound, samples: int, **items: float) -> list[Any]:
 @pytest.mark.parametrize(
     ("samples", "items", "refusal"),
     [
-        (33, {}, r"MSG005.*samples of round 3 — got 33, allowed up to 32"),
+        (33, {}, r"MSG005.*samples of round 4 — got 33, allowed up to 32"),
         (8, {"batches": 9}, r"MSG005.*batches"),
-        (32, {"batches": 6}, r"MSG005.*batches of round 3 — got 6, allowed up to 5"),
+        (32, {"batches": 6}, r"MSG005.*batches of round 4 — got 6, allowed up to 5"),
         (8, {"batches": 0.0}, r"MSG005.*batches"),
         (8, {"batches": -3.0}, r"MSG005.*batches"),
         (8, {"tokens": 8 * 16 + 1}, r"MSG005.*tokens — got 129.0, allowed up to 128"),

@@ -33,7 +33,7 @@ def evaluated(fleet: Fleet) -> list[int]:
     ("losses", "rounds", "last", "reason"),
     [
         ([5, 4, 4.5, 4.25, 1, 1], {"patience": 2}, 3, "no better val_loss than 4 after round 2, in 2 more rounds"),
-        ([5, 5, 1, 1, 1], {"patience": 1}, 1, "no better val_loss than 5 after round 1, in 1 more rounds"),
+        ([5, 5, 1, 1, 1], {"patience": 1}, 1, "no better val_loss than 5 after round 1, in 1 more round"),
         ([5, NAN, 6, 4, 1], {"patience": 2}, 2, "no better val_loss than 5 after round 1, in 2 more rounds"),
         ([NAN, NAN, NAN, NAN], {"patience": 2}, 1, "no finite val_loss in 2 rounds"),
         ([5, 4.75, 4.5, 4.25, 4], {"patience": 2, "min_delta": 0.5}, None, None),

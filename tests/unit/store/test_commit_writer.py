@@ -34,7 +34,7 @@ def test_keeper_commit_again_with_other_weights_is_refused_and_changes_nothing(t
     store = keeper(tmp_path)
     first = ask(store, 0, 1)
     for other in (store, keeper(tmp_path)):
-        with pytest.raises(CheckpointError, match="round 0 is committed already, with another outcome"):
+        with pytest.raises(CheckpointError, match="round 1 is committed already, with another outcome"):
             ask(other, 0, 2)
     assert CommitLog(tmp_path).read() == (first.commit,) and load_snapshot(tmp_path, 0).state["scheduler"] == {
         "seed": 1
@@ -139,7 +139,7 @@ def test_keeper_whose_waiting_records_died_with_the_one_before_asks_to_try_again
     ask(store, 0, 1)
     with armed(tmp_path / "hits", "store.write=nospace@*"):
         ask(store, 1, 2)
-    with pytest.raises(TryAgainError, match="ends before round 1") as caught:
+    with pytest.raises(TryAgainError, match="ends before round 2") as caught:
         ask(keeper(tmp_path), 2, 3)
     assert caught.value.code == "STORE010"
 

@@ -78,9 +78,9 @@ def test_record_file_has_the_fields_of_the_contract(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("offered", "complaint"),
     [
-        (commit(0), "got round 0, allowed round 2"),
-        (replace(commit(1), theta_sha256=sha("other")), "got round 1, allowed round 2"),
-        (commit(3), "got round 3, allowed round 2"),
+        (commit(0), "got round 1, allowed round 3"),
+        (replace(commit(1), theta_sha256=sha("other")), "got round 2, allowed round 3"),
+        (commit(3), "got round 4, allowed round 3"),
         (replace(commit(2), parent_sha256=sha("other")), f"got parent {sha('other')}, allowed parent {sha(1)}"),
         (replace(commit(2), parent_sha256=None), "got parent None"),
     ],
@@ -214,7 +214,7 @@ def test_log_any_flipped_bit_is_recognised(tmp_path: Path) -> None:
 def test_log_missing_record_breaks_the_chain(tmp_path: Path) -> None:
     log = log_of(tmp_path, 3)
     file_of(tmp_path, 1).unlink()
-    with pytest.raises(CheckpointError, match="chain breaks at round 1"):
+    with pytest.raises(CheckpointError, match="chain breaks at round 2"):
         check_chain(log.read())
 
 
@@ -223,14 +223,14 @@ def test_log_record_of_another_run_breaks_the_chain(tmp_path: Path) -> None:
     for number in range(2):
         other.append(replace(commit(number), theta_sha256=sha(f"b{number}"), parent_sha256=sha(f"b{number - 1}")))
     file_of(tmp_path / "b", 1).replace(file_of(tmp_path / "a", 1))
-    with pytest.raises(CheckpointError, match="chain breaks at round 1"):
+    with pytest.raises(CheckpointError, match="chain breaks at round 2"):
         check_chain(log.read())
 
 
 def test_log_record_under_a_foreign_number_is_recognised(tmp_path: Path) -> None:
     log = log_of(tmp_path, 2)
     file_of(tmp_path, 1).write_bytes(file_of(tmp_path, 0).read_bytes())
-    with pytest.raises(CheckpointError, match="got the record of round 0, allowed round 1"):
+    with pytest.raises(CheckpointError, match="got the record of round 1, allowed round 2"):
         log.newest()
 
 

@@ -91,7 +91,7 @@ def test_copy_that_takes_too_long_is_told_once_and_waited_for_no_longer(tmp_path
     courier = Courier(Mirror("memory://me:secret@away", tmp_path / "mine"), wait_s=0.01, deadline_s=0.0)
     courier.send(0, 1)
     assert gate.come.wait(WAIT_S)
-    assert courier.settle() == "the copy of round 0 to memory://away doesn't end; training goes on"
+    assert courier.settle() == "the copy of round 1 to memory://away doesn't end; training goes on"
     courier.send(1, 1)
     assert (courier.news(), courier.settle()) == (None, None)
 

@@ -103,7 +103,7 @@ def test_mirror_that_fails_is_a_problem_and_no_end(tmp_path: Path, url: str) -> 
     (tmp_path / "mine").mkdir()
     kept = store(tmp_path / "mine", url)
     first, *others = [ask(kept, number, number).problem for number in range(12)]  # More than the disk may refuse.
-    assert first is not None and f"the copy of round 0 to {url} failed" in first and "\n" not in first
+    assert first is not None and f"the copy of round 1 to {url} failed" in first and "\n" not in first
     assert others == [None] * 11, "it was told already"
     past = restart(tmp_path / "mine")
     assert past is not None and past.next_round == 12

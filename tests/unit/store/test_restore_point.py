@@ -88,7 +88,7 @@ def test_restart_with_a_flipped_bit_uses_the_round_before_and_says_so(tmp_path: 
         flip(path, place / len(data))
         past = found(tmp_path)
         assert past.next_round == 2 and past.state == {"seed": 2}
-        assert past.skipped == (f"checkpoint round 2: {name} has other bytes than were written; using round 1",)
+        assert past.skipped == (f"checkpoint round 3: {name} has other bytes than were written; using round 2",)
         path.write_bytes(data)
     assert found(tmp_path).next_round == 3
 
@@ -116,7 +116,7 @@ def test_restart_with_a_file_missing_uses_the_round_before(tmp_path: Path, name:
     (snapshot(tmp_path, 1) / name).unlink()
     past = found(tmp_path)
     assert past.next_round == 1
-    assert past.skipped == (f"checkpoint round 1: {name} is missing; using round 0",)
+    assert past.skipped == (f"checkpoint round 2: {name} is missing; using round 1",)
 
 
 def test_restart_with_a_snapshot_that_was_never_renamed_removes_it_and_uses_the_round_before(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_restart_with_a_snapshot_that_was_never_renamed_removes_it_and_uses_the_
     snapshot(tmp_path, 1).rename(snapshot(tmp_path, 1).with_suffix(".tmp"))
     (tmp_path / "commits" / "round_000002.0123.tmp").write_bytes(b"half")
     past = found(tmp_path)
-    assert past.next_round == 1 and past.skipped == ("commit round 1: no checkpoint; using round 0",)
+    assert past.next_round == 1 and past.skipped == ("commit round 2: no checkpoint; using round 1",)
     assert list(tmp_path.glob("*/*.tmp")) == []
 
 
@@ -137,12 +137,12 @@ def test_restart_with_the_snapshot_of_other_weights_uses_the_round_before(tmp_pa
     snapshot(tmp_path / "other", 1).rename(snapshot(tmp_path / "mine", 1))
     past = found(tmp_path / "mine")
     assert past.next_round == 1
-    assert past.skipped == ("checkpoint round 1: it isn't the one that the commit names; using round 0",)
+    assert past.skipped == ("checkpoint round 2: it isn't the one that the commit names; using round 1",)
 
 
 def test_restart_between_two_snapshots_rewinds_the_rounds_after(tmp_path: Path) -> None:
     past = found(run(tmp_path, 5, every_rounds=3))
-    assert past.next_round == 3 and past.skipped == ("commit round 3, 4: no checkpoint; using round 2",)
+    assert past.next_round == 3 and past.skipped == ("commit round 4-5: no checkpoint; using round 3",)
     log = CommitLog(tmp_path)
     assert log.rounds() == [0, 1, 2, 3, 4]
     past.rewind()
@@ -162,7 +162,7 @@ def test_restart_with_a_damaged_newest_record_counts_it_as_absent_and_sets_it_as
     flip(CommitLog(tmp_path).path(2))
     past = found(tmp_path)
     assert past.next_round == 2
-    assert past.skipped == ("commit round 2: its record is damaged and counts as absent",)
+    assert past.skipped == ("commit round 3: its record is damaged and counts as absent",)
     past.rewind()
     assert ask(CommitWriter(tmp_path, Checkpoint(), 1000), 2, 3).problem is None
     assert found(tmp_path).next_round == 3
@@ -189,7 +189,7 @@ def test_restart_without_any_good_snapshot_is_refused_and_changes_nothing(tmp_pa
     run(tmp_path, 3)
     for number in (1, 2):
         flip(snapshot(tmp_path, number) / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"can be used.*round 2: model.*round 1: model") as caught:
+    with pytest.raises(CheckpointError, match=r"can be used.*round 3: model.*round 2: model") as caught:
         restart(tmp_path)
     assert caught.value.exit_code == 5 and CommitLog(tmp_path).rounds() == [0, 1, 2]
 

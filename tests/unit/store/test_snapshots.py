@@ -58,7 +58,7 @@ def test_snapshot_any_flipped_bit_is_recognised_and_the_newest_good_named(tmp_pa
         flipped = bytearray(data)
         flipped[place] ^= 1 << place % 8
         path.write_bytes(flipped)
-        with pytest.raises(CheckpointError, match="newest good checkpoint: round 3"):
+        with pytest.raises(CheckpointError, match="newest good checkpoint: round 4"):
             load_snapshot(tmp_path, 4)
     path.write_bytes(data)
     assert load_snapshot(tmp_path, 4).round == 4
@@ -74,7 +74,7 @@ def test_snapshot_truncated_or_missing_file_is_recognised(tmp_path: Path, name: 
         with pytest.raises(CheckpointError, match=f"{name} has other bytes than were written.*no good check"):
             load_snapshot(tmp_path, 0)
     path.unlink()
-    with pytest.raises(CheckpointError, match=f"checkpoint round 0: {name} is missing, in {tmp_path}"):
+    with pytest.raises(CheckpointError, match=f"checkpoint round 1: {name} is missing, in {tmp_path}"):
         load_snapshot(tmp_path, 0)
 
 
@@ -89,7 +89,7 @@ def test_snapshot_of_a_newer_format_is_refused(tmp_path: Path) -> None:
 
 def test_snapshot_unknown_round_names_the_newest_good(tmp_path: Path) -> None:
     write(tmp_path, 41)
-    with pytest.raises(CheckpointError, match="newest good checkpoint: round 41"):
+    with pytest.raises(CheckpointError, match="newest good checkpoint: round 42"):
         load_snapshot(tmp_path, 42)
 
 

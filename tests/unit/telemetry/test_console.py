@@ -4,6 +4,7 @@ import io
 import os
 import pty
 import re
+import threading
 from collections.abc import Iterator
 from typing import Any, TextIO
 
@@ -137,6 +138,45 @@ def test_console_status_and_events_are_lines() -> None:
     console.status("leasing workers")
     console.event({"kind": "loss", "monotonic_s": 7.0, "wall_time": "…", "worker": 3, "reason": "killed"})
     assert stream.getvalue().splitlines() == ["[   4.2s] leasing workers", "-- loss worker=3 reason=killed"]
+
+
+class Watched(io.StringIO):
+    """A stream that sets `seen` once it has the text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text, self.seen = text, threading.Event()
+
+    def write(self, text: str) -> int:
+        if self.text in text:
+            self.seen.set()
+        return super().write(text)
+
+
+def test_console_without_terminal_says_after_a_silence_which_phase_goes_on() -> None:
+    stream, clock = Watched("still leasing"), Clock()
+    with Console(3, stream, clock=clock, began_s=40.0, silence_s=0.01) as console:
+        console.status("leasing machines")
+        assert stream.seen.wait(60)
+    assert stream.getvalue().splitlines()[:2] == ["[  60.0s] leasing machines", "[  60.0s] still leasing machines"]
+
+
+def test_console_without_terminal_says_after_a_silence_how_far_the_round_is() -> None:
+    stream, clock = Watched("round 6/20"), Clock()
+    with Console(20, stream, clock=clock, silence_s=0.01) as console:
+        console.round(a_round(4, eta_s=60.0))
+        clock.now_s += 2.0
+        console.progress({**a_step(5, 250, 1200), "samples": 250, "tokens": 2500})
+        assert stream.seen.wait(60)
+    assert "[   2.0s] round 6/20  250/1.20k samples  1.25k tok/s  ETA 58.0s" in stream.getvalue().splitlines()
+
+
+def test_console_that_speaks_in_time_repeats_nothing() -> None:
+    stream = io.StringIO()
+    with Console(3, stream, silence_s=60.0) as console:
+        console.status("leasing machines")
+        console.note("worker 1 joined")
+    assert len(stream.getvalue().splitlines()) == 2
 
 
 @pytest.mark.parametrize("interactive", [None, True])

@@ -50,7 +50,8 @@ class SliceCache:
         aside = await (await self._actors.store.ask(lambda store: store.quarantined.remote()))
         left = [info for info in slices if info.index not in aside]
         if not _datasets(left) or _datasets(left) != _datasets(slices):
-            what = f"nothing to train on is left: {len(aside)} slices are damaged"
+            damaged = "1 slice is" if len(aside) == 1 else f"{len(aside)} slices are"
+            what = f"nothing to train on is left: {damaged} damaged"
             raise DataError("DATA028", what, next(iter(aside.values()), ""), fix="prepare the dataset again")
         return left
 

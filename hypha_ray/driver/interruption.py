@@ -1,0 +1,96 @@
+"""Report of an interrupted job: how far its run is, where it is, and how it goes on.
+
+Job scripts import this before the libraries, so that an interruption of the start is reported too.
+"""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from hypha_ray.config import Job
+from hypha_ray.redaction import redacted
+from hypha_ray.store.directory import RunDirectory
+
+TERMINATED = 143
+"""Exit status after SIGTERM."""
+
+
+class InterruptionReport:
+    """Reports once that a job was interrupted, by Ctrl-C or SIGTERM.
+
+    Args:
+        job: the job, with `run.name` set.
+        directory: the run directory, which may not exist yet.
+        command: the command that goes on with the run; empty without one.
+        resume: the command that goes on with it once it has begun; default: `command`.
+
+    """
+
+    def __init__(
+        self, job: Job, directory: RunDirectory, command: Sequence[str] = (), resume: Sequence[str] | None = None
+    ) -> None:
+        self._rounds, self._directory = job.rounds.update_rounds, directory
+        self._command, self._resume = command, command if resume is None else resume
+        self._is_reported = False
+
+    @contextmanager
+    def reported(self) -> Iterator[None]:
+        """Report an interruption of what is done inside, unless that has happened."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self._report()
+            raise
+        except SystemExit as end:
+            if end.code == TERMINATED:
+                self._report()
+            raise
+
+    def _report(self) -> None:
+        if self._is_reported:
+            return
+        print(self.text(), file=sys.stderr, flush=True)
+        print(f"run: {self._directory.path}", flush=True)
+        self._is_reported = True  # Only now: a second Ctrl-C may have cut an earlier report off.
+
+    def text(self) -> str:
+        """Return the progress of the run, and the command that goes on with it."""
+        from hypha_ray.driver.run_identity import committed
+        from hypha_ray.store.restore_point import usable_rounds
+
+        done = committed(self._directory)
+        usable = usable_rounds(self._directory.path)
+        if not done:
+            text = "stopped before the first commit: nothing is committed yet"
+        elif usable == done:
+            text = f"stopped after round {done} of {self._rounds}"
+        else:
+            text = f"stopped after round {done} of {self._rounds}; the newest checkpoint is that of round {usable}"
+        command = self._resume if self._directory.begun else self._command
+        return f"{text}; go on with: {redacted(shlex.join(command))}" if command else text
+
+
+def interruption_of_command(job: Job, directory: RunDirectory, has_name: bool) -> InterruptionReport:
+    """Report for this process's command line; the name of a run without one was made at its start.
+
+    From now on SIGTERM ends this process by an exception, as Ctrl-C does.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    program, arguments = _program(), sys.argv[1:]
+    again = [*program, *arguments]
+    return InterruptionReport(job, directory, again, again if has_name else [*program, "--resume", str(directory.path)])
+
+
+def _program() -> list[str]:
+    """Words before the arguments with which this process was started."""
+    script, words = sys.argv[0], sys.orig_argv
+    if Path(words[1] if len(words) > 1 else "").name == "hypha-ray":
+        return ["hypha-ray", Path(script).stem]
+    if words[1:3] == ["-m", "hypha_ray"]:
+        return [words[0], "-m", "hypha_ray", Path(script).stem]
+    return [words[0], script]

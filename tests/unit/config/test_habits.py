@@ -1,0 +1,84 @@
+"""Command lines as other tools take them: a file without @, and flags of other names."""
+
+from pathlib import Path
+
+import pytest
+
+from hypha_ray.config.keys import key_at
+from hypha_ray.config.load import load
+from hypha_ray.config.sources.habits import HABITS
+from hypha_ray.errors import ConfigError
+
+
+@pytest.mark.parametrize("name", ["job.toml", "plain"])
+def test_job_file_without_an_at_sign_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text("[run]\nseed = 7\n")
+    loaded = load([name, "--rounds.update_rounds", "5"])
+    assert (loaded.job.run.seed, loaded.job.rounds.update_rounds, loaded.files) == (7, 5, (name,))
+
+
+def test_files_with_and_without_an_at_sign_override_from_left_to_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for seed in (1, 2, 3):
+        Path(f"{seed}.toml").write_text(f"[run]\nseed = {seed}\n")
+    assert load(["@", "1.toml", "2.toml", "@3.toml"]).job.run.seed == 3
+    assert load(["3.toml", "@1.toml", "2.toml", "--dry-run"]).job.run.seed == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        ("--lr 3", "did you mean `inner_optimizer.learning_rate`?"),
+        ("--inner_optimizer.lr 3", "did you mean `inner_optimizer.learning_rate`?"),
+        ("--learning-rate 3", "did you mean `inner_optimizer.learning_rate`?"),
+        ("--config job.toml", "give the job file without a flag: `@ job.toml`"),
+        ("--config=job.toml", "give the job file without a flag: `@ job.toml`"),
+        ("--output_dir x", "did you mean `run.dir`?"),
+        ("--output-dir x", "did you mean `run.dir`?"),
+        ("--out x", "did you mean `run.dir`?"),
+        ("--epochs 3", "did you mean `rounds.update_rounds`?"),
+        ("--num_train_epochs 3", "did you mean `rounds.update_rounds`?"),
+        ("--batch_size 8", "did you mean `rounds.max_batch_size`?"),
+        ("--per_device_train_batch_size 8", "did you mean `rounds.max_batch_size`?"),
+        ("--model gpt2", "did you mean `model.repository`?"),
+        ("--model_name_or_path gpt2", "did you mean `model.repository`?"),
+        ("--data texts", "did you mean `dataset.path`?"),
+        ("--dataset texts", "did you mean `dataset.path`?"),
+        ("--gpus 2", "did you mean `resources.worker.gpu`?"),
+        ("--workers 4", "did you mean `resources.num_workers`?"),
+        ("--num_workers 4", "did you mean `resources.num_workers`?"),
+        ("--resume_from_checkpoint x", "did you mean `--resume NAME`?"),
+        ("--checkpoint x", "did you mean `--resume NAME`?"),
+        ("--seed 3", "did you mean `run.seed`?"),
+        ("--tokenizer x", "did you mean `preprocessor.repository`?"),
+        ("--report_to wandb", "did you mean `telemetry.sinks`?"),
+        ("--bf16", "did you mean `worker.autocast`?"),
+        ("--resum", "did you mean --resume?"),
+    ],
+)
+def test_flag_of_another_tool_is_answered_with_the_key_that_it_means(words: str, remedy: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(words.split())
+    assert caught.value.fix == remedy and caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize("key", sorted(set(HABITS.values())))
+def test_every_remedy_is_a_key_of_the_job_file(key: str) -> None:
+    assert key_at(key.split(".")) is not None
+
+
+def test_key_of_another_tool_in_a_job_file_is_answered_in_its_table(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text("[inner_optimizer]\nlr = 3e-4\n")
+    with pytest.raises(
+        ConfigError, match=r"job.toml:2: unknown key inner_optimizer.lr. .*`inner_optimizer.learning_rate`"
+    ):
+        load([str(file)])
+
+
+def test_tables_on_the_command_line_are_taken_as_before() -> None:
+    job = load(["--model", "{repository = 'a'}", "--workers", "[{gpu = 1}, {cpu = 2}]"]).job
+    assert job.model.repository == "a" and [group.cpu for group in job.workers][1] == 2

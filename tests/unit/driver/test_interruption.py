@@ -1,0 +1,103 @@
+"""The report of an interrupted job: how far it is, where it is, and the command that goes on."""
+
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hypha_ray.config import Job
+from hypha_ray.config.tables.outputs import Checkpoint
+from hypha_ray.driver.interruption import TERMINATED, InterruptionReport
+from hypha_ray.store.commit_writer import CommitWriter
+from hypha_ray.store.directory import RunDirectory
+from tests.support.store_bench import ask
+
+COMMAND = ["python", "jobs/diloco.py", "@", "my job.toml", "--run.name", "a"]
+PASTED = "python jobs/diloco.py @ 'my job.toml' --run.name a"
+
+
+def run_of(parent: Path, rounds: int, **checkpoint: int) -> RunDirectory:
+    directory = RunDirectory.create(parent, "a", "")
+    store = CommitWriter(directory.path, Checkpoint(**checkpoint), 1000)
+    for number in range(rounds):
+        ask(store, number, number + 1)
+    return directory
+
+
+def interruption(directory: RunDirectory, resume: list[str] | None = None) -> InterruptionReport:
+    job = Job.model_validate({"rounds": {"update_rounds": 10}})
+    return InterruptionReport(job, directory, COMMAND, resume)
+
+
+def test_interruption_names_the_round_and_the_command_that_can_be_pasted(tmp_path: Path) -> None:
+    text = interruption(run_of(tmp_path, 3)).text()
+    assert text == f"stopped after round 3 of 10; go on with: {PASTED}"
+    assert shlex.split(text.partition("go on with: ")[2]) == COMMAND
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_interruption_before_a_commit_says_that_nothing_is_committed(tmp_path: Path, begun: bool) -> None:
+    directory = run_of(tmp_path, 0) if begun else RunDirectory(tmp_path / "a")
+    assert interruption(directory).text() == (
+        f"stopped before the first commit: nothing is committed yet; go on with: {PASTED}"
+    )
+
+
+def test_interruption_of_a_run_without_a_name_resumes_its_folder_once_it_has_begun(tmp_path: Path) -> None:
+    resume = ["python", "jobs/diloco.py", "--resume", "/runs/diloco-1"]
+    assert interruption(RunDirectory(tmp_path / "a"), resume).text().endswith(f"go on with: {PASTED}")
+    assert interruption(run_of(tmp_path, 1), resume).text().endswith(f"go on with: {shlex.join(resume)}")
+
+
+def test_interruption_after_rounds_without_a_checkpoint_names_the_newest_checkpoint(tmp_path: Path) -> None:
+    directory = run_of(tmp_path, 5, every_rounds=3)
+    text = interruption(directory).text()
+    assert text.startswith("stopped after round 5 of 10; the newest checkpoint is that of round 3; go on with: ")
+    shutil.rmtree(directory.path / "checkpoints" / "round_000002")
+    assert "the newest checkpoint is that of round 1; go on" in interruption(directory).text()
+
+
+def test_interruption_shows_no_secret_of_a_url(tmp_path: Path) -> None:
+    job, command = Job(), ["python", "jobs/diloco.py", "--checkpoint.mirror", "sftp://me:s3cret@host/runs"]
+    text = InterruptionReport(job, RunDirectory(tmp_path / "a"), command).text()
+    assert "s3cret" not in text and "sftp://me:" in text
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(TERMINATED)])
+def test_interruption_is_reported_once_with_the_run_as_the_last_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], error: BaseException
+) -> None:
+    told = interruption(run_of(tmp_path, 2))
+    with pytest.raises(type(error)), told.reported(), told.reported():
+        raise error
+    output, errors = capsys.readouterr()
+    assert output == f"run: {tmp_path / 'a'}\n"
+    assert errors == f"stopped after round 2 of 10; go on with: {PASTED}\n"
+
+
+def test_other_ends_are_no_interruption(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for error in (SystemExit(2), ValueError("broken")):
+        with pytest.raises(type(error)), interruption(run_of(tmp_path / str(error), 1)).reported():
+            raise error
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, TERMINATED)])
+def test_command_interrupted_while_it_loads_says_where_the_run_will_be(
+    tmp_path: Path, sent: signal.Signals, status: int
+) -> None:
+    words = ["jobs/diloco.py", "--model.repository", "x", "--dataset.path", str(tmp_path / "data"), "--run.dir"]
+    command = [sys.executable, *words, str(tmp_path / "my runs"), "--run.name", "a"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline().endswith("] loading libraries\n")
+        process.send_signal(sent)
+        output, errors = process.communicate(timeout=120)
+    assert (process.returncode, output) == (status, f"run: {tmp_path}/my runs/a\n")
+    last = errors.splitlines()[-1]
+    told, _, again = last.partition("; go on with: ")
+    assert told == "stopped before the first commit: nothing is committed yet" and shlex.split(again) == command
