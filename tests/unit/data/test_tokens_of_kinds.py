@@ -9,7 +9,7 @@ import pytest
 
 from hypha_ray.data.manifest import Manifest
 from tests.support.prepared import arrays_of, prepared, table
-from tests.support.tokenizers import MAKERS
+from tests.support.small_tokenizers import MAKERS
 
 TEXTS = ["say red", "Q: 10 + 1= 11", " two  cat\n", "é☃ <s></s>[SEP]", "A"]
 CHATTY = ("chatml", "llama3", "gemma", "mistral", "lines")

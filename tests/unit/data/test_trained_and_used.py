@@ -19,7 +19,7 @@ from hypha_ray.model.vocabulary import vocabulary_of
 from hypha_ray.model.writer import Writer
 from hypha_ray.rl.tokens import end_tokens
 from tests.support.prepared import prepared, table
-from tests.support.tokenizers import MAKERS
+from tests.support.small_tokenizers import MAKERS
 
 QUESTIONS = ["say red", "Q : 10 + 2 =", "say  two words ", "say sun\n", "Grüße: 12="]
 ANSWERS = ["red", "12", " moon tree", "sun sun", "Ö 3"]

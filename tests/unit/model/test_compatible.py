@@ -14,7 +14,7 @@ from hypha_ray.model.compatible import make_compatible
 from hypha_ray.model.layout import gather, layout_of, views
 from hypha_ray.model.saved_model import export
 from hypha_ray.model.trained import build_trained
-from tests.support import tokenizers
+from tests.support import small_tokenizers as tokenizers
 
 SIZES = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 
