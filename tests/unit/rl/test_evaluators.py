@@ -22,6 +22,7 @@ from hypha_ray.rl.rewards.evaluators import Evaluator, InPlace, Processes, check
 from hypha_ray.rl.rewards.registry import limit_of
 from hypha_ray.rl.rewards.response import Response
 from hypha_ray.rl.scoring import evaluator_of
+from hypha_ray.types.current_work import WorkState, current_work
 
 MODULE = """
 import os, signal, sys
@@ -43,6 +44,13 @@ def tricky(response):
         case "huge":
             return 1e39
     return float(response.text)
+
+def work(response):
+    from hypha_ray.types.current_work import current_work
+    seen.append(current_work())
+    return 1.0
+
+seen = []
 
 def pid(response):
     return os.getpid()
@@ -261,3 +269,11 @@ def test_a_function_that_is_busy_ends_with_its_worker(tmp_path: Path) -> None:
     ended, _, _ = select.select([busy], [], [], 60.0)
     assert ended == [busy]
     os.close(busy)
+
+
+def test_signs_of_life_tell_the_function_and_the_prompt_that_run_in_the_worker() -> None:
+    InPlace(["exact", "tricky_rewards:work"]).rewards([Response("07=", "8", (), True, {"answer": "1"}, 8)])
+
+    (state,) = sys.modules["tricky_rewards"].seen
+    assert state == WorkState("reward function tricky_rewards:work on the prompt '07='", limited=False)
+    assert current_work() == WorkState()
