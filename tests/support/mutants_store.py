@@ -73,7 +73,9 @@ MUTANTS = {
     "a snapshot replaces none": Defect("store.snapshots", "write_snapshot", drop("_clear", 1)),
     "hashes aren't compared": Defect("store.snapshots", "_verified", operation("!=", "False")),
     "workers' files aren't checked": Defect("store.snapshots", "_verified", call("items", "[*{}][:2]")),
-    "the weights of another commit will do": Defect("store.restore_point", "_agreeing", operation("!=", "not {}")),
+    "the weights of another commit will do": Defect(
+        "store.restore_point", "_require_agreement", operation("!=", "not {}")
+    ),
     "a run that could hardly begin is lost": Defect("store.restore_point", "restart", operation("or", "{0}")),
     "the oldest snapshot is used": Defect("store.restore_point", "_newest_usable", call("reversed", "{0}")),
     "momentum is taken from the weights": Defect("store.restore_point", "_restart", value("outer", "{0}.tensors")),
