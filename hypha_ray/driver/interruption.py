@@ -5,6 +5,7 @@ Job scripts import this before the libraries, so that an interruption of the sta
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import sys
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hypha_ray.config import Job
+from hypha_ray.config.cli.entry_point import INTERRUPTED
 from hypha_ray.redaction import redacted
 from hypha_ray.store.directory import RunDirectory
 
@@ -51,6 +53,25 @@ class InterruptionReport:
                 self._report()
             raise
 
+    @contextmanager
+    def ending_at_once(self) -> Iterator[None]:
+        """Report a signal and end the process, while libraries are loaded.
+
+        An exception could be lost there: libraries go on without what they fail to load.
+        """
+        import hypha_ray.store.restore_point  # noqa: F401 - what the report needs, before anything is half loaded
+
+        def end(number: int, _: object) -> None:
+            self._report()
+            os._exit(TERMINATED if number == signal.SIGTERM else INTERRUPTED)
+
+        earlier = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in earlier.items():
+                signal.signal(number, handler)
+
     def _report(self) -> None:
         if self._is_reported:
             return
@@ -60,10 +81,10 @@ class InterruptionReport:
 
     def text(self) -> str:
         """Return the progress of the run, and the command that goes on with it."""
-        from hypha_ray.driver.run_identity import committed
+        from hypha_ray.store.commits import CommitLog
         from hypha_ray.store.restore_point import usable_rounds
 
-        done = committed(self._directory)
+        done = max(CommitLog(self._directory.path).rounds(), default=-1) + 1
         usable = usable_rounds(self._directory.path)
         if not done:
             text = "stopped before the first commit: nothing is committed yet"

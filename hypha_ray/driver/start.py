@@ -30,7 +30,8 @@ def start(loaded: Loaded, kind: str) -> None:
     interruption = interruption_of_command(job, directory, has_name=loaded.job.run.name is not None)
     with interruption.reported():
         phases.begin("loading libraries")
-        from hypha_ray.driver.launch import run_in
-        from hypha_ray.driver.run_provenance import own_command
+        with interruption.ending_at_once():
+            from hypha_ray.driver.launch import run_in
+            from hypha_ray.driver.run_provenance import own_command
 
         run_in(loaded, (job, directory), phases, interruption, own_command())
