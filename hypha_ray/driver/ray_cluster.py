@@ -13,9 +13,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import ray
+from ray._private import worker
 from ray.exceptions import AuthenticationError as RayAuthenticationError
 
 from hypha_ray.errors import AuthenticationError, ClusterError, HyphaError, first_line
+
+log = logging.getLogger(__name__)
 
 CONNECT_S = 10.0
 """Longest wait for a cluster's port to answer."""
@@ -43,6 +46,7 @@ def connected(namespace: str, alone: str = "local") -> Iterator[None]:
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # It would warn that the token is on.
     options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     answers = _knock(address)
+    _log_messages_of_ray()
     try:
         ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="warning", **options)
     except Exception as error:  # Ray raises a plain exception for a node that doesn't start in time.
@@ -52,6 +56,20 @@ def connected(namespace: str, alone: str = "local") -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _log_messages_of_ray() -> None:
+    """Let Ray's messages about its own processes go to the log of the run.
+
+    Ray prints them on standard output even with `log_to_driver=False`: for a machine that has died some twenty lines of
+    its log, and a paragraph for each worker. What they mean for the run is said by its own lines.
+    """
+
+    def logged(data: dict[str, Any], *_: object, **__: object) -> None:
+        for text in data.get("lines", ()):
+            log.info("Ray: %s", text)
+
+    worker.print_to_stdstream = logged
 
 
 def connecting(alone: str = "local") -> str:

@@ -25,6 +25,7 @@ from hypha_ray.scheduler.garbage import search_less_often
 from hypha_ray.scheduler.planning.worker_plans import Sizes
 from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.scheduler.runtime.cost_book import CostBook
+from hypha_ray.scheduler.runtime.deaths import MachineWatch
 from hypha_ray.scheduler.runtime.global_weights import GlobalWeights
 from hypha_ray.scheduler.runtime.run_actors import RunActors
 from hypha_ray.scheduler.runtime.slices.slice_cache import SliceCache
@@ -78,7 +79,7 @@ class Scheduler:
         """Commits that the end of the run waits for; a failed one stays, so that its error is raised there."""
         self._unwritten: list[dict[str, Any]] = []
         """Fields of the commits that wait for room on the disk."""
-        self._telemetry = TelemetryClient()
+        self._telemetry = TelemetryClient(job.num_workers)
         self._actors = RunActors(job, run, directory, owner, self._telemetry.replaced, from_dataset)
         self._telemetry.telemetry = self._actors.telemetry
         self._weights = GlobalWeights(job, self._actors)
@@ -182,9 +183,14 @@ class Scheduler:
 
     async def _watch_nodes(self) -> None:
         told: Mapping[str, str] = {}
+        machines, workers = MachineWatch(), dict[str, list[int]]()
         while True:
             await asyncio.sleep(DRAIN_CHECK_S)
             with suppress(RayError):  # The control service doesn't answer: the next look will find it.
+                for machine in machines.vanished(await asyncio.to_thread(ray.nodes)):
+                    lost = workers.get(machine.node, [])
+                    self._telemetry.note("machine_loss", machine=machine.name, workers=lost)
+                workers = self._actors.workers_by_node()
                 for worker, reason in (await self._staffing.leaving()).items():
                     self._inbox.put_nowait(c.Draining((worker,), reason))
                 for name in self._actors.notices.keys() - told.keys():

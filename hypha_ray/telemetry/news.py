@@ -38,7 +38,7 @@ SENTENCES = {
     "revive": Sentence("{} was replaced", "{} actors were replaced"),
 }
 """Words for kinds of events, to which the reason is added."""
-KINDS = frozenset({*SENTENCES, "waiting", "stop", "problem"})
+KINDS = frozenset({*SENTENCES, "waiting", "machine_loss", "stop", "problem"})
 """The kinds of events that are news."""
 
 
@@ -46,10 +46,21 @@ class News:
     """Turns a run's events into lines of text, at most a few per second.
 
     The first event of a kind is reported at once. Further ones wait for `WINDOW_S`, and are then reported in one line;
-    so are joins before the first round. A problem is reported once.
+    so are joins before the first round. A problem is reported once. If a round begins with fewer workers than the job
+    wants, that is a line, once for each number of workers.
+
+    Args:
+        wanted: number of workers that the job wants; None: unknown.
+
     """
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: int | None = None) -> None:
+        self._wanted = wanted
+        self._present: set[int] = set()
+        self._told_present = wanted
+        """Number of workers that was reported last, or that is wanted."""
+        self._shortage: str | None = None
+        """Line about too few workers, which is due; None without one."""
         self._waiting: dict[str, list[Record]] = {}
         self._not_before: dict[str, float] = {}
         """By kind, monotonic seconds."""
@@ -60,6 +71,7 @@ class News:
     def take(self, event: Record) -> None:
         """Add an event of events.jsonl; its time is `monotonic_s`."""
         kind = event["kind"]
+        self._count(event)
         if kind == "plan" and not self._begun:
             self._begun = True
             self._not_before.pop("join", None)
@@ -77,13 +89,29 @@ class News:
 
         If anything is due, all held back events are reported with it, so lines are in the order of the events.
         """
-        problems = self._problems.lines(now, everything)
+        lines = self._problems.lines(now, everything)
         due = [kind for kind in self._waiting if everything or now >= self._not_before.get(kind, now)]
-        if not due:
-            return problems
-        told, self._waiting = self._waiting, {}
-        self._not_before |= dict.fromkeys(told, now + WINDOW_S)
-        return problems + [told_of(kind, events) for kind, events in told.items()]
+        if due:
+            told, self._waiting = self._waiting, {}
+            self._not_before |= dict.fromkeys(told, now + WINDOW_S)
+            lines += [told_of(kind, events) for kind, events in told.items()]
+        if self._shortage is not None:
+            lines.append(self._shortage)
+            self._shortage = None
+        return lines
+
+    def _count(self, event: Record) -> None:
+        """Keep the number of workers, and notice a round that begins with another number than the last one."""
+        match event["kind"]:
+            case "join":
+                self._present.add(event["worker"])
+            case "loss" | "leave" | "exclude":
+                self._present.discard(event["worker"])
+            case "plan" if self._wanted is not None and len(self._present) != self._told_present:
+                self._told_present = len(self._present)
+                if self._told_present < self._wanted:
+                    others = "further ones join when there are machines for them"
+                    self._shortage = f"trains with {self._told_present} of {counted(self._wanted, 'worker')}; {others}"
 
 
 class Problems:
@@ -127,6 +155,8 @@ def told_of(kind: str, events: Sequence[Record]) -> str:
         return "waiting for workers: {workers} of the {needed} that are needed are there".format_map(events[-1])
     if kind == "stop":
         return f"ended early: {events[-1]['reason']}"
+    if kind == "machine_loss":
+        return "; ".join(map(_machine_loss, events))
     subjects = sorted({event["role" if kind == "revive" else "worker"] for event in events})
     reasons = list(dict.fromkeys(filter(None, map(_reason, events))))
     text = SENTENCES[kind].one.format(subjects[0])
@@ -139,6 +169,15 @@ def told_of(kind: str, events: Sequence[Record]) -> str:
     if not reasons:
         return text
     return f"{text}: {reasons[0]}" if len(reasons) == 1 else f"{text}, the first: {reasons[0]}"
+
+
+def _machine_loss(event: Record) -> str:
+    """Text about a machine that is gone, with the workers that were on it."""
+    workers = sorted(event["workers"])
+    names = ", ".join(ranges(workers))
+    verb = "was" if len(workers) == 1 else "were"
+    subjects = f"{counted(len(workers), 'worker')} ({names}) {verb}" if workers else "no worker of this run was"
+    return f"machine {event['machine']} is gone: {subjects} on it"
 
 
 def _reason(event: Record) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 
@@ -23,6 +24,8 @@ def run(main: Callable[[], None]) -> None:
 
     """
     endure()
+    # What transformers would say of its own accord means nothing to users of a job. A value that is set already stays.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
         with begun_anew():
             main()

@@ -160,6 +160,15 @@ class RunActors:
             self._nodes[source] = placed.get(f"worker-{number}")
         return self._nodes[source]
 
+    def workers_by_node(self) -> dict[str, list[int]]:
+        """Numbers of the workers on each node, by its id, as far as their nodes are known."""
+        found: dict[str, list[int]] = {}
+        for number, (_, source) in self._workers.items():
+            node = self._nodes.get(source)
+            if node is not None:
+                found.setdefault(node, []).append(number)
+        return found
+
     def nodes(self) -> list[NodeResources]:
         """Live nodes, with the resources that would be free without this run."""
         return self.leases.nodes()

@@ -10,6 +10,7 @@ from typing import Any
 from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError, RayTaskError
 
 from hypha_ray.errors import ClusterError, first_line
+from hypha_ray.scheduler.runtime.deaths import death_text
 
 PULSE_S = 1.0
 """Seconds without an answer after which the actor is pinged."""
@@ -84,7 +85,7 @@ class SupervisedActor:
                     await asyncio.sleep(AGAIN_S)
                     continue
             except RayActorError as error:
-                reason = first_line(error)
+                reason = death_text(error)
             except TimeoutError:
                 reason = f"silent for {silence_s if self._awake else self._start_s:g} s"
             await self._replace(actor, reason)

@@ -27,9 +27,13 @@ class TelemetryClient:
 
     Step records, one a second from each worker, wait for others. Everything else goes at once, together with what
     waits. So a scheduler that dies leaves no gap in the records that its successor goes on from.
+
+    Args:
+        workers: number of workers that the job wants; None: unknown.
+
     """
 
-    def __init__(self) -> None:
+    def __init__(self, workers: int | None = None) -> None:
         self.telemetry: SupervisedActor | None = None
         """Telemetry actor; None until it is started."""
         self._records: list[Record] = []
@@ -41,7 +45,7 @@ class TelemetryClient:
         """Task that sends; None until telemetry may open its files."""
         self._closing = False
         self._dropped = 0
-        self._news = News()
+        self._news = News(workers)
         self._shown: list[dict[str, Any]] = []
         """Records that the driver hasn't received yet."""
         self._show_at = math.inf

@@ -14,6 +14,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from hypha_ray.errors import HyphaError, QuarantinedError, first_line
 from hypha_ray.failpoints import failpoint
 from hypha_ray.scheduler import messages as c
+from hypha_ray.scheduler.runtime.deaths import death_text
 from hypha_ray.scheduler.runtime.global_weights import GlobalWeights
 from hypha_ray.scheduler.runtime.run_actors import RunActors
 from hypha_ray.scheduler.runtime.slices.slice_cache import SliceCache
@@ -152,7 +153,7 @@ class WorkerDispatcher:
         except StopAsyncIteration:
             reason = "its stream ended in the middle of a delta"
         except RayActorError as error:
-            reason = first_line(error)
+            reason = death_text(error)
         except Exception as error:
             cause = getattr(error, "cause", error)
             text = " ".join(f"{type(cause).__name__}: {cause}".split())

@@ -193,7 +193,7 @@ def _quality(figures: Record) -> Iterator[str]:
     if (value := figures.get(objective.name)) is not None:
         names = [name for name in objective.beside if figures.get(name) is not None]
         more = ", ".join(f"{name} {figures[name]:.4g}" for name in names)
-        yield f"{objective.name} {value:.4f}" + (f" ({more})" if more else "")
+        yield f"{objective.validated} {value:.4f}" + (f" ({more})" if more else "")
 
 
 def _saving(ratio: float | None) -> str:

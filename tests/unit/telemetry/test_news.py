@@ -44,6 +44,36 @@ def told(events: Iterable[dict[str, Any]], until: float, begun: bool = True) -> 
     return lines
 
 
+def test_a_round_with_fewer_workers_than_wanted_is_told_once_for_each_number() -> None:
+    news, lines = News(3), []
+    happened = [join(0, 1.0), join(1, 1.0), plan(2.0), plan(3.0), loss(1, 4.0), plan(9.0), join(1, 10.0), join(2, 10.5)]
+    for one in [*happened, plan(20.0), plan(21.0)]:
+        news.take(one)
+        lines += [line for line in news.lines(one["monotonic_s"], True) if "trains with" in line]
+    rest = "further ones join when there are machines for them"
+    assert lines == [f"trains with 2 of 3 workers; {rest}", f"trains with 1 of 3 workers; {rest}"]
+
+
+def test_fleet_of_wanted_size_is_told_by_joins_alone() -> None:
+    news = News(1)
+    for one in (join(0, 1.0), plan(2.0), plan(3.0)):
+        news.take(one)
+    assert news.lines(3.0, True) == ["worker 0 joined: cpu"]
+
+
+@pytest.mark.parametrize(
+    ("workers", "line"),
+    [
+        ([], "machine rack-1 (10.0.0.5) is gone: no worker of this run was on it"),
+        ([3], "machine rack-1 (10.0.0.5) is gone: 1 worker (3) was on it"),
+        ([4, 3, 7], "machine rack-1 (10.0.0.5) is gone: 3 workers (3-4, 7) were on it"),
+    ],
+)
+def test_machine_that_is_gone_is_told_with_its_workers(workers: list[int], line: str) -> None:
+    lost = event("machine_loss", 1.0, machine="rack-1 (10.0.0.5)", workers=workers)
+    assert told([lost], 2.0) == [(1.0, line)]
+
+
 @pytest.mark.parametrize(
     ("happened", "line"),
     [

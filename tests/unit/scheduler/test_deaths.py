@@ -1,0 +1,74 @@
+"""Deaths in the words of Ray's errors, and machines that vanish."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hypha_ray.scheduler.runtime.deaths import Machine, MachineWatch, death_text
+
+HEAD = """The actor died unexpectedly before finishing this task.
+\tclass_name: TrainWorker
+\tactor_id: d554525d308c6a746b3f9a8601000000
+\tpid: 5441
+\tname: worker-0
+\tnamespace: texts-1
+\tip: 10.0.0.7
+"""
+ENDED = "The actor is dead because its worker process has died. Worker exit type: "
+SILENTLY = (
+    "SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits with a connection error code 2. End of file. Some "
+    "common causes include: (1) the process was killed by the OOM killer due to high memory usage, (2) ray stop."
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            HEAD + ENDED + SILENTLY,
+            "its process 5441 on 10.0.0.7 ended without a word: killed (SIGKILL, which the system sends for lack of "
+            "memory too) or crashed",
+        ),
+        (
+            HEAD + "Task was killed due to the node running low on memory.",
+            "its process 5441 on 10.0.0.7 was ended by Ray, because the machine was running out of memory",
+        ),
+        (
+            HEAD + ENDED + "USER_ERROR Worker exit detail: Worker exits with an exit code 3.",
+            "its process 5441 on 10.0.0.7 ended with exit code 3",
+        ),
+        (
+            HEAD + "The actor died because its node has died. Node Id: 671dd7",
+            "its machine 10.0.0.7 is gone",
+        ),
+        (
+            HEAD + "It was killed by `ray.kill`.",
+            "The actor died unexpectedly before finishing this task. (its process 5441 on 10.0.0.7)",
+        ),
+        ("The actor died.\nfurther lines", "The actor died."),
+    ],
+    ids=["killed", "memory", "exit code", "node", "otherwise", "unknown process"],
+)
+def test_death_is_one_line_with_machine_and_cause(text: str, line: str) -> None:
+    assert death_text(RuntimeError(text)) == line
+
+
+def node(number: int, alive: bool = True) -> dict[str, Any]:
+    names = {"NodeManagerHostname": f"rack-{number}", "NodeManagerAddress": f"10.0.0.{number}"}
+    return {"NodeID": f"id-{number}", "Alive": alive, **names}
+
+
+def test_machine_that_vanishes_or_dies_is_noticed_once() -> None:
+    watch = MachineWatch()
+    assert watch.vanished([node(1), node(2), node(3)]) == []
+    gone = [Machine("id-2", "rack-2 (10.0.0.2)"), Machine("id-3", "rack-3 (10.0.0.3)")]
+    assert watch.vanished([node(1), node(2, alive=False)]) == gone
+    assert watch.vanished([node(1), node(2, alive=False)]) == []
+
+
+def test_machine_without_a_host_name_is_called_by_its_address() -> None:
+    watch = MachineWatch()
+    watch.vanished([node(1) | {"NodeManagerHostname": "10.0.0.1"}])
+    assert watch.vanished([]) == [Machine("id-1", "10.0.0.1")]
