@@ -83,6 +83,7 @@ def test_lost_node_costs_its_worker_and_a_new_node_gets_the_successor(
     cluster.add_node(num_cpus=1, wait=False, **SHARED)
     run = running.result()
     assert [loss["worker"] for loss in events(run, "loss")][:1] == [1]
+    assert [event["workers"] for event in events(run, "machine_loss")] == [[1]]
     first, last = run.commits()[0], run.commits()[-1]
     incarnations = [next(d["incarnation"] for d in one["deltas"] if d["worker"] == 1) for one in (first, last)]
     assert incarnations[0] < incarnations[1]
