@@ -80,10 +80,7 @@ OF_DATASETS = ("dataset", "split", "type", "reward", "reward_model", "max_respon
 def main() -> None:
     """Parse first, import later: `--help` and a mistyped flag answer at once."""
     arguments = parse_options(Evaluate, __doc__, sys.argv[1:])
-    for name, least in (("batch_size", 1), ("seed", 0)):
-        if (value := getattr(arguments, name)) < least:
-            what = f"--{name.replace('_', '-')} is out of range"
-            raise ConfigError("CFG003", what, str(value), f"{least} or more")
+    check(arguments)
     start, phases = time.monotonic(), Phases()
     phases.begin("loading libraries, model and data")
     with saved_model_or_folder(arguments.model) as folder:
@@ -97,17 +94,32 @@ def main() -> None:
     print(json.dumps(result, allow_nan=False) if arguments.json else line)
 
 
-def evaluate_on_tasks(arguments: Evaluate, model: Path) -> tuple[str, dict[str, float]]:
-    """Return model and tasks, and the figures of lm-evaluation-harness.
+def check(arguments: Evaluate) -> None:
+    """Refuse options that are missing, out of range, or mean nothing beside others.
 
     Raises:
-        ConfigError: CFG011, an option for datasets is given as well.
+        ConfigError: CFG003, a number is out of range; CFG011, two options exclude each other; CFG012, no dataset is
+            given.
 
     """
-    for name in OF_DATASETS:
+    for name, least in (("batch_size", 1), ("seed", 0)):
+        if (value := getattr(arguments, name)) < least:
+            what = f"--{name.replace('_', '-')} is out of range"
+            raise ConfigError("CFG003", what, str(value), f"{least} or more")
+    for name in OF_DATASETS if arguments.lm_eval else ():
         if getattr(arguments, name) != getattr(Evaluate, name):
             what = f"--lm-eval and --{name.replace('_', '-')} exclude each other"
             raise ConfigError("CFG011", what, fix="leave one out")
+    if arguments.lm_eval:
+        return
+    if arguments.include_path is not None:
+        raise ConfigError("CFG011", "--include-path is for --lm-eval alone", fix="name the folder's tasks by --lm-eval")
+    if arguments.dataset is None:
+        raise ConfigError("CFG012", "--dataset is missing", fix="give a prepared dataset, or tasks by --lm-eval")
+
+
+def evaluate_on_tasks(arguments: Evaluate, model: Path) -> tuple[str, dict[str, float]]:
+    """Return model and tasks, and the figures of lm-evaluation-harness."""
     with uncollected():
         from hypha_ray.driver.lm_eval_harness import score_tasks
     # The harness loads a library of this script's name, which must not be found here.
@@ -121,14 +133,10 @@ def evaluate_on_dataset(arguments: Evaluate, model: Path, phases: Phases) -> tup
     """Return model, task and split, and the figures of a prepared dataset.
 
     Raises:
-        ConfigError: CFG012, no dataset is given, or CFG011, an option for tasks of lm-evaluation-harness is.
         DataError: DATA051, the dataset has no such split.
 
     """
-    if arguments.include_path is not None:
-        raise ConfigError("CFG011", "--include-path is for --lm-eval alone", fix="name the folder's tasks by --lm-eval")
-    if arguments.dataset is None:
-        raise ConfigError("CFG012", "--dataset is missing", fix="give a prepared dataset, or tasks by --lm-eval")
+    assert arguments.dataset is not None, "see check"
     from hypha_ray.driver.datasets.data_source import meant_by, opened
 
     with opened(meant_by(arguments.dataset)) as source:
