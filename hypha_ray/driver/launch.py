@@ -314,4 +314,7 @@ def export_round(
     preprocessor = job_preprocessor(job, source)
     snapshot = load_snapshot(directory.path, round)
     export(job, preprocessor, snapshot.tensors, folder, compatible)
-    write_cards(folder, job, source.manifest, directory, round)
+    try:
+        write_cards(folder, job, source.manifest, directory, round)
+    except OSError as error:  # The model is there, which a card only describes.
+        _tell([f"the model's card was not written: {error.strerror or error}"])

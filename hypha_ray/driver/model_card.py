@@ -12,6 +12,7 @@ from hypha_ray.config import Job
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.model.loading.adapters import base_of
 from hypha_ray.model.saved_model import ADAPTER
+from hypha_ray.modes import make_private
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.telemetry.sinks.files import METRICS, read_jsonl
 
@@ -41,6 +42,7 @@ def write_cards(folder: Path, job: Job, manifest: Manifest, directory: RunDirect
         if place.is_dir():
             text = card(job, manifest, round, figures, base, adapter=place != folder)
             (place / CARD).write_text(text, encoding="utf-8")
+            make_private(place / CARD)
 
 
 def card(

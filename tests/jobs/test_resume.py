@@ -250,7 +250,7 @@ def test_run_goes_on_in_another_ray_after_its_driver_was_killed_and_after_its_ra
     later = commits(run)
     first = [commit for commit in later if all(delta["incarnation"] < 20_000 for delta in commit["deltas"])]
     assert said(errors).splitlines()[0] == f"note: run alone goes on after round {len(first)} of 1000"
-    assert [line[:14] for line in errors.splitlines()[1:]] == ["error[NET009]:"]
+    assert [line[:14] for line in said(errors).splitlines()[1:]] == ["error[NET009]:"]
     ok(run_job("--resume", "alone", "--rounds.update_rounds", str(len(later) + 2), *FAST, env=ALONE))
     assert commits(run)[: len(later)] == later and later[: len(before)] == before
     whole(run, len(later) + 2)

@@ -67,6 +67,8 @@ def hub_of() -> Iterator[Hub]:
                 self.answer(200, {"name": "owner"})
             elif self.path == "/api/repos/create":
                 self.create(json.loads(body))
+            elif self.path == "/api/validate-yaml":
+                self.answer(200, {"errors": [], "warnings": []})
             elif found := re.fullmatch(r"/api/models/(owner/\w+)/preupload/main", self.path):
                 large = (".safetensors",)
                 files = [one["path"] for one in json.loads(body)["files"]]
