@@ -204,10 +204,10 @@ def test_acquire_that_waits_does_not_hold_up_the_event_loop(leases: Leases) -> N
             else:
                 order.append(f"{name} leased")
 
-        await asyncio.gather(one("big", 64.0, 3.0), one("small", 1.0, WAIT_S))
+        await asyncio.gather(one("worker-0", 64.0, 3.0), one("worker-1", 1.0, WAIT_S))
         return order
 
-    assert run(both()) == ["small leased", "big refused"]
+    assert run(both()) == ["worker-1 leased", "worker-0 refused"]
 
 
 def test_acquire_cancelled_leaves_no_group(leases: Leases) -> None:
