@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import replace
@@ -124,9 +125,10 @@ def test_worker_says_that_it_is_alive_while_it_builds_the_model_and_while_it_wai
 ) -> None:
     one = seat(testing={"failpoints": ["worker.start=pause@1"], "failpoint_log": str(tmp_path / "hits")})
     one.until(Ready)
-    assert one.said[0] == Alive(one.source)
+    idle = Alive(one.source, machine=socket.gethostname())
+    assert one.said[0] == idle
     waiting = iter(one)
-    assert [next(waiting) for _ in range(3)] == [Alive(one.source)] * 3
+    assert [next(waiting) for _ in range(3)] == [idle] * 3
 
 
 @pytest.mark.parametrize(("tell", "reason"), [(sigterm, "SIGTERM"), (order, "drained")])
