@@ -34,6 +34,7 @@ class TensorBoard:
         """Open a file, and write the configuration as a text and the records of earlier attempts."""
         from torch.utils.tensorboard import SummaryWriter
 
+        self._curves = Curves()  # A start that failed half-way has counted reports already.
         for file in self._folder.glob("events.out.tfevents.*"):
             file.unlink()
         # A reader that has read the former files drops all of their steps.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +16,7 @@ from hypha_ray.errors import ConfigError
 from hypha_ray.telemetry.sinks import trackers
 from hypha_ray.telemetry.sinks.base import build
 from hypha_ray.telemetry.sinks.files import METRICS, read_jsonl, rewind
+from hypha_ray.telemetry.sinks.tensorboard import TensorBoard
 from tests.support.fleet import fleet_records
 
 needs_tensorboard = pytest.mark.skipif(find_spec("tensorboard") is None, reason="it is an extra")
@@ -73,6 +75,18 @@ def test_tensorboard_of_a_resumed_run_has_one_value_a_step(tmp_path: Path) -> No
     assert [point.value for point in found.Scalars("worker-0/loss")] == pytest.approx(reports, rel=1e-6)
     losses = [record["loss"] for record in kept if record["kind"] == "round"]
     assert [point.value for point in found.Scalars("round/loss")] == pytest.approx(losses, rel=1e-6)
+
+
+@needs_tensorboard
+def test_tensorboard_that_is_started_again_counts_reports_from_the_first_one(tmp_path: Path) -> None:
+    losses = [3.0, 2.0]
+    lines = [json.dumps({"kind": "step", "worker": 0, "round": 0, "loss": loss}) + "\n" for loss in losses]
+    (tmp_path / METRICS).write_text("".join(lines))
+    sink = TensorBoard(tmp_path)
+    sink.start({})
+    sink.start({})
+    sink.close()
+    assert [(point.step, point.value) for point in written(tmp_path).Scalars("worker-0/loss")] == [(0, 3.0), (1, 2.0)]
 
 
 @needs_tensorboard
