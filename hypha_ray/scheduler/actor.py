@@ -25,7 +25,7 @@ from hypha_ray.scheduler.garbage import search_less_often
 from hypha_ray.scheduler.planning.worker_plans import Sizes
 from hypha_ray.scheduler.resume_point import ResumePoint
 from hypha_ray.scheduler.runtime.cost_book import CostBook
-from hypha_ray.scheduler.runtime.deaths import MachineWatch
+from hypha_ray.scheduler.runtime.deaths import NodeAttendance
 from hypha_ray.scheduler.runtime.global_weights import GlobalWeights
 from hypha_ray.scheduler.runtime.run_actors import RunActors
 from hypha_ray.scheduler.runtime.slices.slice_cache import SliceCache
@@ -183,14 +183,13 @@ class Scheduler:
 
     async def _watch_nodes(self) -> None:
         told: Mapping[str, str] = {}
-        machines, workers = MachineWatch(), dict[str, list[int]]()
+        attendance = NodeAttendance()
         while True:
             await asyncio.sleep(DRAIN_CHECK_S)
             with suppress(RayError):  # The control service doesn't answer: the next look will find it.
-                for machine in machines.vanished(await asyncio.to_thread(ray.nodes)):
-                    lost = workers.get(machine.node, [])
-                    self._telemetry.note("machine_loss", machine=machine.name, workers=lost)
-                workers = self._actors.workers_by_node()
+                nodes = await asyncio.to_thread(ray.nodes)
+                for lost in attendance.lost(nodes, self._actors.workers_by_node(), time.monotonic()):
+                    self._telemetry.note("machine_loss", machine=lost.name, workers=lost.workers)
                 for worker, reason in (await self._staffing.leaving()).items():
                     self._inbox.put_nowait(c.Draining((worker,), reason))
                 for name in self._actors.notices.keys() - told.keys():

@@ -40,8 +40,10 @@ class RoundPlanner:
         """Whether plans are never corrected."""
         self._first = WeightsVersion(past.next_round)
         """Version of the weights that the run resumes with."""
+        self.owed = 0
+        """Samples that committed rounds lack, which the next ones make up."""
         longest = max(job.samples(number) for number in (0, job.rounds.warmup_rounds))
-        self.plans = WorkerPlans(job, slices, sizes, past, longest + batch_size(job))
+        self.plans = WorkerPlans(job, slices, sizes, past, 2 * longest + batch_size(job))
         self._validation = ValidationSamples(job, slices, past)
 
     def due(self, number: int) -> WeightsVersion:
@@ -63,9 +65,10 @@ class RoundPlanner:
         shares = self._validation.shares(able)
         equal = self._equal_in(number)
         paces = paces_at_start(members, bool(shares), equal)
-        allocation = plan_batches(paces, 0 if final else self._job.samples(number))
+        wanted = 0 if final else self._wanted(number)
+        allocation = plan_batches(paces, wanted)
         known = number > 0 and not final and not equal
-        opened = Round(number, started_at, allocation.finish_s if known else None, weights, shares)
+        opened = Round(number, started_at, allocation.finish_s if known else None, weights, wanted, shares)
         commands: list[Command] = []
         for member in members:
             worker = member.source.worker
@@ -109,7 +112,7 @@ class RoundPlanner:
         every_s = self._job.report_interval_s
         origin, fleet = standings(members, current.started_at, current.evaluating, every_s, now)
         finishes = [_planned_finish(m, standing) for m, standing in zip(members, fleet, strict=True) if not m.idle]
-        target = self._job.samples(current.number)
+        target = current.wanted
         left = target - current.samples - sum(one.done * one.pace.batch_size for one in fleet)
         allocation = plan_batches([standing.pace for standing in fleet], max(0, left))
         saved_s = max(finishes, default=0.0) - max(allocation.finish_s, now - origin)
@@ -128,6 +131,13 @@ class RoundPlanner:
             if not member.idle:
                 current.awaiting.add(member.source.worker)
         return saved_s, commands
+
+    def _wanted(self, number: int) -> int:
+        """Samples of a round, with as many again at most of those that earlier rounds lack."""
+        usual = self._job.samples(number)
+        made_up = min(self.owed, usual)
+        self.owed -= made_up
+        return usual + made_up
 
     def _overlap_spans(self, member: WorkerState, number: int, samples: int) -> tuple[Span, ...]:
         """Samples for the steps that a worker makes between a round with so many samples and the merge of its result.

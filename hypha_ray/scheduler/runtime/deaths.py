@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from hypha_ray.errors import first_line
 
@@ -38,31 +38,48 @@ def death_text(error: BaseException) -> str:
     return f"{first_line(error)} ({subject})"
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """A machine of the cluster: Ray's id of it, and the name by which people know it."""
+MEMORY_S = 60.0
+"""Time for which a lost worker still counts as one of its machine, which Ray finds to be dead later than its processes."""
 
-    node: str
+
+class LostNode(NamedTuple):
+    """A machine that has left the cluster."""
+
     name: str
+    """Host name and address, as people know the machine."""
+    workers: list[int]
+    """Numbers of the workers that were on it, in rising order."""
 
 
 @dataclass(slots=True)
-class MachineWatch:
-    """Notices machines that vanish from the cluster."""
+class NodeAttendance:
+    """Notices machines that vanish from the cluster, and which workers go with them."""
 
-    _alive: dict[str, Machine] = field(default_factory=dict)
-    """Machines that were alive at the last look, by node id."""
+    _names: dict[str, str] = field(default_factory=dict)
+    """Names of the machines that were alive at the last look, by Ray's id of the node."""
+    _seen: dict[str, dict[int, float]] = field(default_factory=dict)
+    """Time at which each worker was last seen on each node."""
 
-    def vanished(self, nodes: Iterable[Mapping[str, Any]]) -> list[Machine]:
+    def lost(
+        self, nodes: Iterable[Mapping[str, Any]], workers: Mapping[str, Iterable[int]], now: float
+    ) -> list[LostNode]:
         """Return the machines that were alive at the last look and aren't any more.
 
         Args:
             nodes: nodes of the cluster, as `ray.nodes` has them.
+            workers: numbers of the workers on each node, by Ray's id of the node.
+            now: time of this look, in seconds.
 
         """
-        alive = {node["NodeID"]: Machine(node["NodeID"], _name(node)) for node in nodes if node["Alive"]}
-        gone = [machine for node, machine in self._alive.items() if node not in alive]
-        self._alive = alive
+        for node, numbers in workers.items():
+            self._seen.setdefault(node, {}).update(dict.fromkeys(numbers, now))
+        alive = {node["NodeID"]: _name(node) for node in nodes if node["Alive"]}
+        gone = [
+            LostNode(name, sorted(worker for worker, at in self._seen.pop(node, {}).items() if now - at <= MEMORY_S))
+            for node, name in self._names.items()
+            if node not in alive
+        ]
+        self._names = alive
         return gone
 
 

@@ -144,7 +144,7 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
                 self.reported_samples += event.samples
                 member.report(event, now)
                 self.current.figures.learning_rate = event.learning_rate
-                record = step_record(event, self.reported_samples, self._job.samples(event.round))
+                record = step_record(event, self.reported_samples, self.current.wanted)
                 self._out.put(c.LogMetric({**record, "elapsed_s": self._totals.elapsed_s(now)}))
                 self.correct_plans(now)
             case Delta():
@@ -246,6 +246,7 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
             return []
         excluded = strike(self._roster, self._out, verdict, now)
         totals = self._commit(done, verdict, now)
+        self._owe(done, verdict, now)
         members, accepted = self._roster.members, {one.worker for one in verdict.accepted}
         self._inner_states -= self._roster.refused(done.refused(verdict))
         for member in members if self._job.sync.overlaps else ():
@@ -256,6 +257,20 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
         self.pending.awaiting_merge.append(CommittedRound(done, commit, merging, now))
         self.latest_version = WeightsVersion(done.number + 1)
         return excluded
+
+    def _owe(self, done: Round, verdict: Verdict, now: float) -> None:
+        """Have later rounds make up for samples that a round lacks, because no worker was left to train on them.
+
+        A quorum is asked for rounds that lack some, and a round of synchronous training is one step.
+        """
+        lacking = done.wanted - sum(one.samples for one in verdict.accepted)
+        if lacking <= 0 or self._job.sync.quorum is not None or self._job.sync.traits.sends_gradients or self._replay:
+            return
+        self._planner.owed += lacking
+        last = done.number + 1 == self._job.rounds.update_rounds
+        rest = "it was the last one, so the run has fewer than asked for" if last else "the next ones make them up"
+        text = f"round {done.number + 1} has {done.wanted - lacking} of its {done.wanted} samples: {rest}"
+        self._out.problem(text, now)
 
     def _spans_of_later_rounds(self) -> dict[int, tuple[Span, ...]]:
         """Samples of later rounds, by worker: delivered, planned or trained ahead."""

@@ -10,7 +10,7 @@ import pytest
 from hypha_ray.errors import HyphaError
 from hypha_ray.scheduler import messages as c
 from hypha_ray.types import Delta, Report, Source
-from tests.support.fleet import FIRST_ONLY, Faults, done, fleet_of
+from tests.support.fleet import FIRST_ONLY, Faults, done, fleet_of, used
 
 # ── loss ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -188,3 +188,16 @@ def test_workers_that_die_or_break_by_different_exceptions_may_be_tried_again(
 ) -> None:
     error = broken_by(*exceptions)
     assert (error.code, error.exit_code) == ("NET008", 75)
+
+
+def test_round_that_all_workers_leave_says_what_it_lacks_and_the_next_ones_make_it_up() -> None:
+    fleet = fleet_of(1.0, 1.0, update_rounds=4, samples=400)
+    fleet.later(2.05, lambda: [fleet.preempt(0), fleet.preempt(1)])
+    fleet.run()
+    samples = [sum(one.samples for one in persist.verdict.accepted) for persist in fleet.persisted]
+    assert samples[0] < 100, "two seconds of work"
+    assert 1600 <= sum(samples) < 1600 + 4 * 8, "four rounds, each rounded up to whole batches"
+    assert max(samples) <= 2 * 400 + 8
+    (problem,) = fleet.noted("problem")
+    assert problem["text"] == f"round 1 has {samples[0]} of its 400 samples: the next ones make them up"
+    assert set(used(fleet).values()) == {1}

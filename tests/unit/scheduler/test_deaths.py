@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hypha_ray.scheduler.runtime.deaths import Machine, MachineWatch, death_text
+from hypha_ray.scheduler.runtime.deaths import MEMORY_S, LostNode, NodeAttendance, death_text
 
 HEAD = """The actor died unexpectedly before finishing this task.
 \tclass_name: TrainWorker
@@ -61,14 +61,22 @@ def node(number: int, alive: bool = True) -> dict[str, Any]:
 
 
 def test_machine_that_vanishes_or_dies_is_noticed_once() -> None:
-    watch = MachineWatch()
-    assert watch.vanished([node(1), node(2), node(3)]) == []
-    gone = [Machine("id-2", "rack-2 (10.0.0.2)"), Machine("id-3", "rack-3 (10.0.0.3)")]
-    assert watch.vanished([node(1), node(2, alive=False)]) == gone
-    assert watch.vanished([node(1), node(2, alive=False)]) == []
+    attendance = NodeAttendance()
+    assert attendance.lost([node(1), node(2), node(3)], {"id-3": [7, 4]}, 0.0) == []
+    gone = [LostNode("rack-2 (10.0.0.2)", []), LostNode("rack-3 (10.0.0.3)", [4, 7])]
+    assert attendance.lost([node(1), node(2, alive=False)], {}, 2.0) == gone
+    assert attendance.lost([node(1), node(2, alive=False)], {}, 4.0) == []
+
+
+def test_worker_that_is_lost_before_its_machine_was_on_it() -> None:
+    attendance = NodeAttendance()
+    attendance.lost([node(1)], {"id-1": [0, 1]}, 0.0)
+    attendance.lost([node(1)], {"id-1": [1]}, MEMORY_S)
+    attendance.lost([node(1)], {}, MEMORY_S + 2.0)
+    assert attendance.lost([], {}, MEMORY_S + 4.0) == [LostNode("rack-1 (10.0.0.1)", [1])]
 
 
 def test_machine_without_a_host_name_is_called_by_its_address() -> None:
-    watch = MachineWatch()
-    watch.vanished([node(1) | {"NodeManagerHostname": "10.0.0.1"}])
-    assert watch.vanished([]) == [Machine("id-1", "10.0.0.1")]
+    attendance = NodeAttendance()
+    attendance.lost([node(1) | {"NodeManagerHostname": "10.0.0.1"}], {}, 0.0)
+    assert attendance.lost([], {}, 2.0) == [LostNode("10.0.0.1", [])]
