@@ -39,7 +39,7 @@ def death_text(error: BaseException) -> str:
 
 
 MEMORY_S = 60.0
-"""Time for which a lost worker still counts as one of its machine, which Ray finds to be dead later than its processes."""
+"""Time for which a lost worker counts to its machine: Ray finds a machine to be dead later than its processes."""
 
 
 class LostNode(NamedTuple):
