@@ -11,10 +11,10 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from hypha_ray.config import Job
 from hypha_ray.config.cli.entry_point import INTERRUPTED
+from hypha_ray.driver.own_command import program
 from hypha_ray.redaction import redacted
 from hypha_ray.store.directory import RunDirectory
 
@@ -102,16 +102,6 @@ def interruption_of_command(job: Job, directory: RunDirectory, has_name: bool) -
     From now on SIGTERM ends this process by an exception, as Ctrl-C does.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
-    program, arguments = _program(), sys.argv[1:]
-    again = [*program, *arguments]
-    return InterruptionReport(job, directory, again, again if has_name else [*program, "--resume", str(directory.path)])
-
-
-def _program() -> list[str]:
-    """Words before the arguments with which this process was started."""
-    script, words = sys.argv[0], sys.orig_argv
-    if Path(words[1] if len(words) > 1 else "").name == "hypha-ray":
-        return ["hypha-ray", Path(script).stem]
-    if words[1:3] == ["-m", "hypha_ray"]:
-        return [words[0], "-m", "hypha_ray", Path(script).stem]
-    return [words[0], script]
+    again = [*program(), *sys.argv[1:]]
+    resume = again if has_name else [*program(), "--resume", str(directory.path)]
+    return InterruptionReport(job, directory, again, resume)

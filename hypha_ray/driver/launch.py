@@ -27,7 +27,7 @@ from hypha_ray.driver.preflight.checks import check_end, check_fragments, check_
 from hypha_ray.driver.preflight.machines import machine_lines
 from hypha_ray.driver.ray_cluster import connected, connecting
 from hypha_ray.driver.run_identity import compare, is_done, keep_identity, last_round, settle, with_identity
-from hypha_ray.driver.run_provenance import own_command, record_devices, record_start
+from hypha_ray.driver.run_provenance import record_devices, record_start
 from hypha_ray.errors import HyphaError
 from hypha_ray.heavy_imports import uncollected
 from hypha_ray.market.exchange.client import possible_nodes
@@ -39,17 +39,9 @@ from hypha_ray.rl.graphs import step_text
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.telemetry.sinks.console import Console
 
-__all__ = ["finish", "launch", "records", "run_in", "run_job"]
+__all__ = ["finish", "records", "run_in", "run_job"]
 
 log = logging.getLogger(__name__)
-
-
-def launch(loaded: Loaded, kind: str) -> None:
-    """Run a job, or only print what it would do; `kind` names runs that have no name."""
-    if loaded.dry_run:
-        dry_run(loaded, Phases())
-    else:
-        run_job(loaded, kind, own_command())
 
 
 def run_job(loaded: Loaded, kind: str, command: Sequence[str] | None = None) -> Path:

@@ -12,7 +12,6 @@ import json
 import platform
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -20,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import hypha_ray
-from hypha_ray.config.sources.packaged import jobs_folder
 from hypha_ray.data.storage.url_folder import is_url
 from hypha_ray.driver.datasets.data_source import DataSource
 from hypha_ray.errors import ConfigError
@@ -45,15 +43,6 @@ PACKAGES = (
 """Packages whose versions may change what a run computes or reads; those that aren't installed are left out."""
 _GIT_S = 10.0
 """Longest time for an answer of git."""
-
-
-def own_command() -> list[str]:
-    """Return the command that started this job script, as a user types it, without the secrets of URLs."""
-    script, *rest = sys.argv
-    path = Path(script).absolute()
-    installed = path.parent == jobs_folder().absolute() and Path.cwd() not in path.parents
-    start = ["hypha-ray", path.stem] if installed else ["python", script]
-    return [*start, *map(redacted, rest)]
 
 
 def record_start(

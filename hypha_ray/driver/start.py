@@ -9,6 +9,7 @@ from hypha_ray.config.cli.phases import Phases
 from hypha_ray.config.load import Loaded
 from hypha_ray.driver.interruption import interruption_of_command
 from hypha_ray.driver.naming import placed
+from hypha_ray.driver.own_command import own_command
 
 
 def start(loaded: Loaded, kind: str) -> None:
@@ -32,6 +33,5 @@ def start(loaded: Loaded, kind: str) -> None:
         phases.begin("loading libraries")
         with interruption.ending_at_once():
             from hypha_ray.driver.launch import run_in
-            from hypha_ray.driver.run_provenance import own_command
 
         run_in(loaded, (job, directory), phases, interruption, own_command())

@@ -17,6 +17,7 @@ from ray._private.internal_api import node_stats
 from ray._private.state import actors
 
 from hypha_ray.config import Job
+from hypha_ray.config.cli.phases import Phases
 from hypha_ray.config.load import parse, resolved_toml
 from hypha_ray.config.tables.dataset import Dataset
 from hypha_ray.data.catalogue import load
@@ -27,7 +28,8 @@ from hypha_ray.driver.datasets.data_nodes import problems, serve, served, withdr
 from hypha_ray.driver.datasets.data_source import kept, opened
 from hypha_ray.driver.datasets.prepare_parts import prepare_on_nodes
 from hypha_ray.driver.find_run import find_run
-from hypha_ray.driver.launch import launch
+from hypha_ray.driver.launch import dry_run
+from hypha_ray.driver.launch import run_job as run_loaded
 from hypha_ray.errors import ConfigError, DataError
 from hypha_ray.market.groups import lease_entries
 from hypha_ray.store.directory import RunDirectory
@@ -182,15 +184,15 @@ def test_dataset_that_is_only_served_trains_and_exports_with_its_tokenizer(
     file = tmp_path / "job.toml"
     job = named_job("only", "only", rounds)
     file.write_text(resolved_toml(job))
-    launch(parse(["@", str(file), "--dry-run"], None, find_run), "diloco")
-    launch(parse(["@", str(file)], None, find_run), "diloco")
+    dry_run(parse(["@", str(file), "--dry-run"], None, find_run), Phases())
+    run_loaded(parse(["@", str(file)], None, find_run), "diloco")
     directory = RunDirectory(home / "only")
     assert (directory.path / "model" / "tokenizer_config.json").is_file()
     withdraw("only", None)
     shutil.rmtree(folder)
     assert kept(job.dataset, directory).manifest.identity == load(corpus).identity
     shutil.rmtree(directory.path / "model")
-    launch(parse(["@", str(file)], None, find_run), "diloco")
+    run_loaded(parse(["@", str(file)], None, find_run), "diloco")
     assert (directory.path / "model" / "tokenizer_config.json").is_file()
 
 
@@ -383,9 +385,9 @@ def test_mixture_of_a_data_node_a_url_and_a_folder_has_exact_shares_through_a_ki
         tables = "".join(f'[[dataset.mix]]\n{key} = "{place}"\nweight = {weight}\n' for key, place, weight in mix)
         file.write_text(resolved_toml(job).replace("[dataset]", f"{tables}[dataset]"))
         killer = ("--testing.failpoints", "worker.step:0=kill@9", "--testing.failpoint_log", str(tmp_path / "fired"))
-        launch(parse(["@", str(file), *killer], None, find_run), "diloco")
+        run_loaded(parse(["@", str(file), *killer], None, find_run), "diloco")
         more = ("--rounds.update_rounds", "9")
-        launch(parse(["@", str(file), "--resume", "mix", *more], None, find_run), "diloco")
+        run_loaded(parse(["@", str(file), "--resume", "mix", *more], None, find_run), "diloco")
     run = Outcome(home / "mix", [])
     assert (tmp_path / "fired").read_text()
     assert len(run.commits()) == 9 and set(run.used().values()) == {1}

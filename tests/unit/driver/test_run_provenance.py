@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from hypha_ray.config.sources.packaged import jobs_folder
 from hypha_ray.data.manifest import Manifest, TensorInfo
 from hypha_ray.data.storage.files import Place
 from hypha_ray.driver.datasets.data_source import DataSource
-from hypha_ray.driver.run_provenance import PROVENANCE, own_command, record_devices, record_start, versions
+from hypha_ray.driver.run_provenance import PROVENANCE, record_devices, record_start, versions
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.telemetry.sinks.files import JsonLines
 from hypha_ray.types import SliceInfo
@@ -36,27 +35,6 @@ SOURCE = DataSource(MANIFEST, Path("texts"), (Place("texts"), Place("s3://key:s3
 def account_of(directory: RunDirectory) -> dict[str, Any]:
     account: dict[str, Any] = json.loads((directory.path / PROVENANCE).read_text())
     return account
-
-
-@pytest.mark.parametrize(
-    ("script", "arguments", "expected"),
-    [
-        ("jobs/diloco.py", ["@", "job.toml"], ["python", "jobs/diloco.py", "@", "job.toml"]),
-        ("mine.py", ["--lr", "3"], ["python", "mine.py", "--lr", "3"]),
-        (str(jobs_folder() / "grpo.py"), ["@", "x.toml"], ["hypha-ray", "grpo", "@", "x.toml"]),
-        (
-            "jobs/diloco.py",
-            ["--dataset.path", "https://me:s3cret@host/d?token=abc"],
-            ["python", "jobs/diloco.py", "--dataset.path", "https://me:***@host/d?token=***"],
-        ),
-    ],
-)
-def test_command_is_what_a_user_typed_without_secrets(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, arguments: list[str], expected: list[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [script, *arguments])
-    assert own_command() == expected
 
 
 def test_versions_are_those_that_pip_tells() -> None:
