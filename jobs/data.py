@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.cli.options import parse_options, refuse_strays
+from hypha_ray.config.cli.phases import Phases
 from hypha_ray.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -59,10 +60,14 @@ def main() -> None:
 
     if options.serve is not None and is_malformed(options.serve):
         raise malformed(options.serve)
+    phases = Phases()
+    phases.begin("loading libraries")
     from hypha_ray.driver.datasets.data_nodes import serve, withdraw
-    from hypha_ray.driver.ray_cluster import connected
+    from hypha_ray.driver.ray_cluster import connected, connecting
 
+    phases.begin(f"{connecting('auto')} Ray")
     with connected(CLUSTER, alone="auto"):
+        phases.begin(doing(options))
         if options.serve is not None:
             replica = serve(options.serve, options.name, options.node)
             print(f"{replica.name} on {replica.address}: {size(replica)}")
@@ -73,6 +78,16 @@ def main() -> None:
             check(options.check)
         else:
             show(options.json)
+    phases.end()
+
+
+def doing(options: Data) -> str:
+    """Words for what is asked of the data nodes."""
+    if options.serve is not None:
+        return "starting a data node, which reads the dataset"
+    if options.check is not None:
+        return "reading all slices"
+    return "asking the data nodes"
 
 
 def show(file: Path | None) -> None:

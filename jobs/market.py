@@ -20,6 +20,7 @@ from typing import Literal
 
 from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.cli.options import parse_options, refuse_strays
+from hypha_ray.config.cli.phases import Phases
 from hypha_ray.errors import ConfigError
 from hypha_ray.market.terms import require_terms
 
@@ -84,11 +85,15 @@ def main() -> None:
         raise ConfigError("CFG011", f"{given[0]} and {given[1]} exclude each other", fix="give one of them")
     refuse_strays(options, OWNERS)
     require_terms(options.labels())
+    phases = Phases()
+    phases.begin("loading libraries")
     from hypha_ray.driver.market import lines, overview, post
-    from hypha_ray.driver.ray_cluster import connected
+    from hypha_ray.driver.ray_cluster import connected, connecting
     from hypha_ray.market.exchange.client import close_exchange, open_exchange
 
+    phases.begin(f"{connecting('auto')} Ray")
     with connected("market", alone="auto"):
+        phases.begin("asking the machines")
         if options.offer:
             print(post(options.node, options.labels()))
         elif options.withdraw:
@@ -98,6 +103,7 @@ def main() -> None:
         elif options.close:
             print("the exchange is closed" if close_exchange() else "no exchange was open")
         found = overview()
+        phases.end()
         if options.json is not None:
             options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         if not given:

@@ -81,12 +81,18 @@ def main() -> None:
 def prepare_parts(options: Options) -> None:
     """Prepare on nodes of the cluster, and say what each of them serves."""
     options.check()
+    phases = Phases()
+    phases.begin("loading libraries")
     from hypha_ray.config.value_types import CLUSTER
     from hypha_ray.driver.datasets.prepare_parts import prepare_on_nodes
-    from hypha_ray.driver.ray_cluster import connected
+    from hypha_ray.driver.ray_cluster import connected, connecting
 
+    phases.begin(f"{connecting('auto')} Ray")
     with connected(CLUSTER, alone="auto"):
-        for replica in prepare_on_nodes(options):
+        phases.begin(f"reading and tokenizing on {options.nodes} nodes")
+        replicas = prepare_on_nodes(options)
+        phases.end()
+        for replica in replicas:
             manifest = replica.manifest
             samples = ", ".join(f"{manifest.samples(split):,} {split}" for split in ("train", "validation"))
             print(f"{replica.name} on {replica.address}: {samples} samples in {len(manifest.slices):,} slices")

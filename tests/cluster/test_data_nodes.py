@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import psutil
 import pytest
 import ray
 from ray._private.internal_api import node_stats
@@ -30,7 +33,7 @@ from hypha_ray.driver.datasets.prepare_parts import prepare_on_nodes
 from hypha_ray.driver.find_run import find_run
 from hypha_ray.driver.launch import dry_run
 from hypha_ray.driver.launch import run_job as run_loaded
-from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.errors import ClusterError, ConfigError, DataError
 from hypha_ray.market.groups import lease_entries
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.telemetry.sinks.files import read_json, read_jsonl
@@ -395,6 +398,21 @@ def test_mixture_of_a_data_node_a_url_and_a_folder_has_exact_shares_through_a_ki
     for number, (_, _, weight) in enumerate(mix):
         assert abs(shares[number] - weight * sum(shares.values())) <= 10, "one batch"
     assert (home / "mix" / "model" / "tokenizer_config.json").is_file()
+
+
+def test_preparation_in_parts_that_loses_a_process_asks_to_try_again(nodes: list[str], tmp_path: Path) -> None:
+    def kill_first() -> None:
+        while not (at_work := [one for one in psutil.process_iter() if one.name().startswith("ray::_prepare")]):
+            time.sleep(0.05)
+        at_work[0].kill()
+
+    killer = threading.Thread(target=kill_first)
+    killer.start()
+    with pytest.raises(ClusterError, match=r"NET014.*isn't prepared") as caught:
+        prepare_on_nodes(Options("stdlib", str(tmp_path / "lost"), seq_len=32, nodes=2))
+    killer.join()
+    assert caught.value.exit_code == 75
+    assert "lost" not in served()
 
 
 def test_dataset_in_parts_on_two_nodes_is_one_dataset_and_a_missing_part_is_named(

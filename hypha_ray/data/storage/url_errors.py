@@ -5,16 +5,12 @@ from __future__ import annotations
 import errno
 import socket
 
-from hypha_ray.config.value_types import is_malformed, malformed
 from hypha_ray.data.slices import UNREADABLE
 from hypha_ray.errors import AuthenticationError, ConfigError, DataError, ExpiredError, HubError, HyphaError, line_of
 from hypha_ray.redaction import redacted
 from hypha_ray.store.remote.s3_errors import Cause, chain
+from hypha_ray.store.remote.url_refusals import refusal_of_url
 
-KINDS = "s3, gs, http, https, hf or file"
-"""Kinds of URLs that are documented; any other one that fsspec knows works, too."""
-EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
-"""Extra of hypha_ray that has the package for a kind of URL."""
 _AGAIN = (408, 425, 429)
 """Statuses of HTTP below 500 after which another try may succeed."""
 _CREDENTIALS = {
@@ -43,10 +39,8 @@ def explain(error: Exception, url: str, what: str, cause: Cause | None = None) -
     place, got, links = redacted(f"{url}/{what}"), line_of(error, url), list(chain(error))
     if cause is not None:
         return _of_store(cause, place, got)
-    if is_malformed(url):
-        return malformed(url)
-    if isinstance(error, ImportError | ValueError):
-        return _of_kind(error, url.partition("://")[0], got)
+    if (refusal := refusal_of_url(error, url)) is not None:
+        return refusal
     return _of_answer(links, place, got)
 
 
@@ -75,14 +69,6 @@ def _of_store(cause: Cause, place: str, got: str) -> HyphaError:
             return AuthenticationError("AUTH004", what, got, fix=cause.fix)
         case "settings":
             return ConfigError("DATA066", what, got, fix=cause.fix)
-
-
-def _of_kind(error: Exception, kind: str, got: str) -> ConfigError:
-    """Error of a URL of a kind that is unknown, or for which a package is missing."""
-    if isinstance(error, ImportError):
-        fix = f"pip install 'hypha_ray[{EXTRAS[kind]}]'" if kind in EXTRAS else "install it on all machines"
-        return ConfigError("DATA064", f"{kind}:// needs a package that isn't installed here", got, fix=fix)
-    return ConfigError("CFG003", f"a URL of the kind {kind}:// can't be read", got, KINDS, "use another one")
 
 
 def _is_refused(links: list[BaseException], status: int | None) -> bool:

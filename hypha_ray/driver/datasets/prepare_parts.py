@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.prepare import prepare
 from hypha_ray.data.storage.url_folder import name_of
 from hypha_ray.driver.datasets.data_nodes import serve
-from hypha_ray.errors import CapacityError
+from hypha_ray.errors import CapacityError, ClusterError
+from hypha_ray.scheduler.runtime.deaths import death_text
 from hypha_ray.scheduler.runtime.slices.data_nodes import Replica
 
 
@@ -25,6 +27,7 @@ def prepare_on_nodes(options: Options) -> list[Replica]:
 
     Raises:
         CapacityError: the cluster has fewer nodes.
+        ClusterError: a node was lost meanwhile.
         HyphaError: see `prepare`.
 
     """
@@ -42,7 +45,13 @@ def prepare_on_nodes(options: Options) -> list[Replica]:
         own = replace(options, out=place, part=f"{number}/{count}", nodes=None, name=None)
         where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         tasks.append(ray.remote(num_cpus=0, scheduling_strategy=where, max_retries=0)(_prepare).remote(own))
-    ray.get(tasks)
+    try:
+        ray.get(tasks)
+    except RayTaskError:
+        raise  # The error of the preparation itself.
+    except RayError as error:
+        what, fix = "a part isn't prepared", "give the same command again: each part is prepared anew"
+        raise ClusterError("NET014", what, death_text(error), fix=fix) from None
     return [serve(place, name, node["NodeID"]) for node, place in zip(nodes, places, strict=True)]
 
 

@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 from hypha_ray.errors import first_line
 
 _PROCESS = re.compile(r"^\s*pid: (\d+)", re.MULTILINE)
-_ADDRESS = re.compile(r"^\s*ip: (\S+)", re.MULTILINE)
+_ADDRESS = re.compile(r"(?:^\s*ip|\bNode IP): ([^\s,]+)", re.MULTILINE)
 _EXIT_CODE = re.compile(r"exit code (\d+)")
 _SILENT_END = "End of file"
 """Ray's words for a connection that ended with its process, of which Ray doesn't learn the signal."""
 _NO_MEMORY = "running low on memory"
-_NODE_DIED = "node has died"
+_NODE_DIED = re.compile("node has died|node it was running on is dead")
+"""Ray's words about an actor, and about a task."""
 
 
 def death_text(error: BaseException) -> str:
@@ -23,7 +24,7 @@ def death_text(error: BaseException) -> str:
     text = str(error)
     process, address = _PROCESS.search(text), _ADDRESS.search(text)
     machine = f" on {address[1]}" if address else ""
-    if _NODE_DIED in text:
+    if _NODE_DIED.search(text):
         return f"its machine{f' {address[1]}' if address else ''} is gone"
     if process is None:
         return first_line(error)

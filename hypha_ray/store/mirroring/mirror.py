@@ -24,6 +24,7 @@ from hypha_ray.store.commits import CommitLog
 from hypha_ray.store.disk import publish, room_for, sync_file
 from hypha_ray.store.remote.file_systems import is_s3, open_url
 from hypha_ray.store.remote.s3_errors import cause_of
+from hypha_ray.store.remote.url_refusals import refusal_of_url
 from hypha_ray.store.snapshots import snapshot_path
 from hypha_ray.store.tensorfile import file_sha256
 
@@ -171,6 +172,7 @@ def fetch(url: str, directory: Path) -> None:
 
     Raises:
         CheckpointError: the mirror has no run, or the directory has another one.
+        ConfigError: no file system can open the URL.
         TryAgainError: the mirror can't be read, or the disk can't be written.
 
     """
@@ -260,11 +262,13 @@ def _bytes(paths: Iterable[Path]) -> int:
 
 @contextmanager
 def _reachable(what: str, url: str) -> Iterator[None]:
-    """Turn any file system's errors into `TryAgainError`, without the secrets of its URL."""
+    """Turn any file system's errors into `TryAgainError`, or into a refusal of its URL, whose secrets stay hidden."""
     try:
         yield
     except Exception as error:
         cause, got = cause_of(error), line_of(error, url)
+        if cause is None and (refusal := refusal_of_url(error, url)) is not None:
+            raise refusal from error
         what = f"{_shown(what)} can't be read" if cause is None else f"{_shown(what)}: {cause.what}"
         raise TryAgainError("STORE012", what, got, fix="is it reachable?" if cause is None else cause.fix) from error
 

@@ -47,9 +47,13 @@ SILENTLY = (
             HEAD + "It was killed by `ray.kill`.",
             "The actor died unexpectedly before finishing this task. (its process 5441 on 10.0.0.7)",
         ),
+        (
+            "Task failed because the node it was running on is dead or unavailable. Node IP: 10.0.0.7, node ID: 1db1",
+            "its machine 10.0.0.7 is gone",
+        ),
         ("The actor died.\nfurther lines", "The actor died."),
     ],
-    ids=["killed", "memory", "exit code", "node", "otherwise", "unknown process"],
+    ids=["killed", "memory", "exit code", "node", "otherwise", "node of a task", "unknown process"],
 )
 def test_death_is_one_line_with_machine_and_cause(text: str, line: str) -> None:
     assert death_text(RuntimeError(text)) == line

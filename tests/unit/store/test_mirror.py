@@ -10,7 +10,7 @@ import fsspec
 import pytest
 
 from hypha_ray.config.tables.outputs import Checkpoint
-from hypha_ray.errors import CheckpointError, TryAgainError
+from hypha_ray.errors import CheckpointError, ConfigError, TryAgainError
 from hypha_ray.store.commit_writer import CommitWriter
 from hypha_ray.store.commits import CommitLog
 from hypha_ray.store.mirroring.mirror import fetch
@@ -162,9 +162,20 @@ def test_fetch_where_there_is_no_run_is_an_error(tmp_path: Path, mirror: str) ->
 
 
 def test_fetch_from_what_cannot_be_read_asks_to_try_again(tmp_path: Path) -> None:
-    with pytest.raises(TryAgainError, match=r"nonsense://there can't be read") as caught:
-        fetch("nonsense://me:secret@there", tmp_path / "new")
-    assert "secret" not in str(caught.value)
+    with pytest.raises(TryAgainError, match=r"http://127.0.0.1:1/run can't be read") as caught:
+        fetch("http://127.0.0.1:1/run?token=s3cret", tmp_path)
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "code"),
+    [("nonsense://me:s3cret@there", "CFG003"), ("http://[::1/run", "CFG003"), ("ftp://host:port/run", "CFG003")],
+)
+def test_fetch_from_what_is_no_url_is_a_mistake_of_the_command(tmp_path: Path, url: str, code: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        fetch(url, tmp_path)
+    assert caught.value.code == code
+    assert "s3cret" not in str(caught.value)
 
 
 def test_fetch_of_an_interrupted_copy_is_a_shorter_run(tmp_path: Path) -> None:
