@@ -1,13 +1,15 @@
-"""Identity of what a run is trained with, beside its samples: weights, tokenizers and reward functions, by hash.
+"""Identity of what a run is trained with, beside its samples: weights, tokenizers and users' own code, by hash.
 
 A run keeps it from its first start on. Every process that starts later, on whichever machine, holds its own to that.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib.util
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from hypha_ray.config import Job
@@ -19,8 +21,8 @@ from hypha_ray.model.loading.hub import fetch
 
 IDENTITY = "identity.json"
 """File in a run directory with the hashes, by the key of the job file that names each thing."""
-REWARDS = "rl.reward."
-"""Beginning of the keys that a resumed run may change, as it may change other rewards."""
+REPLACEABLE = ("rl.reward.", "trainer ")
+"""Beginnings of the keys that a resumed run may change, as it may change other rewards."""
 _WHOLE_BYTES = 1 << 26
 """Size up to which a file is read as a whole."""
 _SPOTS, _SPOT_BYTES = 256, 4096
@@ -85,7 +87,7 @@ def other(changed: list[str]) -> CheckpointError:
     """Error that things of these keys aren't those that the run began with."""
     what = f"{', '.join(changed)}: the content has changed since the run began, or is another one on this machine"
     fix = "put back what was there, the same on each machine, or choose another run.name"
-    if all(key.startswith(REWARDS) for key in changed):
+    if all(key.startswith(REPLACEABLE) for key in changed):
         fix = f"{fix}; --resume goes on with it as it is now"
     return CheckpointError("CKPT007", what, fix=fix)
 
@@ -101,8 +103,11 @@ def _parts(job: Job) -> Iterator[tuple[str, str]]:
         yield from _of_repository("rl.reward.model", judge.repository, judge.revision)
         for name in job.rl.reward.functions:
             module, colon, _ = name.partition(":")
-            if colon and (digest := _source(module)) is not None:
-                yield f"{REWARDS}functions {name}", digest
+            if colon and (digest := _source_hash(module)) is not None:
+                yield f"rl.reward.functions {name}", digest
+    for command in sorted({group.command for group in job.worker_groups if group.command}):
+        if (digest := _script_hash(command)) is not None:
+            yield f"trainer {command!r}", digest
 
 
 def _of_repository(table: str, repository: str | None, revision: str | None) -> Iterator[tuple[str, str]]:
@@ -154,11 +159,58 @@ def _spots(size: int) -> list[tuple[int, int]]:
     return [(0, 1 << 20), *((int(number * step), _SPOT_BYTES) for number in range(_SPOTS))]
 
 
-def _source(module: str) -> str | None:
-    """Hash of a module's source ; None without a file."""
+def _source_hash(module: str) -> str | None:
+    """Hash of a module's source and of what it imports from its own folder; None without a file."""
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
         return None
     path = None if spec is None or spec.origin is None else Path(spec.origin)
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path is not None and path.is_file() else None
+    return None if path is None or not path.is_file() else _files_hash(_with_imports(path))
+
+
+def _script_hash(command: str) -> str | None:
+    """Hash of the files that a command line names, with the modules beside them; None if it names none."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return None
+    files = {file for word in words[1:] if Path(word).is_file() for file in _with_imports(Path(word))}
+    return _files_hash(files) if files else None
+
+
+def _files_hash(files: Iterable[Path]) -> str:
+    sha256 = hashlib.sha256()
+    for file in sorted(files, key=lambda file: file.name):
+        sha256.update(repr((file.name, file.stat().st_size)).encode())
+        sha256.update(file.read_bytes())
+    return sha256.hexdigest()
+
+
+def _with_imports(script: Path) -> set[Path]:
+    """A file, and the modules beside it that it imports, directly or by way of others of them."""
+    files, waiting = {script}, [script]
+    while waiting:
+        for name in _imported_names(waiting.pop()):
+            module = script.with_name(f"{name}.py")
+            if module not in files and module.is_file():
+                files.add(module)
+                waiting.append(module)
+    return files
+
+
+def _imported_names(file: Path) -> set[str]:
+    """First parts of the names of the modules that a file imports; none if it isn't Python."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):
+        return set()
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            names.add(node.module.partition(".")[0])
+        elif isinstance(node, ast.ImportFrom):
+            names.update(alias.name for alias in node.names)
+    return names

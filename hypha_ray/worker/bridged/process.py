@@ -24,6 +24,7 @@ from hypha_ray.bridge.transport.listener import Listener
 from hypha_ray.bridge.transport.tokens import make_token
 from hypha_ray.config import Job
 from hypha_ray.errors import ConfigError
+from hypha_ray.model.identity import require_same
 from hypha_ray.model.loading.tokenizer import PackedTokenizer
 from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.redaction import redacted_tree
@@ -50,6 +51,7 @@ class TrainerProcess:
         specials: tokens that a masked language model has to know.
 
     Raises:
+        CheckpointError: CKPT007 the program is another one than the run began with.
         ConfigError: CFG009 there is no such program; SEC001 or SEC005 trainers may not dial in like that.
         ClusterError: NET001 the address can't be had.
 
@@ -75,6 +77,7 @@ class TrainerProcess:
                 token = make_token(self.directory / TOKEN_FILE)
                 self._listener = Listener(f"{UNIX}{self.directory / SOCKET_FILE}", token, job.lease_s)
                 words = command(job, worker)
+                require_same(job, job.begun_with)
                 self._printed = Printed(trainer_log(job, worker))
                 self._process = _started(words, self._places(), self._printed.target, _command_key(job))
         except BaseException:

@@ -71,6 +71,36 @@ def test_reward_module_that_was_edited_is_another_one_and_may_be_accepted(
         require_same(job, before)
 
 
+def test_module_that_a_reward_module_imports_from_beside_it_belongs_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Path
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "rewards_with_imports.py").write_text("import json\nfrom first_helper import score as right\n")
+    (tmp_path / "first_helper.py").write_text(
+        "def score(response):\n    import second_helper\n    return second_helper.ONE\n"
+    )
+    (tmp_path / "second_helper.py").write_text("import first_helper\nONE = 1.0\n")
+    (tmp_path / "stranger.py").write_text("")
+    job = job_of(model, rl={"algorithm": "grpo", "reward": {"functions": ["rewards_with_imports:right"]}})
+    before = identity_of(job)
+    (tmp_path / "stranger.py").write_text("changed = True\n")
+    assert changes(identity_of(job), before) == []
+    (tmp_path / "second_helper.py").write_text("import first_helper\nONE = 0.5\n")
+    assert changes(identity_of(job), before) == ["rl.reward.functions rewards_with_imports:right"]
+
+
+def test_external_trainer_that_was_edited_is_another_one_and_may_be_accepted(tmp_path: Path, model: Path) -> None:
+    (tmp_path / "train.py").write_text("import helper\n")
+    (tmp_path / "helper.py").write_text("RATE = 1\n")
+    command = f"python {tmp_path / 'train.py'} --fast"
+    job = job_of(model, resources={"num_workers": 3}, bridge={"commands": [command, command, "trainer-of-a-package"]})
+    before = identity_of(job)
+    (tmp_path / "helper.py").write_text("RATE = 2\n")
+    assert changes(identity_of(job), before) == [f"trainer {command!r}"]
+    with pytest.raises(CheckpointError, match=r"CKPT007.*train\.py.*--resume"):
+        require_same(job, before)
+
+
 def test_things_that_are_not_on_this_machine_are_not_compared(model: Path) -> None:
     before = identity_of(job_of(model))
     shutil.rmtree(model)
