@@ -9,8 +9,8 @@ from hypha_ray.config.keys import BESIDE_REPOSITORY
 from hypha_ray.config.schema import Job
 from hypha_ray.config.tables.rl import RL
 
-SHARDABLE = ("adamw", "sgd")
-"""Inner optimizers that treat each element of a tensor by itself, so that a part of it is enough."""
+SHARDABLE = ("adamw", "sgd", "muon")
+"""Inner optimizers that a part of a tensor is enough for, or that gather what they need."""
 
 
 class Conflict(NamedTuple):

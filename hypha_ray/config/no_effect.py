@@ -130,7 +130,7 @@ def _of_sync(job: Job) -> Iterator[tuple[str, str]]:
 def _of_optimizers(job: Job) -> Iterator[tuple[str, str]]:
     inner, outer = job.inner_optimizer, job.outer_optimizer
     if inner.name != "muon":
-        yield "inner_optimizer.name", "inner_optimizer.muon_learning_rate"
+        yield "inner_optimizer.name", "inner_optimizer.muon_learning_rate inner_optimizer.muon_step_length"
     if inner.name in ("adamw", "adamw8bit", "muon"):
         yield "inner_optimizer.name", "inner_optimizer.momentum"
     if inner.name == "sgd":

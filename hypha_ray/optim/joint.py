@@ -46,10 +46,10 @@ class Joint(Inner):
         """Rate of the first part's next step."""
         return self._parts[0].learning_rate
 
-    def step(self, norm: Tensor | None = None) -> None:
+    def step(self, norm: Tensor | None = None, skipped: Tensor | None = None) -> None:
         """Take a step of each part; the norm of all gradients isn't used."""
         for part in self._parts:
-            part.step()
+            part.step(skipped=skipped)
 
 
 def critic_settings(job: Job) -> InnerOptimizer:

@@ -1,9 +1,10 @@
-"""Muon that orthogonalizes matrices of one shape together."""
+"""Muon that orthogonalizes matrices of one shape together, whole or in parts of several processes."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 
@@ -15,37 +16,113 @@ _A, _B, _C = 3.4445, -4.7750, 2.0315
 """Jordan's quintic: the steepest at zero of those that keep singular values between about 0.7 and 1.2."""
 _ITERATIONS = 5
 _LEAST_NORM = 1e-7
+_RMS = 0.2
+"""Root mean square of AdamW's steps, as measured for arXiv 2502.16982."""
+LengthRule: TypeAlias = Literal["original", "match_rms_adamw"]
+
+
+class Assembly(Protocol):
+    """Parts of tensors that several processes share, of which each process calls the same methods in the same order."""
+
+    def shape_of(self, piece: torch.Tensor) -> torch.Size:
+        """Return the shape of the whole tensor that a parameter is a part of."""
+        ...
+
+    def whole(self, part: torch.Tensor, piece: torch.Tensor) -> torch.Tensor:
+        """Return the whole of a tensor that each process has a part of, like a parameter."""
+        ...
+
+    def part(self, whole: torch.Tensor, piece: torch.Tensor) -> torch.Tensor:
+        """Return this process's part of a whole tensor, like a parameter."""
+        ...
+
+
+class Undivided:
+    """Tensors that one process has whole."""
+
+    def shape_of(self, piece: torch.Tensor) -> torch.Size:
+        """Return the shape of the parameter."""
+        return piece.shape
+
+    def whole(self, part: torch.Tensor, piece: torch.Tensor) -> torch.Tensor:
+        """Return the tensor itself."""
+        return part
+
+    def part(self, whole: torch.Tensor, piece: torch.Tensor) -> torch.Tensor:
+        """Return the tensor itself."""
+        return whole
 
 
 class Muon(GroupOptimizer):
     """`torch.optim.Muon` (Jordan 2024) with a call for each shape instead of one for each matrix.
 
     Small matrices cost what the calls cost, so a step is several times as fast. On CPUs it computes in float32,
-    since most have no units for bfloat16. Steps have the length √max(1, outputs/inputs).
+    since most have no units for bfloat16. A tensor of three dimensions is a list of matrices, such as experts.
+
+    Each matrix of parts is gathered, and orthogonalized in all processes.
 
     Args:
         params: matrices, or groups of them; a group's `sideways` says that rows are inputs, as in GPT-2.
         lr: learning rate.
         momentum: decay of the average of gradients, with Nesterov's look ahead.
         weight_decay: decoupled.
+        length: rule of a step's length, as torch's `adjust_lr_fn`: √max(1, outputs/inputs), or
+            0.2 √max(outputs, inputs), by which rates of AdamW fit (arXiv 2502.16982).
+        assembly: the parts of the matrices that this process has.
 
     """
 
-    def __init__(self, params: Any, lr: float, momentum: float = 0.95, weight_decay: float = 0.0) -> None:
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float,
+        momentum: float = 0.95,
+        weight_decay: float = 0.0,
+        length: LengthRule = "original",
+        assembly: Assembly | None = None,
+    ) -> None:
         options = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "sideways": False}
         super().__init__(params, options)
+        self._length, self._assembly = length, assembly or Undivided()
 
     def _step(self, group: dict[str, Any], parameters: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
         averages = [self._average(parameter) for parameter in parameters]
+        skipped: torch.Tensor | None = getattr(self, "found_inf", None)
+        shrink = 1 - group["lr"] * group["weight_decay"]
+        if skipped is None:
+            torch._foreach_mul_(parameters, shrink)
+        else:  # The average of an average and itself is what it was, to the bit.
+            stays = skipped.bool()
+            gradients = [torch.where(stays, *pair) for pair in zip(averages, gradients, strict=True)]
+            torch._foreach_mul_(parameters, torch.where(stays, 1.0, shrink))
         torch._foreach_lerp_(averages, gradients, 1 - group["momentum"])
         ahead = torch._foreach_lerp(gradients, averages, group["momentum"])
-        torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-        for members in _alike(parameters):
-            steps = orthogonal(torch.stack([ahead[member] for member in members]))
-            rows, columns = steps.shape[1:]
-            changed = [parameters[member] for member in members]
-            rate = group["lr"] * math.sqrt(max(1.0, columns / rows if group["sideways"] else rows / columns))
-            torch._foreach_add_(changed, steps.to(changed[0].dtype).unbind(), alpha=-rate)
+        for members in _alike([self._assembly.shape_of(parameter) for parameter in parameters]):
+            pieces = [parameters[member] for member in members]
+            steps = self._orthogonal([ahead[member] for member in members], pieces)
+            if skipped is not None:
+                torch._foreach_mul_(steps, (1 - skipped).to(steps[0].dtype))
+            shape = self._assembly.shape_of(pieces[0])
+            torch._foreach_add_(pieces, steps, alpha=-group["lr"] * self._length_of(shape, group["sideways"]))
+
+    def _orthogonal(self, parts: list[torch.Tensor], pieces: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Orthogonalize matrices of which this process has parts, all of one shape."""
+        wholes = [self._assembly.whole(*pair) for pair in zip(parts, pieces, strict=True)]
+        matrices = torch.stack(wholes)
+        rows, columns = matrices.shape[-2:]
+        each = matrices.view(-1, rows, columns).split(max(1, TOGETHER // max(1, rows * columns)))
+        turned = torch.cat([orthogonal(some) for some in each]) if len(each) > 1 else orthogonal(each[0])
+        steps = turned.to(pieces[0].dtype).view(matrices.shape).unbind()
+        return [self._assembly.part(*pair) for pair in zip(steps, pieces, strict=True)]
+
+    def _length_of(self, shape: Sequence[int], sideways: bool) -> float:
+        """Return the length of a matrix's step, in learning rates."""
+        rows, columns = shape[-2:]
+        if self._length == "match_rms_adamw":
+            return _RMS * math.sqrt(max(rows, columns))
+        return math.sqrt(max(1.0, columns / rows if sideways else rows / columns))
 
     def _average(self, parameter: torch.Tensor) -> torch.Tensor:
         state: dict[str, torch.Tensor] = self.state[parameter]
@@ -69,12 +146,13 @@ def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
     return x.mT if tall else x
 
 
-def _alike(parameters: list[torch.Tensor]) -> list[list[int]]:
+def _alike(shapes: Iterable[torch.Size]) -> Iterator[list[int]]:
     """Places of matrices that are orthogonalized together: of one shape, and not too much at once."""
     found: dict[torch.Size, list[list[int]]] = {}
-    for place, parameter in enumerate(parameters):
-        companies = found.setdefault(parameter.shape, [[]])
-        if companies[-1] and (len(companies[-1]) + 1) * parameter.numel() > TOGETHER:
+    for place, shape in enumerate(shapes):
+        companies = found.setdefault(shape, [[]])
+        if companies[-1] and (len(companies[-1]) + 1) * shape.numel() > TOGETHER:
             companies.append([])
         companies[-1].append(place)
-    return [members for companies in found.values() for members in companies]
+    for companies in found.values():
+        yield from companies

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 import torch
 
 from hypha_ray.config.tables.optimizers import InnerOptimizer
 from hypha_ray.errors import ConfigError
 from hypha_ray.optim.fleet_adamw import FleetAdamW
-from hypha_ray.optim.muon import Muon
+from hypha_ray.optim.muon import Assembly, Muon
+from hypha_ray.optim.muon_weights import muon_weights
 from hypha_ray.optim.rounding import step_rounded
 from hypha_ray.optim.schedules import build_schedule
 
@@ -24,8 +26,18 @@ Parameters = list[torch.nn.Parameter]
 EIGHT_BITS = "adamw8bit"
 _LEAST_IN_EIGHT_BITS, _BLOCK = 4096, 256
 """Elements of the smallest tensor whose averages have 8 bits, and of those that share a scale; of bitsandbytes."""
+_FUSED = (torch.optim.Adam, torch.optim.SGD)
+"""Classes that compute in one kernel on request; AdamW does so in any case."""
 _UNFIT = {"optimizer", "lbfgs", "sparseadam"}
 """The base class, and what wants more than one gradient a step or sparse ones."""
+
+
+class Shares(Assembly, Protocol):
+    """Parts of a model's parameters that this process has."""
+
+    def piece_of(self, parameter: torch.Tensor) -> torch.Tensor:
+        """Return the part of a parameter, on which an optimizer steps."""
+        ...
 
 
 class Inner:
@@ -54,6 +66,17 @@ class Inner:
     def learning_rate(self) -> float:
         """Rate of the next step; under muon that of AdamW, to which Muon's own is proportional."""
         return float(self.optimizers[0].param_groups[0]["lr"]) * self._part
+
+    @property
+    def rates(self) -> list[list[float]]:
+        """Rates of the next step, without those of a ramp, of each group of parameters of each optimizer."""
+        return [[float(group["lr"]) for group in one.param_groups] for one in self.optimizers]
+
+    def set_rates(self, rates: Sequence[Sequence[float]]) -> None:
+        """Make the next step with these rates, as `rates` gives them."""
+        for optimizer, own in zip(self.optimizers, rates, strict=True):
+            for group, rate in zip(optimizer.param_groups, own, strict=True):
+                group["lr"] = rate
 
     def seek(self, position: float) -> None:
         """Go to a place in the schedule, in inner steps from its start; the next `step` is made there.
@@ -85,11 +108,18 @@ class Inner:
         """L2 norm of the gradients, a scalar on the parameters' device; not waited for."""
         return torch.nn.utils.get_total_norm([one.grad for one in self.parameters if one.grad is not None])
 
-    def step(self, norm: torch.Tensor | None = None) -> None:
+    @property
+    def skips(self) -> bool:
+        """Whether all optimizers can leave a step out by a number on the device, as `step` may ask for."""
+        return all(getattr(one, "_step_supports_amp_scaling", False) for one in self.optimizers)
+
+    def step(self, norm: torch.Tensor | None = None, skipped: torch.Tensor | None = None) -> None:
         """Clip gradients by their norm, change the parameters, and go on in the schedule.
 
         Args:
             norm: as `norm` gives it, if it is known.
+            skipped: float32 scalar on the device, by which parameters and state stay as they are: 1 if they are to,
+                otherwise 0; None: they change. It takes an optimizer that `skips`.
 
         """
         if self._clip_norm is not None:
@@ -99,10 +129,11 @@ class Inner:
             if (part := self._part) < 1:
                 for group in optimizer.param_groups:
                     group["lr"] *= part
-            if self._rounds:
-                step_rounded(optimizer)
-            else:
-                optimizer.step()
+            with _skipping(optimizer, skipped):
+                if self._rounds:
+                    step_rounded(optimizer)
+                else:
+                    optimizer.step()
             schedule.step()
         self._ramp = self._ramp[0] + 1, self._ramp[1]
 
@@ -117,15 +148,33 @@ class Inner:
             optimizer.zero_grad(set_to_none=True)
 
 
+@contextmanager
+def _skipping(optimizer: Any, skipped: torch.Tensor | None) -> Iterator[None]:
+    """Context in which a step is left out if this is 1, by the attributes through which `torch.amp` asks for that."""
+    if skipped is None:
+        yield
+        return
+    optimizer.grad_scale, optimizer.found_inf = None, skipped
+    try:
+        yield
+    finally:
+        del optimizer.grad_scale, optimizer.found_inf
+
+
 def build_optimizer(
-    model: torch.nn.Module, config: InnerOptimizer, total_steps: int | None = None, workers: int = 1
+    model: torch.nn.Module,
+    config: InnerOptimizer,
+    total_steps: int | None = None,
+    workers: int = 1,
+    shards: Shares | None = None,
+    fuses: bool = True,
 ) -> Inner:
     """Build the inner optimizer of a model; frozen parameters are left out.
 
     * adamw: weight decay on parameters of two and more dimensions only, as GPT-style training and transformers' Trainer
       do: gains and biases have no scale to hold down.
-    * muon: Muon for the 2-D weights between embedding and head, AdamW for the rest, as its author advises (Jordan 2024;
-      in DiLoCo: arXiv 2505.23725).
+    * muon: Muon for the matrices between embedding and head, AdamW for the rest, as its author advises (Jordan 2024;
+      in DiLoCo: arXiv 2505.23725); see `muon_weights`.
     * adamw8bit: AdamW with running averages of 8 bits (Dettmers et al., arXiv 2110.02861), by bitsandbytes.
     * sgd: `torch.optim.SGD`, whose weight decay goes through its momentum.
     * any other: the class of `torch.optim` with that name, with as much of the table as it takes.
@@ -135,36 +184,24 @@ def build_optimizer(
         config: table of the job file.
         total_steps: inner steps that the run is planned to have; None: unknown.
         workers: how many have such a model and merge their results, for AdamW that is aware of it.
+        shards: parts of the parameters, which are stepped on instead; None: parameters are whole.
+        fuses: whether Adam and SGD may compute in one kernel on GPUs, whose rounding is another one.
 
     Raises:
         ConfigError: the schedule lacks a value, or has values that contradict each other; or no optimizer has the name.
 
     """
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trained: list[Any] = [parameter if shards is None else shards.piece_of(parameter) for parameter in parameters]
     if config.name == "adamw":
         return Inner([_adamw(trained, config, workers)], config, total_steps)
     if config.name == EIGHT_BITS:
         check_eight_bits()
         return Inner([_adamw_8bit(trained, config)], config, total_steps)
-    if config.name != "muon":
-        kind = optimizer_class(config.name)
-        table = {
-            "lr": config.learning_rate,
-            "betas": config.betas,
-            "eps": config.epsilon,
-            "momentum": config.momentum,
-            "weight_decay": config.weight_decay,
-        }
-        takes = inspect.signature(kind).parameters
-        options = {n: value for n, value in table.items() if n in takes and _alike(value, takes[n].default)}
-        return Inner([kind(trained, **options)], config, total_steps)
-    ids = _hidden_ids(model)
-    hidden = [parameter for parameter in trained if id(parameter) in ids]
-    rest = [parameter for parameter in trained if id(parameter) not in ids]
-    optimizers: list[torch.optim.Optimizer] = [_adamw(rest, config, workers)] if rest else []
-    if hidden:
-        optimizers.append(_muon(model, hidden, config))
-    return Inner(optimizers, config, total_steps)
+    if config.name == "muon":
+        pieces = dict(zip(parameters, trained, strict=True))
+        return Inner(_muon(model, pieces, config, workers, shards), config, total_steps)
+    return Inner([_of_torch(trained, config, fuses)], config, total_steps)
 
 
 def check_eight_bits() -> None:
@@ -222,6 +259,24 @@ def _adamw(
     return torch.optim.AdamW(options, config.learning_rate, betas=config.betas, eps=config.epsilon, fused=True)
 
 
+def _of_torch(parameters: Parameters, config: InnerOptimizer, fuses: bool) -> torch.optim.Optimizer:
+    """Build the class of `torch.optim` that the job file names, with as much of the table as it takes."""
+    kind = optimizer_class(config.name)
+    table = {
+        "lr": config.learning_rate,
+        "betas": config.betas,
+        "eps": config.epsilon,
+        "momentum": config.momentum,
+        "weight_decay": config.weight_decay,
+    }
+    takes = inspect.signature(kind).parameters
+    options: dict[str, Any] = {n: value for n, value in table.items() if n in takes and _alike(value, takes[n].default)}
+    if fuses and kind in _FUSED and all(one.is_cuda for one in parameters):
+        options["fused"] = True
+    built: torch.optim.Optimizer = kind(parameters, **options)
+    return built
+
+
 def _adamw_8bit(parameters: Iterable[torch.nn.Parameter], config: InnerOptimizer) -> torch.optim.Optimizer:
     """Build AdamW whose state has 8 bits in tensors of 4096 elements and more, in blocks with a scale each."""
     from bitsandbytes.optim import AdamW8bit
@@ -239,24 +294,23 @@ def _decayed(parameters: Iterable[torch.nn.Parameter], config: InnerOptimizer) -
     return [{"params": members, "weight_decay": decay} for decay, members in groups.items()]
 
 
-def _muon(model: torch.nn.Module, hidden: Parameters, config: InnerOptimizer) -> Muon:
-    """Build Muon, and tell it which matrices have inputs for rows: those of GPT-2."""
-    from transformers.pytorch_utils import Conv1D
-
-    sideways = {id(module.weight) for module in model.modules() if isinstance(module, Conv1D)}
+def _muon(
+    model: torch.nn.Module,
+    pieces: dict[torch.nn.Parameter, Any],
+    config: InnerOptimizer,
+    workers: int,
+    shards: Shares | None,
+) -> list[torch.optim.Optimizer]:
+    """Build AdamW and Muon for the parameters of a model, of which each has a tensor to step on."""
+    taken = muon_weights(model)
+    rest = [piece for parameter, piece in pieces.items() if id(parameter) not in taken]
     groups: dict[bool, Parameters] = {}
-    for parameter in hidden:
-        groups.setdefault(id(parameter) in sideways, []).append(parameter)
-    options = [{"params": members, "sideways": those} for those, members in groups.items()]
-    return Muon(options, config.muon_learning_rate, weight_decay=config.weight_decay)
-
-
-def _hidden_ids(model: Any) -> set[int]:
-    """Ids of the 2-D weights of a model's body that are neither embeddings nor its head."""
-    body = getattr(model, "base_model", model)
-    outer = [module for module in body.modules() if isinstance(module, torch.nn.Embedding)]
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    if head is not None:
-        outer.append(head)
-    tables = {id(parameter) for module in outer for parameter in module.parameters()}
-    return {id(parameter) for parameter in body.parameters() if parameter.ndim == 2} - tables
+    for parameter, piece in pieces.items():
+        if id(parameter) in taken:
+            groups.setdefault(taken[id(parameter)], []).append(piece)
+    optimizers: list[torch.optim.Optimizer] = [_adamw(rest, config, workers)] if rest else []
+    if groups:
+        options = [{"params": members, "sideways": sideways} for sideways, members in groups.items()]
+        rate, decay, length = config.muon_learning_rate, config.weight_decay, config.muon_step_length
+        optimizers.append(Muon(options, rate, weight_decay=decay, length=length, assembly=shards))
+    return optimizers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 
 import torch
@@ -9,8 +10,10 @@ import torch
 from hypha_ray.model.flat import Array, Groups
 from hypha_ray.model.layout import gather, scatter
 from hypha_ray.optim.optimizers import Inner
+from hypha_ray.optim.pending_step import FinishedStep, PendingStep
 from hypha_ray.optim.state import export_state, load_state
-from hypha_ray.types import Flat, Layout
+from hypha_ray.optim.step import Step
+from hypha_ray.types import Flat, Layout, Samples
 
 
 class WholeModel:
@@ -18,6 +21,14 @@ class WholeModel:
 
     model: torch.nn.Module
     optimizer: Inner
+
+    @abstractmethod
+    def step(self, batch: Samples) -> Step:
+        """Take one inner step."""
+
+    def begin_step(self, batch: Samples) -> PendingStep:
+        """Take one inner step at once."""
+        return FinishedStep(self.step(batch))
 
     def gather(self, layout: Layout, fragment: int, out: Flat | None = None, gradients: bool = False) -> Flat:
         """Copy a fragment out of the model, as `model.layout.gather`."""

@@ -13,10 +13,14 @@ class InnerOptimizer(Table):
     """Optimizer of every worker; in synchronous training, of the server, which steps on the mean gradient."""
 
     name: Annotated[str, AfterValidator(identifier)] = Field(
-        "adamw", description="adamw, adamw8bit, sgd, muon (2-D weights, the rest by AdamW), or a class of torch.optim"
+        "adamw", description="adamw, adamw8bit, sgd, muon (matrices, the rest by AdamW), or a class of torch.optim"
     )
     learning_rate: Positive = Field(1e-3, description="peak learning rate of AdamW and SGD")
-    muon_learning_rate: Positive = Field(2e-2, description="peak learning rate of the 2-D weights under muon")
+    muon_learning_rate: Positive = Field(2e-2, description="peak learning rate of the matrices under muon")
+    muon_step_length: Literal["original", "match_rms_adamw"] = Field(
+        "original",
+        description="muon's steps in rates: √max(1, outputs/inputs), or 0.2·√max(outputs, inputs), for AdamW's rates",
+    )
     betas: tuple[Fraction, Fraction] = Field((0.9, 0.95), strict=False, description="decay of AdamW's running averages")
     epsilon: Positive = Field(1e-8, description="AdamW's epsilon")
     k_aware: bool = Field(

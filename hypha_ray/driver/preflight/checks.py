@@ -147,6 +147,7 @@ def check_model(job: Job, source: DataSource, *, estimates: bool = False) -> lis
         from hypha_ray.driver.preflight.fused_loss import check_fused_loss
         from hypha_ray.driver.preflight.loss_on_samples import check_loss
         from hypha_ray.driver.preflight.memory import memory_notes
+        from hypha_ray.driver.preflight.muon_note import muon_notes
         from hypha_ray.driver.preflight.rollouts import check_rollouts
         from hypha_ray.driver.preflight.sharding import check_sharding
         from hypha_ray.driver.preflight.token_notes import token_notes
@@ -166,6 +167,7 @@ def check_model(job: Job, source: DataSource, *, estimates: bool = False) -> lis
     notes = compare_weights(job.model, whole=needs_whole(job.model))
     notes.extend(compare_tokens(case))
     notes.extend(token_notes(case))
+    notes.extend(muon_notes(case))
     if has_adapter(job.model):
         notes.extend(_check_adapter(job, network))
     notes.extend(check_loss(case) if job.rl.algorithm is None else check_rollouts(case))

@@ -171,7 +171,7 @@ def _measured(
     """Take two steps, and return the peak of the second; AdamW steps for its form with 8 bits, which needs values."""
     inner, narrow = job.inner_optimizer, job.inner_optimizer.name == EIGHT_BITS
     inner = inner.model_copy(update={"name": "adamw"}) if narrow else inner
-    optimizer = build_optimizer(shards.pieces if shards else network, inner, None if inner.total_steps else 100)
+    optimizer = build_optimizer(network, inner, None if inner.total_steps else 100, shards=shards)
     tensors = [*network.parameters(), *network.buffers()]
     state, head = 0, head_of(task, network) if job.worker.fused_loss else None
     with _LiveBytes([*tensors, *(shards.pieces if shards else ()), *inputs.values()]) as live:

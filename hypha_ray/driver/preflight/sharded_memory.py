@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ class SketchedShards:
 
     def __init__(self, network: nn.Module, processes: int) -> None:
         self._pieces = {one: _piece(one, processes) for one in network.parameters()}
+        self._shapes = {piece: one.shape for one, piece in self._pieces.items()}
         self.pieces = nn.ParameterList(piece for piece in self._pieces.values() if piece.requires_grad)
         """The first process's parts of trained parameters, on which its optimizer steps."""
         self.weights = bytes_of([*self._pieces.values(), *network.buffers()])
@@ -74,6 +75,22 @@ class SketchedShards:
 
         for one in trained:
             one.register_post_accumulate_grad_hook(arrived)
+
+    def piece_of(self, parameter: Tensor) -> Tensor:
+        """Return the first process's part of a parameter."""
+        return self._pieces[cast("nn.Parameter", parameter)]
+
+    def shape_of(self, piece: Tensor) -> torch.Size:
+        """Return the shape of the parameter that a part is of."""
+        return self._shapes[cast("nn.Parameter", piece)]
+
+    def whole(self, part: Tensor, piece: Tensor) -> Tensor:
+        """Return a tensor of the size that is gathered."""
+        return torch.empty(self.shape_of(piece), dtype=part.dtype, device=part.device)
+
+    def part(self, whole: Tensor, piece: Tensor) -> Tensor:
+        """Return the first process's part of a whole tensor."""
+        return whole[: len(piece)]
 
     def end_backward(self) -> None:
         """Free what the backward pass held."""

@@ -85,9 +85,7 @@ class Follower:
 
     def step(self, rates: Sequence[Sequence[float]]) -> None:
         """Take a step with these learning rates, one for each group of parameters of each optimizer."""
-        for optimizer, own in zip(self._trainer.optimizer.optimizers, rates, strict=True):
-            for group, rate in zip(optimizer.param_groups, own, strict=True):
-                group["lr"] = rate
+        self._trainer.optimizer.set_rates(rates)
         self._trainer.optimizer.step(self._norm)
 
     def reset(self) -> None:

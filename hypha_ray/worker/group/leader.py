@@ -231,8 +231,7 @@ class Leading(Inner):
         self._order("reset")
         super().reset()
 
-    def step(self, norm: Tensor | None = None) -> None:
+    def step(self, norm: Tensor | None = None, skipped: Tensor | None = None) -> None:
         """Take a step in all processes, by the norm of the whole gradient."""
-        rates = [[float(group["lr"]) for group in one.param_groups] for one in self.optimizers]
-        self._order("step", rates, now=True)
-        super().step(norm)
+        self._order("step", self.rates, now=True)
+        super().step(norm, skipped)

@@ -39,6 +39,7 @@ class Shards:
     """A model's shards in this process, as plain tensors on which an optimizer steps.
 
     Each element is in one process alone, so optimizers that treat elements by themselves step as on whole tensors.
+    Muon gathers its matrices.
 
     Args:
         model: model, on the CPU; its parameters become sharded ones, on the mesh's device.
@@ -66,6 +67,14 @@ class Shards:
                 self._wholes[piece], self._piece_of[parameter] = whole, piece
                 parameter.register_post_accumulate_grad_hook(partial(_take_gradient, piece))
 
+    def piece_of(self, parameter: Tensor) -> Tensor:
+        """Return this process's shard of a trained parameter."""
+        return self._piece_of[parameter]
+
+    def shape_of(self, piece: Tensor) -> torch.Size:
+        """Return the shape of the parameter that a shard is of."""
+        return self._wholes[piece].shape
+
     @torch.no_grad()
     def gather(self, layout: Layout, fragment: int, out: Flat | None = None, gradients: bool = False) -> Flat:
         """Copy a fragment out of the model, as `model.layout.gather`; only the first process gets it."""
@@ -77,7 +86,7 @@ class Shards:
             whole = tensor.detach()
             if gradients and tensor in self._piece_of:
                 piece = self._piece_of[tensor]
-                whole = self._whole(torch.zeros_like(piece) if piece.grad is None else piece.grad, piece)
+                whole = self.whole(torch.zeros_like(piece) if piece.grad is None else piece.grad, piece)
             elif isinstance(whole, DTensor):
                 whole = whole.full_tensor()
             if self._first:
@@ -108,7 +117,7 @@ class Shards:
         """Return an optimizer's state as `optim.state.export_state`; only the first process gets it."""
         found: Flat = {}
         for key, piece, tensor in self._states(inner):
-            whole = self._whole(tensor, piece) if tensor.ndim else tensor
+            whole = self.whole(tensor, piece) if tensor.ndim else tensor
             if self._first:
                 found[key] = array_of(whole, copy=True)
         return found
@@ -158,12 +167,17 @@ class Shards:
                     if tensor is not None:
                         yield f"{number}/{index}/{name}", piece, tensor
 
-    def _whole(self, part: Tensor, piece: Tensor) -> Tensor:
+    def whole(self, part: Tensor, piece: Tensor) -> Tensor:
         """Gather a tensor of which each process has a part like its shard of a parameter."""
         like = self._wholes[piece]
         shape: dict[str, Any] = {"shape": like.shape, "stride": like.stride()}
         found: Tensor = DTensor.from_local(part, self._mesh, like.placements, run_check=False, **shape).full_tensor()
         return found
+
+    def part(self, whole: Tensor, piece: Tensor) -> Tensor:
+        """Return this process's part of a tensor like a parameter, which all processes have whole."""
+        like = self._wholes[piece]
+        return distribute_tensor(whole, self._mesh, like.placements, src_data_rank=None).to_local()
 
     def _part(self, source: Tensor | None, like: DTensor, dtype: torch.dtype) -> Tensor:
         """Return this process's part of a tensor that the first process has."""

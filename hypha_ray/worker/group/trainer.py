@@ -10,13 +10,14 @@ lose, and codecs, fragments, strategies and replay go as in a worker of one proc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from hypha_ray.config import Job
 from hypha_ray.model.layout import layout_of
 from hypha_ray.model.tasks.masking import SpecialTokens
+from hypha_ray.optim.pending_step import PendingStep
 from hypha_ray.optim.step import Step
 from hypha_ray.types import Samples, Sums, added
 from hypha_ray.worker.group.actor import Members, ShardedMember
@@ -55,6 +56,18 @@ class GroupTrainer(SupervisedTrainer):
     def step(self, batch: Samples) -> Step:
         """Take one inner step on the gradient of all parts."""
         result = super().step(batch)
+        self._stale = True
+        return result
+
+    def begin_step(self, batch: Samples) -> PendingStep:
+        """Begin one inner step on the gradient of all parts."""
+        pending = super().begin_step(batch)
+        self._stale = True
+        return pending
+
+    def step_without_damage(self, batch: Samples, rates: Sequence[Sequence[float]]) -> Step:
+        """Take a step on what is left of a batch, in all processes."""
+        result = super().step_without_damage(batch, rates)
         self._stale = True
         return result
 

@@ -31,6 +31,11 @@ class Throttle:
         self._slowdown = slowdown[worker] if worker < len(slowdown) else 1.0
         self._least_s = times[worker] if worker < len(times) else job.testing.batch_s or 0.0
 
+    @property
+    def slows(self) -> bool:
+        """Whether the machine is to be slower than it is."""
+        return self._slowdown > 1 or self._least_s > 0
+
     def wait(self, step_s: float) -> None:
         """Wait after a step of this time for as long as the slower machine would."""
         if (wait_s := max((self._slowdown - 1) * step_s, self._least_s - step_s)) > 0:

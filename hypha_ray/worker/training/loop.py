@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 from hypha_ray.codec import encoded, encoders, payload_bytes, sends_differences
 from hypha_ray.config import Job
@@ -13,6 +15,7 @@ from hypha_ray.exchange_schedule import fragments_of_round, version_due
 from hypha_ray.failpoints import failpoint
 from hypha_ray.model.layout import layout_of
 from hypha_ray.model.tasks.masking import SpecialTokens
+from hypha_ray.optim.pending_step import PendingStep
 from hypha_ray.optim.schedules import position
 from hypha_ray.optim.step import Step
 from hypha_ray.store.tensorfile import digest, named
@@ -47,6 +50,20 @@ from hypha_ray.worker.training.trainer import trainer_of
 
 LONGEST_VAIN = 10
 """Batches in a row without a finite gradient after which a worker gives up."""
+MOST_PENDING = 4
+"""Steps that may have been begun before the result of an earlier one is waited for."""
+
+
+class Begun(NamedTuple):
+    """Step of a round that has been begun."""
+
+    round: int
+    meter: Meter
+    work: str
+    """Name of its samples."""
+    samples: int
+    rate: float
+    step: PendingStep
 
 
 class TrainingLoop:
@@ -93,6 +110,8 @@ class TrainingLoop:
         """Meter of a round that was begun before its plan and its weights were there."""
         self._rejections = 0
         """Rejected deltas that the inner state has been reset for."""
+        self._pending: deque[Begun] = deque()
+        """Steps that have been begun and whose results aren't taken in, the oldest one first."""
         self._vain = 0
         """Batches in a row that were skipped for want of a finite gradient."""
         self._told: set[str] = set()
@@ -184,11 +203,12 @@ class TrainingLoop:
         if meter is None or meter.round != number:
             meter = self._begin(number)
         try:
-            while (plan := self._inbox.plan(number)).round == number and meter.samples < plan.samples:
+            while (plan := self._inbox.plan(number)).round == number and meter.begun < plan.samples:
                 longest = max(longest, plan, key=lambda one: one.samples)
                 self._batch(plan, meter)
+            self._take_in_results()
         except Retired:
-            if meter.samples and not self._replay:
+            if meter.begun and not self._replay:
                 self._hand_over(longest, meter)
             raise
         if plan.round == number:
@@ -207,9 +227,10 @@ class TrainingLoop:
             return
         self._begun = meter = self._begin(plan.round + 1)
         ahead = replace(plan, round=plan.round + 1, spans=plan.ahead)
-        while meter.samples < ahead.samples:
+        while meter.begun < ahead.samples:
             self._inbox.check()
             self._batch(ahead, meter, plan.samples)
+        self._take_in_results()
         meter.pause()
 
     def _restore(self, plan: Plan) -> None:
@@ -219,7 +240,7 @@ class TrainingLoop:
 
     def _batch(self, plan: Plan, meter: Meter, round_samples: int | None = None) -> None:
         """Train on the plan's next batch; the round has so many samples, if not just the plan's."""
-        done, of = meter.samples, round_samples or plan.samples
+        done, of = meter.begun, round_samples or plan.samples
         size = min(plan.batch_size, plan.samples - done)
         with meter.waiting():
             batch = self._batch_source.batch(plan.spans, done, size)
@@ -230,19 +251,36 @@ class TrainingLoop:
         self._optimizer.seek(position(self._job, plan, done / of))
         rate = self._optimizer.learning_rate  # That of this step: the optimizer goes on to the next one by itself.
         self._weights.mark_changed()
-        with working(_named(batch)):
-            result = self._strategy.train(batch)
+        with working(work := _named(batch)):
+            step = self._strategy.begin_step(batch)
+            if self._throttle.slows:
+                step.result()
         self._throttle.wait(time.monotonic() - began)
-        meter.step(result, size, rate)
-        self._see_to_damage(plan.round, result)
+        meter.begun += size
+        self._pending.append(Begun(plan.round, meter, work, size, rate, step))
+        self._take_in_results(MOST_PENDING)
+        failpoint("worker.step", self._source.worker)
+
+    def _take_in_results(self, most: int = 0) -> None:
+        """Take in the results of steps that are there, and wait for those of all steps but so many."""
+        while self._pending and (len(self._pending) > most or self._pending[0].step.ready):
+            begun = self._pending.popleft()
+            with working(begun.work):
+                result = begun.step.result()
+            self._take_in(begun, result)
+
+    def _take_in(self, begun: Begun, result: Step) -> None:
+        """Count a step and its result, and tell what there is to tell of it."""
+        number, meter = begun.round, begun.meter
+        meter.step(result, begun.samples, begun.rate)
+        self._see_to_damage(number, result)
         if result.shown and meter.batches == 1:
-            self._emit(RolloutReport(self._source, plan.round, result.shown))
+            self._emit(RolloutReport(self._source, number, result.shown))
         if result.revived:
-            self._emit(ModelWorkersRevived(self._source, plan.round, result.revived))
-        self._tell(plan.round, result.problems)
+            self._emit(ModelWorkersRevived(self._source, number, result.revived))
+        self._tell(number, result.problems)
         if meter.due and meter is not self._begun:
             self._emit(meter.report())
-        failpoint("worker.step", self._source.worker)
 
     def _tell(self, number: int, problems: tuple[str, ...]) -> None:
         """Tell the user of what failed beside the training; each line once."""
@@ -273,6 +311,7 @@ class TrainingLoop:
 
     def _hand_over(self, plan: Plan, meter: Meter) -> None:
         """Emit the last report, the delta, and what belongs to it."""
+        self._take_in_results()
         if meter.pending:
             self._emit(meter.report())
         failpoint("worker.before_delta", self._source.worker)

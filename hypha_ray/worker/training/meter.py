@@ -15,13 +15,16 @@ from hypha_ray.types import Report, Source, Sums, added
 
 @dataclass(slots=True)
 class Meter:
-    """Adds up steps into reports and round totals. Losses stay on the device until a report needs them."""
+    """Adds up steps into reports and round totals, as their results come in."""
 
     source: Source
     round: int
     report_every_s: float
+    begun: int = 0
+    """Samples whose steps have been begun."""
     batches: int = 0
     samples: int = 0
+    """Samples whose steps have results, as all figures here."""
     tokens: int | None = None
     """Without padding; None for data without tokens."""
     scored: int = 0
@@ -31,6 +34,7 @@ class Meter:
     """Further figures of the round's reported steps."""
     _steps: list[Sums] = field(default_factory=list)
     _losses: list[tuple[torch.Tensor, int]] = field(default_factory=list)
+    """Losses and scored positions of steps; they may be on the device until a report needs them."""
     _loss_sum: float = 0.0
     _norm: torch.Tensor | None = None
     _learning_rate: float = 0.0
@@ -93,7 +97,7 @@ class Meter:
         return self._loss_sum / self.scored if self.scored else None
 
     def report(self) -> Report:
-        """Figures since the last report. Waits for the device, so that the seconds are true."""
+        """Figures of the results since the last report."""
         loss_sum = sum(float(loss) * scored for loss, scored in self._losses)
         now = time.monotonic()
         batches, samples, tokens, scored, waited_s = self._reported

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from hypha_ray.config import Job
+from hypha_ray.optim.pending_step import FinishedStep, PendingStep
 from hypha_ray.optim.step import Step
 from hypha_ray.types import Flat, Layout, Samples
 from hypha_ray.types.layout import is_trained
@@ -26,6 +27,10 @@ class Strategy(Protocol):
 
     def train(self, batch: Samples) -> Step:
         """Take a batch in."""
+        ...
+
+    def begin_step(self, batch: Samples) -> PendingStep:
+        """Take a batch in, whose result may be known when later ones have been taken in."""
         ...
 
     def result(self, layout: Layout, fragment: int, out: Flat | None = None) -> Flat:
@@ -52,6 +57,10 @@ class LocalSteps:
     def train(self, batch: Samples) -> Step:
         """Take one step; the norm is that of its gradient, before clipping."""
         return self._trainer.step(batch)
+
+    def begin_step(self, batch: Samples) -> PendingStep:
+        """Begin one step, as `train`."""
+        return self._trainer.begin_step(batch)
 
     def result(self, layout: Layout, fragment: int, out: Flat | None = None) -> Flat:
         """The weights, and the buffers."""
@@ -85,6 +94,10 @@ class MeanGradient:
         result = self._trainer.backward(batch, summed=True)
         self._scored += result.scored
         return replace(result, norm=result.norm / max(1, self._scored))
+
+    def begin_step(self, batch: Samples) -> PendingStep:
+        """Add a batch's gradient, as `train`, once it is known to be finite: sums have nothing to be left out of."""
+        return FinishedStep(self.train(batch))
 
     def result(self, layout: Layout, fragment: int, out: Flat | None = None) -> Flat:
         """The mean gradient in the place of the parameters, zeros where there is none; and the buffers."""

@@ -26,10 +26,12 @@ from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.model.tasks.table import find_task, require_trainable
 from hypha_ray.model.trained import build_trained
 from hypha_ray.optim.optimizers import build_optimizer
+from hypha_ray.optim.pending_step import FinishedStep, PendingStep, ReadStep, reading_from
 from hypha_ray.optim.schedules import inner_steps
 from hypha_ray.optim.step import Step
 from hypha_ray.optim.whole_model import WholeModel
 from hypha_ray.types import Arrays, Flat, Samples, Sums
+from hypha_ray.worker.training.input_copies import InputCopies
 from hypha_ray.worker.training.reduction import Alone, Reduction
 
 if TYPE_CHECKING:
@@ -71,7 +73,8 @@ class SupervisedTrainer(WholeModel):
         require_mean(self._task, job.sync.traits)
         self.shards = None if mesh is None else _sharded(self.model, mesh)
         trained = self.model if self.shards is None else self.shards.pieces
-        self.optimizer = build_optimizer(trained, job.inner_optimizer, inner_steps(job), job.num_workers)
+        inner, fuses = job.inner_optimizer, job.run.mode != "replay"
+        self.optimizer = build_optimizer(self.model, inner, inner_steps(job), job.num_workers, self.shards, fuses)
         self._build_copy = partial(random_model, job.model, self._task)
         self._head = head_of(self._task, self.model) if job.worker.fused_loss else None
         compute = partial(compute_losses, self._task, self.model, head=self._head)
@@ -81,6 +84,9 @@ class SupervisedTrainer(WholeModel):
         self._buffers = [buffer for name, buffer in self.model.named_buffers() if name in saved]
         self._trained = [one for one in trained.parameters() if one.requires_grad]
         self._statistics = [buffer for buffer in self._buffers if buffer.is_floating_point()]
+        self._copies = InputCopies(self.device)
+        goes_on = mesh is None and job.run.mode != "replay" and self.optimizer.skips
+        self._reading = reading_from(self.device) if goes_on else None
 
     @property
     def parameters(self) -> int:
@@ -120,6 +126,46 @@ class SupervisedTrainer(WholeModel):
             self.optimizer.step(result.norm)
         return result
 
+    def begin_step(self, batch: Samples) -> PendingStep:
+        """Begin one inner step, as `step`; on a GPU it is left out there, and the host learns of it later.
+
+        So its damaged samples are looked for, and others of its batch trained on, when later steps have been begun.
+        """
+        if self._reading is None:
+            return FinishedStep(self.step(batch))
+        self.optimizer.zero_grad()
+        buffers = [buffer.clone() for buffer in self._buffers]
+        result = replace(self.add_gradient(batch, summed=False), tokens=_tokens(batch.arrays))
+        if result.scored == 0:
+            return FinishedStep(result)
+        figures, rates = self._figures(result), self.optimizer.rates
+        finite = figures.isfinite().all()
+        self.optimizer.step(result.norm, finite.logical_not().float())
+        for buffer, before in zip(self._buffers, buffers, strict=True):
+            buffer.copy_(torch.where(finite, buffer, before))
+
+        def finish(numbers: torch.Tensor) -> Step:
+            if numbers.isfinite().all():
+                return replace(result, loss=numbers[0], norm=numbers[1])
+            return self.step_without_damage(batch, rates)
+
+        return ReadStep(self._reading(figures), finish)
+
+    def step_without_damage(self, batch: Samples, rates: Sequence[Sequence[float]]) -> Step:
+        """Name the damaged samples of a batch whose step was left out; take a step on the others if the job says so.
+
+        Args:
+            batch: samples of slices.
+            rates: learning rates that the step had.
+
+        """
+        self.optimizer.zero_grad()
+        result = replace(self._without_damage(batch, self.kept(), summed=False), tokens=_tokens(batch.arrays))
+        if result.scored:
+            self.optimizer.set_rates(rates)
+            self.optimizer.step(result.norm)
+        return result
+
     def backward(self, batch: Samples, summed: bool = False) -> Step:
         """Add a batch's gradient to the gradients that are there, if it is finite.
 
@@ -140,6 +186,10 @@ class SupervisedTrainer(WholeModel):
         if result.scored == 0 or self._is_finite(result):
             return result
         self.put_back(kept)
+        return self._without_damage(batch, kept, summed)
+
+    def _without_damage(self, batch: Samples, kept: Kept, summed: bool) -> Step:
+        """Add the gradient of a batch's other samples, if damaged ones are left out; otherwise add nothing."""
         damaged = self._damaged(batch)
         self.put_back(kept)
         if self._leaves_out and not damaged.all():
@@ -147,7 +197,8 @@ class SupervisedTrainer(WholeModel):
             if self._is_finite(others):
                 return replace(others, bad=batch.keys[damaged])
             self.put_back(kept)
-        return Step(torch.zeros_like(result.loss), 0, torch.zeros_like(result.norm), bad=batch.keys[damaged])
+        nothing = torch.zeros((), device=self.device)
+        return Step(nothing, 0, nothing, bad=batch.keys[damaged])
 
     def add_gradient(self, batch: Samples, summed: bool) -> Step:
         """Add a batch's gradient. Micro-batches count by their scored positions, so that they change nothing.
@@ -199,11 +250,15 @@ class SupervisedTrainer(WholeModel):
         """Do nothing: only memory is held."""
 
     def _is_finite(self, result: Step) -> bool:
-        """Tell whether loss, gradient and batch statistics are finite; the one wait for the device in a step."""
+        """Tell whether loss, gradient and batch statistics are finite; this waits for the device."""
+        return bool(self._figures(result).isfinite().all())
+
+    def _figures(self, result: Step) -> torch.Tensor:
+        """Return loss, norm of the gradient, and that of batch statistics: all of them finite in a good step."""
         figures = [result.loss, result.norm]
         if self._statistics:
             figures.append(torch.nn.utils.get_total_norm(self._statistics))
-        return bool(torch.stack(figures).isfinite().all())
+        return torch.stack(figures)
 
     def _damaged(self, batch: Samples) -> npt.NDArray[np.bool_]:
         """Return which samples have no finite gradient by themselves; all of them, if each one has."""
@@ -235,7 +290,7 @@ class SupervisedTrainer(WholeModel):
         return self._task.inputs(tensors_of(part), part.keys, self._masking_seed)
 
     def _forward(self, inputs: dict[str, torch.Tensor]) -> Losses:
-        inputs = {name: tensor.to(self.device, non_blocking=True) for name, tensor in inputs.items()}
+        inputs = self._copies.of(inputs)
         keeps = self.shards is None  # Copies of weights in 16 bits would outlive the weights that are freed.
         with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None, cache_enabled=keeps):
             result: Losses = self._losses(inputs)

@@ -12,6 +12,7 @@ from hypha_ray.model.flat import Array, Groups
 from hypha_ray.model.loading.tokenizer import PackedTokenizer
 from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.optim.optimizers import Inner
+from hypha_ray.optim.pending_step import PendingStep
 from hypha_ray.optim.step import Step
 from hypha_ray.types import Flat, Layout, Samples, Sums
 from hypha_ray.worker.training.supervised import SupervisedTrainer
@@ -44,6 +45,10 @@ class Trainer(Protocol):
 
     def step(self, batch: Samples) -> Step:
         """Take one inner step."""
+        ...
+
+    def begin_step(self, batch: Samples) -> PendingStep:
+        """Begin one inner step, whose result may be known when later ones have been begun."""
         ...
 
     def backward(self, batch: Samples, summed: bool = False) -> Step:

@@ -21,6 +21,7 @@ IDLE = [
     ("sync.grace_s=9", "sync.quorum=1", "no sync.quorum"),
     ("sync.trim=0.2", "sync.merge=trimmed_mean", "sync.merge = 'mean'"),
     ("inner_optimizer.muon_learning_rate=0.1", "inner_optimizer.name=muon", "inner_optimizer.name = 'adamw'"),
+    ("inner_optimizer.muon_step_length=match_rms_adamw", "inner_optimizer.name=muon", "inner_optimizer.name = 'adamw'"),
     ("inner_optimizer.momentum=0.9", "inner_optimizer.name=sgd", "inner_optimizer.name = 'adamw'"),
     ("inner_optimizer.min_lr_rate=0.1", "inner_optimizer.schedule=linear", "inner_optimizer.schedule = 'constant'"),
     ("inner_optimizer.total_steps=9", "inner_optimizer.schedule=linear", "inner_optimizer.schedule = 'constant'"),

@@ -83,6 +83,22 @@ def test_sharded_worker_steps_evaluates_and_keeps_state_as_one_process(kind: str
         assert held < 1.1 * one.parameters / processes + 200
 
 
+def test_muon_orthogonalizes_the_same_matrices_in_all_processes() -> None:
+    """Tolerances are of steps, since small singular values of a gradient become as large as any."""
+    case, muon = CASES["causal"], {"name": "muon", "learning_rate": 1e-3, "muon_learning_rate": 1e-3}
+    one = SupervisedTrainer(job_for(case, 1, inner_optimizer=muon))
+    with sharded(job_for(case, 3, inner_optimizer=muon)) as many:
+        for epoch, size in enumerate((6, 4)):
+            one.step(samples_of(case, size, epoch))
+            many.step(samples_of(case, size, epoch))
+        require_close(weights(one), weights(many))
+        state = one.optimizer_state()
+        require_close(state, many.optimizer_state())
+        assert any(key.endswith("momentum_buffer") for key in state)
+        many.load_optimizer_state(state)
+        require_close(state, many.optimizer_state())
+
+
 def test_successor_goes_on_from_weights_and_state_of_whole_tensors() -> None:
     """Three processes divide none of the model's dimensions."""
     case = CASES["classes"]

@@ -1,0 +1,135 @@
+"""A device whose figures come late: the same weights and words as one that is waited for in each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hypha_ray.errors import ConfigError
+from hypha_ray.model.layout import gather, layout_of
+from hypha_ray.model.loading.build import build_model
+from hypha_ray.optim.optimizers import build_optimizer
+from hypha_ray.types import Damaged, Delta, Report
+from hypha_ray.worker.batches import order
+from hypha_ray.worker.training import supervised
+from hypha_ray.worker.training.loop import MOST_PENDING
+from tests.support.worker_bench import Bench, plan_of
+from tests.unit.worker.test_damage import BAD, RESNET, VIT, bench_of, places
+
+ADAMW = {"learning_rate": 1e-2, "clip_norm": 0.5}
+MUON = {"name": "muon", "learning_rate": 1e-2}
+
+
+class SlowDevice:
+    """Readings that never say that they have arrived, so that the loop waits for them when it has to."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+
+    def reading(self, figures: torch.Tensor) -> SlowReading:
+        self.begun += 1
+        return SlowReading(figures.clone())
+
+
+class SlowReading:
+    arrived = False
+
+    def __init__(self, figures: torch.Tensor) -> None:
+        self._figures = figures
+
+    def numbers(self) -> torch.Tensor:
+        return self._figures
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Callable[[], SlowDevice]:
+    def use() -> SlowDevice:
+        device = SlowDevice()
+        monkeypatch.setattr(supervised, "reading_from", lambda _: device.reading)
+        return device
+
+    return use
+
+
+def facts(bench: Bench) -> tuple[Any, ...]:
+    """All of a round that doesn't depend on clocks."""
+    delta = bench.of(Delta)[0]
+    counts = delta.samples, delta.scored, delta.batches, delta.tokens, delta.loss
+    reports = bench.of(Report)
+    sums = sum(one.batches for one in reports), sum(one.samples for one in reports), reports[-1].gradient_norm
+    return counts, sums, [(event.round, event.samples, event.whole) for event in bench.of(Damaged)]
+
+
+@pytest.mark.parametrize("inner", [ADAMW, MUON], ids=["adamw", "muon"])
+@pytest.mark.parametrize("config", [VIT, RESNET], ids=["vit", "resnet"])
+@pytest.mark.parametrize("damaged", [(), (0, 13, 30, 31)], ids=["clean", "damaged"])
+def test_late_figures_change_no_bit_and_no_word(
+    slow: Callable[[], SlowDevice], damaged: tuple[int, ...], config: dict[str, Any], inner: dict[str, Any]
+) -> None:
+    at_once = bench_of(config, np.nan, damaged, inner_optimizer=inner).run(plan_of(40, batch=4))
+    device = slow()
+    late = bench_of(config, np.nan, damaged, inner_optimizer=inner).run(plan_of(40, batch=4))
+    assert device.begun == 10 and facts(late) == facts(at_once)
+    assert len(late.of(Damaged)) == len({place // 4 for place in damaged})
+    ours, theirs = late.of(dict)[0], at_once.of(dict)[0]
+    assert ours.keys() == theirs.keys() and all(np.array_equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_damage_is_told_a_bounded_number_of_steps_later(slow: Callable[[], SlowDevice]) -> None:
+    device, told = slow(), list[int]()
+    bench = bench_of(VIT, np.nan, (4,), inner_optimizer=ADAMW)
+    bench.on_event = lambda event: told.append(device.begun) if isinstance(event, Damaged) else None
+    bench.run(plan_of(40, batch=4))
+    assert told == [2 + MOST_PENDING]
+
+
+def test_others_of_a_damaged_batch_are_trained_on_once_it_is_known(slow: Callable[[], SlowDevice]) -> None:
+    slow()
+    bench = bench_of(RESNET, np.nan, inner_optimizer=ADAMW, dataset={"allow_quarantine": True})
+    bench.run(plan_of(24))
+    (event,), delta = bench.of(Damaged), bench.of(Delta)[0]
+    assert (event.samples, event.whole) == (((0, order(0, 0, 0, 64)[BAD]),), False)
+    assert (delta.samples, delta.scored) == (24, 23)
+    model, rows = build_model(bench.job.model, 0).train(), order(0, 0, 0, 64)
+    optimizer = build_optimizer(model, bench.job.inner_optimizer, 3)
+    for chosen in (places(0), places(16), places(8, BAD)):
+        pixels, labels = (torch.from_numpy(bench.slice[name][rows[chosen]]) for name in ("images", "labels"))
+        optimizer.zero_grad()
+        model(pixel_values=pixels, labels=labels).loss.backward()
+        optimizer.step()
+    wanted, found = gather(model, layout_of(model), 0), bench.of(dict)[0]
+    assert all(np.abs(found[group] - wanted[group]).max() < 1e-6 for group in wanted)
+
+
+def test_late_step_on_the_others_has_the_rate_of_its_batch(slow: Callable[[], SlowDevice]) -> None:
+    """The rate of the damaged batch, the only one to be trained on, isn't that of the batches after it."""
+    slow()
+    inner = {**ADAMW, "weight_decay": 0.0, "schedule": "linear", "total_steps": 3}
+    everything = tuple(place for place in range(24) if place not in (9, 10))
+    tables = {"rounds": {"samples_between_updates": 24, "max_batch_size": 8}, "dataset": {"allow_quarantine": True}}
+    bench = bench_of(VIT, np.nan, everything, inner_optimizer=inner, **tables).run(plan_of(24))
+    assert bench.of(Delta)[0].scored == 2
+    step = np.abs(bench.weights - bench.theta["parameters/float32"]).max()
+    assert step == pytest.approx(1e-2 * 2 / 3, rel=1e-3)
+
+
+def test_many_damaged_batches_in_a_row_end_the_run_though_figures_are_late(slow: Callable[[], SlowDevice]) -> None:
+    slow()
+    with pytest.raises(ConfigError, match=r"TRN002.*10 batches in a row.*sample \d+ of slice 0"):
+        bench_of(VIT, np.nan, tuple(range(20)), inner_optimizer=ADAMW).run(plan_of(40, batch=2))
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [{"run": {"mode": "replay"}}, {"inner_optimizer": {"k_aware": True}}, {"inner_optimizer": {"name": "adafactor"}}],
+    ids=["replay", "k-aware", "adafactor"],
+)
+def test_figures_are_waited_for_if_a_step_cannot_be_left_out_on_the_device(
+    slow: Callable[[], SlowDevice], tables: dict[str, Any]
+) -> None:
+    device = slow()
+    assert Bench(**tables).run(plan_of(8)).of(Delta)[0].batches == 1 and device.begun == 0
