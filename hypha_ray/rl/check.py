@@ -41,7 +41,7 @@ def check_generation(model: Any, rl: RL, tokenizer: Any, prompts: Samples) -> No
     sampling = replace(sampling, vocabulary=policy.vocabulary)
     ends = end_tokens(model, tokenizer)
     if rl.generation.engine == "continuous":
-        found = ContinuousEngine(0).generate(model, ids, mask, prompts.keys, sampling, ends)
+        found = ContinuousEngine(0, short=0).generate(model, ids, mask, prompts.keys, sampling, ends)
     else:
         found = generate(model, ids, mask, draw(0, prompts.keys, sampling), sampling, ends)
     for row in range(len(prompts)):

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from hypha_ray.rl.engines.reserved_cache import reserve
 from hypha_ray.rl.engines.sampling import Sampling, choose
 
 
@@ -59,6 +60,8 @@ def generate(
     cache, fed, logprobs, masks = None, ids, [], []
     for place in range(sampling.max_tokens):
         logits, cache = _next_logits(model, fed, mask, cache)
+        if not place:
+            reserve(cache, sampling.max_tokens - 1)
         chosen, logprob = choose(logits, uniform[:, place], sampling)
         chosen = torch.where(alive, chosen, pad)
         masks.append(alive)

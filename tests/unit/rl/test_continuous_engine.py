@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
+import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from hypha_ray.config.load import load
 from hypha_ray.config.tables.rl import RL
 from hypha_ray.errors import ConfigError
 from hypha_ray.rl.check import check_generation
 from hypha_ray.rl.engines.continuous import ContinuousEngine
-from hypha_ray.rl.engines.native import Responses
-from hypha_ray.rl.engines.sampling import Sampling
+from hypha_ray.rl.engines.native import Responses, generate
+from hypha_ray.rl.engines.sampling import Sampling, draw
 from hypha_ray.rl.island import Island
 from hypha_ray.rl.policy import Policy
+from hypha_ray.types import Samples
 from tests.support.rl import BATCH, END, PAD, job, policy_model, prompts, settings, tokenizer
 
 PROMPTS = prompts(["1=", "2345=", "67=", "98765432="], ["1", "2", "3", "4"])
 
 
-def respond(model: Any, sampling: Sampling, ends: tuple[int, ...] = (END,), seed: int = 0) -> Responses:
-    ids, mask = (torch.from_numpy(PROMPTS.arrays[name]).long() for name in ("input_ids", "attention_mask"))
-    return ContinuousEngine(seed).generate(model, ids, mask, PROMPTS.keys, sampling, ends)
+LONG = prompts(["12345678901234567=", "12345678901234567=", "9876543210987654321="], ["1", "2", "3"])
+"""Prompts that fill pages of a cache, two of them equal."""
+
+
+def respond(
+    model: Any,
+    sampling: Sampling,
+    ends: tuple[int, ...] = (END,),
+    seed: int = 0,
+    engine: ContinuousEngine | None = None,
+    batch: Samples = PROMPTS,
+) -> Responses:
+    ids, mask = (torch.from_numpy(batch.arrays[name]).long() for name in ("input_ids", "attention_mask"))
+    engine = engine or ContinuousEngine(seed, short=0)
+    return engine.generate(model, ids, mask, batch.keys, sampling, ends)
 
 
 def tokens_of(responses: Responses) -> list[list[int]]:
@@ -123,12 +138,85 @@ def test_models_that_it_knows_are_accepted_and_others_refused(
 
 
 def test_an_island_generates_with_the_weights_of_each_step() -> None:
-    island = Island(job(**{"generation.engine": "continuous", "behaviour_cap": 2.0}), tokenizer())
+    flags = {"generation.engine": "continuous", "generation.max_response_tokens": 18, "behaviour_cap": 2.0}
+    island = Island(job(**flags), tokenizer())
     before = [one.detach().clone() for one in island.model.parameters()]
     for _ in range(2):
         gap, tokens = island.step(BATCH).sums["logprob_gap"]
         assert gap / tokens < 1e-6
     assert any(not torch.equal(one, old) for one, old in zip(island.model.parameters(), before, strict=True))
+
+
+@pytest.fixture
+def managers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Managers that transformers has set up."""
+    made: list[Any] = []
+    set_up = LlamaForCausalLM.init_continuous_batching
+
+    def counted(*arguments: Any) -> Any:
+        made.append(set_up(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(LlamaForCausalLM, "init_continuous_batching", counted)
+    return made
+
+
+def assert_equal(responses: Responses, others: Responses) -> None:
+    for name in ("ids", "logprobs", "mask", "ended"):
+        assert torch.equal(getattr(responses, name), getattr(others, name)), name
+
+
+def test_calls_after_a_change_of_weights_share_a_cache_and_respond_as_a_new_engine(managers: list[Any]) -> None:
+    engine, model, threads = ContinuousEngine(0, short=0), policy_model(), threading.enumerate()
+    training, greedy = Sampling(6, 9, temperature=0.7), Sampling(1, 9, temperature=0.0)
+    for seed in range(3):
+        model.load_state_dict(policy_model(seed).state_dict())
+        for sampling in (training, greedy, replace(training, max_tokens=4)):
+            shared = respond(model, sampling, engine=engine, batch=LONG)
+            assert_equal(shared, respond(policy_model(seed), sampling, batch=LONG))
+            assert threading.enumerate() == threads
+    assert len([manager for manager in managers if manager.model is model]) == 2
+
+
+@pytest.mark.parametrize("change", ["more", "moved", "other settings"])
+def test_caches_that_no_longer_fit_are_set_up_anew(managers: list[Any], change: str) -> None:
+    engine, model, sampling = ContinuousEngine(0, short=0), policy_model(), Sampling(2, 9)
+    respond(model, sampling, engine=engine)
+    match change:
+        case "more":
+            sampling = replace(sampling, max_tokens=20)
+        case "moved":
+            model.lm_head.weight.data = model.lm_head.weight.data.clone()
+        case "other settings":
+            sampling = replace(sampling, top_k=3)
+
+    found = respond(model, sampling, engine=engine)
+
+    assert len(managers) == 2
+    assert_equal(found, respond(policy_model(), sampling))
+
+
+def test_an_error_ends_the_cache_and_the_next_call_responds_again() -> None:
+    engine, model, sampling = ContinuousEngine(0, short=0), policy_model(), Sampling(3, 9)
+    respond(model, sampling, engine=engine)
+    hook = model.lm_head.register_forward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ConfigError, match="RL026.*LlamaForCausalLM can't.*ZeroDivisionError: division by zero"):
+        respond(model, sampling, engine=engine)
+    hook.remove()
+
+    assert_equal(respond(model, sampling, engine=engine), respond(model, sampling))
+
+
+def test_short_responses_are_those_of_the_models_own_loop(managers: list[Any]) -> None:
+    model, sampling = policy_model(), Sampling(3, 16, temperature=0.7)
+    ids, mask = (torch.from_numpy(PROMPTS.arrays[name]).long() for name in ("input_ids", "attention_mask"))
+
+    found = respond(model, sampling, engine=ContinuousEngine(4))
+
+    assert_equal(found, generate(model, ids, mask, draw(4, PROMPTS.keys, sampling), sampling, (END,)))
+    assert not managers
+    respond(model, replace(sampling, max_tokens=17), engine=ContinuousEngine(4))
+    assert len(managers) == 1
 
 
 @pytest.mark.parametrize(("flag", "told"), [("run.mode=replay", "replay"), ("worker.autocast=bf16", "16 bits")])
