@@ -47,6 +47,7 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
     from benchmarks.relay import relay
     from benchmarks.rl.ahead import ROWS as AHEAD
     from benchmarks.rl.ahead import ahead
+    from benchmarks.rl.engines import LONG, ROUND, long_responses, rounds
     from benchmarks.rl.steps import ROWS as RL
     from benchmarks.rl.steps import rl
     from benchmarks.scheduling.core import ROWS as CORE
@@ -69,6 +70,8 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
         ("inner_overhead", "inner_loop_cpu", "data_wait_fraction"): inner_loop,
         RL: rl,
         AHEAD: ahead,
+        ROUND: rounds,
+        LONG: long_responses,
         CORE: core,
         ("streams_500",): streams,
         ("hire", "exchange_leases", "selection_10000"): market,

@@ -48,6 +48,9 @@ def conflicts(job: Job) -> Iterator[Conflict]:
         yield from _of_asynchrony(job, strategy, replay)
     yield from _of_model(job)
     yield from _of_probe(job, replay)
+    if replay and str(job.worker.attention).startswith("flash"):
+        fix = "flash attention's sums have no fixed order: choose sdpa or eager"
+        yield Conflict("worker.attention", "run.mode", fix)
     yield from _of_sharding(job)
     yield from _of_fused_loss(job)
     compared = {"checkpoint.best": job.checkpoint.best, "rounds.patience": job.rounds.patience}

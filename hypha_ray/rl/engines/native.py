@@ -12,6 +12,9 @@ import torch
 from hypha_ray.rl.engines.reserved_cache import reserve
 from hypha_ray.rl.engines.sampling import Sampling, choose
 
+_LONG = 32
+"""Number of tokens from which on memory for a whole response is reserved: shorter ones don't make up for it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Responses:
@@ -60,7 +63,7 @@ def generate(
     cache, fed, logprobs, masks = None, ids, [], []
     for place in range(sampling.max_tokens):
         logits, cache = _next_logits(model, fed, mask, cache)
-        if not place:
+        if not place and sampling.max_tokens >= _LONG:
             reserve(cache, sampling.max_tokens - 1)
         chosen, logprob = choose(logits, uniform[:, place], sampling)
         chosen = torch.where(alive, chosen, pad)

@@ -8,7 +8,7 @@ import torch
 from transformers.cache_utils import DynamicLayer
 
 
-class ReservedLayer(DynamicLayer):
+class ReservedLayer(DynamicLayer):  # type: ignore[misc]
     """Layer whose keys and values lie at the beginning of larger buffers; attention sees views without the rest.
 
     Args:
@@ -41,8 +41,8 @@ class ReservedLayer(DynamicLayer):
 def reserve(cache: Any, tokens: int) -> None:
     """Reserve memory for further tokens in layers of a cache that would be copied for each of them.
 
-    Layers of other kinds, such as those with a sliding window, stay as they are; and all of them on a GPU, where it
-    hasn't been measured.
+    Layers of other kinds, such as those with a sliding window, stay as they are. So do all layers on a GPU, where the
+    gain hasn't been measured.
     """
     layers = getattr(cache, "layers", [])
     for place, layer in enumerate(layers):

@@ -73,8 +73,20 @@ def choose(logits: torch.Tensor, uniform: torch.Tensor, sampling: Sampling) -> t
     """
     scaled = sampling.vocabulary.known(logits / sampling.temperature if sampling.temperature else logits)
     logprobs = torch.log_softmax(scaled, -1)
-    ids = scaled.argmax(-1) if not sampling.temperature else _invert(_truncated(scaled, sampling), uniform)
+    ids = _drawn(scaled, uniform, sampling) if sampling.temperature else scaled.argmax(-1)
     return ids, logprobs.gather(1, ids[:, None])[:, 0]
+
+
+def draws_on_host(device: torch.device) -> bool:
+    """Whether tokens are drawn on the CPU: a GPU has no sum along a row whose order is fixed, as replay mode wants."""
+    return device.type == "cuda" and torch.are_deterministic_algorithms_enabled()
+
+
+def _drawn(logits: torch.Tensor, uniform: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    device = logits.device
+    if draws_on_host(device):
+        logits, uniform = logits.cpu(), uniform.cpu()
+    return _invert(_truncated(logits, sampling), uniform).to(device)
 
 
 def _truncated(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:

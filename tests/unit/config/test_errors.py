@@ -106,6 +106,11 @@ IN_FILES = [
     (TASKS + "[[rl.reward.tasks]]\nname = 'a'\nfunctions = ['exact']", "CFG011", "rl.reward.tasks.1.name and"),
     ("[worker]\nprobe_batch_size = true", "CFG011", "job.toml:2: worker.probe_batch_size and resources.worker.memory_"),
     (PROBE + "[run]\nmode = 'replay'", "CFG011", "job.toml:2: worker.probe_batch_size and run.mode"),
+    (
+        "[worker]\nattention = 'flash_attention_2'\n[run]\nmode = 'replay'",
+        "CFG011",
+        "job.toml:2: worker.attention and job.toml:4: run.mode exclude each other. Fix: flash attention's sums",
+    ),
     ("[dataset]\nlocality = 'prefer'\npath = 'd'", "CFG011", "dataset.locality and job.toml:3: dataset.path exclude"),
     ("[dataset]\nlocality = 'prefer'\n[run]\nmode = 'replay'", "CFG011", "dataset.locality and job.toml:4: run.mode"),
     (

@@ -200,7 +200,7 @@ def test_an_error_ends_the_cache_and_the_next_call_responds_again() -> None:
     engine, model, sampling = ContinuousEngine(0, short=0), policy_model(), Sampling(3, 9)
     respond(model, sampling, engine=engine)
     hook = model.lm_head.register_forward_hook(lambda *_: 1 / 0)
-    with pytest.raises(ConfigError, match="RL026.*LlamaForCausalLM can't.*ZeroDivisionError: division by zero"):
+    with pytest.raises(ConfigError, match=r"RL026.*LlamaForCausalLM can't.*ZeroDivisionError: division by zero"):
         respond(model, sampling, engine=engine)
     hook.remove()
 

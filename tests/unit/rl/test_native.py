@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+from transformers import MistralConfig, MistralForCausalLM
 
 from hypha_ray.config.tables.rl import LOWEST_TEMPERATURE, RL
+from hypha_ray.rl.engines import native
 from hypha_ray.rl.engines.native import Responses, generate
-from hypha_ray.rl.engines.sampling import Sampling, choose, draw
+from hypha_ray.rl.engines.reserved_cache import ReservedLayer
+from hypha_ray.rl.engines.sampling import Sampling, choose, draw, draws_on_host
 from hypha_ray.rl.packing import packed_responses, responses_of, sample_of
 from hypha_ray.rl.policy import Policy
 from hypha_ray.types import Samples
-from tests.support.rl import END, PAD, policy_model, prompts
+from tests.support.rl import END, PAD, policy_model, prompts, settings
 
 TEXTS = ["12=", "3456=", "7=", "98=", "5=", "012="]
 BATCH = prompts(TEXTS, [""] * len(TEXTS))
@@ -107,6 +110,13 @@ def test_an_end_token_in_a_prompt_ends_no_response_and_is_no_part_of_it(prompt: 
         assert found.ended[0] == (wanted[-1] == END)
 
 
+def test_tokens_are_drawn_on_the_cpu_if_a_gpu_has_to_keep_the_order_of_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not draws_on_host(torch.device("cuda"))
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert draws_on_host(torch.device("cuda"))
+    assert not draws_on_host(torch.device("cpu"))
+
+
 def test_tokens_are_chosen_as_often_as_they_are_probable() -> None:
     logits = torch.tensor([[2.0, 0.0, 1.0, -1.0]]).repeat(20_000, 1)
     uniform = torch.from_numpy(np.random.default_rng(0).random(20_000))
@@ -140,3 +150,23 @@ def test_only_the_most_probable_tokens_are_sampled_from(sampling: Sampling, kept
     uniform = torch.from_numpy(np.random.default_rng(0).random(5_000))
 
     assert set(choose(logits, uniform, sampling)[0].tolist()) == kept
+
+
+@pytest.mark.parametrize("window", [None, 6])
+def test_memory_reserved_for_long_responses_changes_no_bit(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = MistralForCausalLM(MistralConfig(initializer_range=0.3, sliding_window=window, **settings())).eval()
+    layers: set[type] = set()
+    model.register_forward_hook(lambda *run: layers.add(type(run[-1].past_key_values.layers[0])))
+    sampling = Sampling(2, 40, temperature=0.9)
+
+    reserved = _generated([0, 1, 2, 3, 4, 5], sampling, model)
+
+    assert (ReservedLayer in layers) == (window is None)
+    layers.clear()
+    monkeypatch.setattr(native, "_LONG", 41)
+    grown = _generated([0, 1, 2, 3, 4, 5], sampling, model)
+    assert ReservedLayer not in layers
+    assert reserved.mask.shape[1] > 20
+    for name in ("ids", "logprobs", "mask"):
+        assert torch.equal(getattr(reserved, name), getattr(grown, name))

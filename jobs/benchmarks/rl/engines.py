@@ -1,0 +1,109 @@
+"""Continuous batching in turn with the model's own loop: rounds of tiny steps, and long responses of unequal length."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.rl.task import batches, sorting, tiny_job
+from hypha_ray.model.trained import build_trained
+from hypha_ray.model.vocabulary import vocabulary_of
+from hypha_ray.rl.engines.continuous import ContinuousEngine
+from hypha_ray.rl.engines.sampling import Sampling, draw
+from hypha_ray.rl.island import Island
+from hypha_ray.rl.policy import Policy
+from hypha_ray.rl.tokens import end_tokens
+from hypha_ray.types import Samples
+
+ROUNDS, STEPS, CALLS = 7, 10, 2
+"""Turns that are counted, after one that isn't: rounds, steps of a round, and calls of long responses."""
+PROMPTS, SAMPLES = 32, 8
+TOKENS = (64, 128)
+"""Most tokens of long responses; random weights end one after fourteen in the mean."""
+SIZES = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "max_position_embeddings": 256}
+"""Sizes of the model of long responses: 3.4 million parameters."""
+ROUND = ("continuous_round",)
+LONG = tuple(f"continuous_{tokens}" for tokens in TOKENS)
+LEAST = 1.3
+"""Largest time of a round by continuous batching ÷ one by the model's own loop."""
+
+
+def long_responses() -> dict[str, dict[str, Any]]:
+    """Time of long responses by continuous batching ÷ by the model's own loop."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as scratch:
+        dataset = sorting(Path(scratch))
+        return {f"continuous_{tokens}": _long(dataset, tokens) for tokens in TOKENS}
+
+
+def rounds() -> dict[str, dict[str, Any]]:
+    """Time of rounds of the tiny job, whose responses have four tokens at most, by both."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as scratch, ExitStack() as islands:
+        dataset = sorting(Path(scratch))
+        prompts = batches(dataset, PROMPTS)
+        ways: dict[str, Callable[[], Any]] = {}
+        for engine in ("native", "continuous"):
+            island = Island(*tiny_job(dataset, f"--rl.generation.engine={engine}"))
+            islands.callback(island.close)
+            ways[engine] = partial(_take_round, island, prompts)
+        times = _times(ways, ROUNDS)
+    return {"continuous_round": _row(times, f"<= {LEAST:g}", rounds=ROUNDS, steps=STEPS)}
+
+
+def _take_round(island: Island, prompts: Iterator[Samples]) -> None:
+    for batch in islice(prompts, STEPS):
+        island.step(batch)
+
+
+def _long(dataset: Path, tokens: int) -> dict[str, Any]:
+    """Responses to the same prompts by all ways; `anew` sets manager and cache up for each call."""
+    sizes = [f"--model.config.{name}={value}" for name, value in SIZES.items()]
+    job, tokenizer = tiny_job(dataset, *sizes)
+    policy = Policy(build_trained(job).eval(), 1.0, None, vocabulary_of(tokenizer))
+    ends, sampling = end_tokens(policy.model, tokenizer), Sampling(SAMPLES, tokens, vocabulary=policy.vocabulary)
+    batch = next(batches(dataset, PROMPTS))
+    ids, mask = (torch.from_numpy(batch.arrays[name]).long() for name in ("input_ids", "attention_mask"))
+    kept, anew = ContinuousEngine(0), ContinuousEngine(0)
+
+    def set_up_anew() -> Any:
+        anew.close()
+        return anew.generate(policy.model, ids, mask, batch.keys, sampling, ends)
+
+    uniform = draw(0, batch.keys, sampling)
+    ways = {
+        "native": lambda: policy.sample(ids, mask, uniform, sampling, ends),
+        "continuous": lambda: kept.generate(policy.model, ids, mask, batch.keys, sampling, ends),
+        "anew": set_up_anew,
+    }
+    mean = {f"mean_tokens_{way}": round(float(ways[way]().mask.sum(1).mean()), 1) for way in ("native", "continuous")}
+    return _row(_times(ways, CALLS), "<= 1", calls=CALLS, responses=PROMPTS * SAMPLES, **mean)
+
+
+def _times(ways: Mapping[str, Callable[[], Any]], turns: int) -> dict[str, list[float]]:
+    """Let all ways take turns, in an order that goes round; return seconds of those that count."""
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    names = list(ways)
+    for turn in range(1 + turns):
+        first = turn % len(names)
+        for way in names[first:] + names[:first]:
+            began = time.perf_counter()
+            ways[way]()
+            times[way].append(time.perf_counter() - began)
+    return {way: spent[1:] for way, spent in times.items()}
+
+
+def _row(times: Mapping[str, list[float]], target: str, **conditions: Any) -> dict[str, Any]:
+    """Return the ratio of the least disturbed turns, and times of all ways."""
+    least = {way: float(np.quantile(spent, 0.25)) for way, spent in times.items()}
+    seconds = {f"{way}_s": round(spent, 3) for way, spent in least.items()}
+    return {"value": least["continuous"] / least["native"], "target": target, **seconds, **conditions}
