@@ -53,6 +53,7 @@ def conflicts(job: Job) -> Iterator[Conflict]:
         yield Conflict("worker.attention", "run.mode", fix)
     yield from _of_sharding(job)
     yield from _of_fused_loss(job)
+    yield from _of_scaled_loss(job)
     compared = {"checkpoint.best": job.checkpoint.best, "rounds.patience": job.rounds.patience}
     for name in (name for name, given in compared.items() if given and not job.rounds.evaluate_every):
         fix = "evaluate every few rounds: a single evaluation is the best one"
@@ -122,6 +123,25 @@ def _of_fused_loss(job: Job) -> Iterator[Conflict]:
     )
     if job.worker.fused_loss:
         yield from (Conflict("worker.fused_loss", other, fix) for other, excluded, fix in others if excluded)
+
+
+def _of_scaled_loss(job: Job) -> Iterator[Conflict]:
+    """Conflicts of losses that are scaled, because gradients have float16's range."""
+    others = (
+        ("rl.algorithm", job.rl.algorithm is not None, "losses of policies aren't scaled: choose bf16 or none"),
+        (
+            'worker.sharding = "full"',
+            job.worker.sharding == "full",
+            "shards' gradients aren't scaled: choose bf16 or none",
+        ),
+        (
+            "worker.fused_loss",
+            job.worker.fused_loss,
+            "its gradients are computed before they are scaled: leave one out",
+        ),
+    )
+    if job.worker.autocast == "fp16":
+        yield from (Conflict('worker.autocast = "fp16"', other, fix) for other, excluded, fix in others if excluded)
 
 
 def _of_model(job: Job) -> Iterator[Conflict]:

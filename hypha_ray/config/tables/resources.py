@@ -94,7 +94,10 @@ class Worker(Table):
         "none",
         description="full: each process of a worker has a part of weights, gradients and optimizer state (FSDP2)",
     )
-    autocast: Literal["none", "bf16"] = Field("none", description="bf16: mixed precision in forward and backward")
+    autocast: Literal["none", "bf16", "fp16"] = Field(
+        "none",
+        description="bf16: mixed precision in forward and backward; fp16: with scaled losses, for GPUs without bf16",
+    )
     compile: bool = Field(False, description="torch.compile the model")
     gradient_checkpointing: bool = Field(
         False, description="compute activations again in the backward pass, to save their memory"

@@ -82,6 +82,15 @@ def check_rounding(case: Case) -> None:
     raise ConfigError("OPT008", what, ", ".join(found), "bfloat16", fix)
 
 
+def check_scaled_loss(case: Case) -> None:
+    """Refuse scaled losses of weights of 16 bits, whose gradients overflow or vanish all the same."""
+    trained = [parameter for parameter in case.network.parameters() if parameter.requires_grad]
+    found = sorted({str(one.dtype).removeprefix("torch.") for one in trained} - {"float32"})
+    if case.job.worker.autocast == "fp16" and found:
+        what, fix = 'worker.autocast = "fp16" trains weights of 32 bits', "leave model.config.dtype out, or autocast"
+        raise ConfigError("CFG011", what, ", ".join(found), "float32", fix)
+
+
 def check_processes(case: Case) -> None:
     """Refuse models whose gradient is no sum over parts of a batch, if workers have several processes."""
     job, name = case.job, type(case.network).__name__
@@ -234,6 +243,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     check_cut,
     check_settings,
     check_rounding,
+    check_scaled_loss,
     check_processes,
     check_best,
     check_special_tokens,

@@ -178,7 +178,7 @@ def _measured(
         for _ in range(2):
             live.peak = live.now
             optimizer.zero_grad()
-            with torch.autocast("cpu", torch.bfloat16, enabled=job.worker.autocast == "bf16"):
+            with torch.autocast("cpu", torch.bfloat16, enabled=job.worker.autocast != "none"):
                 losses = compute_losses(task, network, inputs, head)
             losses.trained.backward()
             del losses

@@ -14,6 +14,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
 from hypha_ray.config import Job
 from hypha_ray.model.layout import layout_of
 from hypha_ray.model.tasks.masking import SpecialTokens
@@ -70,6 +74,19 @@ class GroupTrainer(SupervisedTrainer):
         result = super().step_without_damage(batch, rates)
         self._stale = True
         return result
+
+    def update_scale(self, figures: Tensor) -> None:
+        """Change the scale of losses, in all processes."""
+        super().update_scale(figures)
+        self._stale = True
+
+    def damaged(self, batch: Samples) -> npt.NDArray[np.bool_]:
+        """Return which samples have no finite gradient by themselves, with losses that no process scales."""
+        self._stale = True
+        try:
+            return super().damaged(batch)
+        finally:
+            self._stale = True
 
     def add_gradient(self, batch: Samples, summed: bool) -> Step:
         """Add the gradient of a batch, of which each process computes that of its part."""

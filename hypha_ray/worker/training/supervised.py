@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
@@ -25,6 +26,7 @@ from hypha_ray.model.losses import Losses, compute_losses, require_mean
 from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.model.tasks.table import find_task, require_trainable
 from hypha_ray.model.trained import build_trained
+from hypha_ray.optim.loss_scale import LossScale
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.optim.pending_step import FinishedStep, PendingStep, ReadStep, reading_from
 from hypha_ray.optim.schedules import inner_steps
@@ -79,7 +81,8 @@ class SupervisedTrainer(WholeModel):
         self._head = head_of(self._task, self.model) if job.worker.fused_loss else None
         compute = partial(compute_losses, self._task, self.model, head=self._head)
         self._losses = torch.compile(compute) if job.worker.compile else compute
-        self._autocast = torch.bfloat16 if job.worker.autocast == "bf16" else None
+        self._autocast = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(job.worker.autocast)
+        self.loss_scale = LossScale(self.device) if self._autocast == torch.float16 else None
         saved = self.model.state_dict().keys()
         self._buffers = [buffer for name, buffer in self.model.named_buffers() if name in saved]
         self._trained = [one for one in trained.parameters() if one.requires_grad]
@@ -95,8 +98,9 @@ class SupervisedTrainer(WholeModel):
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """Trained parameters and saved buffers: all that training changes."""
-        return [*self._trained, *self._buffers]
+        """Trained parameters, saved buffers and the scale of losses: all that training changes."""
+        scales = [] if self.loss_scale is None else [self.loss_scale.scale]
+        return [*self._trained, *self._buffers, *scales]
 
     def join(self, reduction: Reduction) -> None:
         """Share batches with other processes from here on, over which `reduction` sums up."""
@@ -141,12 +145,15 @@ class SupervisedTrainer(WholeModel):
         figures, rates = self._figures(result), self.optimizer.rates
         finite = figures.isfinite().all()
         self.optimizer.step(result.norm, finite.logical_not().float())
+        self.update_scale(figures)
         for buffer, before in zip(self._buffers, buffers, strict=True):
             buffer.copy_(torch.where(finite, buffer, before))
 
         def finish(numbers: torch.Tensor) -> Step:
             if numbers.isfinite().all():
                 return replace(result, loss=numbers[0], norm=numbers[1])
+            if self._overflows(numbers):
+                return replace(self._nothing(), tokens=result.tokens)
             return self.step_without_damage(batch, rates)
 
         return ReadStep(self._reading(figures), finish)
@@ -183,22 +190,27 @@ class SupervisedTrainer(WholeModel):
         """Add the finite gradients of a batch; its tokens aren't counted yet."""
         kept = self.kept()
         result = self.add_gradient(batch, summed)
-        if result.scored == 0 or self._is_finite(result):
+        if result.scored == 0:
+            return result
+        figures = self._figures(result)
+        self.update_scale(figures)
+        if figures.isfinite().all():
             return result
         self.put_back(kept)
+        if self._overflows(figures):
+            return self._nothing()
         return self._without_damage(batch, kept, summed)
 
     def _without_damage(self, batch: Samples, kept: Kept, summed: bool) -> Step:
         """Add the gradient of a batch's other samples, if damaged ones are left out; otherwise add nothing."""
-        damaged = self._damaged(batch)
+        damaged = self.damaged(batch)
         self.put_back(kept)
         if self._leaves_out and not damaged.all():
             others = self.add_gradient(batch.part(~damaged), summed)
             if self._is_finite(others):
                 return replace(others, bad=batch.keys[damaged])
             self.put_back(kept)
-        nothing = torch.zeros((), device=self.device)
-        return Step(nothing, 0, nothing, bad=batch.keys[damaged])
+        return self._nothing(batch.keys[damaged])
 
     def add_gradient(self, batch: Samples, summed: bool) -> Step:
         """Add a batch's gradient. Micro-batches count by their scored positions, so that they change nothing.
@@ -217,12 +229,17 @@ class SupervisedTrainer(WholeModel):
         counts = [self._task.count(inputs) for inputs in made[: len(made) - idle]] + [0] * idle
         summed |= self._task.summed
         scored, total = self._reduction.total(sum(counts)), torch.zeros((), device=self.device)
+        sums = summed and self.loss_scale is None  # The sum of many losses would overflow.
+        earlier = self._set_aside()
         for inputs, count in zip(made, counts, strict=True):
             if count or idle:
                 found = self._forward(inputs)
-                (found.trained * (count if summed else count / scored)).backward()
+                self._scaled(found.trained * (count if sums else count / scored)).backward()
                 total += found.reported.detach() * (count / scored)
         self._reduction.add_up(self._trained, total)
+        if self.loss_scale is not None:
+            self.loss_scale.unscale(self._trained, scored if summed else 1)
+            _add(self._trained, earlier)
         return Step(total, scored, self._reduction.norm(self.optimizer))
 
     def count(self, part: Samples) -> int:
@@ -240,11 +257,13 @@ class SupervisedTrainer(WholeModel):
         """Do nothing: no figure or step depends on which global weights were merged."""
 
     def state(self) -> Flat:
-        """Return nothing: weights and the optimizer's state are all there is."""
-        return {}
+        """Return the scale of losses, if they are scaled."""
+        return {} if self.loss_scale is None else self.loss_scale.state()
 
     def restore(self, state: Flat) -> None:
-        """Do nothing, as `state` returns nothing."""
+        """Go on with the scale of losses that `state` gave."""
+        if self.loss_scale is not None:
+            self.loss_scale.restore(state)
 
     def close(self) -> None:
         """Do nothing: only memory is held."""
@@ -254,21 +273,59 @@ class SupervisedTrainer(WholeModel):
         return bool(self._figures(result).isfinite().all())
 
     def _figures(self, result: Step) -> torch.Tensor:
-        """Return loss, norm of the gradient, and that of batch statistics: all of them finite in a good step."""
+        """Return loss, norm of the gradient, that of batch statistics if there are any, and the scale of losses, too.
+
+        All of them are finite in a good step.
+        """
         figures = [result.loss, result.norm]
         if self._statistics:
             figures.append(torch.nn.utils.get_total_norm(self._statistics))
+        if self.loss_scale is not None:
+            figures.append(self.loss_scale.scale)
         return torch.stack(figures)
 
-    def _damaged(self, batch: Samples) -> npt.NDArray[np.bool_]:
+    def _overflows(self, figures: torch.Tensor) -> bool:
+        """Whether figures that aren't all finite are such for the scale of losses, which is halved then.
+
+        At a scale of 1 it isn't that: the gradient itself can't be had.
+        """
+        if self.loss_scale is None:
+            return False
+        others = torch.cat([figures[:1], figures[2:]])
+        return bool(others.isfinite().all()) and bool(figures[-1] > 1)
+
+    def update_scale(self, figures: torch.Tensor) -> None:
+        """Change the scale of losses by the figures of a gradient."""
+        if self.loss_scale is not None:
+            self.loss_scale.update(figures.isfinite().all().logical_not().float())
+
+    def _nothing(self, bad: npt.NDArray[np.int64] | None = None) -> Step:
+        """Return the result of a batch that has changed nothing, with the keys of its damaged samples."""
+        zero = torch.zeros((), device=self.device)
+        return Step(zero, 0, zero) if bad is None else Step(zero, 0, zero, bad=bad)
+
+    def _scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return a loss times the scale of losses, if there is one."""
+        return loss if self.loss_scale is None else loss * self.loss_scale.scale
+
+    def _set_aside(self) -> list[torch.Tensor | None]:
+        """Remove and return the gradients that are there, if those to come are scaled."""
+        if self.loss_scale is None:
+            return []
+        gradients = [parameter.grad for parameter in self._trained]
+        self.optimizer.zero_grad()
+        return gradients
+
+    def damaged(self, batch: Samples) -> npt.NDArray[np.bool_]:
         """Return which samples have no finite gradient by themselves; all of them, if each one has."""
         found = np.zeros(len(batch), np.bool_)
         self.model.eval()
         try:
-            for index in range(len(batch)):
-                self.optimizer.zero_grad()
-                alone = self.add_gradient(batch.part(slice(index, index + 1)), summed=False)
-                found[index] = alone.scored > 0 and not self._is_finite(alone)
+            with nullcontext() if self.loss_scale is None else self.loss_scale.without():
+                for index in range(len(batch)):
+                    self.optimizer.zero_grad()
+                    alone = self.add_gradient(batch.part(slice(index, index + 1)), summed=False)
+                    found[index] = alone.scored > 0 and not self._is_finite(alone)
         finally:
             self.model.train()
         return found if found.any() else ~found
@@ -301,6 +358,13 @@ def micro_batches(batch: Samples, parts: int) -> list[Samples]:
     """Cut a batch into that many micro-batches, or fewer if it has fewer samples."""
     size = max(1, -(-len(batch) // parts))
     return [batch.part(slice(start, start + size)) for start in range(0, len(batch), size)]
+
+
+def _add(parameters: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> None:
+    """Add earlier gradients to those of parameters."""
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if gradient is not None:
+            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
 
 def _sharded(model: torch.nn.Module, mesh: DeviceMesh) -> Shards:

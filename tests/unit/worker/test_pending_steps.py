@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,44 +14,13 @@ from hypha_ray.model.loading.build import build_model
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.types import Damaged, Delta, Report
 from hypha_ray.worker.batches import order
-from hypha_ray.worker.training import supervised
 from hypha_ray.worker.training.loop import MOST_PENDING
+from tests.support.slow_device import use_slow_device
 from tests.support.worker_bench import Bench, plan_of
 from tests.unit.worker.test_damage import BAD, RESNET, VIT, bench_of, places
 
 ADAMW = {"learning_rate": 1e-2, "clip_norm": 0.5}
 MUON = {"name": "muon", "learning_rate": 1e-2}
-
-
-class SlowDevice:
-    """Readings that never say that they have arrived, so that the loop waits for them when it has to."""
-
-    def __init__(self) -> None:
-        self.begun = 0
-
-    def reading(self, figures: torch.Tensor) -> SlowReading:
-        self.begun += 1
-        return SlowReading(figures.clone())
-
-
-class SlowReading:
-    arrived = False
-
-    def __init__(self, figures: torch.Tensor) -> None:
-        self._figures = figures
-
-    def numbers(self) -> torch.Tensor:
-        return self._figures
-
-
-@pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> Callable[[], SlowDevice]:
-    def use() -> SlowDevice:
-        device = SlowDevice()
-        monkeypatch.setattr(supervised, "reading_from", lambda _: device.reading)
-        return device
-
-    return use
 
 
 def facts(bench: Bench) -> tuple[Any, ...]:
@@ -68,10 +36,10 @@ def facts(bench: Bench) -> tuple[Any, ...]:
 @pytest.mark.parametrize("config", [VIT, RESNET], ids=["vit", "resnet"])
 @pytest.mark.parametrize("damaged", [(), (0, 13, 30, 31)], ids=["clean", "damaged"])
 def test_late_figures_change_no_bit_and_no_word(
-    slow: Callable[[], SlowDevice], damaged: tuple[int, ...], config: dict[str, Any], inner: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, damaged: tuple[int, ...], config: dict[str, Any], inner: dict[str, Any]
 ) -> None:
     at_once = bench_of(config, np.nan, damaged, inner_optimizer=inner).run(plan_of(40, batch=4))
-    device = slow()
+    device = use_slow_device(monkeypatch)
     late = bench_of(config, np.nan, damaged, inner_optimizer=inner).run(plan_of(40, batch=4))
     assert device.begun == 10 and facts(late) == facts(at_once)
     assert len(late.of(Damaged)) == len({place // 4 for place in damaged})
@@ -79,16 +47,16 @@ def test_late_figures_change_no_bit_and_no_word(
     assert ours.keys() == theirs.keys() and all(np.array_equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_damage_is_told_a_bounded_number_of_steps_later(slow: Callable[[], SlowDevice]) -> None:
-    device, told = slow(), list[int]()
+def test_damage_is_told_a_bounded_number_of_steps_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, told = use_slow_device(monkeypatch), list[int]()
     bench = bench_of(VIT, np.nan, (4,), inner_optimizer=ADAMW)
     bench.on_event = lambda event: told.append(device.begun) if isinstance(event, Damaged) else None
     bench.run(plan_of(40, batch=4))
     assert told == [2 + MOST_PENDING]
 
 
-def test_others_of_a_damaged_batch_are_trained_on_once_it_is_known(slow: Callable[[], SlowDevice]) -> None:
-    slow()
+def test_others_of_a_damaged_batch_are_trained_on_once_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_slow_device(monkeypatch)
     bench = bench_of(RESNET, np.nan, inner_optimizer=ADAMW, dataset={"allow_quarantine": True})
     bench.run(plan_of(24))
     (event,), delta = bench.of(Damaged), bench.of(Delta)[0]
@@ -105,9 +73,9 @@ def test_others_of_a_damaged_batch_are_trained_on_once_it_is_known(slow: Callabl
     assert all(np.abs(found[group] - wanted[group]).max() < 1e-6 for group in wanted)
 
 
-def test_late_step_on_the_others_has_the_rate_of_its_batch(slow: Callable[[], SlowDevice]) -> None:
+def test_late_step_on_the_others_has_the_rate_of_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rate of the damaged batch, the only one to be trained on, isn't that of the batches after it."""
-    slow()
+    use_slow_device(monkeypatch)
     inner = {**ADAMW, "weight_decay": 0.0, "schedule": "linear", "total_steps": 3}
     everything = tuple(place for place in range(24) if place not in (9, 10))
     tables = {"rounds": {"samples_between_updates": 24, "max_batch_size": 8}, "dataset": {"allow_quarantine": True}}
@@ -117,8 +85,8 @@ def test_late_step_on_the_others_has_the_rate_of_its_batch(slow: Callable[[], Sl
     assert step == pytest.approx(1e-2 * 2 / 3, rel=1e-3)
 
 
-def test_many_damaged_batches_in_a_row_end_the_run_though_figures_are_late(slow: Callable[[], SlowDevice]) -> None:
-    slow()
+def test_many_damaged_batches_in_a_row_end_the_run_though_figures_are_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_slow_device(monkeypatch)
     with pytest.raises(ConfigError, match=r"TRN002.*10 batches in a row.*sample \d+ of slice 0"):
         bench_of(VIT, np.nan, tuple(range(20)), inner_optimizer=ADAMW).run(plan_of(40, batch=2))
 
@@ -129,7 +97,7 @@ def test_many_damaged_batches_in_a_row_end_the_run_though_figures_are_late(slow:
     ids=["replay", "k-aware", "adafactor"],
 )
 def test_figures_are_waited_for_if_a_step_cannot_be_left_out_on_the_device(
-    slow: Callable[[], SlowDevice], tables: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, tables: dict[str, Any]
 ) -> None:
-    device = slow()
+    device = use_slow_device(monkeypatch)
     assert Bench(**tables).run(plan_of(8)).of(Delta)[0].batches == 1 and device.begun == 0
