@@ -106,7 +106,7 @@ def _of_sharding(job: Job) -> Iterator[Conflict]:
     others = (
         ("rl.algorithm", job.rl.algorithm is not None, "policies are held whole: leave it out"),
         (f'inner_optimizer.name = "{name}"', name not in SHARDABLE, f"choose {' or '.join(SHARDABLE)}"),
-        ("worker.compile", job.worker.compile, "leave one of them out: compiled blocks gather no weights"),
+        ("worker.compile", job.worker.compile is True, "leave one of them out: compiled blocks gather no weights"),
         ("model.lora.rank", job.model.lora.rank is not None, "train all weights, or leave it out"),
         ("inner_optimizer.stochastic_rounding", job.inner_optimizer.stochastic_rounding, "leave one of them out"),
     )
@@ -116,12 +116,13 @@ def _of_sharding(job: Job) -> Iterator[Conflict]:
 
 def _of_fused_loss(job: Job) -> Iterator[Conflict]:
     """Conflicts of a loss that is fused with a language model's head."""
+    compiled = job.worker.compile is True
     others = (
         ("rl.algorithm", job.rl.algorithm is not None, "policies are trained on probabilities: leave it out"),
-        ("worker.compile", job.worker.compile, "leave one of them out: the head of a compiled model is part of it"),
+        ("worker.compile", compiled, "leave one of them out: the head of a compiled model is part of it"),
         ('worker.sharding = "full"', job.worker.sharding == "full", "leave one of them out: FSDP2 gathers the head"),
     )
-    if job.worker.fused_loss:
+    if job.worker.fused_loss is True:
         yield from (Conflict("worker.fused_loss", other, fix) for other, excluded, fix in others if excluded)
 
 
@@ -136,7 +137,7 @@ def _of_scaled_loss(job: Job) -> Iterator[Conflict]:
         ),
         (
             "worker.fused_loss",
-            job.worker.fused_loss,
+            job.worker.fused_loss is True,
             "its gradients are computed before they are scaled: leave one out",
         ),
     )
@@ -196,7 +197,7 @@ def _of_rl(job: Job, strategy: str) -> Iterator[Conflict]:
     engine = f'rl.generation.engine = "{rl.generation.engine}"'
     if rl.generation.engine != "native" and job.run.mode == "replay":
         yield Conflict(engine, 'run.mode = "replay"', "only the native one is reproducible to the bit: choose elastic")
-    if rl.generation.engine == "continuous" and job.worker.autocast != "none":
+    if rl.generation.engine == "continuous" and job.worker.autocast not in ("none", "auto"):
         yield Conflict(engine, "worker.autocast", "leave that out, or give the weights 16 bits: model.config.dtype")
     if rl.generation.engine == "server":
         yield from _of_generation_servers(job)
@@ -276,7 +277,7 @@ def _of_quantization(job: Job) -> Iterator[Conflict]:
         ("model.lora.rank = none", model.lora.rank is None, "set it: only frozen weights below a new adapter may be"),
         (f'model.type = "{model.type}"', model.type != "causal-lm", "leave it out: other tasks train their head"),
         ("rl.algorithm", job.rl.algorithm is not None, "leave it out: policies have whole weights"),
-        ("worker.compile", job.worker.compile, "leave one of them out"),
+        ("worker.compile", job.worker.compile is True, "leave one of them out"),
     )
     if model.quantization is not None:
         yield from (Conflict("model.quantization", other, fix) for other, excluded, fix in others if excluded)

@@ -77,7 +77,7 @@ class Key:
     @property
     def text(self) -> bool:
         """Whether a flag's value is taken literally."""
-        return any(kind in self.types for kind in (str, Literal, SecretStr, Path))
+        return bool not in self.types and any(kind in self.types for kind in (str, Literal, SecretStr, Path))
 
     @property
     def many(self) -> bool:

@@ -216,6 +216,8 @@ class Job(Table):
     telemetry: Telemetry = Telemetry()
     testing: Testing = Testing()
     _begun_with: dict[str, str] = PrivateAttr(default_factory=dict)
+    _sample_tokens: int | None = PrivateAttr(None)
+    _reasons: dict[str, str] = PrivateAttr(default_factory=dict)
 
     @property
     def begun_with(self) -> Mapping[str, str]:
@@ -226,6 +228,28 @@ class Job(Table):
         """The job with the hashes of what its run began with, which its actors hold theirs against."""
         job = self.model_copy()
         job._begun_with = dict(hashes)
+        return job
+
+    @property
+    def sample_tokens(self) -> int | None:
+        """Tokens of a sample of the job's dataset; None if that isn't known, or if it has none."""
+        return self._sample_tokens
+
+    def with_sample_tokens(self, tokens: int | None) -> Job:
+        """The job with the length of its samples, by which workers know how long their steps take."""
+        job = self.model_copy()
+        job._sample_tokens = tokens
+        return job
+
+    @property
+    def reasons(self) -> Mapping[str, str]:
+        """Reasons of settings of ``[worker]`` that were ``auto``, by their names; empty before they are chosen."""
+        return self._reasons
+
+    def with_worker(self, settings: Mapping[str, Any], reasons: Mapping[str, str]) -> Job:
+        """The job with settings of ``[worker]`` in the place of ``auto``, and the reasons for them."""
+        job = self.model_copy(update={"worker": self.worker.model_copy(update=dict(settings))})
+        job._reasons = {**self._reasons, **reasons}
         return job
 
     def samples(self, round: int) -> int:

@@ -16,14 +16,21 @@ from hypha_ray.config import Job
 from hypha_ray.config.cli.phases import Phases
 from hypha_ray.config.load import Loaded, require_complete, require_secrets, resolved_toml
 from hypha_ray.driver.attempts import records
-from hypha_ray.driver.datasets.classes import with_classes
+from hypha_ray.driver.datasets.classes import with_classes, with_sample_tokens
 from hypha_ray.driver.datasets.data_source import COPY, DataSource, is_served, kept, opened
 from hypha_ray.driver.find_run import no_run
 from hypha_ray.driver.folders import check_places
 from hypha_ray.driver.interruption import InterruptionReport
 from hypha_ray.driver.naming import named, placed
 from hypha_ray.driver.preflight.advice import advice
-from hypha_ray.driver.preflight.checks import check_end, check_fragments, check_job, check_model, check_rewards
+from hypha_ray.driver.preflight.checks import (
+    check_end,
+    check_fragments,
+    check_job,
+    check_model,
+    check_rewards,
+    dry_run_notes,
+)
 from hypha_ray.driver.preflight.machines import machine_lines
 from hypha_ray.driver.ray_cluster import connected, connecting
 from hypha_ray.driver.run_identity import compare, is_done, keep_identity, last_round, settle, with_identity
@@ -79,7 +86,7 @@ def run_in(
     phases.begin("checking the model and the data")
     with ExitStack() as held:
         source, new = _opened(job, directory, held), not directory.begun
-        job = with_classes(job, source.manifest)
+        job = with_sample_tokens(with_classes(job, source.manifest), source.manifest)
         if loaded.resume and new:
             raise no_run(str(job.run.name), directory.path.parent)
         if not new:
@@ -151,9 +158,9 @@ def dry_run(loaded: Loaded, phases: Phases) -> None:
             check_fragments(job)
         elif source is not None and has_model:
             require_complete(job)
-            job = with_classes(job, source.manifest)
+            job = with_sample_tokens(with_classes(job, source.manifest), source.manifest)
             _hold_against_the_run(job, loaded.resume, source)
-            _tell(check_model(job, source, estimates=True))
+            _tell(check_model(job, source))
             check_end(job, source.folder)
         _check_upload(job)
         if job.rl.algorithm is not None:
@@ -163,6 +170,8 @@ def dry_run(loaded: Loaded, phases: Phases) -> None:
         phases.begin(f"{connecting()} Ray")
         held.enter_context(connected("dry-run"))
         _tell(advice(job, gpus_of(possible_nodes())))
+        if source is not None and has_model:
+            _tell(dry_run_notes(job, source, possible_nodes()))
         speeds = UNKNOWN if source is None else speeds_of(job, source.manifest.shapes)
         for line in machine_lines(job, possible_nodes(), own_node(), speeds):
             print(line)

@@ -67,7 +67,7 @@ def record_start(
 
 
 def record_devices(directory: RunDirectory) -> None:
-    """Add the devices of all workers that have joined since the last start, by their events.
+    """Add the devices and settings of all workers that have joined since the last start, by their events.
 
     A folder that can't be written is passed over: a run doesn't end by that.
     """
@@ -78,6 +78,9 @@ def record_devices(directory: RunDirectory) -> None:
     joins = [event for event in read_jsonl(directory.path / EVENTS, ["join"]) if event.get("wall_time", "") >= since]
     joins.sort(key=lambda event: int(event["worker"]))
     account["devices"] = {f"worker-{event['worker']}": event.get("device") for event in joins}
+    told = {f"worker-{event['worker']}": event for event in joins if "settings" in event}
+    account["settings"] = {worker: event["settings"] for worker, event in told.items()}
+    account["reasons"] = {worker: event.get("reasons", {}) for worker, event in told.items()}
     with suppress(ConfigError):
         _write(directory, account)
 
@@ -95,6 +98,8 @@ def _start(source: DataSource, command: Sequence[str] | None, nodes: Sequence[Ma
         "working_folder": _commit(Path.cwd()) if Path.cwd() != package else None,
         "hosts": [_host(node) for node in nodes if node.get("Alive")],
         "devices": {},
+        "settings": {},
+        "reasons": {},
         "dataset": _dataset(source),
     }
 

@@ -29,7 +29,7 @@ def check_execution(network: PreTrainedModel, worker: Worker) -> None:
         "flash_attention_2": network._supports_flash_attn,
         "flash_attention_3": network._supports_flash_attn,
     }
-    if not known.get(worker.attention or "eager", True):
+    if not known.get(worker.attention, True):
         allowed = ", ".join(["eager", *(one for one, supported in known.items() if supported)])
         what = f"worker.attention: {name} lacks this implementation"
         raise ConfigError("MODEL020", what, str(worker.attention), allowed)
@@ -43,7 +43,7 @@ def set_execution(network: PreTrainedModel, worker: Worker) -> None:
 
     """
     check_execution(network, worker)
-    if worker.attention is not None:
+    if worker.attention not in ("auto", "none"):
         with errors_as(ConfigError, "MODEL020", f"worker.attention = {worker.attention!r} can't be used"):
             network.set_attn_implementation(worker.attention)
     if worker.gradient_checkpointing:

@@ -46,11 +46,16 @@ class Ready(Event):
     parameters: int
     batch_size: int | None = None
     """Largest batch that fits into its lease; None if that wasn't tried."""
+    settings: Mapping[str, str | bool] = field(default_factory=dict)
+    """Settings that its model is computed with; empty if a trainer outside of Ray computes it."""
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """Reasons of those settings that were chosen automatically."""
 
     @property
-    def machine(self) -> dict[str, str | int]:
-        """Device, and the batch size if it was tried, as fields of a record."""
-        return {"device": self.device} | ({} if self.batch_size is None else {"batch_size": self.batch_size})
+    def machine(self) -> dict[str, Any]:
+        """Device, batch size if it was tried, and settings with their reasons, as fields of a record."""
+        further = {"batch_size": self.batch_size, "settings": self.settings or None, "reasons": self.reasons or None}
+        return {"device": self.device} | {name: value for name, value in further.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)

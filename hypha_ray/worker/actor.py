@@ -62,13 +62,14 @@ class TrainWorker:
                 use_threads,
             )
             from hypha_ray.model.identity import require_same
+            from hypha_ray.model.settings import settled
             from hypha_ray.worker.batch_size import largest_batch
             from hypha_ray.worker.training.loop import TrainingLoop
 
         use_threads(max(1, int(job.group_of(source.worker).cpu / job.processes_of(source.worker))))
         use_gpus(job.group_of(source.worker).gpu)
         require_same(job, job.begun_with)
-        batch_size = None
+        job, batch_size = settled(job), None
         if self._samples is not None:
             batch_size = largest_batch(job, source.worker, self._specials, self._samples, inbox.check)
         return TrainingLoop(job, source, batch_source, inbox, emit, self._specials, batch_size)

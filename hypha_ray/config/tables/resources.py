@@ -12,6 +12,11 @@ MB_PER_GB = 1000
 MarketStrategy: TypeAlias = Literal["cheapest", "value", "near", "spread"]
 """Orders in which a job takes offers."""
 
+Attention: TypeAlias = Literal[
+    "auto", "none", "eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3"
+]
+"""Implementations of attention."""
+
 
 class WorkerResources(Table):
     """Resources of one actor."""
@@ -94,22 +99,27 @@ class Worker(Table):
         "none",
         description="full: each process of a worker has a part of weights, gradients and optimizer state (FSDP2)",
     )
-    autocast: Literal["none", "bf16", "fp16"] = Field(
-        "none",
-        description="bf16: mixed precision in forward and backward; fp16: with scaled losses, for GPUs without bf16",
+    autocast: Literal["auto", "none", "bf16", "fp16"] = Field(
+        "auto",
+        description="bf16: mixed precision in forward and backward; fp16: with scaled losses, for GPUs without bf16; "
+        "auto: by the worker's device, see docs/gpu.md",
     )
-    compile: bool = Field(False, description="torch.compile the model")
+    compile: bool | Literal["auto"] = Field(
+        "auto", description="torch.compile the model; auto: on a GPU, if the run is long enough to gain from it"
+    )
     gradient_checkpointing: bool = Field(
         False, description="compute activations again in the backward pass, to save their memory"
     )
-    fused_loss: bool = Field(
-        False, description="compute a language model's logits and loss in chunks, to save the memory of all logits"
+    fused_loss: bool | Literal["auto"] = Field(
+        "auto",
+        description="compute a language model's logits and loss in chunks, to save the memory of all logits; "
+        "auto: on a GPU, if the model allows it and isn't compiled",
     )
     probe_batch_size: bool = Field(
         False, description="try before training which batches fit into each worker's lease, up to rounds.max_batch_size"
     )
-    attention: Literal["eager", "sdpa", "flex_attention", "flash_attention_2", "flash_attention_3"] | None = Field(
-        None, description="implementation of attention; default: the model's own choice"
+    attention: Attention = Field(
+        "auto", description="implementation of attention; none: the model's own choice; auto: sdpa on a GPU"
     )
     report_every_s: Positive = Field(1.0, description="seconds between progress reports; at least num_workers / 500")
     lease_s: Positive = Field(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -39,6 +40,12 @@ def with_classes(job: Job, manifest: Manifest) -> Job:
     elif job.model.repository and task.labels == "samples":  # The repository may have another.
         config["problem_type"] = "single_label_classification"
     return _with(job, config)
+
+
+def with_sample_tokens(job: Job, manifest: Manifest) -> Job:
+    """The job, with the number of tokens of a sample of the dataset."""
+    shape = manifest.shapes.get("input_ids")
+    return job.with_sample_tokens(None if shape is None else math.prod(shape))
 
 
 def relabelled(

@@ -7,6 +7,7 @@ Cheap checks come first. Checks of the model use its skeleton on the meta device
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from hypha_ray.config.tables.rewards import JUDGE, MODEL
 from hypha_ray.driver.datasets.data_source import DataSource
 from hypha_ray.errors import ConfigError
 from hypha_ray.heavy_imports import uncollected
+from hypha_ray.market.requirements import NodeResources
 from hypha_ray.optim.schedules import check_schedule, inner_steps
 from hypha_ray.telemetry.sinks.aim import check as check_aim
 from hypha_ray.telemetry.sinks.trackers import check_installed
@@ -128,7 +130,7 @@ def check_end(job: Job, dataset: Path) -> None:
     load_preprocessor(job.preprocessor, dataset, job.model)
 
 
-def check_model(job: Job, source: DataSource, *, estimates: bool = False) -> list[str]:
+def check_model(job: Job, source: DataSource) -> list[str]:
     """Refuse a model that can't be built as configured, or doesn't fit the dataset or the given weights.
 
     A resumed run was checked when it began.
@@ -146,7 +148,6 @@ def check_model(job: Job, source: DataSource, *, estimates: bool = False) -> lis
         from hypha_ray.driver.preflight.compatibility import CHECKS, Case, compare_tokens
         from hypha_ray.driver.preflight.fused_loss import check_fused_loss
         from hypha_ray.driver.preflight.loss_on_samples import check_loss
-        from hypha_ray.driver.preflight.memory import memory_notes
         from hypha_ray.driver.preflight.muon_note import muon_notes
         from hypha_ray.driver.preflight.rollouts import check_rollouts
         from hypha_ray.driver.preflight.sharding import check_sharding
@@ -173,7 +174,25 @@ def check_model(job: Job, source: DataSource, *, estimates: bool = False) -> lis
     notes.extend(check_loss(case) if job.rl.algorithm is None else check_rollouts(case))
     check_sharding(case)
     check_fused_loss(case)
-    return [*notes, *(memory_notes(case) if estimates else [])]
+    return notes
+
+
+def dry_run_notes(job: Job, source: DataSource, nodes: Sequence[NodeResources]) -> list[str]:
+    """Return notes about the settings and the memory of workers' steps on the nodes of the cluster.
+
+    Raises:
+        HyphaError: what is wrong with the model.
+
+    """
+    with uncollected():
+        from hypha_ray.driver.preflight.compatibility import Case
+        from hypha_ray.driver.preflight.step_notes import step_notes
+        from hypha_ray.model.loading.build import describe
+        from hypha_ray.model.tasks.table import find_task
+        from hypha_ray.model.trained import exported, sketch_trained
+
+    task, network = find_task(job.model.type, job.model.input_names), exported(sketch_trained(job))
+    return step_notes(Case(job, source, network, task, describe(network, task)), nodes)
 
 
 def _check_adapter(job: Job, network: PreTrainedModel) -> list[str]:

@@ -18,7 +18,7 @@ def check_fused_loss(case: Case) -> None:
 
     """
     job = case.job
-    if not job.worker.fused_loss or all(group.bridged for group in job.worker_groups):
+    if job.worker.fused_loss is not True or all(group.bridged for group in job.worker_groups):
         return
     head_of(case.task, case.network)
     task, samples = scored_samples(case)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from hypha_ray.config import Job
+from hypha_ray.config.tables.resources import WorkerGroup
 from hypha_ray.driver.preflight.compatibility import Case
 from hypha_ray.driver.preflight.loss_on_samples import scored_samples
 from hypha_ray.driver.preflight.sharded_memory import SketchedShards, bytes_of
@@ -68,10 +69,16 @@ class StepSizes:
         return f"{whole}: {_shown(self.total)} in the first ({listed}), {others}"
 
 
-def memory_notes(case: Case) -> list[str]:
-    """Return a note with the memory of a step, and another one if it is more than workers without a GPU reserve."""
+def memory_notes(case: Case, of_groups: Sequence[WorkerGroup]) -> list[str]:
+    """Return a note with the memory of a step, and another one if it is more than workers without a GPU reserve.
+
+    Args:
+        case: job, dataset and model; the job's settings are those of the groups.
+        of_groups: groups of workers in Ray.
+
+    """
     job = case.job
-    groups = [(job.processes_in(group), group) for group in job.worker_groups if not group.bridged]
+    groups = [(job.processes_in(group), group) for group in of_groups]
     # What is dequantized at a time isn't known.
     if job.rl.algorithm is not None or not groups or job.model.quantization is not None:
         return []
@@ -173,12 +180,12 @@ def _measured(
     inner = inner.model_copy(update={"name": "adamw"}) if narrow else inner
     optimizer = build_optimizer(network, inner, None if inner.total_steps else 100, shards=shards)
     tensors = [*network.parameters(), *network.buffers()]
-    state, head = 0, head_of(task, network) if job.worker.fused_loss else None
+    state, head = 0, head_of(task, network) if job.worker.fused_loss is True else None
     with _LiveBytes([*tensors, *(shards.pieces if shards else ()), *inputs.values()]) as live:
         for _ in range(2):
             live.peak = live.now
             optimizer.zero_grad()
-            with torch.autocast("cpu", torch.bfloat16, enabled=job.worker.autocast != "none"):
+            with torch.autocast("cpu", torch.bfloat16, enabled=job.worker.autocast not in ("none", "auto")):
                 losses = compute_losses(task, network, inputs, head)
             losses.trained.backward()
             del losses

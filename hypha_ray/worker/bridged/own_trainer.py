@@ -8,6 +8,7 @@ from typing import Any
 from hypha_ray.bridge import client
 from hypha_ray.bridge.round import Round
 from hypha_ray.config import Job
+from hypha_ray.config.automatic import OFF
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.layout import layout_of, load
 from hypha_ray.model.tasks.masking import SpecialTokens
@@ -20,7 +21,8 @@ from hypha_ray.worker.training.trainer import Trainer, trainer_of
 def job_of(told: dict[str, Any], device: str) -> Job:
     """The job as it is sent to a trainer; learning rates come with every assignment."""
     inner = {**told["inner_optimizer"], "schedule": "constant", "warmup_steps": 0, "decay_steps": None}
-    tables = {"run": {"seed": told["seed"]}, "worker": {"device": device}, "sync": {"strategy": told["strategy"]}}
+    worker = {"device": device, **OFF}  # Settings of [worker] are those of workers in Ray, and aren't sent.
+    tables = {"run": {"seed": told["seed"]}, "worker": worker, "sync": {"strategy": told["strategy"]}}
     return Job.model_validate({"model": told["model"], "inner_optimizer": inner, **tables})
 
 

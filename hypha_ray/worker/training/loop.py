@@ -10,10 +10,12 @@ from typing import NamedTuple
 
 from hypha_ray.codec import encoded, encoders, payload_bytes, sends_differences
 from hypha_ray.config import Job
+from hypha_ray.config.automatic import settings_told
 from hypha_ray.errors import ConfigError
 from hypha_ray.exchange_schedule import fragments_of_round, version_due
 from hypha_ray.failpoints import failpoint
 from hypha_ray.model.layout import layout_of
+from hypha_ray.model.settings import settled
 from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.optim.pending_step import PendingStep
 from hypha_ray.optim.schedules import position
@@ -90,6 +92,7 @@ class TrainingLoop:
         specials: SpecialTokens | None = None,
         batch_size: int | None = None,
     ) -> None:
+        job = settled(job)
         self._job, self._source, self._batch_size = job, source, batch_size
         self._batch_source, self._inbox, self._emit = batch_source, inbox, emit
         self._trainer = trainer_of(job, source.worker, specials, job.processes_of(source.worker))
@@ -125,7 +128,7 @@ class TrainingLoop:
         try:
             self._inbox.check()
             built = self._layout.sha256(), str(self._trainer.device), self._trainer.parameters
-            self._emit(Ready(self._source, *built, self._batch_size))
+            self._emit(Ready(self._source, *built, self._batch_size, *settings_told(self._job)))
             while self._round():
                 pass
         except Retired:

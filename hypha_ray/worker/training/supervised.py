@@ -14,7 +14,6 @@ import numpy.typing as npt
 import torch
 
 from hypha_ray.config import Job
-from hypha_ray.model.checks.fused_check import head_of
 from hypha_ray.model.checks.loss_check import check_loss_on_copy
 from hypha_ray.model.checks.positions import token_counts
 from hypha_ray.model.environment import compute_reproducibly, device_of, seed_all
@@ -22,7 +21,8 @@ from hypha_ray.model.evaluation import evaluate, tensors_of
 from hypha_ray.model.execution import set_execution
 from hypha_ray.model.loading.build import random_model, task_of
 from hypha_ray.model.loading.preprocess import load_special_tokens
-from hypha_ray.model.losses import Losses, compute_losses, require_mean
+from hypha_ray.model.losses import Losses, require_mean
+from hypha_ray.model.settings import settled
 from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.model.tasks.table import find_task, require_trainable
 from hypha_ray.model.trained import build_trained
@@ -33,6 +33,7 @@ from hypha_ray.optim.schedules import inner_steps
 from hypha_ray.optim.step import Step
 from hypha_ray.optim.whole_model import WholeModel
 from hypha_ray.types import Arrays, Flat, Samples, Sums
+from hypha_ray.worker.training.computation import Computation
 from hypha_ray.worker.training.input_copies import InputCopies
 from hypha_ray.worker.training.reduction import Alone, Reduction
 
@@ -58,6 +59,7 @@ class SupervisedTrainer(WholeModel):
     """
 
     def __init__(self, job: Job, specials: SpecialTokens | None = None, mesh: DeviceMesh | None = None) -> None:
+        job = settled(job)
         self._accumulation = job.rounds.accumulation
         self._reduction: Reduction = Alone()
         self._leaves_out = job.dataset.allow_quarantine
@@ -78,11 +80,9 @@ class SupervisedTrainer(WholeModel):
         inner, fuses = job.inner_optimizer, job.run.mode != "replay"
         self.optimizer = build_optimizer(self.model, inner, inner_steps(job), job.num_workers, self.shards, fuses)
         self._build_copy = partial(random_model, job.model, self._task)
-        self._head = head_of(self._task, self.model) if job.worker.fused_loss else None
-        compute = partial(compute_losses, self._task, self.model, head=self._head)
-        self._losses = torch.compile(compute) if job.worker.compile else compute
-        self._autocast = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(job.worker.autocast)
-        self.loss_scale = LossScale(self.device) if self._autocast == torch.float16 else None
+        # Copies of weights in 16 bits would outlive the shards' weights, which are freed.
+        self._computation = Computation(job, self._task, self.model, keeps_copies=self.shards is None)
+        self.loss_scale = LossScale(self.device) if self._computation.autocast == torch.float16 else None
         saved = self.model.state_dict().keys()
         self._buffers = [buffer for name, buffer in self.model.named_buffers() if name in saved]
         self._trained = [one for one in trained.parameters() if one.requires_grad]
@@ -139,7 +139,7 @@ class SupervisedTrainer(WholeModel):
             return FinishedStep(self.step(batch))
         self.optimizer.zero_grad()
         buffers = [buffer.clone() for buffer in self._buffers]
-        result = replace(self.add_gradient(batch, summed=False), tokens=_tokens(batch.arrays))
+        result = self._completed(self.add_gradient(batch, summed=False), batch)
         if result.scored == 0:
             return FinishedStep(result)
         figures, rates = self._figures(result), self.optimizer.rates
@@ -167,7 +167,7 @@ class SupervisedTrainer(WholeModel):
 
         """
         self.optimizer.zero_grad()
-        result = replace(self._without_damage(batch, self.kept(), summed=False), tokens=_tokens(batch.arrays))
+        result = self._completed(self._without_damage(batch, self.kept(), summed=False), batch)
         if result.scored:
             self.optimizer.set_rates(rates)
             self.optimizer.step(result.norm)
@@ -184,7 +184,11 @@ class SupervisedTrainer(WholeModel):
             summed: the gradient is that of the sum over scored positions, not of the mean.
 
         """
-        return replace(self._finite(batch, summed), tokens=_tokens(batch.arrays))
+        return self._completed(self._finite(batch, summed), batch)
+
+    def _completed(self, result: Step, batch: Samples) -> Step:
+        """Return a step with the number of its tokens, and with what failed beside it."""
+        return replace(result, tokens=_tokens(batch.arrays), problems=self._computation.problems)
 
     def _finite(self, batch: Samples, summed: bool) -> Step:
         """Add the finite gradients of a batch; its tokens aren't counted yet."""
@@ -248,7 +252,8 @@ class SupervisedTrainer(WholeModel):
 
     def evaluate(self, batches: Iterable[Samples]) -> Sums:
         """The model's loss, and what it got right, over these batches."""
-        return evaluate(self.model, self._task, batches, self.device, self._autocast, self._head)
+        computation = self._computation
+        return evaluate(self.model, self._task, batches, self.device, computation.autocast, computation.head)
 
     def announce(self, upcoming: Iterator[Samples]) -> None:
         """Do nothing: a step depends on its own batch."""
@@ -347,11 +352,7 @@ class SupervisedTrainer(WholeModel):
         return self._task.inputs(tensors_of(part), part.keys, self._masking_seed)
 
     def _forward(self, inputs: dict[str, torch.Tensor]) -> Losses:
-        inputs = self._copies.of(inputs)
-        keeps = self.shards is None  # Copies of weights in 16 bits would outlive the weights that are freed.
-        with torch.autocast(self.device.type, self._autocast, enabled=self._autocast is not None, cache_enabled=keeps):
-            result: Losses = self._losses(inputs)
-        return result
+        return self._computation(self._copies.of(inputs), self.device)
 
 
 def micro_batches(batch: Samples, parts: int) -> list[Samples]:

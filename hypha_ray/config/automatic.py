@@ -1,0 +1,254 @@
+"""Choice of the settings of ``[worker]`` that are ``auto``, by device, model and job; each has a reason.
+
+    facts of the device ─┐
+    facts of the model ──┼──► autocast ──► compile ──► fused_loss ──► attention
+    job ─────────────────┘
+
+Without a GPU, in reinforcement learning and in replay mode all of them are off. A choice is never what a job's other
+settings exclude: `conflicts` is asked before. What was measured is in docs/gpu.md; what wasn't isn't chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from hypha_ray.config.cards import FIRST_WITH_BF16, FIRST_WITH_FP16, Capability
+from hypha_ray.config.conflicts import conflicts
+from hypha_ray.config.schema import Job
+
+AUTO: Final = "auto"
+Value: TypeAlias = str | bool
+OFF: Final[dict[str, Value]] = {"autocast": "none", "compile": False, "fused_loss": False, "attention": "none"}
+"""Settings that can be ``auto``, each with the value that leaves a model as it is; in the order of decisions."""
+MIXED_TASKS: Final = frozenset(
+    [
+        "causal-lm",
+        "masked-lm",
+        "seq2seq-lm",
+        "sequence-classification",
+        "token-classification",
+        "multiple-choice",
+        "question-answering",
+        "image-classification",
+    ]
+)
+"""Tasks whose models compute their own layers alone, so that mixed precision changes nothing but their precision."""
+SAVED_S: Final = 4.4e-15
+"""Seconds that compiling saves for each operation of a step with layers of 768 features, of 6 for each parameter and
+token: 66 ms for the Llama of 152 million parameters on 16 × 1024 tokens, on an H200. GPT-2 saves a fifth more."""
+SAVED_FEATURES: Final = 768
+"""Width of the layers that `SAVED_S` was measured with. What compiling fuses grows with it, and products with its
+square."""
+COMPILE_S, COMPILE_LAYER_S = 20.0, 2.0
+"""Estimated seconds that compiling takes, and of each layer."""
+CHUNK: Final = 1 << 24
+"""Number of logits of a chunk of the fused loss, as `model.losses.CHUNK`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """Device that a worker computes on."""
+
+    type: str
+    """``cpu`` or ``cuda``."""
+    name: str = ""
+    """Name that torch gives a GPU."""
+    capability: Capability | None = None
+    """Compute capability; None without CUDA, as on a card of another vendor."""
+    compiles: bool = False
+    """Whether the machine has what torch.compile needs: Triton, a C compiler and Python's headers."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """Model that a worker trains, as far as settings depend on it."""
+
+    task: str
+    parameters: int
+    layers: int | None = None
+    """Number of layers; None if it isn't known."""
+    features: int | None = None
+    """Width of a layer; None if it isn't known."""
+    vocabulary: int | None = None
+    """Number of logits of a token; None for models without."""
+    narrow: bool = False
+    """Whether weights have 16 bits."""
+    foreign: bool = False
+    """Whether its code isn't that of transformers."""
+    routed: bool = False
+    """Whether it has experts, of which tokens take some."""
+    adapted: bool = False
+    """Whether it is an adapter on frozen weights."""
+    has_sdpa: bool = False
+    """Whether torch's attention is its own choice."""
+    fuses: bool = False
+    """Whether its loss can be fused with its head."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Value of a setting, and the reason for it."""
+
+    value: Value
+    reason: str
+
+
+Decision: TypeAlias = Callable[[Job, DeviceFacts, ModelFacts], Choice]
+
+
+def automatic(job: Job) -> list[str]:
+    """Names of the settings that are ``auto`` in a job."""
+    return [name for name in OFF if getattr(job.worker, name) == AUTO]
+
+
+def left_off(job: Job, device: DeviceFacts) -> str | None:
+    """Return why all settings are off whatever the model is; None if they depend on it."""
+    if job.rl.algorithm is not None:
+        return "reinforcement learning: policies are computed as they are"
+    if job.run.mode == "replay":
+        return "replay mode: equal bits come first"
+    if device.type != "cuda":
+        return "no GPU"
+    return None if device.capability is not None else "nothing was measured on such a GPU"
+
+
+def choose(job: Job, device: DeviceFacts, model: ModelFacts | None = None) -> dict[str, Choice]:
+    """Choose the settings that are ``auto``.
+
+    Args:
+        job: the job file.
+        device: the worker's device.
+        model: the worker's model; None if `left_off` has a reason.
+
+    Returns:
+        The choice of each of them, by its name.
+
+    """
+    reason = left_off(job, device)
+    if reason is not None or model is None:
+        return {name: Choice(OFF[name], reason or "nothing is known of the model") for name in automatic(job)}
+    chosen: dict[str, Choice] = {}
+    for name in automatic(job):
+        choice = _DECISIONS[name](job, device, model)
+        other = _excluding(job, name, choice.value)
+        if other is not None:
+            choice = Choice(OFF[name], f"{other} excludes it")
+        chosen[name] = choice
+        job = job.with_worker({name: choice.value}, {})
+    return chosen
+
+
+def chosen_job(job: Job, device: DeviceFacts, model: ModelFacts | None = None) -> Job:
+    """Return the job with the chosen settings in the place of ``auto``, and the reasons for them."""
+    choices = choose(job, device, model)
+    values = {name: choice.value for name, choice in choices.items()}
+    return job.with_worker(values, {name: choice.reason for name, choice in choices.items()})
+
+
+def settings_of(job: Job) -> dict[str, Value]:
+    """Return the settings of a job that can be ``auto``, by their names."""
+    return {name: getattr(job.worker, name) for name in OFF}
+
+
+def settings_told(job: Job) -> tuple[dict[str, Value], dict[str, str]]:
+    """Return a worker's settings and the reasons of chosen ones; none in reinforcement learning, which has its own."""
+    if job.rl.algorithm is not None:
+        return {}, {}
+    return settings_of(job), dict(job.reasons)
+
+
+def steps_of(job: Job) -> int:
+    """Number of a worker's steps in the whole run, if all workers are equally fast."""
+    if job.sync.traits.sends_gradients:
+        return job.rounds.update_rounds
+    batches = -(-job.rounds.samples_between_updates // (job.num_workers * job.rounds.max_batch_size))
+    return job.rounds.update_rounds * batches
+
+
+def step_operations(job: Job, model: ModelFacts) -> float | None:
+    """Operations of a step: 6 for each parameter and token; None if samples have no known length."""
+    if job.sample_tokens is None:
+        return None
+    return 6.0 * model.parameters * job.rounds.max_batch_size * job.sample_tokens
+
+
+def _autocast(job: Job, device: DeviceFacts, model: ModelFacts) -> Choice:
+    if model.narrow:
+        return Choice("none", "weights have 16 bits already")
+    if job.model.quantization is not None:
+        return Choice("none", "not measured with quantized weights")
+    if model.foreign:
+        return Choice("none", "the model's code isn't that of transformers")
+    if model.task not in MIXED_TASKS:
+        return Choice("none", f"not tried with {model.task}")
+    assert device.capability is not None
+    if device.capability >= FIRST_WITH_BF16:
+        return Choice("bf16", "the card multiplies bfloat16")
+    if device.capability >= FIRST_WITH_FP16:
+        return Choice("fp16", "the card multiplies float16 and not bfloat16")
+    return Choice("none", "the card multiplies no matrices of 16 bits faster")
+
+
+def _compile(job: Job, device: DeviceFacts, model: ModelFacts) -> Choice:
+    reason = _uncompiled(job, device, model)
+    if reason is not None:
+        return Choice(False, reason)
+    operations = step_operations(job, model)
+    if operations is None or model.layers is None or model.features is None:
+        return Choice(False, "the length of a step isn't known")
+    steps = steps_of(job)
+    saved_s = steps * operations * SAVED_S * SAVED_FEATURES / max(model.features, SAVED_FEATURES)
+    needed_s = COMPILE_S + COMPILE_LAYER_S * model.layers
+    estimate = f"{steps} steps would save about {saved_s:.2g} s, and compiling takes about {needed_s:.0f} s"
+    return Choice(saved_s > needed_s, estimate)
+
+
+def _uncompiled(job: Job, device: DeviceFacts, model: ModelFacts) -> str | None:
+    """Return why a model isn't compiled however long the run is; None if that depends on it."""
+    assert device.capability is not None
+    processes = max(job.processes_in(group) for group in job.worker_groups)
+    reasons = (
+        (device.capability < FIRST_WITH_BF16, "not measured on cards before Ampere"),
+        (not device.compiles, "the machine lacks Triton, a C compiler or Python's headers"),
+        (model.task != "causal-lm" or model.foreign or model.routed, "measured with dense causal models alone"),
+        (model.adapted or job.model.lora.rank is not None, "not measured with adapters"),
+        (job.worker.gradient_checkpointing, "not measured with worker.gradient_checkpointing"),
+        (job.worker.attention not in (AUTO, "none", "sdpa"), f"not measured with {job.worker.attention}"),
+        (job.worker.probe_batch_size, "each trial of worker.probe_batch_size would compile"),
+        (processes > 1, "not measured with several processes of a worker"),
+    )
+    return next((reason for excluded, reason in reasons if excluded), None)
+
+
+def _fused_loss(job: Job, device: DeviceFacts, model: ModelFacts) -> Choice:
+    if not model.fuses:
+        return Choice(False, f"the model ({model.task}) has no loss that can be fused with its head")
+    operations = job.sample_tokens and job.sample_tokens * job.rounds.max_batch_size // job.rounds.accumulation
+    if operations and model.vocabulary and operations * model.vocabulary <= CHUNK:
+        return Choice(False, "the logits of a batch are one chunk")
+    return Choice(True, "saves the memory of all logits, in the same time")
+
+
+def _attention(job: Job, device: DeviceFacts, model: ModelFacts) -> Choice:
+    if not model.has_sdpa:
+        return Choice("none", "the model's own choice isn't sdpa")
+    return Choice("sdpa", "the one that was measured")
+
+
+_DECISIONS: Final[dict[str, Decision]] = {
+    "autocast": _autocast,
+    "compile": _compile,
+    "fused_loss": _fused_loss,
+    "attention": _attention,
+}
+
+
+def _excluding(job: Job, name: str, value: Value) -> str | None:
+    """Return what excludes a value of a setting; None if nothing does."""
+    before = set(conflicts(job.with_worker({name: OFF[name]}, {})))
+    after = [conflict for conflict in conflicts(job.with_worker({name: value}, {})) if conflict not in before]
+    if not after:
+        return None
+    return after[0].other if after[0].one == f"worker.{name}" else after[0].one

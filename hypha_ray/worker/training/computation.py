@@ -1,0 +1,115 @@
+"""Losses of a model as a worker's settings want them computed: in mixed precision, fused with the head, or compiled."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+
+from hypha_ray.config import Job
+from hypha_ray.config.automatic import OFF
+from hypha_ray.model.checks.fused_check import head_of
+from hypha_ray.model.losses import Losses, compute_losses
+from hypha_ray.model.tasks.task import Task
+
+log = logging.getLogger(__name__)
+
+Compute: TypeAlias = Callable[[Mapping[str, torch.Tensor]], Losses]
+Shapes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
+ADMITTED_AFTER = 3
+"""Batches of one new shape in a row after which it is compiled, too; a round's last batch is short, and alone."""
+_MIXED = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""Dtypes of mixed precision by their names in a job file."""
+
+
+class Computation:
+    """Computes the losses of a trainer's batches.
+
+    Settings that were chosen automatically are on trial with the first batch: if that fails, they are left off from
+    then on, and `problems` says so. Running out of memory is no such failure.
+
+    Args:
+        job: the job file, with settings in the place of ``auto``.
+        task: task from `resolve_task`.
+        model: model to run.
+        keeps_copies: whether copies of weights in 16 bits may be kept for a forward pass.
+
+    Raises:
+        ConfigError: MODEL020, the loss can't be fused.
+
+    """
+
+    def __init__(self, job: Job, task: Task, model: Any, keeps_copies: bool) -> None:
+        self._task, self._model, self._keeps_copies = task, model, keeps_copies
+        self.head = head_of(task, model) if job.worker.fused_loss is True else None
+        """Layer that the loss is fused with; None: it isn't fused."""
+        self.autocast = _MIXED.get(job.worker.autocast)
+        """Dtype of mixed precision; None: full precision."""
+        self.problems: tuple[str, ...] = ()
+        """Lines for the user about settings that were left off."""
+        self._tried = {name for name in job.reasons if getattr(job.worker, name) != OFF[name]} - {"attention"}
+        self._compute = self._function(job.worker.compile is True)
+
+    def __call__(self, inputs: Mapping[str, torch.Tensor], device: torch.device) -> Losses:
+        """Return the losses of a batch on its device."""
+        tried, self._tried = self._tried, set()
+        if not tried:
+            return self._losses(inputs, device)
+        try:
+            return self._losses(inputs, device)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # Compilers and kernels raise anything.
+            log.exception("the settings that were chosen don't work")
+            self._leave_off(tried, error)
+            return self._losses(inputs, device)
+
+    def _losses(self, inputs: Mapping[str, torch.Tensor], device: torch.device) -> Losses:
+        mixes = self.autocast is not None
+        with torch.autocast(device.type, self.autocast, enabled=mixes, cache_enabled=self._keeps_copies):
+            return self._compute(inputs)
+
+    def _leave_off(self, tried: set[str], error: Exception) -> None:
+        """Go on without settings that were chosen automatically."""
+        self.autocast = None if "autocast" in tried else self.autocast
+        self.head = None if "fused_loss" in tried else self.head
+        self._compute = self._function(isinstance(self._compute, CompiledByShape) and "compile" not in tried)
+        names = ", ".join(f"worker.{name}" for name in sorted(tried))
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
+        self.problems = (f"{names} = auto: what was chosen doesn't work here, and is left off ({reason})",)
+
+    def _function(self, compiles: bool) -> Compute:
+        compute = partial(compute_losses, self._task, self._model, head=self.head)
+        return CompiledByShape(compute) if compiles else compute
+
+
+class CompiledByShape:
+    """A compiled function, for batches of the shapes that are usual; other ones go through the plain function.
+
+    Each shape is compiled by itself, because code for any number of samples is slower, and each takes some ten seconds.
+
+    Args:
+        compute: function to compile.
+        compiler: function that compiles it, for one shape at a time.
+
+    """
+
+    def __init__(self, compute: Compute, compiler: Callable[[Compute], Compute] | None = None) -> None:
+        self._plain = compute
+        self._compiled: Compute = torch.compile(compute, dynamic=False) if compiler is None else compiler(compute)
+        self._usual: set[Shapes] = set()
+        self._latest: Shapes | None = None
+        self._in_a_row = 0
+        """Batches of the latest shape, one after the other."""
+
+    def __call__(self, inputs: Mapping[str, torch.Tensor]) -> Losses:
+        """Return the losses of a batch."""
+        shapes = tuple((name, tuple(tensor.shape)) for name, tensor in sorted(inputs.items()))
+        self._in_a_row = self._in_a_row + 1 if shapes == self._latest else 1
+        self._latest = shapes
+        if not self._usual or self._in_a_row >= ADMITTED_AFTER:
+            self._usual.add(shapes)
+        return self._compiled(inputs) if shapes in self._usual else self._plain(inputs)

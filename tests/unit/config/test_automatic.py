@@ -1,0 +1,182 @@
+"""Automatic settings: each choice follows from facts of device, model and job, and no other setting excludes it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+
+from hypha_ray.config.automatic import (
+    AUTO,
+    COMPILE_LAYER_S,
+    COMPILE_S,
+    OFF,
+    DeviceFacts,
+    ModelFacts,
+    automatic,
+    choose,
+    chosen_job,
+    settings_of,
+    steps_of,
+)
+from hypha_ray.config.conflicts import conflicts
+from hypha_ray.config.load import from_tables, load, resolved
+from hypha_ray.config.schema import Job
+
+H200 = DeviceFacts("cuda", "NVIDIA H200", (9, 0), compiles=True)
+T4 = DeviceFacts("cuda", "Tesla T4", (7, 5), compiles=True)
+AMD = DeviceFacts("cuda", "AMD Instinct MI300X", None, compiles=True)
+CPU = DeviceFacts("cpu")
+LLAMA = ModelFacts("causal-lm", 152_000_000, 16, 768, 50_257, has_sdpa=True, fuses=True)
+"""The model of jobs/configs/pretrain.toml."""
+LONG: dict[str, Any] = {"rounds": {"update_rounds": 100, "samples_between_updates": 1600, "max_batch_size": 16}}
+"""100 steps a round of one worker, of 16 samples."""
+ONE: dict[str, Any] = {"resources": {"num_workers": 1}}
+BEST = {"autocast": "bf16", "compile": True, "fused_loss": False, "attention": "sdpa"}
+EAGER = BEST | {"compile": False, "fused_loss": True}
+
+
+def job_of(*tables: dict[str, Any], tokens: int | None = 1024) -> Job:
+    merged: dict[str, Any] = {}
+    for table in tables:
+        for name, keys in table.items():
+            merged[name] = {**merged.get(name, {}), **keys}
+    return Job.model_validate(merged).with_sample_tokens(tokens)
+
+
+def chosen(job: Job, device: DeviceFacts = H200, model: ModelFacts = LLAMA) -> dict[str, Any]:
+    return settings_of(chosen_job(job, device, model))
+
+
+def test_all_are_automatic_by_default_and_a_long_run_on_a_gpu_gets_the_best() -> None:
+    assert automatic(job_of()) == list(OFF)
+    assert chosen(job_of(LONG, ONE)) == BEST
+
+
+@pytest.mark.parametrize(
+    ("device", "tables", "reason"),
+    [
+        (CPU, {}, "no GPU"),
+        (H200, {"run": {"mode": "replay"}}, "replay mode"),
+        (H200, {"rl": {"algorithm": "grpo"}}, "reinforcement learning"),
+        (AMD, {}, "nothing was measured"),
+    ],
+)
+def test_where_nothing_is_to_be_changed_all_are_off(device: DeviceFacts, tables: dict[str, Any], reason: str) -> None:
+    choices = choose(job_of(LONG, ONE, tables), device, LLAMA)
+    assert {name: choice.value for name, choice in choices.items()} == OFF
+    assert all(reason in choice.reason for choice in choices.values())
+
+
+@pytest.mark.parametrize(
+    ("tables", "device", "model", "expected"),
+    [
+        ({}, T4, {}, EAGER | {"autocast": "fp16", "fused_loss": False}),
+        ({"worker": {"fused_loss": True}}, T4, {}, EAGER | {"autocast": "none"}),
+        ({"worker": {"processes": 2, "sharding": "full"}}, T4, {}, OFF | {"attention": "sdpa"}),
+        ({}, replace(T4, capability=(6, 1)), {}, EAGER | {"autocast": "none"}),
+        ({}, H200, {"narrow": True}, BEST | {"autocast": "none"}),
+        ({}, H200, {"task": "object-detection", "fuses": False}, EAGER | {"autocast": "none", "fused_loss": False}),
+        ({}, H200, {"task": "masked-lm", "fuses": False}, EAGER | {"fused_loss": False}),
+        ({}, H200, {"foreign": True}, EAGER | {"autocast": "none"}),
+        ({}, H200, {"routed": True}, EAGER),
+        ({}, H200, {"adapted": True}, EAGER),
+        ({}, H200, {"layers": None}, EAGER),
+        ({}, H200, {"features": None}, EAGER),
+        ({}, H200, {"has_sdpa": False}, BEST | {"attention": "none"}),
+        ({}, replace(H200, compiles=False), {}, EAGER),
+        ({"worker": {"compile": False}}, H200, {}, EAGER),
+        ({"worker": {"compile": False, "fused_loss": False}}, H200, {}, EAGER | {"fused_loss": False}),
+        ({"worker": {"fused_loss": True}}, H200, {}, EAGER),
+        ({"worker": {"autocast": "none"}}, H200, {}, BEST | {"autocast": "none"}),
+        ({"worker": {"attention": "eager"}}, H200, {}, EAGER | {"attention": "eager"}),
+        ({"worker": {"attention": "none"}}, H200, {}, BEST | {"attention": "none"}),
+        ({"worker": {"gradient_checkpointing": True}}, H200, {}, EAGER),
+        ({"worker": {"probe_batch_size": True}}, H200, {}, EAGER),
+        ({"worker": {"processes": 2}}, H200, {}, EAGER),
+        ({"worker": {"processes": 2, "sharding": "full"}}, H200, {}, EAGER | {"fused_loss": False}),
+        ({"resources": {"worker": {"gpu": 2.0}}}, H200, {}, EAGER),
+        ({"rounds": {"update_rounds": 1}}, H200, {}, EAGER),
+        ({"worker": {"compile": True}, "rounds": {"update_rounds": 1}}, H200, {}, BEST),
+        ({"worker": {"compile": True}}, CPU, {}, OFF | {"compile": True}),
+        ({"rounds": {"max_batch_size": 1, "update_rounds": 1}}, H200, {"vocabulary": 1000}, EAGER | {"fused_loss": 0}),
+        ({"model": {"quantization": "nf4", "lora": {"rank": 4}}}, H200, {}, EAGER | {"autocast": "none"}),
+    ],
+)  # fmt: skip
+def test_choice_follows_from_facts(
+    tables: dict[str, Any], device: DeviceFacts, model: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    assert chosen(job_of(LONG, ONE, tables), device, replace(LLAMA, **model)) == expected
+
+
+def test_model_is_compiled_from_the_step_on_at_which_that_pays() -> None:
+    """66 ms are saved in a step of the measured model; a narrower estimate of the compiler's time is in no run."""
+    needed = (COMPILE_S + 16 * COMPILE_LAYER_S) / 0.066
+    for steps in (int(0.95 * needed), int(1.05 * needed)):
+        job = job_of({"rounds": {"update_rounds": 1, "samples_between_updates": 16 * steps, "max_batch_size": 16}}, ONE)
+        assert steps_of(job) == steps
+        assert chosen(job)["compile"] is (steps > needed)
+        assert f"{steps} steps" in choose(job, H200, LLAMA)["compile"].reason
+
+
+def test_steps_are_those_of_one_of_the_workers_and_one_a_round_in_synchronous_training() -> None:
+    assert steps_of(job_of(LONG, {"resources": {"num_workers": 8}})) == 100 * 13
+    assert steps_of(job_of(LONG, {"sync": {"strategy": "sync"}})) == 100
+
+
+def test_samples_without_a_known_length_and_wide_models_compile_less_readily() -> None:
+    assert chosen(job_of(LONG, ONE, tokens=None)) == EAGER
+    fewer = job_of(LONG, ONE, {"rounds": {"update_rounds": 10}})
+    assert chosen(fewer)["compile"] and not chosen(fewer, model=replace(LLAMA, features=4 * 768))["compile"]
+
+
+EXCLUDING: tuple[tuple[str, str, Any], ...] = (
+    ("model", "quantization", "nf4"),
+    ("model", "lora", {"rank": 4}),
+    ("model", "type", "masked-lm"),
+    ("worker", "sharding", "full"),
+    ("worker", "processes", 2),
+    ("worker", "probe_batch_size", True),
+    ("worker", "gradient_checkpointing", True),
+    ("worker", "compile", True),
+    ("worker", "fused_loss", True),
+    ("sync", "strategy", "sync"),
+    ("rl", "algorithm", "grpo"),
+)
+
+
+def test_no_choice_is_excluded_by_any_combination_of_other_settings() -> None:
+    """Choices add no conflict to those that a job has with everything off."""
+    tried = 0
+    for given in product((False, True), repeat=len(EXCLUDING)):
+        tables: dict[str, dict[str, Any]] = {"rounds": {"update_rounds": 1000}}
+        for (table, key, value), is_set in zip(EXCLUDING, given, strict=True):
+            if is_set:
+                tables.setdefault(table, {})[key] = value
+        job = Job.model_validate(tables).with_sample_tokens(1024)
+        off = job.with_worker({name: OFF[name] for name in automatic(job)}, {})
+        for device in (H200, T4):
+            found = chosen_job(job, device, replace(LLAMA, task=job.model.type))
+            assert set(conflicts(found)) == set(conflicts(off)) == set(conflicts(job))
+            assert AUTO not in settings_of(found).values()
+            tried += settings_of(found) != settings_of(off)
+    assert tried > 500, "most combinations leave something to choose"
+
+
+def test_given_values_stay_and_the_chosen_ones_have_reasons() -> None:
+    job = job_of(LONG, ONE, {"worker": {"autocast": "none", "attention": "eager"}})
+    found = chosen_job(job, H200, LLAMA)
+    assert settings_of(found) == {"autocast": "none", "compile": False, "fused_loss": True, "attention": "eager"}
+    assert list(found.reasons) == ["compile", "fused_loss"] and found.reasons["compile"] == "not measured with eager"
+    assert chosen_job(found, CPU) == found, "what is chosen isn't chosen again"
+
+
+@pytest.mark.parametrize("name", ["compile", "fused_loss"])
+@pytest.mark.parametrize("value", [True, False, "auto"])
+def test_setting_that_is_a_switch_or_automatic_is_read_as_it_is_written(name: str, value: bool | str) -> None:
+    job = from_tables({"worker": {name: value}})
+    flag = load([f"--worker.{name}", str(value).lower()]).job
+    assert getattr(job.worker, name) == getattr(flag.worker, name) == value
+    assert from_tables(resolved(job)) == job

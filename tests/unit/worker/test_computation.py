@@ -1,0 +1,174 @@
+"""Settings of a worker's model are those chosen for it; what fails is left off, and usual batches are compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hypha_ray.config.automatic import OFF, DeviceFacts, chosen_job, settings_of
+from hypha_ray.config.schema import Job
+from hypha_ray.model.loading.build import skeleton, task_of
+from hypha_ray.model.losses import Losses
+from hypha_ray.model.settings import model_facts, settled
+from hypha_ray.types import Samples
+from hypha_ray.worker.training.computation import ADMITTED_AFTER, CompiledByShape, Computation
+from hypha_ray.worker.training.supervised import SupervisedTrainer
+from tests.support.jobs import MODEL
+
+GPU = DeviceFacts("cuda", "NVIDIA H200", (9, 0), compiles=True)
+LLAMA = {**MODEL, "vocab_size": 40_000}
+"""A vocabulary whose logits of 32 × 32 tokens are more than a chunk."""
+GEMMA = {**LLAMA, "model_type": "gemma2", "head_dim": 8}
+T5 = {"model_type": "t5", "vocab_size": 384, "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4}
+RESNET = {"model_type": "resnet", "depths": [1], "hidden_sizes": [4]}
+MIXTRAL = {**LLAMA, "model_type": "mixtral", "num_local_experts": 2}
+
+
+def job_of(config: dict[str, Any], task: str = "causal-lm", **worker: Any) -> Job:
+    tables = {"model": {"config": config, "type": task}, "worker": {"device": "cpu", **worker}}
+    return Job.model_validate(tables).with_sample_tokens(32)
+
+
+def batch(rows: int = 4) -> Samples:
+    ids = np.random.default_rng(0).integers(3, 300, (rows, 32))
+    return Samples({"input_ids": ids}, np.zeros((rows, 3), np.int64))
+
+
+@pytest.mark.parametrize(
+    ("config", "task", "expected"),
+    [
+        (LLAMA, "causal-lm", {"autocast": "bf16", "fused_loss": True, "attention": "sdpa"}),
+        ({**LLAMA, "dtype": "bfloat16"}, "causal-lm", {"fused_loss": True, "attention": "sdpa"}),
+        (MIXTRAL, "causal-lm", {"autocast": "bf16", "fused_loss": True, "attention": "sdpa"}),
+        (GEMMA, "causal-lm", {"autocast": "bf16"}),
+        (RESNET, "image-classification", {"autocast": "bf16"}),
+    ],
+    ids=["llama", "llama of 16 bits", "experts", "capped logits", "images"],
+)
+def test_chosen_settings_are_those_that_the_model_allows(
+    config: dict[str, Any], task: str, expected: dict[str, Any]
+) -> None:
+    """A CPU takes a step with what a GPU would choose, so no check of a setting refuses it."""
+    job = job_of(config, task)
+    found = chosen_job(job, GPU, model_facts(job, skeleton(job.model)))
+    assert settings_of(found) == {**OFF, **expected}
+    trainer = SupervisedTrainer(found)
+    if task == "causal-lm":
+        step = trainer.step(batch())
+        assert step.loss.isfinite() and not step.problems
+
+
+def test_facts_of_a_model_are_those_of_its_configuration() -> None:
+    facts = {name: model_facts(job, skeleton(job.model)) for name, job in
+             {"llama": job_of(LLAMA), "mixtral": job_of(MIXTRAL), "t5": job_of(T5, "seq2seq-lm")}.items()}  # fmt: skip
+    llama = facts["llama"]
+    assert (llama.layers, llama.features, llama.vocabulary) == (MODEL["num_hidden_layers"], MODEL["hidden_size"], 40000)
+    assert [facts[name].routed for name in facts] == [False, True, False]
+    assert [facts[name].fuses for name in facts] == [True, True, False]
+    assert not any(one.narrow or one.foreign or one.adapted for one in facts.values())
+
+
+def test_without_a_gpu_a_worker_computes_as_it_always_did() -> None:
+    job = settled(job_of(LLAMA))
+    assert settings_of(job) == OFF and set(job.reasons.values()) == {"no GPU"}
+    default, plain = SupervisedTrainer(job_of(LLAMA)), SupervisedTrainer(job_of(LLAMA, **OFF))
+    assert torch.equal(default.step(batch()).loss, plain.step(batch()).loss)
+    assert all(torch.equal(*pair) for pair in zip(default.model.parameters(), plain.model.parameters(), strict=True))
+
+
+class Failing(torch.nn.Module):
+    """A model that some setting breaks.
+
+    Args:
+        breaks: whether it breaks with the first batch in full precision, too.
+
+    """
+
+    def __init__(self, model: Any, breaks: bool = False) -> None:
+        super().__init__()
+        self.inner, self.config, self.breaks = model, model.config, breaks
+
+    def forward(self, **inputs: Any) -> Any:
+        if self.breaks or torch.is_autocast_enabled("cpu"):
+            raise RuntimeError("no kernel of 16 bits")
+        return self.inner(**inputs)
+
+
+def computation(breaks: bool = False, reasons: dict[str, str] | None = None) -> Callable[[], Losses]:
+    job = job_of(MODEL).with_worker({**OFF, "autocast": "bf16"}, {"autocast": "why"} if reasons is None else reasons)
+    trainer = SupervisedTrainer(job.with_worker(OFF, {}))
+    model = Failing(trainer.model, breaks)
+    computed = Computation(job, task_of(job.model, trainer.model), model, keeps_copies=True)
+    inputs = {name: torch.from_numpy(array) for name, array in batch().arrays.items()}
+    inputs["labels"] = inputs["input_ids"]
+    result = computed(inputs, torch.device("cpu"))
+    said = "what was chosen doesn't work here, and is left off (RuntimeError: no kernel of 16 bits)"
+    assert computed.autocast is None and computed.problems == (f"worker.autocast = auto: {said}",)
+    expected = trainer._computation(inputs, torch.device("cpu"))
+    assert torch.equal(result.trained, expected.trained)
+    return lambda: computed(inputs, torch.device("cpu"))
+
+
+def test_chosen_setting_that_fails_with_the_first_batch_is_left_off_and_said() -> None:
+    again = computation()
+    assert again().trained.isfinite()
+
+
+def test_failure_that_no_setting_is_the_reason_of_and_a_given_setting_are_raised() -> None:
+    with pytest.raises(RuntimeError, match="no kernel"):
+        computation(breaks=True)
+    with pytest.raises(RuntimeError, match="no kernel"):
+        computation(reasons={})
+
+
+def test_problem_of_a_setting_reaches_the_loop_with_the_step() -> None:
+    trainer = SupervisedTrainer(job_of(MODEL))
+    trainer._computation.problems = ("a line",)
+    assert trainer.step(batch()).problems == ("a line",)
+
+
+def test_short_batch_is_computed_plainly_until_its_shape_is_usual() -> None:
+    compiled: list[tuple[int, ...]] = []
+
+    def compute(inputs: Any) -> Any:
+        return inputs["x"].sum() * 2
+
+    def compiler(function: Any) -> Any:
+        def run(inputs: Any) -> Any:
+            compiled.append(tuple(inputs["x"].shape))
+            return function(inputs)
+
+        return run
+
+    by_shape = CompiledByShape(compute, compiler)
+    rows = [8, 8, 3, 8, 5, 8, 3, 3, *[3] * ADMITTED_AFTER, 8]
+    for count in rows:
+        assert by_shape({"x": torch.ones(count, 2)}) == 4 * count
+    admitted = rows.index(5) + 2 + ADMITTED_AFTER - 1
+    assert compiled == [(count, 2) for place, count in enumerate(rows) if count == 8 or place >= admitted]
+
+
+def test_compiled_step_has_the_plain_losses_and_gradients_and_compiles_no_second_shape() -> None:
+    """The graphs that torch traces are run as they are, so that no compiler is needed."""
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    plain, traced = SupervisedTrainer(job_of(MODEL)), SupervisedTrainer(job_of(MODEL))
+    inner = traced._computation._compute
+    compiler = lambda compute: torch.compile(compute, backend=backend, dynamic=False)  # noqa: E731
+    traced._computation._compute = CompiledByShape(inner, compiler)
+    counts = []
+    for rows in (4, 4, 2, 4, 3, 4):
+        losses = [one.step(batch(rows)).loss for one in (plain, traced)]
+        assert torch.allclose(*losses, rtol=1e-6)
+        counts.append(len(graphs))
+    assert counts[0] >= 1 and set(counts) == {counts[0]}
+    for expected, found in zip(plain.model.parameters(), traced.model.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
