@@ -27,6 +27,7 @@ METRICS = (
     Metric("hypha_samples_per_second", "round", "samples_per_s", "{sample}/s", "samples trained on, all workers"),
     Metric("hypha_tokens_per_second", "round", "tokens_per_s", "{token}/s", "tokens trained on, all workers"),
     Metric("hypha_scored_per_second", "round", "scored_per_s", "{position}/s", "positions scored, all workers"),
+    Metric("hypha_mfu", "round", "mfu", "1", "operations of training, of those that all workers' GPUs are made for"),
     Metric("hypha_round", "round", "round", "1", "number of the last complete round"),
     Metric("hypha_idle_fraction", "round", "idle_fraction", "1", "part of worker time spent at the barrier"),
     Metric("hypha_bytes_up", "round", "bytes_up", "By", "bytes from workers to servers in the round"),
@@ -34,6 +35,7 @@ METRICS = (
     Metric("hypha_sync_seconds", "round", "sync_s", "s", "last delta ready to every worker merged"),
     Metric("hypha_workers", "round", "workers", "{worker}", "workers in the round"),
     Metric("hypha_worker_batch_seconds", "round", "batch_s", "s", "time of one batch on a worker", per_worker=True),
+    Metric("hypha_worker_mfu", "round", "mfu_by_worker", "1", "the same of a worker while it trains", per_worker=True),
     Metric("hypha_worker_batches", "round", "batches", "{batch}", "batches of a worker in the round", per_worker=True),
 )
 

@@ -159,6 +159,10 @@ class Delta(RoundEvent):
     inner_state: bool = False
     quality: tuple[float, float] = (0.0, 1.0)
     sums: Sums = field(default_factory=dict)
+    token_operations: float | None = None
+    """Operations of training on a token; None if they aren't known."""
+    peak_operations: float | None = None
+    """Operations in a second that the worker's GPUs are made for; None if that isn't known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ class RoundMetrics:
             "loss": _mean_loss(deltas),
             **means(added(delta.sums for delta in deltas)),
             **_throughput(deltas, time_s),
+            **utilisation(deltas, time_s),
             "batch_s": dict(sorted(commit.batch_s.items())),
             "codec_error": _mean(deltas, lambda delta: delta.quality[0]),
             "codec_cosine": _mean(deltas, lambda delta: delta.quality[1]),
@@ -97,6 +98,37 @@ def train_speeds(deltas: Iterable[Delta]) -> dict[str, float]:
             tokens.append(math.nan if count is None else count / seconds)
     speeds = {"train_samples_per_s": samples, "train_tokens_per_s": sum(tokens)}
     return {name: speed for name, speed in speeds.items() if not math.isnan(speed)}
+
+
+def utilisation(deltas: Iterable[Delta], time_s: float) -> dict[str, Any]:
+    """Operations of training ÷ those that GPUs are made for: of the fleet in `time_s`, of each worker while it trains.
+
+    A worker whose model or GPU has no known figure is left out, and the fleet has none then.
+    """
+    by_worker: dict[int, list[Delta]] = {}
+    for delta in deltas:
+        by_worker.setdefault(delta.source.worker, []).append(delta)
+    found, operations, peak = dict[int, float](), 0.0, 0.0
+    for worker, own in sorted(by_worker.items()):
+        count, own_peak, seconds = _operations(own), own[-1].peak_operations, sum(delta.train_s for delta in own)
+        if count is not None and own_peak is not None and seconds:
+            found[worker] = count / (seconds * own_peak)
+            operations += count
+            peak += own_peak
+    if not found:
+        return {}
+    whole = {"mfu": operations / (max(time_s, 1e-9) * peak)} if len(found) == len(by_worker) else {}
+    return {**whole, "mfu_by_worker": found}
+
+
+def _operations(deltas: Iterable[Delta]) -> float | None:
+    """Return the operations behind a worker's deltas; None if those of one aren't known."""
+    counts = [
+        None if delta.tokens is None or delta.token_operations is None else delta.tokens * delta.token_operations
+        for delta in deltas
+    ]
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
 
 
 def _throughput(deltas: Collection[Delta], time_s: float) -> dict[str, Any]:

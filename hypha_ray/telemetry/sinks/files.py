@@ -223,7 +223,16 @@ def _work(rounds: list[Record]) -> dict[str, Any]:
         "seconds": seconds,
         "samples_per_s": None if samples is None or not seconds else samples / seconds,
         "tokens_per_s": None if tokens is None or not seconds else tokens / seconds,
+        "mfu": _utilisation(rounds),
     }
+
+
+def _utilisation(rounds: list[Record]) -> float | None:
+    """Mean utilisation over the time of all rounds; None if one of them has none."""
+    seconds = _total(rounds, "time_s")
+    if not seconds or any(record.get("mfu") is None for record in rounds):
+        return None
+    return math.fsum(record["mfu"] * record["time_s"] for record in rounds) / seconds
 
 
 def _since(rounds: list[Record], total: str, own: str) -> float | None:

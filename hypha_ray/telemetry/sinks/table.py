@@ -94,6 +94,7 @@ COLUMNS = (
     Column("samples/s", 9, 5, lambda record: si(record.get("samples_per_s"))),
     Column("tokens", 6, 12, lambda record: si(record.get("tokens") or None)),
     Column("tok/s", 6, 4, lambda record: si(record.get("tokens_per_s") or None)),
+    Column("MFU %", 6, 13, _fixed("mfu", 1, 100)),
     Column("workers", 7, 8, lambda record: str(record.get("workers", ABSENT))),
     Column("batches", 15, 6, lambda record: batches(record.get("batches"), 15)),
     Column("idle %", 6, 7, _fixed("idle_fraction", 1, 100)),
@@ -114,6 +115,8 @@ def telling(records: Iterable[Record]) -> tuple[Column, ...]:
     hidden = {title for one in OBJECTIVES if one is not objective for title in (one.trained, one.validated)}
     if not any(record.get("tokens") for record in records):
         hidden |= OF_TOKENS
+    if not any(record.get("mfu") for record in records):
+        hidden.add("MFU %")
     columns = [column for column in COLUMNS if column.title not in hidden]
     names = dict.fromkeys(name for record in records for name in task_figures(record))
     behind = 1 + next(place for place, column in enumerate(columns) if column.title == objective.validated)
@@ -180,7 +183,8 @@ def _work(figures: Record) -> list[str]:
     """Samples and tokens; the speed is that of tokens, or of samples if there are no tokens."""
     samples = f"{si(figures.get('samples'))} samples"
     if figures.get("tokens"):
-        return [samples, f"{si(figures['tokens'])} tokens ({si(figures.get('tokens_per_s'))}/s)"]
+        share = "" if figures.get("mfu") is None else f", MFU {figures['mfu']:.3f}"
+        return [samples, f"{si(figures['tokens'])} tokens ({si(figures.get('tokens_per_s'))}/s{share})"]
     speed = figures.get("samples_per_s")
     return [samples if speed is None else f"{samples} ({si(speed)}/s)"]
 

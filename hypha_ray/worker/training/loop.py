@@ -47,6 +47,7 @@ from hypha_ray.worker.training.faults import Throttle, corrupted
 from hypha_ray.worker.training.inner_state import export_inner_state, import_inner_state
 from hypha_ray.worker.training.local_weights import LocalWeights
 from hypha_ray.worker.training.meter import Meter
+from hypha_ray.worker.training.operations import peak_operations, token_operations
 from hypha_ray.worker.training.strategies import strategy
 from hypha_ray.worker.training.trainer import trainer_of
 
@@ -97,6 +98,8 @@ class TrainingLoop:
         self._batch_source, self._inbox, self._emit = batch_source, inbox, emit
         self._trainer = trainer_of(job, source.worker, specials, job.processes_of(source.worker))
         self._model, self._optimizer = self._trainer.model, self._trainer.optimizer
+        self._token_operations = token_operations(job, self._model, self._trainer.parameters)
+        self._peak_operations = peak_operations(job.group_of(source.worker), self._trainer.device)
         self._strategy = strategy(job, self._trainer)
         self._layout = layout_of(self._model, job.sync.fragments, job.sync.partition)
         self._encoders, self._relative = encoders(job.sync), sends_differences(job.sync)
@@ -344,6 +347,8 @@ class TrainingLoop:
             inner_state=self._bequeaths,
             quality=(quality.error, quality.cosine),
             sums=meter.sums,
+            token_operations=self._token_operations,
+            peak_operations=self._peak_operations,
         )
         parts = [*payloads, *([export_inner_state(self._trainer, self._encoders)] if self._bequeaths else [])]
         action = failpoint("worker.payload", self._source.worker)

@@ -16,6 +16,7 @@ from hypha_ray.model.losses import Losses
 from hypha_ray.model.settings import model_facts, settled
 from hypha_ray.types import Samples
 from hypha_ray.worker.training.computation import ADMITTED_AFTER, CompiledByShape, Computation
+from hypha_ray.worker.training.operations import peak_operations, token_operations
 from hypha_ray.worker.training.supervised import SupervisedTrainer
 from tests.support.jobs import MODEL
 
@@ -172,3 +173,26 @@ def test_compiled_step_has_the_plain_losses_and_gradients_and_compiles_no_second
     assert counts[0] >= 1 and set(counts) == {counts[0]}
     for expected, found in zip(plain.model.parameters(), traced.model.parameters(), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("config", "task", "counts"),
+    [
+        (MODEL, "causal-lm", True),
+        (MODEL, "sequence-classification", True),
+        (MIXTRAL, "causal-lm", False),
+        (T5, "seq2seq-lm", False),
+        (RESNET, "image-classification", False),
+    ],
+)
+def test_operations_are_counted_for_models_that_all_tokens_go_through(
+    config: dict[str, Any], task: str, counts: bool
+) -> None:
+    job = job_of(config, task)
+    assert token_operations(job, skeleton(job.model), 1000) == (6000.0 if counts else None)
+
+
+def test_operations_of_an_adapter_and_the_peak_of_a_cpu_are_unknown() -> None:
+    adapted = Job.model_validate({"model": {"config": MODEL, "lora": {"rank": 2}}})
+    assert token_operations(adapted, skeleton(adapted.model), 1000) is None
+    assert peak_operations(adapted.worker_groups[0], torch.device("cpu")) is None
