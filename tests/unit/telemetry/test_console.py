@@ -201,6 +201,18 @@ def test_console_stream_without_unicode_gets_question_marks() -> None:
     assert raw.getvalue().decode("ascii").splitlines()[0] == "-- ? ? worker-3"
 
 
+def test_utilisation_is_a_column_and_in_the_last_line_if_there_is_one() -> None:
+    stream = io.StringIO()
+    with Console(2, stream) as console:
+        console.round(a_round(0, mfu=0.2284))
+        console.close(
+            {"rounds": 1, "seconds": 1.0, "samples": 1, "tokens": 460_800, "tokens_per_s": 7089.0, "mfu": 0.2}
+        )
+    title, row, last = stream.getvalue().splitlines()
+    assert "MFU %" in title and row[title.index("MFU %") :].split()[0] == "22.8"
+    assert "461k tokens (7.09k/s, MFU 0.200)" in last
+
+
 def test_console_close_prints_the_summary_once() -> None:
     stream = io.StringIO()
     figures = {"rounds": 3, "seconds": 65.0, "samples": 3600, "tokens": 460_800, "tokens_per_s": 7089.0, "loss": 2.5}

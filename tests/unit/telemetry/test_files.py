@@ -117,6 +117,7 @@ def test_summary_of_three_rounds_adds_up() -> None:
         "seconds": 6.0,
         "samples_per_s": 50.0,
         "tokens_per_s": 500.0,
+        "mfu": None,
         "loss": 2.0,
         "val_loss": 2.5,
         "perplexity": 12.2,
@@ -202,3 +203,9 @@ def test_rewind_drops_what_rounds_that_are_trained_again_said(tmp_path: Path) ->
 def test_rewind_of_a_file_that_is_not_there_makes_none(tmp_path: Path) -> None:
     rewind(tmp_path / "m.jsonl", 0)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_summary_has_the_utilisation_over_the_time_of_all_rounds_or_none() -> None:
+    rounds = [a_round(0) | {"mfu": 0.1, "time_s": 30.0}, a_round(1) | {"mfu": 0.2, "time_s": 10.0}]
+    assert summary(rounds)["mfu"] == pytest.approx(0.125)
+    assert summary([*rounds, a_round(2)])["mfu"] is None
