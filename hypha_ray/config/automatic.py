@@ -175,14 +175,15 @@ def step_operations(job: Job, model: ModelFacts) -> float | None:
 
 
 def _autocast(job: Job, device: DeviceFacts, model: ModelFacts) -> Choice:
-    if model.narrow:
-        return Choice("none", "weights have 16 bits already")
-    if job.model.quantization is not None:
-        return Choice("none", "not measured with quantized weights")
-    if model.foreign:
-        return Choice("none", "the model's code isn't that of transformers")
-    if model.task not in MIXED_TASKS:
-        return Choice("none", f"not tried with {model.task}")
+    reasons = (
+        (model.narrow, "weights have 16 bits already"),
+        (job.model.quantization is not None, "not measured with quantized weights"),
+        (model.foreign, "the model's code isn't that of transformers"),
+        (model.task not in MIXED_TASKS, f"not tried with {model.task}"),
+    )
+    reason = next((reason for excluded, reason in reasons if excluded), None)
+    if reason is not None:
+        return Choice("none", reason)
     assert device.capability is not None
     if device.capability >= FIRST_WITH_BF16:
         return Choice("bf16", "the card multiplies bfloat16")
