@@ -28,8 +28,8 @@ def token_operations(job: Job, model: Any, parameters: int) -> float | None:
         parameters: number of its parameters.
 
     Returns:
-        None for adapters, whose frozen weights have no gradients, for models with experts, of which a token takes
-        some, for encoders with decoders, and for other tasks than those of texts.
+        None for adapters, whose frozen weights have no gradients, and for models with experts, of which a token takes
+        some. None for encoders with decoders, too, and for other tasks than those of texts.
 
     """
     if job.rl.algorithm is not None or find_task(job.model.type).name not in _COUNTED or has_adapter(job.model):
