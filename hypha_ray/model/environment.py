@@ -51,6 +51,18 @@ def compute_reproducibly(device: torch.device) -> None:
     torch.backends.cuda.enable_math_sdp(True)
 
 
+def take_peak_memory(device: torch.device) -> int | None:
+    """Return the most memory that torch has held for tensors on a GPU since it was last asked, in bytes.
+
+    None on a CPU, where the peak of a process is that of its libraries and files, too.
+    """
+    if device.type != "cuda":
+        return None
+    peak = torch.cuda.max_memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return peak
+
+
 def use_threads(threads: int) -> None:
     """Let torch compute with so many threads, and keep what a step has freed for the next one.
 

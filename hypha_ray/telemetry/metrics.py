@@ -36,6 +36,14 @@ METRICS = (
     Metric("hypha_workers", "round", "workers", "{worker}", "workers in the round"),
     Metric("hypha_worker_batch_seconds", "round", "batch_s", "s", "time of one batch on a worker", per_worker=True),
     Metric("hypha_worker_mfu", "round", "mfu_by_worker", "1", "the same of a worker while it trains", per_worker=True),
+    Metric(
+        "hypha_worker_peak_memory_bytes",
+        "round",
+        "peak_memory_bytes",
+        "By",
+        "most memory of tensors on a worker's GPU in the round",
+        per_worker=True,
+    ),
     Metric("hypha_worker_batches", "round", "batches", "{batch}", "batches of a worker in the round", per_worker=True),
 )
 

@@ -163,6 +163,8 @@ class Delta(RoundEvent):
     """Operations of training on a token; None if they aren't known."""
     peak_operations: float | None = None
     """Operations in a second that the worker's GPUs are made for; None if that isn't known."""
+    peak_memory_bytes: int | None = None
+    """Most memory of tensors on the worker's GPU since its last result; None without a GPU."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ class RoundMetrics:
             **_throughput(deltas, time_s),
             **utilisation(deltas, time_s),
             "batch_s": dict(sorted(commit.batch_s.items())),
+            **peak_memory(deltas),
             "codec_error": _mean(deltas, lambda delta: delta.quality[0]),
             "codec_cosine": _mean(deltas, lambda delta: delta.quality[1]),
             "bytes_down": self.bytes_down,
@@ -129,6 +130,16 @@ def _operations(deltas: Iterable[Delta]) -> float | None:
     ]
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None
+
+
+def peak_memory(deltas: Iterable[Delta]) -> dict[str, dict[int, int]]:
+    """Most memory that each worker with a GPU took, by its deltas; nothing if none has one."""
+    peaks: dict[int, int] = {}
+    for delta in deltas:
+        if delta.peak_memory_bytes is not None:
+            worker = delta.source.worker
+            peaks[worker] = max(peaks.get(worker, 0), delta.peak_memory_bytes)
+    return {"peak_memory_bytes": dict(sorted(peaks.items()))} if peaks else {}
 
 
 def _throughput(deltas: Collection[Delta], time_s: float) -> dict[str, Any]:

@@ -199,6 +199,7 @@ def summary(
         "ended_early": _ended_early(events),
         "idle_fraction": _mean(record.get("idle_fraction") for record in rounds if record["round"] >= WARM_UP_ROUNDS),
         "plan_error": _mean(_magnitude(record.get("plan_error")) for record in rounds),
+        "peak_memory_bytes": _peak_memory(rounds),
         **_traffic(rounds, parameter_bytes),
         "rejected": int(_total(rounds, "rejected")),
         "workers_lost": sum(event.get("kind") == "loss" for event in events),
@@ -233,6 +234,12 @@ def _utilisation(rounds: list[Record]) -> float | None:
     if not seconds or any(record.get("mfu") is None for record in rounds):
         return None
     return math.fsum(record["mfu"] * record["time_s"] for record in rounds) / seconds
+
+
+def _peak_memory(rounds: Iterable[Record]) -> int | None:
+    """Most memory of any worker in any round; None if none has told."""
+    peaks = [peak for record in rounds for peak in (record.get("peak_memory_bytes") or {}).values()]
+    return max(peaks, default=None)
 
 
 def _since(rounds: list[Record], total: str, own: str) -> float | None:

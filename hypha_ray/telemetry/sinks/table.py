@@ -170,6 +170,7 @@ def closing(figures: Record) -> str:
         f"{(figures.get('bytes_up') or 0) / 1e6:.1f} MB up",
         _saving(figures.get("traffic_ratio")),
         f"{counted(figures['workers_lost'], 'worker')} lost" if figures.get("workers_lost") else "",
+        _peak(figures.get("peak_memory_bytes")),
         f"{counted(figures['rejected'], 'delta')} rejected" if figures.get("rejected") else "",
         f"{counted(figures['slices_quarantined'], 'damaged slice')} left out"
         if figures.get("slices_quarantined")
@@ -198,6 +199,10 @@ def _quality(figures: Record) -> Iterator[str]:
         names = [name for name in objective.beside if figures.get(name) is not None]
         more = ", ".join(f"{name} {figures[name]:.4g}" for name in names)
         yield f"{objective.validated} {value:.4f}" + (f" ({more})" if more else "")
+
+
+def _peak(size: int | None) -> str:
+    return "" if size is None else f"a worker's GPU memory up to {size / 2**30:.1f} GiB"
 
 
 def _saving(ratio: float | None) -> str:

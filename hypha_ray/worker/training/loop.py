@@ -14,6 +14,7 @@ from hypha_ray.config.automatic import settings_told
 from hypha_ray.errors import ConfigError
 from hypha_ray.exchange_schedule import fragments_of_round, version_due
 from hypha_ray.failpoints import failpoint
+from hypha_ray.model.environment import take_peak_memory
 from hypha_ray.model.layout import layout_of
 from hypha_ray.model.settings import settled
 from hypha_ray.model.tasks.masking import SpecialTokens
@@ -349,6 +350,7 @@ class TrainingLoop:
             sums=meter.sums,
             token_operations=self._token_operations,
             peak_operations=self._peak_operations,
+            peak_memory_bytes=take_peak_memory(self._trainer.device),
         )
         parts = [*payloads, *([export_inner_state(self._trainer, self._encoders)] if self._bequeaths else [])]
         action = failpoint("worker.payload", self._source.worker)

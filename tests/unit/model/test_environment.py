@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hypha_ray.model import environment
-from hypha_ray.model.environment import device_of, use_gpus
+from hypha_ray.model.environment import device_of, take_peak_memory, use_gpus
 
 FREED = """
 import ctypes, sys
@@ -77,3 +77,11 @@ def test_replay_on_a_gpu_leaves_only_kernels_whose_sums_have_an_order_and_a_cpu_
 
     assert flags("cuda") == ["True", "False", "False", "False", "True", "True"]
     assert flags("cpu")[0] == "False"
+
+
+def test_peak_memory_is_that_since_it_was_last_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks = {"now": 7}
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: peaks["now"])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: peaks.update(now=3))
+    assert [take_peak_memory(torch.device("cuda", 0)) for _ in range(2)] == [7, 3]
+    assert take_peak_memory(torch.device("cpu")) is None

@@ -213,6 +213,14 @@ def test_utilisation_is_a_column_and_in_the_last_line_if_there_is_one() -> None:
     assert "461k tokens (7.09k/s, MFU 0.200)" in last
 
 
+def test_last_line_has_the_largest_peak_of_memory_if_there_is_one() -> None:
+    stream = io.StringIO()
+    with Console(2, stream) as console:
+        console.round(a_round(0))
+        console.close({"rounds": 1, "seconds": 1.0, "samples": 1, "peak_memory_bytes": 23_407_372_697})
+    assert "a worker's GPU memory up to 21.8 GiB" in stream.getvalue().splitlines()[-1]
+
+
 def test_console_close_prints_the_summary_once() -> None:
     stream = io.StringIO()
     figures = {"rounds": 3, "seconds": 65.0, "samples": 3600, "tokens": 460_800, "tokens_per_s": 7089.0, "loss": 2.5}

@@ -127,6 +127,7 @@ def test_summary_of_three_rounds_adds_up() -> None:
         "ended_early": None,
         "idle_fraction": 0.1,
         "plan_error": pytest.approx(0.2),
+        "peak_memory_bytes": None,
         "bytes_up": 150,
         "bytes_down": 120,
         "inner_steps": 30,
@@ -209,3 +210,8 @@ def test_summary_has_the_utilisation_over_the_time_of_all_rounds_or_none() -> No
     rounds = [a_round(0) | {"mfu": 0.1, "time_s": 30.0}, a_round(1) | {"mfu": 0.2, "time_s": 10.0}]
     assert summary(rounds)["mfu"] == pytest.approx(0.125)
     assert summary([*rounds, a_round(2)])["mfu"] is None
+
+
+def test_summary_has_the_largest_peak_of_memory_of_all_rounds_and_workers() -> None:
+    rounds = [a_round(0) | {"peak_memory_bytes": {0: 5, 1: 9}}, a_round(1), a_round(2) | {"peak_memory_bytes": {0: 7}}]
+    assert summary(rounds)["peak_memory_bytes"] == 9
