@@ -20,6 +20,8 @@ from hypha_ray.store.directory import RunDirectory
 
 TERMINATED = 143
 """Exit status after SIGTERM."""
+ENDING = (signal.SIGINT, signal.SIGTERM)
+"""Signals that end a job."""
 
 
 class InterruptionReport:
@@ -59,18 +61,26 @@ class InterruptionReport:
 
         An exception could be lost there: libraries go on without what they fail to load.
         """
-        import hypha_ray.store.restore_point  # noqa: F401 - what the report needs, before anything is half loaded
-
-        def end(number: int, _: object) -> None:
-            self._report()
-            os._exit(TERMINATED if number == signal.SIGTERM else INTERRUPTED)
-
-        earlier = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+        early: list[int] = []
+        """Signals that came before the report could be made."""
+        earlier = {number: signal.signal(number, lambda number, _: early.append(number)) for number in ENDING}
         try:
+            import hypha_ray.store.commits
+            import hypha_ray.store.restore_point  # noqa: F401 - what the report needs, before anything is half loaded
+
+            for number in ENDING:
+                signal.signal(number, self._end)
+            if early:
+                self._end(early[0], None)
             yield
         finally:
             for number, handler in earlier.items():
                 signal.signal(number, handler)
+
+    def _end(self, number: int, _: object) -> None:
+        """Report a signal and end the process."""
+        self._report()
+        os._exit(TERMINATED if number == signal.SIGTERM else INTERRUPTED)
 
     def _report(self) -> None:
         if self._is_reported:
