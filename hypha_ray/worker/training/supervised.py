@@ -19,6 +19,7 @@ from hypha_ray.model.checks.positions import token_counts
 from hypha_ray.model.environment import compute_reproducibly, device_of, seed_all
 from hypha_ray.model.evaluation import evaluate, tensors_of
 from hypha_ray.model.execution import set_execution
+from hypha_ray.model.known_masks import known_mask
 from hypha_ray.model.loading.build import random_model, task_of
 from hypha_ray.model.loading.preprocess import load_special_tokens
 from hypha_ray.model.losses import Losses, require_mean
@@ -90,6 +91,8 @@ class SupervisedTrainer(WholeModel):
         self._copies = InputCopies(self.device)
         goes_on = mesh is None and job.run.mode != "replay" and self.optimizer.skips
         self._reading = reading_from(self.device) if goes_on else None
+        is_decoder, is_compiled = self._task.labels == "shifted", job.worker.compile is True
+        self._tells_masks = self._reading is not None and is_decoder and not is_compiled
 
     @property
     def parameters(self) -> int:
@@ -352,7 +355,8 @@ class SupervisedTrainer(WholeModel):
         return self._task.inputs(tensors_of(part), part.keys, self._masking_seed)
 
     def _forward(self, inputs: dict[str, torch.Tensor]) -> Losses:
-        return self._computation(self._copies.of(inputs), self.device)
+        with known_mask(inputs) if self._tells_masks else nullcontext():
+            return self._computation(self._copies.of(inputs), self.device)
 
 
 def micro_batches(batch: Samples, parts: int) -> list[Samples]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import masking_utils
 
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.layout import gather, layout_of
@@ -19,6 +20,15 @@ from tests.support.slow_device import use_slow_device
 from tests.support.worker_bench import Bench, plan_of
 from tests.unit.worker.test_damage import BAD, RESNET, VIT, bench_of, places
 
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
 ADAMW = {"learning_rate": 1e-2, "clip_norm": 0.5}
 MUON = {"name": "muon", "learning_rate": 1e-2}
 
@@ -101,3 +111,27 @@ def test_figures_are_waited_for_if_a_step_cannot_be_left_out_on_the_device(
 ) -> None:
     device = use_slow_device(monkeypatch)
     assert Bench(**tables).run(plan_of(8)).of(Delta)[0].batches == 1 and device.begun == 0
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_no_mask_is_read_from_the_device(padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run() -> Bench:
+        bench = Bench(model={"config": LLAMA})
+        bench.slice["attention_mask"][::3, 11:] = 0 if padded else 1
+        return bench.run(plan_of(24))
+
+    asked = list[torch.Tensor]()
+    ask = masking_utils.fast_all
+
+    def counted(mask: torch.Tensor) -> torch.Tensor:
+        asked.append(mask)
+        return ask(mask)
+
+    monkeypatch.setattr(masking_utils, "fast_all", counted)
+    at_once = run()
+    assert len(asked) >= 3
+    asked.clear()
+    use_slow_device(monkeypatch)
+    late = run()
+    assert not asked and masking_utils.fast_all is counted
+    assert np.array_equal(late.weights, at_once.weights)
