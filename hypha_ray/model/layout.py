@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from hypha_ray.errors import ConfigError
-from hypha_ray.kernels import copy
 from hypha_ray.model.flat import Array, check, check_names, empty, pack, view, views
 from hypha_ray.model.partition import contiguous, strided
+from hypha_ray.model.staging import copy_in, moved
 from hypha_ray.types import Entry, Flat, Layout
 from hypha_ray.types.layout import dtype_of, is_trained
 
@@ -117,8 +117,8 @@ def scatter(
         for entry, tensor in live_tensors(model, layout, fragment):
             source = source_of(view(entry, flat))
             if mixing and is_trained(entry.group):
-                source = torch.lerp(source.to(tensor.device), tensor.to(source.dtype), mixing)
-            copy(source, tensor)
+                source = torch.lerp(moved(source, tensor.device), tensor.to(source.dtype), mixing)
+            copy_in(source, tensor)
 
 
 def load(model: torch.nn.Module, layout: Layout, tensors: Mapping[str, Array]) -> None:
@@ -132,7 +132,11 @@ def load(model: torch.nn.Module, layout: Layout, tensors: Mapping[str, Array]) -
     with torch.no_grad():
         for fragment in range(layout.fragments):
             for entry, tensor in live_tensors(model, layout, fragment):
-                tensor.copy_(source_of(tensors[entry.name]))
+                source = source_of(tensors[entry.name])
+                if tensor.is_cuda:
+                    copy_in(source, tensor)
+                else:
+                    tensor.copy_(source)
 
 
 def _untie(model: torch.nn.Module) -> tuple[dict[str, torch.Tensor], tuple[tuple[str, str], ...]]:
@@ -234,8 +238,12 @@ def array_of(tensor: torch.Tensor, copy: bool = False) -> Array:
         copy: whether the array has memory of its own even if the tensor is on the CPU.
 
     """
-    bits = tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor
-    array: Array = bits.detach().to("cpu", copy=copy).numpy()
+    bits = (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).detach()
+    if bits.is_cuda:
+        host = torch.empty(bits.shape, dtype=bits.dtype, pin_memory=True).copy_(bits)
+    else:
+        host = bits.to("cpu", copy=copy)
+    array: Array = host.numpy()
     return array
 
 

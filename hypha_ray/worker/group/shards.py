@@ -26,6 +26,7 @@ from hypha_ray.errors import CheckpointError
 from hypha_ray.kernels import copy
 from hypha_ray.model.flat import Array
 from hypha_ray.model.layout import array_of, empty, live_tensors, pinned, source_of, view
+from hypha_ray.model.staging import copy_in, moved
 from hypha_ray.optim.optimizers import Inner
 from hypha_ray.optim.state import put_state
 from hypha_ray.types import Flat, Layout
@@ -109,7 +110,7 @@ class Shards:
                 copy(part, own)
             else:
                 if source is not None:
-                    tensor.copy_(source)
+                    copy_in(source, tensor)
                 dist.broadcast(tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor, 0)
 
     @torch.no_grad()
@@ -182,7 +183,7 @@ class Shards:
     def _part(self, source: Tensor | None, like: DTensor, dtype: torch.dtype) -> Tensor:
         """Return this process's part of a tensor that the first process has."""
         device = like.device
-        whole = torch.empty(like.shape, dtype=dtype, device=device) if source is None else source.to(device)
+        whole = torch.empty(like.shape, dtype=dtype, device=device) if source is None else moved(source, device)
         return distribute_tensor(whole, self._mesh, like.placements, src_data_rank=0).to_local()
 
 
