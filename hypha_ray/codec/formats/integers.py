@@ -19,7 +19,7 @@ class Int8(Chunked):
 
     def compress(self, values: torch.Tensor) -> Parts:
         """Round to the nearest multiple of the greatest magnitude / 127."""
-        scales = values.abs().amax(1, keepdim=True) / 127
+        scales = divided(values.abs().amax(1, keepdim=True), 127)
         return {"codes": multiples(values, scales, 127).to(torch.int8), "scales": scales}
 
     def expand(self, parts: Parts) -> torch.Tensor:
@@ -54,8 +54,8 @@ class Int4(FourBits):
 
     def compress(self, values: torch.Tensor) -> Parts:
         """Round to the nearest multiple of the greatest magnitude / 7."""
-        scales = bits_of_bf16(values.abs().amax(1, keepdim=True) / 7)
-        codes = multiples(values, bf16_of_bits(scales), 7).to(torch.uint8)
+        scales = bits_of_bf16(divided(values.abs().amax(1, keepdim=True), 7))
+        codes = multiples(values, bf16_of_bits(scales), 7).to(torch.int8).view(torch.uint8)
         return {"codes": pack4(codes.bitwise_and_(15)), "scales": scales}
 
 
@@ -63,6 +63,11 @@ def multiples(values: torch.Tensor, scales: torch.Tensor, most: int) -> torch.Te
     """The nearest multiples, as whole floats; 0 where the scale is 0 or no number."""
     inverse = torch.where(scales > 0, 1 / scales, 0)
     return (values * inverse).round_().clamp_(-most, most).nan_to_num_(0.0)
+
+
+def divided(values: torch.Tensor, divisor: int) -> torch.Tensor:
+    """Divide by a number, rounded once on every device: by a plain one a GPU multiplies with its reciprocal."""
+    return values / torch.full((), float(divisor), device=values.device)
 
 
 def pack4(codes: torch.Tensor) -> torch.Tensor:
@@ -81,4 +86,4 @@ def look_up4(packed: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
         (chunks, 2n) values.
 
     """
-    return torch.nn.functional.embedding(packed.int(), table).flatten(1)
+    return torch.nn.functional.embedding(packed.int(), table.to(packed.device)).flatten(1)
