@@ -43,6 +43,8 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
     from benchmarks.codecs import codecs
     from benchmarks.data_faults import ROWS as DATA_FAULTS
     from benchmarks.data_faults import data_faults
+    from benchmarks.device_exchange import ROWS as DEVICE
+    from benchmarks.device_exchange import device_exchange
     from benchmarks.exchange import EXCHANGES, SIZES, exchange
     from benchmarks.relay import relay
     from benchmarks.rl.ahead import ROWS as AHEAD
@@ -80,6 +82,7 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
         SLICE_PATH: slice_path,
         DATA_FAULTS: data_faults,
         tuple(f"{row}_{millions}M_{count}" for millions, count in SIZES for row in EXCHANGES): exchange,
+        DEVICE: device_exchange,
         ("time_to_loss",): time_to_loss,
         ("overlap_none", "overlap", "overlap_one_in_flight", "overlap_three_in_flight"): overlap,
         ("peak_bytes",): peak,

@@ -1,8 +1,8 @@
 """Encoding on the device that trains, so that payloads cross to the host instead of weights.
 
 Payloads are those of `Feedback` to the bit, for codecs that treat each element by itself but for the greatest of its
-chunk. Sums over a chunk, as `huffman2`, `huffman3` and `topk` have them, are rounded in another order on a GPU, and
-`topk` breaks ties in another one; these are encoded on the host. Where a value is no number, its bits may differ.
+chunk. The host encodes by `huffman2`, `huffman3` and `topk`: their sums over a chunk have another order on a GPU, and
+so have the ties of `topk`. Where a value is no number, its bits may differ.
 """
 
 from __future__ import annotations

@@ -42,10 +42,14 @@ class LocalWeights:
         self._rest: dict[int, Flat] = {}
         """Rounding error of 16-bit weights when they were last written, by fragment."""
 
-    def merge(self, arrived: Arrived, mixes: bool = True) -> None:
+    def merge(self, arrived: Arrived, mixes: bool = True) -> bool:
         """Take new global weights θ over: all there are, or new ones, which are mixed if so (arXiv 2501.18512).
 
         Mixed, the live weights become θ + α(w − θ).
+
+        Returns:
+            Whether they were mixed.
+
         """
         mixing = self._mixing if mixes and not arrived.whole else 0.0
         for fragment, flat in arrived.fragments.items():
@@ -56,6 +60,7 @@ class LocalWeights:
         self._own = (self._own and len(arrived.fragments) < self._layout.fragments) or mixing > 0
         if self._keeps:
             self.theta |= arrived.fragments
+        return mixing > 0
 
     def _mixed(self, fragment: int, theta: Groups, mixing: float) -> Groups:
         """Global weights mixed with a worker's own in 32 bits: θ + α(w − θ)."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from hypha_ray.codec import encoded, encoders, payload_bytes, sends_differences
+from hypha_ray.codec import Quality, encoders, payload_bytes, sends_differences
 from hypha_ray.config import Job
 from hypha_ray.config.automatic import settings_told
 from hypha_ray.errors import ConfigError
@@ -44,6 +44,7 @@ from hypha_ray.worker.batches import BatchSource
 from hypha_ray.worker.inbox import Inbox
 from hypha_ray.worker.incarnation import Emit
 from hypha_ray.worker.interrupts import Retired
+from hypha_ray.worker.training.device_encoding import device_encoding
 from hypha_ray.worker.training.faults import Throttle, corrupted
 from hypha_ray.worker.training.inner_state import export_inner_state, import_inner_state
 from hypha_ray.worker.training.local_weights import LocalWeights
@@ -104,6 +105,7 @@ class TrainingLoop:
         self._strategy = strategy(job, self._trainer)
         self._layout = layout_of(self._model, job.sync.fragments, job.sync.partition)
         self._encoders, self._relative = encoders(job.sync), sends_differences(job.sync)
+        self._device_encoding = device_encoding(job, self._trainer, self._layout, self._encoders)
         self._results: dict[int, Flat] = {}
         """Arrays that results were made in, by fragment."""
         self._replay = job.run.mode == "replay"
@@ -164,6 +166,8 @@ class TrainingLoop:
             self._optimizer.reset()
             for encoder in self._encoders:
                 encoder.residual.clear()
+            if self._device_encoding is not None:
+                self._device_encoding.forget()
 
     def _go_to_next(self) -> Plan:
         """Wait for the next round's plan, and merge the weights that are due in it."""
@@ -179,7 +183,9 @@ class TrainingLoop:
         """Copy newer weights into the live parameters, on the way to the version that is due; waits since `asked`."""
         arrived = self._inbox.weights(due)
         began = time.monotonic()
-        self._weights.merge(arrived, mixes=arrived.version > self._job.rounds.warmup_rounds)
+        mixed = self._weights.merge(arrived, mixes=arrived.version > self._job.rounds.warmup_rounds)
+        if self._device_encoding is not None:
+            self._device_encoding.take(arrived.fragments, mixed)
         self._trainer.merged(arrived.version)
         theta = [flat for _, flat in sorted(arrived.fragments.items())]
         sha256 = None if self._proved else digest(named(self._layout, theta))
@@ -324,14 +330,13 @@ class TrainingLoop:
         failpoint("worker.before_delta", self._source.worker)
         train_s = meter.train_s
         fragments = fragments_of_round(self._job, plan.round)
-        for fragment in fragments:
-            # The arrays of the last time are free: its result couldn't have been merged before they were read.
-            result = self._strategy.result(self._layout, fragment, self._results.get(fragment))
-            self._results[fragment] = self._weights.complete(fragment, result) if self._strategy.has_state else result
         theta = [self._weights.theta[fragment] for fragment in fragments] if self._weights.theta else []
-        results = [self._results[fragment] for fragment in fragments]
-        encoders = [self._encoders[fragment] for fragment in fragments]
-        payloads, quality = encoded(encoders, results, theta if self._relative else ())
+        payloads: list[Flat] = []
+        quality = Quality()
+        for fragment in fragments:
+            payload, own_quality = self._payload(fragment)
+            payloads.append(payload)
+            quality += own_quality
         delta = Delta(
             source=self._source,
             round=plan.round,
@@ -357,6 +362,18 @@ class TrainingLoop:
         items: list[Delta | Flat] = [delta, *parts] if action is None else corrupted(action, delta, parts, theta)
         for item in items:
             self._emit(item)
+
+    def _payload(self, fragment: int) -> tuple[Flat, Quality]:
+        """Encode a fragment's result, on the model's device if that is possible.
+
+        Its arrays of the last time are free: that result couldn't have been merged before they were read.
+        """
+        if self._device_encoding is not None and (made := self._device_encoding.payload(fragment)) is not None:
+            return made
+        result = self._strategy.result(self._layout, fragment, self._results.get(fragment))
+        self._results[fragment] = self._weights.complete(fragment, result) if self._strategy.has_state else result
+        theta = self._weights.theta[fragment] if self._relative and self._weights.theta else None
+        return self._encoders[fragment].encode(self._results[fragment], theta)
 
 
 def _named(batch: Samples) -> str:

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from benchmarks import device_exchange
 from benchmarks.convergence import exchange_options, quality
 from benchmarks.plots import draw
 from benchmarks.wide_area.overlap import BATCH_S, WORKERS, exchange_s, utilisation
@@ -79,3 +81,13 @@ def test_plots_are_drawn_of_the_rows_that_are_there(tmp_path: Path) -> None:
     assert [file.name for file in files] == ["quality.svg", "exchange.svg", "time_to_loss.svg", "asynchrony.svg"]
     assert all(b"<svg" in file.read_bytes() for file in files)
     assert draw({"planner": {"value": 1.0}}, tmp_path / "none") == []
+
+
+def test_exchange_between_a_device_and_its_host_is_checked_and_measured_for_each_codec() -> None:
+    rows = device_exchange.device_exchange(torch.device("cpu"), millions=0.01, width=64, turns=1)
+
+    assert tuple(rows) == device_exchange.ROWS
+    assert rows["device_int8"]["crossed_bytes"] == 8192 + 4 * 8192 // 256
+    assert rows["device_int8"]["weights_bytes"] == rows["device_merge"]["crossed_bytes"] == 4 * 8192
+    with pytest.raises(RuntimeError, match="no GPU"):
+        device_exchange.device_exchange()
