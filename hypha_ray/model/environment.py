@@ -34,6 +34,13 @@ def device_of(wish: str) -> torch.device:
     return torch.device(wish)
 
 
+def free_gpu_bytes(device: torch.device) -> int:
+    """Return the memory of a GPU that torch hasn't reserved and may: what is free, within the part that is leased."""
+    free, total = torch.cuda.mem_get_info(device)
+    part = min(1.0, _lease.get("gpus", 1.0))
+    return min(free, int(part * total) - torch.cuda.memory_reserved(device))
+
+
 def compute_reproducibly(device: torch.device) -> None:
     """Let a GPU make equal bits of equal inputs, as replay mode promises; a CPU does so anyway.
 

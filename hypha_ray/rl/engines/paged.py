@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
+from hypha_ray.model.environment import free_gpu_bytes
 from hypha_ray.rl.engines.sampling import Sampling
 
 PAGE = 16
@@ -136,10 +137,10 @@ def _token_bytes(model: Any) -> int:
 
 
 def _free_bytes(model: Any) -> int:
-    """Return a GPU's memory that is free, or that torch has of it without using it."""
+    """Return a GPU's memory that this process may take, or that torch has of it without using it."""
     device = model.device
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(torch.cuda.mem_get_info(device)[0] + unused)
+    return free_gpu_bytes(device) + unused
 
 
 def _on_device(model: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from hypha_ray.codec import Encoder, Quality, difference_codec, sends_difference
 from hypha_ray.codec.blocks import blocks
 from hypha_ray.codec.on_device import BLOCK, DeviceFeedback, encodes_on_device
 from hypha_ray.config import Job
+from hypha_ray.model.environment import free_gpu_bytes
 from hypha_ray.model.layout import live_tensors, source_of
 from hypha_ray.model.live_group import LiveGroup
 from hypha_ray.model.staging import copy_in, moved
@@ -174,6 +176,5 @@ def device_encoding(job: Job, trainer: Trainer, layout: Layout, encoders: list[E
         return None
     if codec == "fp32" or not encodes_on_device(difference_codec(codec)):
         return None
-    return DeviceEncoding(
-        trainer, layout, encoders, codec, job.sync.error_feedback, lambda: torch.cuda.mem_get_info(device)[0]
-    )
+    free_bytes = partial(free_gpu_bytes, device)
+    return DeviceEncoding(trainer, layout, encoders, codec, job.sync.error_feedback, free_bytes)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hypha_ray.model import environment
-from hypha_ray.model.environment import device_of, take_peak_memory, use_gpus
+from hypha_ray.model.environment import device_of, free_gpu_bytes, take_peak_memory, use_gpus
 
 FREED = """
 import ctypes, sys
@@ -56,6 +56,17 @@ def test_auto_is_the_device_of_the_lease_and_outside_of_leases_that_of_the_machi
         assert device_of("auto").type == device
     use_gpus(0)
     assert device_of("cpu").type == "cpu"
+
+
+@pytest.mark.parametrize(("leased", "free", "expected"), [(1, 30, 30), (2, 30, 30), (0.5, 30, 20), (0.5, 15, 15)])
+def test_free_memory_of_a_gpu_is_within_the_part_that_is_leased(
+    leased: float, free: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 80))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 20)
+    monkeypatch.setattr(environment, "_lease", {})
+    use_gpus(leased)
+    assert free_gpu_bytes(torch.device("cuda")) == expected
 
 
 REPRODUCIBLE = """
