@@ -47,11 +47,6 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
     from benchmarks.device_exchange import device_exchange
     from benchmarks.exchange import EXCHANGES, SIZES, exchange
     from benchmarks.relay import relay
-    from benchmarks.rl.ahead import ROWS as AHEAD
-    from benchmarks.rl.ahead import ahead
-    from benchmarks.rl.engines import LONG, ROUND, long_responses, rounds
-    from benchmarks.rl.steps import ROWS as RL
-    from benchmarks.rl.steps import rl
     from benchmarks.scheduling.core import ROWS as CORE
     from benchmarks.scheduling.core import core
     from benchmarks.scheduling.market import market
@@ -70,10 +65,7 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
         ("planner",): planner,
         ("plan_64_ms", "plan_10000_ms"): plan_time,
         ("inner_overhead", "inner_loop_cpu", "data_wait_fraction"): inner_loop,
-        RL: rl,
-        AHEAD: ahead,
-        ROUND: rounds,
-        LONG: long_responses,
+        **_of_reinforcement(),
         CORE: core,
         ("streams_500",): streams,
         ("hire", "exchange_leases", "selection_10000"): market,
@@ -89,6 +81,17 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
         **_of_convergence(),
         tuple(f"codec_{name}" for name in NAMES[1:]): codecs,
     }
+
+
+def _of_reinforcement() -> dict[tuple[str, ...], Callable[[], Rows]]:
+    """Rows of reinforcement learning."""
+    from benchmarks.rl.ahead import ROWS as AHEAD
+    from benchmarks.rl.ahead import ahead
+    from benchmarks.rl.engines import LONG, ROUND, long_responses, rounds
+    from benchmarks.rl.steps import ROWS as RL
+    from benchmarks.rl.steps import rl
+
+    return {RL: rl, AHEAD: ahead, ROUND: rounds, LONG: long_responses}
 
 
 def _of_convergence() -> dict[tuple[str, ...], Callable[[], Rows]]:
