@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.cli.options import parse_options
@@ -35,10 +35,12 @@ class Arguments:
     """File to write the rows to."""
     plots: Path | None = None
     """Folder to draw them in, those that have a plot."""
+    device: Literal["cuda", "cpu"] = "cuda"
+    """Device of the rows of one GPU; cpu: a stand-in of tiny size, to find mistakes."""
 
 
-def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
-    """Rows that are measured together, and what measures them."""
+def groups(device: str = "cuda") -> dict[tuple[str, ...], Callable[[], Rows]]:
+    """Rows that are measured together, and what measures them; those of one GPU on a device."""
     from benchmarks.bridge import bridge
     from benchmarks.codecs import codecs
     from benchmarks.data_faults import ROWS as DATA_FAULTS
@@ -46,6 +48,7 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
     from benchmarks.device_exchange import ROWS as DEVICE
     from benchmarks.device_exchange import device_exchange
     from benchmarks.exchange import EXCHANGES, SIZES, exchange
+    from benchmarks.gpu.rows import groups_on
     from benchmarks.relay import relay
     from benchmarks.scheduling.core import ROWS as CORE
     from benchmarks.scheduling.core import core
@@ -80,6 +83,7 @@ def groups() -> dict[tuple[str, ...], Callable[[], Rows]]:
         ("peak_bytes",): peak,
         **_of_convergence(),
         tuple(f"codec_{name}" for name in NAMES[1:]): codecs,
+        **groups_on(device),
     }
 
 
@@ -113,11 +117,13 @@ def main() -> None:
     """Measure, print, write."""
     arguments = parse_options(Arguments, __doc__, sys.argv[1:])
     os.environ.setdefault("RAY_AUTH_MODE", "token")  # Ray reads it when it is imported, and some rows start Ray twice.
-    known = [name for names in groups() for name in names]
+    known = [name for names in groups(arguments.device) for name in names]
     if unknown := set(arguments.only) - set(known):
-        raise ConfigError("CFG001", f"no row {sorted(unknown)[0]!r}", allowed=", ".join(known), fix="name one of these")
+        raise ConfigError(
+            "CFG001", f"no row {sorted(unknown)[0]!r}", allowed=", ".join(dict.fromkeys(known)), fix="name one of these"
+        )
     only = set(arguments.only or known)
-    wanted = {names: measure for names, measure in groups().items() if only & set(names)}
+    wanted = {names: measure for names, measure in groups(arguments.device).items() if only & set(names)}
     rows: Rows = {}
     failed: list[str] = []
     for number, (names, measure) in enumerate(wanted.items(), 1):

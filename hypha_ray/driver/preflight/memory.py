@@ -18,6 +18,7 @@ from hypha_ray.config.tables.resources import WorkerGroup
 from hypha_ray.driver.preflight.compatibility import Case
 from hypha_ray.driver.preflight.loss_on_samples import scored_samples
 from hypha_ray.driver.preflight.sharded_memory import SketchedShards, bytes_of
+from hypha_ray.errors import ConfigError
 from hypha_ray.model.checks.fused_check import head_of
 from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
 from hypha_ray.model.execution import set_execution
@@ -42,6 +43,8 @@ class StepSizes:
     """Activations, gradients, what single operations need, and what processes with shards gather."""
     built: int | None = None
     """Bytes of the whole model, which each process builds before it keeps a part; None if the model isn't sharded."""
+    bounds: bool = False
+    """Whether the step takes less, because compiled code computes some activations again instead of keeping them."""
 
     @property
     def total(self) -> int:
@@ -59,7 +62,8 @@ class StepSizes:
         parts = (("weights", self.weights), ("optimizer", self.optimizer), ("activations and gradients", self.rest))
         listed = ", ".join(f"{name} {_shown(size)}" for name, size in parts)
         if processes == 1:
-            return f"a training step of a worker takes {_shown(self.total)}: {listed}"
+            least = "at most " if self.bounds else ""
+            return f"a training step of a worker takes {least}{_shown(self.total)}: {listed}"
         every = self.of_worker(processes) if self.built is None else processes * self.total
         whole = f"a training step of a worker's {processes} processes takes {_shown(every)}"
         if self.built is not None:
@@ -180,7 +184,8 @@ def _measured(
     inner = inner.model_copy(update={"name": "adamw"}) if narrow else inner
     optimizer = build_optimizer(network, inner, None if inner.total_steps else 100, shards=shards)
     tensors = [*network.parameters(), *network.buffers()]
-    state, head = 0, head_of(task, network) if job.worker.fused_loss is True else None
+    state, head, compiles = 0, _fused_head(job, task, network), job.worker.compile is True
+    kept = _compiled_logits(job, head, inputs) if compiles and head is not None else 0
     with _LiveBytes([*tensors, *(shards.pieces if shards else ()), *inputs.values()]) as live:
         for _ in range(2):
             live.peak = live.now
@@ -193,9 +198,27 @@ def _measured(
                 shards.end_backward()
             optimizer.step(torch.ones(()))
             state = sum(_state_bytes(one) for one in optimizer.optimizers)
-        weights, rest = shards.weights if shards else bytes_of(tensors), live.peak - state
+        weights, rest = shards.weights if shards else bytes_of(tensors), live.peak - state + kept
         state = eight_bits_bytes(optimizer.parameters) if narrow else state
-        return StepSizes(weights, state, rest, bytes_of(tensors) if shards else None)
+        return StepSizes(weights, state, rest, bytes_of(tensors) if shards else None, compiles)
+
+
+def _fused_head(job: Job, task: Task, network: PreTrainedModel) -> torch.nn.Linear | None:
+    """Return the head whose logits aren't there in 32 bits, by a fused loss or by compiled code; None otherwise."""
+    if job.worker.fused_loss is True:
+        return head_of(task, network)
+    if job.worker.compile is not True:
+        return None
+    try:
+        return head_of(task, network)
+    except ConfigError:  # Compiled all the same; its logits are counted as they are without.
+        return None
+
+
+def _compiled_logits(job: Job, head: torch.nn.Linear, inputs: Mapping[str, Any]) -> int:
+    """Return the bytes of logits and of their gradient, which compiled code keeps in the dtype of products alone."""
+    width = head.weight.element_size() if job.worker.autocast == "none" else 2
+    return 2 * int(inputs["input_ids"].numel()) * head.out_features * width
 
 
 def _state_bytes(optimizer: torch.optim.Optimizer) -> int:

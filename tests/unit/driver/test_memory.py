@@ -121,6 +121,20 @@ def test_memory_of_a_step_is_foretold_within_15_percent(kind: str, tmp_path: Pat
     assert foretold(tables).total == pytest.approx(taken(tables), rel=0.15)
 
 
+def test_compiled_step_takes_at_most_that_of_a_fused_loss_and_logits_of_16_bits() -> None:
+    """8 × 256 logits of 6 000 tokens and their gradients; those of 32 bits are never there."""
+    tables: dict[str, Any] = {"model": {"config": LLAMA}, "rounds": {"max_batch_size": 8}}
+    given = {"autocast": "bf16", "attention": "none"}
+    fused, plain, compiled = (
+        foretold({**tables, "worker": {**given, "fused_loss": fuses, "compile": compiles}})
+        for fuses, compiles in ((True, False), (False, False), (False, True))
+    )
+    assert compiled.rest == fused.rest + 2 * 8 * 256 * LLAMA["vocab_size"] * 2
+    assert compiled.total < plain.total
+    assert compiled.note(1).startswith("a training step of a worker takes at most 0.")
+    assert plain.note(1).startswith("a training step of a worker takes 0.")
+
+
 def test_memory_of_each_process_with_shards_is_foretold_within_15_percent() -> None:
     worker = {"device": "cpu", "processes": 2, "sharding": "full"}
     tables: dict[str, Any] = {"model": {"config": LLAMA}, "rounds": {"max_batch_size": 8}, "worker": worker}

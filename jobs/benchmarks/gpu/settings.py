@@ -1,0 +1,96 @@
+"""The worker's loop beside a plain one, and what is chosen automatically beside all other settings."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from itertools import product
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.loops import VALIDATION, Trained, plain, train
+from benchmarks.gpu.size import Size, texts
+from hypha_ray.config.automatic import OFF, Value
+from hypha_ray.config.conflicts import conflicts
+
+AUTO: dict[str, Value] = dict.fromkeys(OFF, "auto")
+CHOICES: dict[str, tuple[Value, ...]] = {
+    "autocast": ("none", "bf16"),
+    "compile": (False, True),
+    "fused_loss": (False, True),
+    "attention": ("eager", "sdpa"),
+}
+"""Values of each setting that are tried with those of all others."""
+LONG = 1000
+"""Rounds of the job for which settings are chosen, so that it pays to compile; two of them are measured."""
+BESIDE: tuple[dict[str, Value], ...] = (
+    {"autocast": "bf16", "attention": "sdpa"},
+    {"autocast": "bf16", "attention": "sdpa", "compile": True},
+)
+"""Settings of which the worker's loop and a plain one are compared."""
+
+
+def loop(size: Size) -> dict[str, dict[str, Any]]:
+    """Seconds of a step of a plain loop ÷ those of the worker's loop, with equal settings."""
+    ids, rows = texts(size, size.steps + VALIDATION), {}
+    for given in BESIDE[: len(BESIDE) if size.device == "cuda" else 1]:
+        settings = OFF | given
+        job = size.job(settings)
+        times = [(plain(size, job, ids), train(size, job, ids).step_s) for _ in range(2)]
+        bare_s, ours_s = (median(column) for column in zip(*times, strict=True))
+        name = "gpu_loop_compiled" if given.get("compile") else "gpu_loop"
+        shown = {"plain_ms": round(1e3 * bare_s, 2), "ours_ms": round(1e3 * ours_s, 2)}
+        rows[name] = {"value": bare_s / ours_s, "target": ">= 0.97", **shown, **_conditions(size), **settings}
+    return rows
+
+
+def automatic(size: Size) -> dict[str, dict[str, Any]]:
+    """Seconds of a step with the best settings ÷ those with what is chosen automatically; and a row for each setting.
+
+    A row of a setting has the loss after all steps beside that of none.
+    """
+    ids = texts(size, size.steps + VALIDATION)
+    found: dict[str, Trained] = {}
+    for settings in combinations(size):
+        try:
+            found[_name(settings)] = train(size, size.job(settings), ids)
+        except torch.OutOfMemoryError:
+            print(f"{_name(settings)}: the GPU has too little memory", file=sys.stderr)
+    chosen = train(size, size.job(AUTO, LONG), ids)
+    best = min(found, key=lambda name: found[name].step_s)
+    bare = found.get(_name(OFF | {"attention": "sdpa"}), next(iter(found.values())))
+    value = found[best].step_s / chosen.step_s
+    rows = {
+        "gpu_auto": {"value": value, "target": ">= 0.95", "best": best, **_shown(chosen, bare), **_conditions(size)}
+    }
+    for name, one in found.items():
+        rows[f"gpu_{name}"] = {"value": bare.step_s / one.step_s, "target": "", **_shown(one, bare)}
+    return rows
+
+
+def combinations(size: Size) -> Iterator[dict[str, Value]]:
+    """Return all settings that don't exclude each other; a CPU compiles nothing, because that takes minutes."""
+    for values in product(*CHOICES.values()):
+        settings = dict(zip(CHOICES, values, strict=True))
+        if not list(conflicts(size.job(settings))) and (size.device == "cuda" or not settings["compile"]):
+            yield settings
+
+
+def _name(settings: dict[str, Value]) -> str:
+    """Return the name of settings: the values, and names of those that are switched on."""
+    on = [name for name in ("compile", "fused_loss") if settings[name]]
+    return "_".join([str(settings["autocast"]), *on, str(settings["attention"])])
+
+
+def _shown(one: Trained, bare: Trained) -> dict[str, Any]:
+    """Return the figures of a training as conditions of a row."""
+    settings = {name: one.settings[name] for name in OFF}
+    figures = {"step_ms": round(1e3 * one.step_s, 2), "first_s": round(one.first_s, 2), "peak_gib": one.peak_gib}
+    loss = {"loss": round(one.loss, 5), "loss_distance": round(one.loss - bare.loss, 5)}
+    return settings | figures | loss | ({} if one.mfu is None else {"mfu": round(one.mfu, 4)})
+
+
+def _conditions(size: Size) -> dict[str, Any]:
+    return {"batch": size.batch, "tokens": size.tokens, "steps": size.steps}
