@@ -2,8 +2,10 @@
 
     python jobs/bench.py
     python jobs/bench.py --only planner inner_overhead --json bench.json
+    python jobs/bench.py --only start --beside ../other-checkout
 
-With no row named, all are measured, which takes hours; a name that is no row's lists them.
+With no row named, all are measured, which takes hours; a name that is no row's lists them. `start` names all rows about
+the start and the end of a command.
 """
 
 from __future__ import annotations
@@ -37,10 +39,12 @@ class Arguments:
     """Folder to draw them in, those that have a plot."""
     device: Literal["cuda", "cpu"] = "cuda"
     """Device of the rows of one GPU; cpu: a stand-in of tiny size, to find mistakes."""
+    beside: Path | None = None
+    """Another checkout, with whose starts those of this one are compared in turns: the rows of `start` are ratios."""
 
 
-def groups(device: str = "cuda") -> dict[tuple[str, ...], Callable[[], Rows]]:
-    """Rows that are measured together, and what measures them; those of one GPU on a device."""
+def groups(device: str = "cuda", beside: Path | None = None) -> dict[tuple[str, ...], Callable[[], Rows]]:
+    """Rows that are measured together; those of one GPU on a device, and starts also `beside` another checkout."""
     from benchmarks.bridge import bridge
     from benchmarks.codecs import codecs
     from benchmarks.data_faults import ROWS as DATA_FAULTS
@@ -57,6 +61,8 @@ def groups(device: str = "cuda") -> dict[tuple[str, ...], Callable[[], Rows]]:
     from benchmarks.scheduling.streams import streams
     from benchmarks.slice_path import ROWS as SLICE_PATH
     from benchmarks.slice_path import slice_path
+    from benchmarks.start import ROWS as START
+    from benchmarks.start import start
     from benchmarks.throughput import inner_loop
     from benchmarks.wide_area.overlap import overlap
     from benchmarks.wide_area.peak import peak
@@ -66,6 +72,7 @@ def groups(device: str = "cuda") -> dict[tuple[str, ...], Callable[[], Rows]]:
 
     return {
         ("planner",): planner,
+        ("start", *START): partial(start, beside),
         ("plan_64_ms", "plan_10000_ms"): plan_time,
         ("inner_overhead", "inner_loop_cpu", "data_wait_fraction"): inner_loop,
         **_of_reinforcement(),
@@ -123,7 +130,8 @@ def main() -> None:
             "CFG001", f"no row {sorted(unknown)[0]!r}", allowed=", ".join(dict.fromkeys(known)), fix="name one of these"
         )
     only = set(arguments.only or known)
-    wanted = {names: measure for names, measure in groups(arguments.device).items() if only & set(names)}
+    measures = groups(arguments.device, arguments.beside)
+    wanted = {names: measure for names, measure in measures.items() if only & set(names)}
     rows: Rows = {}
     failed: list[str] = []
     for number, (names, measure) in enumerate(wanted.items(), 1):

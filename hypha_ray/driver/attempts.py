@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import ray
@@ -42,8 +42,10 @@ class SchedulerLost(Exception):
     """End of an attempt that another may follow: its scheduler died or fell silent, or an object was lost."""
 
 
-def records(job: Job, run: str, directory: RunDirectory, source: DataSource) -> Iterator[dict[str, Any]]:
+def records(job: Job, run: str, directory: RunDirectory, source: DataSource) -> Generator[dict[str, Any], None, None]:
     """Run a job on this node's Ray, and yield what its schedulers stream until the run is over.
+
+    To close it ends the scheduler and its actors, which takes a connection to Ray.
 
     Args:
         job: the job file.

@@ -6,7 +6,8 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from hypha_ray.driver.datasets.data_source import COPY, DataSource, is_served, k
 from hypha_ray.driver.find_run import no_run
 from hypha_ray.driver.folders import check_places
 from hypha_ray.driver.interruption import InterruptionReport
+from hypha_ray.driver.local_ray.libraries import load_libraries
+from hypha_ray.driver.local_ray.service import RayService
 from hypha_ray.driver.naming import named, placed
 from hypha_ray.driver.preflight.advice import advice
 from hypha_ray.driver.preflight.checks import (
@@ -50,6 +53,17 @@ __all__ = ["finish", "records", "run_in", "run_job"]
 
 log = logging.getLogger(__name__)
 
+AT_THE_END = (
+    "hypha_ray.driver.datasets.job_tokenizer",
+    "hypha_ray.driver.model_card",
+    "hypha_ray.model.saved_model",
+    "hypha_ray.store.mirroring.courier",
+    "hypha_ray.telemetry.plots",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.figure",
+)
+"""Modules that only the end of a run needs."""
+
 
 def run_job(loaded: Loaded, kind: str, command: Sequence[str] | None = None) -> Path:
     """Run a job. A run with commits resumes from the last one; a run with all its rounds is only exported.
@@ -76,10 +90,12 @@ def run_in(
     phases: Phases,
     interruption: InterruptionReport,
     command: Sequence[str] | None = None,
+    service: RayService | None = None,
 ) -> None:
     """Run a job as `run_job`, in the run directory that `placed` gives beside the job.
 
-    `phases` takes what is done before and after training; `interruption` tells of one while Ray is connected.
+    `phases` takes what is done before and after training; `interruption` tells of one while Ray is connected. `service`
+    is a Ray of our own that is starting.
     """
     job, directory = run
     _tell(loaded.notes)
@@ -95,6 +111,7 @@ def run_in(
         check_job(job)
         told, due = job, new or not is_done(job, directory)
         if due:
+            _fork_workers(job, service, interruption)
             _tell(check_rewards(job))
             job = with_identity(job, directory, source, loaded.resume)
         if new:
@@ -104,7 +121,7 @@ def run_in(
             require_secrets(job)
             _check_upload(job)
             phases.begin(f"{connecting()} Ray")
-            with connected(str(job.run.name)), interruption.reported():
+            with connected(str(job.run.name), service=service), interruption.reported():
                 if new:
                     workers_to_hire(job, possible_nodes(), own_node(), speeds_of(job, source.manifest.shapes))
                     held.enter_context(directory.lock())
@@ -113,21 +130,49 @@ def run_in(
                 source.keep(directory)
                 record_start(directory, source, command, ray.nodes())
                 held.callback(record_devices, directory)
-                _train(job, directory, source, phases)
+                _train(job, directory, source, phases, service)
         finish(job, directory, source, phases.begin)
     phases.end()
     print(f"run: {directory.path}")
 
 
-def _train(job: Job, directory: RunDirectory, source: DataSource, phases: Phases) -> None:
+def _fork_workers(job: Job, service: RayService | None, interruption: InterruptionReport) -> None:
+    """Load libraries, once for this process and for the workers of our own Ray, before there are threads."""
+    if service is not None and service.can_fork:
+        with interruption.ending_at_once():
+            load_libraries(job)
+        service.fork_workers()
+
+
+def _train(job: Job, directory: RunDirectory, source: DataSource, phases: Phases, service: RayService | None) -> None:
     """Train, and show it on the console."""
     print(f"run: {directory.path}", flush=True)
-    stream = records(job, str(job.run.name), directory, source)
     phases.end()
     has_console = "console" in job.telemetry.sinks
     console = Console(job.rounds.update_rounds, rounds=has_console, began_s=phases.began_s)
-    watch(stream, console, advice(job, gpus_of(possible_nodes())))
+    with closing(records(job, str(job.run.name), directory, source)) as stream:
+        watch(_with_the_rest(stream, service), console, advice(job, gpus_of(possible_nodes())))
     phases.begin("disconnecting from Ray")
+
+
+def _with_the_rest(stream: Iterator[dict[str, Any]], service: RayService | None) -> Iterator[dict[str, Any]]:
+    """The records of a run; after its first round, what its start didn't wait for is loaded and started."""
+    waits = True
+    for record in stream:
+        if record["kind"] == "round" and waits:
+            waits = False
+            _load_end()
+            if service is not None:
+                service.start_rest()
+        yield record
+
+
+def _load_end() -> None:
+    """Load what a run needs after its last round, while workers train; the end says what is missing."""
+    with uncollected():
+        for name in AT_THE_END:
+            with suppress(ImportError):
+                import_module(name)
 
 
 def _opened(job: Job, directory: RunDirectory, held: ExitStack) -> DataSource:
@@ -139,8 +184,11 @@ def _opened(job: Job, directory: RunDirectory, held: ExitStack) -> DataSource:
     return held.enter_context(opened(job.dataset))
 
 
-def dry_run(loaded: Loaded, phases: Phases) -> None:
-    """Print the resolved job file, and run the checks of a start; a partial job file is checked as far as possible."""
+def dry_run(loaded: Loaded, phases: Phases, service: RayService | None = None) -> None:
+    """Print the resolved job file, and run the checks of a start; a partial job file is checked as far as possible.
+
+    `service` is a Ray of our own that is starting.
+    """
     _tell(loaded.notes)
     job, where = loaded.job, ", ".join(loaded.files) or "the command line"
     print(resolved_toml(job))
@@ -168,7 +216,7 @@ def dry_run(loaded: Loaded, phases: Phases) -> None:
         parts = [part for part, there in (("model", has_model), ("dataset", has_data)) if not there]
         _tell(f"{where}: the job has no {part}, so what depends on one isn't checked" for part in parts)
         phases.begin(f"{connecting()} Ray")
-        held.enter_context(connected("dry-run"))
+        held.enter_context(connected("dry-run", service=service))
         _tell(advice(job, gpus_of(possible_nodes())))
         if source is not None and has_model:
             _tell(dry_run_notes(job, source, possible_nodes()))

@@ -10,13 +10,17 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray._private import worker
+from ray._private.authentication.authentication_token_setup import enable_token_auth_by_default
 from ray.exceptions import AuthenticationError as RayAuthenticationError
 
 from hypha_ray.errors import AuthenticationError, ClusterError, HyphaError, first_line
+
+if TYPE_CHECKING:
+    from hypha_ray.driver.local_ray.service import RayService
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +33,7 @@ GONE_S = 30.0
 
 
 @contextmanager
-def connected(namespace: str, alone: str = "local") -> Iterator[None]:
+def connected(namespace: str, alone: str = "local", service: RayService | None = None) -> Iterator[None]:
     """Connect to the cluster of RAY_ADDRESS, or start a Ray of our own on this machine.
 
     Nothing happens if this process is connected already.
@@ -37,6 +41,7 @@ def connected(namespace: str, alone: str = "local") -> Iterator[None]:
     Args:
         namespace: of this process.
         alone: Ray's address without RAY_ADDRESS; "auto": the cluster that this machine is a node of.
+        service: a Ray of our own that is starting already; it begins to end with the connection.
 
     """
     if ray.is_initialized():
@@ -44,11 +49,16 @@ def connected(namespace: str, alone: str = "local") -> Iterator[None]:
         return
     address = os.environ.get("RAY_ADDRESS") or alone
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # It would warn that the token is on.
-    options: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+    options: dict[str, Any] = {"address": address}
+    if address == "local":
+        options |= {"include_dashboard": False} if service is None else {}
     answers = _knock(address)
     _log_messages_of_ray()
     try:
-        ray.init(address=address, namespace=namespace, log_to_driver=False, logging_level="warning", **options)
+        if service is not None:
+            options["address"] = service.address()
+            enable_token_auth_by_default()  # As for a Ray that ray.init starts.
+        ray.init(namespace=namespace, log_to_driver=False, logging_level="warning", **options)
     except Exception as error:  # Ray raises a plain exception for a node that doesn't start in time.
         raise _no_cluster(address, error, answers) from None
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Ray has just installed its own.
@@ -56,6 +66,8 @@ def connected(namespace: str, alone: str = "local") -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+        if service is not None:
+            service.end()
 
 
 def _log_messages_of_ray() -> None:

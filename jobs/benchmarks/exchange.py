@@ -22,7 +22,7 @@ import torch
 from benchmarks.peers import PEERS, Peer, installed
 from hypha_ray.config import Job
 from hypha_ray.model.layout import gather, layout_of, scatter
-from hypha_ray.scheduler.runtime.actor_owner import ROLES
+from hypha_ray.scheduler.runtime.actor_owner import actor_class
 from hypha_ray.server.actor import StepRequest
 from hypha_ray.types import Flat, Layout
 
@@ -81,7 +81,7 @@ def _rows(millions: int, count: int) -> dict[str, dict[str, Any]]:
     layout = layout_of(_model(millions))
     with ExitStack() as stack:
         peers = {name: stack.enter_context(closing(Peer(name, count, layout.bytes() // 4))) for name in installed()}
-        server: Any = ROLES["server"].options(num_cpus=0).remote(Job())
+        server: Any = actor_class("server").options(num_cpus=0).remote(Job())
         workers: list[Any] = [ray.remote(num_cpus=0)(_Worker).remote(rank, millions) for rank in range(count)]
         state = [workers[0].result.remote(), server.momentum.remote(layout, 0)]
         with socket.create_server(("127.0.0.1", 0)) as free:

@@ -86,7 +86,7 @@ class Jobs:
     def __call__(self, *arguments: str | Path, script: str = "diloco", env: dict[str, str] | None = None) -> Done:
         process = self.start(*arguments, script=script, env=env)
         output, errors = process.communicate(timeout=240)
-        assert left_behind(self._folder) == []
+        self.require_none_left()
         assert process.returncode is not None
         return Done(process.args, process.returncode, output, said(errors))
 
@@ -104,6 +104,10 @@ class Jobs:
             return self._forked[-1]
         command, pipe = [sys.executable, f"jobs/{script}.py", *words], subprocess.PIPE
         return subprocess.Popen(command, cwd=self._place, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+    def require_none_left(self) -> None:
+        """Wait for the end of all that they have started."""
+        assert left_behind(self._folder) == []
 
     def processes(self) -> list[int]:
         """All that they have started, and that still runs."""

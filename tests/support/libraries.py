@@ -27,14 +27,16 @@ OF_RAY = (
 MODELS = ("bert", "gpt2", "llama", "vit")
 
 
-def load_own_modules(but: str) -> None:
-    """Load the modules of `hypha_ray`, except those that import the module `but`."""
-    sys.modules[but] = None  # type: ignore[assignment] # To import it fails.
+def load_own_modules(but: str | None = None) -> None:
+    """Load the modules of `hypha_ray`, except those that import the module `but`; None: all of them."""
+    if but is not None:
+        sys.modules[but] = None  # type: ignore[assignment] # To import it fails.
     with uncollected():
         for module in pkgutil.walk_packages(hypha_ray.__path__, "hypha_ray."):
             with suppress(ImportError):
                 import_module(module.name)
-    del sys.modules[but]
+    if but is not None:
+        del sys.modules[but]
 
 
 with uncollected():

@@ -1,7 +1,7 @@
 """All that actors and job scripts load, Ray with it, loaded by importing this module.
 
 Ray reads variables as it is loaded, so a fork is for the same variables alone. It seeds its random ids at the first
-one, which is not drawn here.
+one, and nothing that is loaded here draws any.
 """
 
 from importlib import import_module
@@ -9,9 +9,6 @@ from importlib import import_module
 from hypha_ray.heavy_imports import uncollected
 from tests.support.libraries import load_own_modules
 
-DRAWS_ID = "hypha_ray.scheduler.runtime.actor_owner"
-"""Module that makes classes of actors, and thereby random ids, as it is loaded."""
-
 with uncollected():
     import_module("ray._private.workers.default_worker")
-load_own_modules(but=DRAWS_ID)
+load_own_modules()

@@ -25,6 +25,8 @@ from hypha_ray.worker.bridged.endpoint import check as check_door
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from hypha_ray.driver.preflight.compatibility import Case
+
 
 def check_job(job: Job) -> None:
     """Refuse an optimizer, schedule, sink, address or device that isn't available.
@@ -147,9 +149,7 @@ def check_model(job: Job, source: DataSource) -> list[str]:
     with uncollected():  # Loading torch takes seconds.
         from hypha_ray.driver.preflight.compatibility import CHECKS, Case, compare_tokens
         from hypha_ray.driver.preflight.fused_loss import check_fused_loss
-        from hypha_ray.driver.preflight.loss_on_samples import check_loss
         from hypha_ray.driver.preflight.muon_note import muon_notes
-        from hypha_ray.driver.preflight.rollouts import check_rollouts
         from hypha_ray.driver.preflight.sharding import check_sharding
         from hypha_ray.driver.preflight.token_notes import token_notes
         from hypha_ray.model.loading.build import compare_weights, describe
@@ -171,7 +171,7 @@ def check_model(job: Job, source: DataSource) -> list[str]:
     notes.extend(muon_notes(case))
     if has_adapter(job.model):
         notes.extend(_check_adapter(job, network))
-    notes.extend(check_loss(case) if job.rl.algorithm is None else check_rollouts(case))
+    notes.extend(_try(case))
     check_sharding(case)
     check_fused_loss(case)
     return notes
@@ -193,6 +193,16 @@ def dry_run_notes(job: Job, source: DataSource, nodes: Sequence[NodeResources]) 
 
     task, network = find_task(job.model.type, job.model.input_names), exported(sketch_trained(job))
     return step_notes(Case(job, source, network, task, describe(network, task)), nodes)
+
+
+def _try(case: Case) -> list[str]:
+    """Try a small copy of the model on samples of the dataset; returns notes."""
+    with uncollected():
+        if case.job.rl.algorithm is None:
+            from hypha_ray.driver.preflight.loss_on_samples import check_loss as check
+        else:
+            from hypha_ray.driver.preflight.rollouts import check_rollouts as check
+    return check(case)
 
 
 def _check_adapter(job: Job, network: PreTrainedModel) -> list[str]:

@@ -9,6 +9,7 @@ The owner only starts actors and keeps their handles. Ray restarts it if it dies
 from __future__ import annotations
 
 import os
+from functools import cache
 from typing import Any
 
 import ray
@@ -18,13 +19,22 @@ from hypha_ray.worker.actor import BridgedWorker, TrainWorker
 
 OWNER = "owner"
 """Name of the owner in the namespace of the run."""
-_WORKER = {"concurrency_groups": {"control": 1}, "allow_out_of_order_execution": True}
-ROLES = {
-    "train": ray.remote(**_WORKER)(TrainWorker),
-    "bridged": ray.remote(**_WORKER)(BridgedWorker),
-    "server": ray.remote(concurrency_groups=GROUPS, allow_out_of_order_execution=True)(ParameterServer),
-}
-"""Actor classes by the kind of a worker, and of a server, with the concurrency groups that their methods need."""
+
+
+@cache
+def actor_class(role: str) -> Any:
+    """Actor class of a server, or of a kind of worker, with the concurrency groups that its methods need.
+
+    Ray draws a random id for it, so it isn't made as this module is loaded: processes may be forked afterwards.
+
+    Args:
+        role: ``server``, or the kind of a worker: ``train``, or ``bridged`` if its trainer runs outside Ray.
+
+    """
+    if role == "server":
+        return ray.remote(concurrency_groups=GROUPS, allow_out_of_order_execution=True)(ParameterServer)
+    worker = {"train": TrainWorker, "bridged": BridgedWorker}[role]
+    return ray.remote(concurrency_groups={"control": 1}, allow_out_of_order_execution=True)(worker)
 
 
 class ActorOwner:
@@ -42,7 +52,7 @@ class ActorOwner:
         """Start an actor under the name in its options; return its handle.
 
         Args:
-            role: ``server``, or the kind of a worker: ``train``, or ``bridged`` if its trainer runs outside Ray.
+            role: as `actor_class` takes it.
             options: Ray options of the actor.
             arguments: arguments of its constructor; small, because Ray keeps them as long as the actor.
 
@@ -50,6 +60,6 @@ class ActorOwner:
             ValueError: the name is taken.
 
         """
-        actor = ROLES[role].options(**options).remote(*arguments)
+        actor = actor_class(role).options(**options).remote(*arguments)
         self._held[options["name"]] = actor
         return actor

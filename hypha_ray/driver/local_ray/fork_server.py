@@ -1,0 +1,185 @@
+"""Server that forks workers of Ray from a process which has loaded their libraries: a start costs no seconds of CPU.
+
+It is a fork of the driver, before that has threads other than its heartbeat, models, or a connection to Ray. Its forks
+run Ray's script for workers as it is. Ray draws the seed of its random ids with the first one, so nothing that is
+loaded before may draw any.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hypha_ray.driver.local_ray.worker import MOST_BYTES, TAKEN
+
+READ_BY_LIBRARIES = ("HF_", "KMP_", "LD_", "MKL_", "NUMBA_", "OMP_", "PYTHONPATH", "TORCH_", "TRANSFORMERS_")
+"""Beginnings of variables that libraries may read as they are loaded."""
+READ_LATER = {"HF_TOKEN", "LD_PRELOAD"}
+"""Such variables that are read later, or that Ray takes from its workers."""
+GPUS = ("/dev/nvidia", "/dev/kfd")
+"""Beginnings of the files of GPUs."""
+FIRST_JOB = "01000000"
+"""Ray's id of the first driver of a cluster."""
+POLL_S = 1.0
+"""Seconds between two looks for workers that have ended."""
+PARTING_S = 1.0
+"""Longest time in seconds that workers have to end by themselves once the driver has."""
+
+
+def fork_server(listener: socket.socket, driver: int) -> int | None:
+    """Fork this process; the fork serves until the driver has ended.
+
+    Args:
+        listener: socket that starts of workers come to.
+        driver: end of a pipe whose other end only the driver has.
+
+    Returns:
+        Process id of the server; None if this process can't be forked safely: it has threads, or uses a GPU.
+
+    """
+    if any(thread.name not in ("MainThread", "heartbeat") for thread in threading.enumerate()):
+        return None
+    if uses_gpu(Path("/proc/self/fd")):
+        return None
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if pid := os.fork():
+        return pid
+    try:
+        _close_all_but({0, 1, 2, listener.fileno(), driver})
+        _serve(listener, driver)
+    finally:
+        os._exit(1)
+
+
+def uses_gpu(descriptors: Path) -> bool:
+    """Whether a process has a GPU open, which its forks couldn't use; `descriptors` is its folder of /proc."""
+    for descriptor in descriptors.iterdir():
+        with suppress(OSError):  # It was closed meanwhile.
+            if str(descriptor.readlink()).startswith(GPUS):
+                return True
+    return False
+
+
+def _close_all_but(kept: set[int]) -> None:
+    """Close what the driver has open, such as its locks, which are held as long as any fork has them open."""
+    for descriptor in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+        if descriptor not in kept:
+            with suppress(OSError):  # That of the folder itself is closed already.
+                os.close(descriptor)
+
+
+def _serve(listener: socket.socket, driver: int) -> NoReturn:
+    """Fork a process for each worker that is handed over; end it if it outlives the driver."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, which ends this process.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(null, stream)
+    loaded_with = _read_by_libraries(dict(os.environ))
+    workers: set[int] = set()
+    while driver not in (ready := select.select([listener.fileno(), driver], [], [], POLL_S)[0]):
+        if ready:
+            worker = _fork_worker(listener, driver, loaded_with)
+            workers |= set() if worker is None else {worker}
+        workers -= _ended(workers)
+    deadline = time.monotonic() + PARTING_S
+    while workers and time.monotonic() < deadline:
+        time.sleep(0.02)
+        workers -= _ended(workers)
+    for worker in workers:
+        os.kill(worker, signal.SIGKILL)
+    os._exit(0)
+
+
+def _read_by_libraries(environment: dict[str, str]) -> dict[str, str]:
+    """Variables with which other libraries might be loaded, or in another way."""
+    names = [name for name in environment if name.startswith(READ_BY_LIBRARIES) and name not in READ_LATER]
+    return {name: environment[name] for name in names}
+
+
+def _ended(workers: set[int]) -> set[int]:
+    """Workers that have ended; their numbers are free from now on."""
+    return {worker for worker in workers if os.waitpid(worker, os.WNOHANG)[0]}
+
+
+def _fork_worker(listener: socket.socket, driver: int, loaded_with: dict[str, str]) -> int | None:
+    """Fork a process that becomes the next worker; None if it has given up or needs other libraries."""
+    asking, _ = listener.accept()
+    streams: list[int] = []
+    try:
+        message, streams, _, _ = socket.recv_fds(asking, MOST_BYTES, 3)
+        start = json.loads(message)
+        environment = start["environment"]
+        if start["prefix"] != sys.prefix or _read_by_libraries(environment) != loaded_with:
+            return None
+        if environment["RAY_JOB_ID"] != FIRST_JOB:
+            return None
+        asking.send(TAKEN)
+        if (pid := os.fork()) == 0:
+            for descriptor in (listener.fileno(), asking.fileno(), driver):
+                os.close(descriptor)
+            _become_worker(start, streams)
+        return pid
+    except (OSError, ValueError, KeyError):  # It has ended meanwhile.
+        return None
+    finally:
+        asking.close()
+        for stream in streams:
+            os.close(stream)
+
+
+def _become_worker(start: dict[str, Any], streams: list[int]) -> NoReturn:
+    """Run Ray's script in this process as if the raylet had started it; it never returns into the driver's code.
+
+    Args:
+        start: process that is replaced, see `worker.hand_over`.
+        streams: its standard streams.
+
+    """
+    import weakref
+
+    import numpy as np
+
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined] # The driver's temporary folders aren't the worker's.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.setpgid(0, 0)
+    os.nice(start["nice"] - os.nice(0))
+    with suppress(OSError):  # Lower values are for root alone.
+        Path("/proc/self/oom_score_adj").write_text(start["oom_score_adj"], encoding="ascii")
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.environ.clear()
+    os.environ.update(start["environment"])
+    os.chdir(start["folder"])
+    np.random.seed()
+    sys.argv, sys.path[0] = start["command"], str(Path(start["command"][0]).parent)
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    signal.pthread_sigmask(signal.SIG_SETMASK, start["blocked_signals"])
+    code = 1
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    finally:
+        _run_exit_functions()
+        os._exit(code)
+
+
+def _run_exit_functions() -> None:
+    """Do what a process does at its end, without the driver's frames below this one."""
+    import atexit
+
+    atexit._run_exitfuncs()
