@@ -36,6 +36,7 @@ _SPECIAL = {
     "testing.batch_times_s": st.lists(st.floats(0.01, 9), max_size=3),
     "testing.failpoints": st.lists(_TEXT),
     "sync.trim": st.floats(0.01, 0.49),
+    "worker.autocast": st.sampled_from(["auto", "none", "bf16"]),
     "checkpoint.push": st.none() | st.sampled_from(["owner/name", "a.b/c-d"]),
     "telemetry.sinks": st.lists(st.sampled_from(["console", "jsonl", "aim"])),
     "model.input_names": st.lists(_TEXT),
@@ -104,7 +105,8 @@ def _values(key: Key) -> st.SearchStrategy[Any]:
         return st.floats(0.001, 0.999) | st.just(0.5)
     if key.kind == "true | false":
         return st.booleans()
-    return _TEXT if key.kind == "text" else st.sampled_from(key.kind.split(" | "))
+    words = {"true": True, "false": False}
+    return _TEXT if key.kind == "text" else st.sampled_from([words.get(word, word) for word in key.kind.split(" | ")])
 
 
 @st.composite
