@@ -402,8 +402,11 @@ def test_mixture_of_a_data_node_a_url_and_a_folder_has_exact_shares_through_a_ki
 
 def test_preparation_in_parts_that_loses_a_process_asks_to_try_again(nodes: list[str], tmp_path: Path) -> None:
     def kill_first() -> None:
-        while not (at_work := [one for one in psutil.process_iter() if one.name().startswith("ray::_prepare")]):
+        at_work: list[psutil.Process] = []
+        while not at_work:
             time.sleep(0.05)
+            running = list(psutil.process_iter(["name"]))  # Of those that end meanwhile it says nothing.
+            at_work = [process for process in running if (process.info["name"] or "").startswith("ray::_prepare")]
         at_work[0].kill()
 
     killer = threading.Thread(target=kill_first)
