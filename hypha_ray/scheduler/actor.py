@@ -188,7 +188,8 @@ class Scheduler:
             await asyncio.sleep(DRAIN_CHECK_S)
             with suppress(RayError):  # The control service doesn't answer: the next look will find it.
                 nodes = await asyncio.to_thread(ray.nodes)
-                for lost in attendance.lost(nodes, self._actors.workers_by_node(), time.monotonic()):
+                workers = await self._actors.workers_by_node()
+                for lost in attendance.lost(nodes, workers, time.monotonic()):
                     self._telemetry.note("machine_loss", machine=lost.name, workers=lost.workers)
                 for worker, reason in (await self._staffing.leaving()).items():
                     self._inbox.put_nowait(c.Draining((worker,), reason))

@@ -160,11 +160,11 @@ class RunActors:
             self._nodes[source] = placed.get(f"worker-{number}")
         return self._nodes[source]
 
-    def workers_by_node(self) -> dict[str, list[int]]:
-        """Numbers of the workers on each node, by its id, as far as their nodes are known."""
+    async def workers_by_node(self) -> dict[str, list[int]]:
+        """Numbers of the workers on each node, by its id."""
         found: dict[str, list[int]] = {}
-        for number, (_, source) in self._workers.items():
-            node = self._nodes.get(source)
+        for number in list(self._workers):
+            node = await self.node_of(number)
             if node is not None:
                 found.setdefault(node, []).append(number)
         return found

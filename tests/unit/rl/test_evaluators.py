@@ -272,8 +272,9 @@ def test_a_function_that_is_busy_ends_with_its_worker(tmp_path: Path) -> None:
 
 
 def test_signs_of_life_tell_the_function_and_the_prompt_that_run_in_the_worker() -> None:
+    before = current_work()
     InPlace(["exact", "tricky_rewards:work"]).rewards([Response("07=", "8", (), True, {"answer": "1"}, 8)])
 
     (state,) = sys.modules["tricky_rewards"].seen
     assert state == WorkState("reward function tricky_rewards:work on the prompt '07='", limited=False)
-    assert current_work() == WorkState()
+    assert current_work() == before
