@@ -73,7 +73,7 @@ class RunActors:
         """Lease by name of each actor that the previous scheduler may have left; None without a lease."""
         self._workers: dict[int, tuple[Any, Source]] = {}
         self._nodes: dict[Source, str | None] = {}
-        """Id of the node of each worker for which it was asked."""
+        """Id of the node of each worker that has been looked up."""
         told, config = job.telemetry, redacted_tree(job.model_dump(mode="json", exclude={"model": {"token"}}))
         writer = (
             directory,
@@ -155,19 +155,25 @@ class RunActors:
         if number not in self._workers:
             return None
         source = self._workers[number][1]
-        if source not in self._nodes:
-            placed = await asyncio.to_thread(self.leases.placed)
-            self._nodes[source] = placed.get(f"worker-{number}")
+        await self._look_nodes_up()
         return self._nodes[source]
 
     async def workers_by_node(self) -> dict[str, list[int]]:
         """Numbers of the workers on each node, by its id."""
-        found: dict[str, list[int]] = {}
-        for number in list(self._workers):
-            node = await self.node_of(number)
+        await self._look_nodes_up()
+        numbers: dict[str, list[int]] = {}
+        for number, (_, source) in self._workers.items():
+            node = self._nodes.get(source)
             if node is not None:
-                found.setdefault(node, []).append(number)
-        return found
+                numbers.setdefault(node, []).append(number)
+        return numbers
+
+    async def _look_nodes_up(self) -> None:
+        """Look up the nodes of all workers that haven't been looked up, at once."""
+        unknown = {source: number for number, (_, source) in self._workers.items() if source not in self._nodes}
+        if unknown:
+            placed = await asyncio.to_thread(self.leases.placed)
+            self._nodes |= {source: placed.get(f"worker-{number}") for source, number in unknown.items()}
 
     def nodes(self) -> list[NodeResources]:
         """Live nodes, with the resources that would be free without this run."""
