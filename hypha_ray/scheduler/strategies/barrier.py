@@ -259,7 +259,7 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
         return excluded
 
     def _owe(self, done: Round, verdict: Verdict, now: float) -> None:
-        """Have later rounds make up for samples that a round lacks, because no worker was left to train on them.
+        """Have later rounds make up for samples that a round lacks: workers have left, or a delta was rejected.
 
         A quorum is asked for rounds that lack some, and a round of synchronous training is one step.
         """
