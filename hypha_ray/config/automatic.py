@@ -44,7 +44,7 @@ square."""
 COMPILE_S, COMPILE_LAYER_S = 20.0, 2.0
 """Estimated seconds that compiling takes, and of each layer."""
 CHUNK: Final = 1 << 24
-"""Number of logits of a chunk of the fused loss, as `model.losses.CHUNK`."""
+"""Number of logits of a chunk of the fused loss; chunks of a batch with fewer would save little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +226,8 @@ def _uncompiled(job: Job, device: DeviceFacts, model: ModelFacts) -> str | None:
 def _fused_loss(job: Job, device: DeviceFacts, model: ModelFacts) -> Choice:
     if not model.fuses:
         return Choice(False, f"the model ({model.task}) has no loss that can be fused with its head")
-    operations = job.sample_tokens and job.sample_tokens * job.rounds.max_batch_size // job.rounds.accumulation
-    if operations and model.vocabulary and operations * model.vocabulary <= CHUNK:
+    tokens = job.sample_tokens and job.sample_tokens * job.rounds.max_batch_size // job.rounds.accumulation
+    if tokens and model.vocabulary and tokens * model.vocabulary <= CHUNK:
         return Choice(False, "the logits of a batch are one chunk")
     return Choice(True, "saves the memory of all logits, in the same time")
 

@@ -50,8 +50,8 @@ def connected(namespace: str, alone: str = "local", service: RayService | None =
     address = os.environ.get("RAY_ADDRESS") or alone
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)  # It would warn that the token is on.
     options: dict[str, Any] = {"address": address}
-    if address == "local":
-        options |= {"include_dashboard": False} if service is None else {}
+    if address == "local" and service is None:
+        options["include_dashboard"] = False
     answers = _knock(address)
     _log_messages_of_ray()
     try:

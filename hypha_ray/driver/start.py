@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 from hypha_ray.config import Job
 from hypha_ray.config.cli.phases import Phases
@@ -30,7 +30,7 @@ def start(loaded: Loaded, kind: str) -> None:
     phases = Phases()
     if loaded.dry_run:
         with ExitStack() as held:
-            service = held.enter_context(RayService(forks=False)) if _starts_ray() else None
+            service = held.enter_context(closing(RayService(forks=False))) if _starts_ray() else None
             phases.begin("loading libraries")
             from hypha_ray.driver.launch import dry_run
 
@@ -40,7 +40,7 @@ def start(loaded: Loaded, kind: str) -> None:
     interruption = interruption_of_command(job, directory, has_name=loaded.job.run.name is not None)
     with ExitStack() as held, interruption.reported():
         phases.begin("loading libraries")
-        service = held.enter_context(RayService()) if _needs_own_ray(job, directory) else None
+        service = held.enter_context(closing(RayService())) if _needs_own_ray(job, directory) else None
         with interruption.ending_at_once():
             from hypha_ray.driver.launch import run_in
 

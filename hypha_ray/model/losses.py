@@ -17,17 +17,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import cross_entropy, linear, pad
 
+from hypha_ray.config.automatic import CHUNK
 from hypha_ray.config.strategy import StrategyTraits
 from hypha_ray.errors import ConfigError
 from hypha_ray.model.tasks.task import IGNORE_INDEX, Batch, Task
 
-CHUNK: Final = 1 << 24
-"""Number of logits of a chunk; chunks of a batch with fewer would save little."""
 _COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
 
 

@@ -41,10 +41,10 @@ def start(beside: Path | None = None) -> dict[str, dict[str, Any]]:
             raise ConfigError("CFG003", "--beside is no checkout", str(checkout), fix="name its folder")
     times: dict[Path, list[Sequence[float]]] = {checkout: [] for checkout in checkouts}
     with tempfile.TemporaryDirectory() as folder:
-        dataset = _prepared(Path(folder))
+        dataset = prepared(Path(folder))
         for number in range(STARTS):
             for checkout in checkouts if number % 2 == 0 else checkouts[::-1]:
-                times[checkout].append(_times(checkout, dataset, Path(folder) / "runs"))
+                times[checkout].append(measure_start(checkout, dataset, Path(folder) / "runs"))
     here = _medians(times[HERE])
     there = None if beside is None else _medians(times[checkouts[-1]])
     return rows(here, there)
@@ -84,19 +84,24 @@ def _medians(times: Sequence[Sequence[float]]) -> Sequence[float]:
     return [statistics.median(column) for column in zip(*times, strict=True)]
 
 
-def _prepared(folder: Path) -> Path:
-    """Dataset that both checkouts train on."""
+def prepared(folder: Path) -> Path:
+    """Prepare the dataset that is trained on, in a folder."""
     words = ("--source", "stdlib", "--tokenizer", "byte", "--seq-len", "128", "--max-samples", "4000")
     command = [sys.executable, "jobs/prepare.py", *words, "--out", str(folder / "data")]
     subprocess.run(command, cwd=HERE, env=_environment(HERE), check=True, capture_output=True)
     return folder / "data"
 
 
-def _times(checkout: Path, dataset: Path, runs: Path) -> Sequence[float]:
-    """Seconds of one start of a checkout."""
+def measure_start(checkout: Path, dataset: Path, runs: Path, *options: str) -> Sequence[float]:
+    """Run the job in a checkout once, with further options; return seconds in the order of `ROWS`.
+
+    Raises:
+        RuntimeError: the job failed.
+
+    """
     run = runs / f"{checkout.name}-{time.monotonic_ns()}"
     words = ("@", "jobs/configs/tiny.toml", "--rounds.update_rounds", "2", "--dataset.path", str(dataset))
-    command = [sys.executable, "jobs/diloco.py", *words, "--run.dir", str(runs), "--run.name", run.name]
+    command = [sys.executable, "jobs/diloco.py", *words, "--run.dir", str(runs), "--run.name", run.name, *options]
     lines: list[Line] = []
     began_s = time.monotonic()
     with subprocess.Popen(

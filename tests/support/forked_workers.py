@@ -135,24 +135,15 @@ def become_worker(start: dict[str, Any], *streams: int) -> None:
         streams: its standard streams, and a connection to it.
 
     """
-    import numpy as np
+    from hypha_ray.driver.local_ray.fork_server import take_place
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    os.setpgid(0, 0)
-    os.nice(start["nice"] - os.nice(0))
-    Path("/proc/self/oom_score_adj").write_text(start["oom_score_adj"])
     *standard, connection = streams
     if start["daemon"]:
         Thread(target=end_with, args=(socket.socket(fileno=connection),), daemon=True).start()
     else:
         os.close(connection)
-    for number, stream in enumerate(standard):
-        os.dup2(stream, number)
-        os.close(stream)
-    os.environ.clear()
-    os.environ.update(start["environment"])
-    os.chdir(start["folder"])
-    np.random.seed()
+    take_place(start, standard)
     sys.argv = start["command"]
     sys.path[sys.path.index(str(ROOT))] = str(Path(sys.argv[0]).parent)
     signal.pthread_sigmask(signal.SIG_SETMASK, start["blocked_signals"])

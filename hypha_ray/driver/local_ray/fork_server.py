@@ -149,21 +149,9 @@ def _become_worker(start: dict[str, Any], streams: list[int]) -> NoReturn:
     """
     import weakref
 
-    import numpy as np
-
     weakref.finalize._registry.clear()  # type: ignore[attr-defined] # The driver's temporary folders aren't the worker's.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.setpgid(0, 0)
-    os.nice(start["nice"] - os.nice(0))
-    with suppress(OSError):  # Lower values are for root alone.
-        Path("/proc/self/oom_score_adj").write_text(start["oom_score_adj"], encoding="ascii")
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
-        os.close(stream)
-    os.environ.clear()
-    os.environ.update(start["environment"])
-    os.chdir(start["folder"])
-    np.random.seed()
+    take_place(start, streams)
     sys.argv, sys.path[0] = start["command"], str(Path(start["command"][0]).parent)
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
     signal.pthread_sigmask(signal.SIG_SETMASK, start["blocked_signals"])
@@ -176,6 +164,29 @@ def _become_worker(start: dict[str, Any], streams: list[int]) -> NoReturn:
     finally:
         _run_exit_functions()
         os._exit(code)
+
+
+def take_place(start: dict[str, Any], streams: list[int]) -> None:
+    """Give this process what another one has: group, priority, streams, environment and folder; seed numpy anew.
+
+    Args:
+        start: the other process, see `worker.hand_over`.
+        streams: its standard streams, which are closed.
+
+    """
+    import numpy as np
+
+    os.setpgid(0, 0)
+    os.nice(start["nice"] - os.nice(0))
+    with suppress(OSError):  # Lower values are for root alone.
+        Path("/proc/self/oom_score_adj").write_text(start["oom_score_adj"], encoding="ascii")
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.environ.clear()
+    os.environ.update(start["environment"])
+    os.chdir(start["folder"])
+    np.random.seed()
 
 
 def _run_exit_functions() -> None:

@@ -11,8 +11,6 @@ import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from hypha_ray.driver.local_ray.fork_server import FIRST_JOB, fork_server
 from hypha_ray.driver.local_ray.head import LATER
@@ -61,14 +59,6 @@ class RayService:
             os.environ |= _read_by_ray(self._head.pid)
         else:
             self._listener.close()  # Workers start by themselves.
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def fork_workers(self) -> None:
         """Fork workers from this process as it is now; if that isn't safe, they load libraries by themselves."""
