@@ -78,9 +78,9 @@ def record_devices(directory: RunDirectory) -> None:
     joins = [event for event in read_jsonl(directory.path / EVENTS, ["join"]) if event.get("wall_time", "") >= since]
     joins.sort(key=lambda event: int(event["worker"]))
     account["devices"] = {f"worker-{event['worker']}": event.get("device") for event in joins}
-    told = {f"worker-{event['worker']}": event for event in joins if "settings" in event}
-    account["settings"] = {worker: event["settings"] for worker, event in told.items()}
-    account["reasons"] = {worker: event.get("reasons", {}) for worker, event in told.items()}
+    with_settings = {f"worker-{event['worker']}": event for event in joins if "settings" in event}
+    account["settings"] = {worker: event["settings"] for worker, event in with_settings.items()}
+    account["reasons"] = {worker: event.get("reasons", {}) for worker, event in with_settings.items()}
     with suppress(ConfigError):
         _write(directory, account)
 

@@ -1,8 +1,12 @@
-"""Settings of how a worker computes its model: the implementation of attention, and activations computed twice."""
+"""Ways in which a worker computes its model: implementation of attention, known masks, activations computed twice."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from hypha_ray.config.tables.resources import Worker
 from hypha_ray.errors import ConfigError
@@ -48,3 +52,29 @@ def set_execution(network: PreTrainedModel, worker: Worker) -> None:
             network.set_attn_implementation(worker.attention)
     if worker.gradient_checkpointing:
         network.activation_checkpointing_enable()
+
+
+@contextmanager
+def known_mask(inputs: Mapping[str, Tensor]) -> Iterator[None]:
+    """Context in which transformers is told whether a decoder's attention mask hides anything.
+
+    Otherwise it asks the device in each forward pass, which waits for all that the device has to do before. Masks of
+    other shapes are asked as always, and so are all of them in a version of transformers that asks in another way.
+
+    Args:
+        inputs: keyword arguments of the model, on the CPU.
+
+    """
+    from transformers import masking_utils
+
+    module: Any = masking_utils
+    mask, ask = inputs.get("attention_mask"), getattr(module, "fast_all", None)
+    if mask is None or mask.ndim != 2 or ask is None:
+        yield
+        return
+    shape, shows_all = mask.shape, bool(mask.all())
+    module.fast_all = lambda tensor: shows_all if tensor.shape == shape else ask(tensor)
+    try:
+        yield
+    finally:
+        module.fast_all = ask

@@ -32,9 +32,9 @@ class LiveGroup:
     def block(self, part: slice) -> torch.Tensor:
         """Return a range of elements, 1-D: a view if one tensor has them all, which isn't to be written to."""
         pieces: list[torch.Tensor] = []
-        for place in range(bisect_right(self._starts, part.start) - 1, len(self._starts)):
-            start = self._starts[place]
+        for index in range(bisect_right(self._starts, part.start) - 1, len(self._starts)):
+            start = self._starts[index]
             if start >= part.stop:
                 break
-            pieces.append(self._tensors[place][max(0, part.start - start) : part.stop - start])
+            pieces.append(self._tensors[index][max(0, part.start - start) : part.stop - start])
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)

@@ -61,14 +61,14 @@ def can_compile() -> bool:
 def model_facts(job: Job, network: PreTrainedModel) -> ModelFacts:
     """Return what settings depend on of a job's model, which may be on torch's meta device."""
     config = network.config.get_text_config()
-    floats = [one for one in network.parameters() if one.is_floating_point()]
+    floats = [parameter for parameter in network.parameters() if parameter.is_floating_point()]
     return ModelFacts(
         task=find_task(job.model.type).name,
-        parameters=sum(one.numel() for one in network.parameters()),
+        parameters=_parameters(network),
         layers=_number(config, "num_hidden_layers"),
         features=_number(config, "hidden_size"),
         vocabulary=_number(config, "vocab_size"),
-        narrow=any(one.element_size() == 2 for one in floats),
+        narrow=any(parameter.element_size() == 2 for parameter in floats),
         foreign=not type(network).__module__.startswith("transformers."),
         routed=is_routed(config),
         adapted=has_adapter(job.model),
@@ -81,6 +81,10 @@ def is_routed(config: Any) -> bool:
     """Whether a configuration has experts, of which tokens take some."""
     numbers = (value for name, value in config.to_dict().items() if "expert" in name)
     return any(isinstance(value, int) and value > 1 for value in numbers)
+
+
+def _parameters(network: PreTrainedModel) -> int:
+    return sum(parameter.numel() for parameter in network.parameters())
 
 
 def _number(config: Any, name: str) -> int | None:
@@ -99,7 +103,6 @@ def _fuses(job: Job, network: PreTrainedModel) -> bool:
         task = task_of(job.model, network)
         head_of(task, network)
         build = partial(random_model, job.model, task)
-        parameters = sum(one.numel() for one in network.parameters())
-        return check_fused_on_copy(task, samples, network.config, build, parameters)
+        return check_fused_on_copy(task, samples, network.config, build, _parameters(network))
     except HyphaError:
         return False

@@ -147,12 +147,12 @@ def orthogonal(matrices: torch.Tensor) -> torch.Tensor:
 
 
 def _alike(shapes: Iterable[torch.Size]) -> Iterator[list[int]]:
-    """Places of matrices that are orthogonalized together: of one shape, and not too much at once."""
+    """Indices of matrices that are orthogonalized together: of one shape, and not too much at once."""
     found: dict[torch.Size, list[list[int]]] = {}
-    for place, shape in enumerate(shapes):
+    for index, shape in enumerate(shapes):
         companies = found.setdefault(shape, [[]])
         if companies[-1] and (len(companies[-1]) + 1) * shape.numel() > TOGETHER:
             companies.append([])
-        companies[-1].append(place)
+        companies[-1].append(index)
     for companies in found.values():
         yield from companies

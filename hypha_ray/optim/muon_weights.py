@@ -27,16 +27,17 @@ def muon_weights(model: nn.Module) -> dict[int, bool]:
 
     body: Any = getattr(model, "base_model", model)
     tables = _tables(model, body)
-    found: dict[int, bool] = {}
+    sideways_by_id: dict[int, bool] = {}
     for module in body.modules():
         experts = list(_experts(module))
         if experts:  # What else is there are biases, of two dimensions.
             sideways = bool(getattr(module, "is_transposed", type(module).__name__ in _TRANSPOSED))
-            found |= {id(parameter): sideways for parameter in experts}
+            sideways_by_id |= {id(parameter): sideways for parameter in experts}
             continue
-        matrices = [one for one in module.parameters(recurse=False) if one.ndim == 2 and id(one) not in tables]
-        found |= {id(parameter): isinstance(module, Conv1D) for parameter in matrices}
-    return found
+        for parameter in module.parameters(recurse=False):
+            if parameter.ndim == 2 and id(parameter) not in tables:
+                sideways_by_id[id(parameter)] = isinstance(module, Conv1D)
+    return sideways_by_id
 
 
 def _tables(model: Any, body: nn.Module) -> set[int]:
@@ -60,13 +61,15 @@ def shares(model: nn.Module) -> dict[str, int]:
     """Count the trained parameters of a model by kind; Muon takes the matrices, and AdamW the others."""
     body: Any = getattr(model, "base_model", model)
     taken, tables = muon_weights(model), _tables(model, body)
-    found = dict.fromkeys((MATRICES, "embeddings and head", "vectors", "other tensors"), 0)
-    for parameter in (one for one in model.parameters() if one.requires_grad):
+    counts = dict.fromkeys((MATRICES, "embeddings and head", "vectors", "other tensors"), 0)
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            continue
         if id(parameter) in taken:
             kind = MATRICES
         elif id(parameter) in tables:
             kind = "embeddings and head"
         else:
             kind = "vectors" if parameter.ndim < 2 else "other tensors"
-        found[kind] += parameter.numel()
-    return {kind: count for kind, count in found.items() if count}
+        counts[kind] += parameter.numel()
+    return {kind: count for kind, count in counts.items() if count}

@@ -70,7 +70,7 @@ class Inner:
     @property
     def rates(self) -> list[list[float]]:
         """Rates of the next step, without those of a ramp, of each group of parameters of each optimizer."""
-        return [[float(group["lr"]) for group in one.param_groups] for one in self.optimizers]
+        return [[float(group["lr"]) for group in optimizer.param_groups] for optimizer in self.optimizers]
 
     def set_rates(self, rates: Sequence[Sequence[float]]) -> None:
         """Make the next step with these rates, as `rates` gives them."""
@@ -111,7 +111,7 @@ class Inner:
     @property
     def skips(self) -> bool:
         """Whether all optimizers can leave a step out by a number on the device, as `step` may ask for."""
-        return all(getattr(one, "_step_supports_amp_scaling", False) for one in self.optimizers)
+        return all(getattr(optimizer, "_step_supports_amp_scaling", False) for optimizer in self.optimizers)
 
     def step(self, norm: torch.Tensor | None = None, skipped: torch.Tensor | None = None) -> None:
         """Clip gradients by their norm, change the parameters, and go on in the schedule.
@@ -271,7 +271,7 @@ def _of_torch(parameters: Parameters, config: InnerOptimizer, fuses: bool) -> to
     }
     takes = inspect.signature(kind).parameters
     options: dict[str, Any] = {n: value for n, value in table.items() if n in takes and _alike(value, takes[n].default)}
-    if fuses and kind in _FUSED and all(one.is_cuda for one in parameters):
+    if fuses and kind in _FUSED and all(parameter.is_cuda for parameter in parameters):
         options["fused"] = True
     built: torch.optim.Optimizer = kind(parameters, **options)
     return built

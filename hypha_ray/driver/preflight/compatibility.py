@@ -85,10 +85,10 @@ def check_rounding(case: Case) -> None:
 def check_scaled_loss(case: Case) -> None:
     """Refuse scaled losses of weights of 16 bits, whose gradients overflow or vanish all the same."""
     trained = [parameter for parameter in case.network.parameters() if parameter.requires_grad]
-    found = sorted({str(one.dtype).removeprefix("torch.") for one in trained} - {"float32"})
-    if case.job.worker.autocast == "fp16" and found:
+    others = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in trained} - {"float32"})
+    if case.job.worker.autocast == "fp16" and others:
         what, fix = 'worker.autocast = "fp16" trains weights of 32 bits', "leave model.config.dtype out, or autocast"
-        raise ConfigError("CFG011", what, ", ".join(found), "float32", fix)
+        raise ConfigError("CFG011", what, ", ".join(others), "float32", fix)
 
 
 def check_processes(case: Case) -> None:

@@ -45,9 +45,9 @@ def reserve(cache: Any, tokens: int) -> None:
     gain hasn't been measured.
     """
     layers = getattr(cache, "layers", [])
-    for place, layer in enumerate(layers):
+    for index, layer in enumerate(layers):
         if type(layer) is DynamicLayer and layer.is_initialized and layer.keys.device.type == "cpu":
-            layers[place] = ReservedLayer(layer, tokens)
+            layers[index] = ReservedLayer(layer, tokens)
 
 
 def _with_room(states: torch.Tensor, tokens: int) -> torch.Tensor:

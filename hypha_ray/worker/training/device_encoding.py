@@ -134,8 +134,8 @@ class DeviceEncoding:
                 kept[group] = self._room(size, getattr(torch, dtype_of(group)))
         for entry, tensor in live_tensors(self._trainer.model, self._layout, fragment):
             if not is_trained(entry.group):
-                place = kept[entry.group][entry.offset : entry.offset + entry.size]
-                place.copy_(tensor.reshape(-1), non_blocking=True)
+                room = kept[entry.group][entry.offset : entry.offset + entry.size]
+                room.copy_(tensor.reshape(-1), non_blocking=True)
         return {group: room.numpy() for group, room in kept.items()}
 
     def _room(self, size: int, dtype: torch.dtype) -> torch.Tensor:

@@ -18,8 +18,7 @@ from hypha_ray.model.checks.loss_check import check_loss_on_copy
 from hypha_ray.model.checks.positions import token_counts
 from hypha_ray.model.environment import compute_reproducibly, device_of, seed_all
 from hypha_ray.model.evaluation import evaluate, tensors_of
-from hypha_ray.model.execution import set_execution
-from hypha_ray.model.known_masks import known_mask
+from hypha_ray.model.execution import known_mask, set_execution
 from hypha_ray.model.loading.build import random_model, task_of
 from hypha_ray.model.loading.preprocess import load_special_tokens
 from hypha_ray.model.losses import Losses, require_mean
