@@ -217,6 +217,9 @@ class _Place:
         self.fs.invalidate_cache()
         self.root = self.root.rstrip("/")
         self.names = {str(name).removeprefix(f"{self.root}/") for name in self.fs.find(self.root)}
+        if not self.names:  # `find` takes a place that can't be read for an empty one; `ls` says what is wrong.
+            with suppress(FileNotFoundError):
+                self.fs.ls(self.root)
 
     def rounds(self, pattern: re.Pattern[str]) -> list[int]:
         """Rounds of the files whose names match, ascending."""
