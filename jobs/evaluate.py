@@ -219,9 +219,9 @@ def score_answers(
         from hypha_ray.model.loading.tokenizer import tokenizer_of
         from hypha_ray.model.saved_model import open_saved
         from hypha_ray.model.vocabulary import vocabulary_of
+        from hypha_ray.plugins import look_beside_the_job
         from hypha_ray.rl.policy import Policy
         from hypha_ray.rl.reward_model.scores import load_scores
-        from hypha_ray.rl.rewards.registry import look_beside_the_job
         from hypha_ray.rl.roles.policies import Generator
         from hypha_ray.rl.roles.reward import Reward
         from hypha_ray.rl.scoring import Scorer

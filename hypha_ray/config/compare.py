@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hypha_ray.config.keys import FREE, KeyPath, arrays, dotted, shown
+from hypha_ray.config.keys import KeyPath, arrays, dotted, free_tables, shown
 from hypha_ray.config.load import resolved
 from hypha_ray.config.schema import Job
 
@@ -42,7 +42,7 @@ class Difference:
     @property
     def forks(self) -> bool:
         """Whether the difference makes it another training, which can't continue from the run's commits."""
-        return any(self.path[: len(path)] == path for path in _OF_A_TRAINING)
+        return defines_training(self.path)
 
     @property
     def of_data(self) -> bool:
@@ -51,6 +51,11 @@ class Difference:
 
     def __str__(self) -> str:
         return f"{dotted(self.path)} is {_value(self.here)} here and {_value(self.there)} in the run"
+
+
+def defines_training(path: KeyPath) -> bool:
+    """Whether another value of a key makes it another training."""
+    return any(path[: len(key)] == key for key in _OF_A_TRAINING)
 
 
 def differences(here: Job, there: Job) -> tuple[Difference, ...]:
@@ -66,7 +71,7 @@ def _leaves(tree: Mapping[str, Any], above: KeyPath) -> Iterator[tuple[KeyPath, 
     for name, there in tree.items():
         path = (*above, name)
         value = {str(number): table for number, table in enumerate(there)} if path in arrays() else there
-        if isinstance(value, dict) and (value or path == FREE):
+        if isinstance(value, dict) and (value or path in free_tables()):
             yield from _leaves(value, path)
         else:
             yield path, value

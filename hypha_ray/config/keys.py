@@ -17,6 +17,7 @@ from pydantic.fields import FieldInfo
 
 from hypha_ray.config.schema import Job
 from hypha_ray.config.value_types import Table
+from hypha_ray.plugins import Plugin
 from hypha_ray.redaction import redacted
 
 KeyPath: TypeAlias = tuple[str, ...]
@@ -24,8 +25,8 @@ KeyPath: TypeAlias = tuple[str, ...]
 EACH: Final = "*"
 """Part of a path in the schema that stands for the number of a table in an array of tables."""
 
-FREE: KeyPath = ("model", "config")
-"""The one table whose keys are defined elsewhere, by transformers."""
+CONFIG: KeyPath = ("model", "config")
+"""The table whose keys are defined by transformers."""
 
 LABELS: Final = frozenset({"num_labels", "id2label", "label2id", "problem_type"})
 """Keys of a model's configuration that define its classes; they mean the same as keys of ``[model]``."""
@@ -58,6 +59,8 @@ class Key:
     kind: str
     default: Any
     meaning: str
+    family: str | None = None
+    """Family whose members the value names; None if it names none."""
 
     @property
     def name(self) -> str:
@@ -118,6 +121,18 @@ def schema_path(path: Sequence[str]) -> KeyPath:
     return found
 
 
+@cache
+def free_tables() -> frozenset[KeyPath]:
+    """Tables whose keys are defined elsewhere: by transformers, and by members of families that users bring."""
+    return frozenset(path for path, key in keys().items() if dict in key.types)
+
+
+def free_table(path: Sequence[str]) -> KeyPath | None:
+    """The free table that a path is or leads into; None if there is none."""
+    heads = (tuple(path[:length]) for length in range(1, len(path) + 1))
+    return next((head for head in heads if head in free_tables()), None)
+
+
 def is_number(part: str) -> bool:
     """Whether a part of a path can be the number of a table in an array."""
     return re.fullmatch(r"0|[1-9]\d{0,3}", part, re.ASCII) is not None
@@ -145,7 +160,7 @@ def values(table: Table, path: KeyPath = ()) -> Iterator[tuple[Key, Any]]:
 def nearest(path: Sequence[str]) -> str | None:
     """The known key that was probably meant: a similar one in that table, in any table, or one of the same name."""
     table, last = tuple(path[:-1]), path[-1][:_LONGEST]
-    labels = [(*FREE[:1], name) for name in sorted(LABELS)]
+    labels = [(*CONFIG[:1], name) for name in sorted(LABELS)]
     known = [candidate for candidate in (*tables(), *arrays(), *keys(), *labels) if candidate[-1:] not in ((), (EACH,))]
     siblings = {candidate[-1]: (*table, candidate[-1]) for candidate in known if candidate[:-1] == schema_path(table)}
     whole = {".".join(candidate): candidate for candidate in known if schema_path(table) not in tables()}
@@ -187,7 +202,18 @@ def key_of(path: KeyPath, field: FieldInfo) -> Key:
     types = tuple(_types(field.annotation))
     if NoneType in types and field.default is not None:
         kind += " | none"
-    return Key(path, types, kind, field.default, field.description or "")
+    return Key(path, types, kind, field.default, field.description or "", _family(field.annotation, field.metadata))
+
+
+def _family(annotation: Any, metadata: Sequence[Any] = ()) -> str | None:
+    """The family of the plug-ins in an annotation."""
+    for mark in metadata:
+        if isinstance(mark, Plugin):
+            return mark.family
+    arguments = get_args(annotation)
+    if get_origin(annotation) is Annotated:
+        return _family(arguments[0], arguments[1:])
+    return next(filter(None, map(_family, arguments)), None)
 
 
 def _types(annotation: Any) -> Iterator[Any]:
@@ -212,5 +238,7 @@ def _kind(annotation: Any, limits: Sequence[Any] = ()) -> str:
         return f"list of {_kind(arguments[0])}"
     if origin is tuple:
         return f"[{', '.join(map(_kind, arguments))}]"
+    members = [mark.kind for mark in limits if isinstance(mark, Plugin)]
+    (kind,) = members or [_KINDS[origin or annotation]]
     bounds = (f"{_BOUNDS[name]} {getattr(limit, name)}" for limit in limits for name in _BOUNDS if hasattr(limit, name))
-    return f"{_KINDS[origin or annotation]} {' and '.join(bounds)}".rstrip()
+    return f"{kind} {' and '.join(bounds)}".rstrip()

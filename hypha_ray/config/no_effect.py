@@ -49,7 +49,7 @@ def _idle(job: Job) -> Iterator[tuple[str, str]]:
         yield "worker.processes", "worker.sharding"
     if "aim" not in job.telemetry.sinks:
         yield "telemetry.sinks", "telemetry.aim_repository"
-    if not {"aim", "tensorboard", "wandb", "mlflow"} & set(job.telemetry.sinks):
+    if set(job.telemetry.sinks) <= {"console", "jsonl", "prometheus", "otel"}:
         yield "telemetry.sinks", "telemetry.trackers"
     if job.model.repository is None:
         yield "model.repository", "model.revision"

@@ -31,7 +31,7 @@ from hypha_ray.driver.preflight.checks import (
     check_fragments,
     check_job,
     check_model,
-    check_rewards,
+    check_plugins,
     dry_run_notes,
 )
 from hypha_ray.driver.preflight.machines import machine_lines
@@ -112,7 +112,7 @@ def run_in(
         told, due = job, new or not is_done(job, directory)
         if due:
             _fork_workers(job, service, interruption)
-            _tell(check_rewards(job))
+            _tell(check_plugins(job))
             job = with_identity(job, directory, source, loaded.resume)
         if new:
             _tell(check_model(job, source))
@@ -196,7 +196,7 @@ def dry_run(loaded: Loaded, phases: Phases, service: RayService | None = None) -
     require_secrets(job)
     check_places(job)
     check_job(job)
-    _tell(check_rewards(job))
+    _tell(check_plugins(job))
     has_model, has_data = bool(job.model.repository or job.model.config), job.dataset.given
     with ExitStack() as held:
         if has_data and is_served(job.dataset):

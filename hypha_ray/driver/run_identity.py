@@ -14,7 +14,7 @@ from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.run_dataset import DATASET, RunDataset, described
 from hypha_ray.driver.datasets.data_source import DataSource
 from hypha_ray.errors import CheckpointError, ConfigError
-from hypha_ray.model.identity import IDENTITY, REPLACEABLE, changes, folder_hash, identity_of, other, pinned
+from hypha_ray.model.identity import IDENTITY, changes, folder_hash, identity_of, is_replaceable, other, pinned
 from hypha_ray.scheduler.rounds.patience import Patience
 from hypha_ray.store.commits import CommitLog
 from hypha_ray.store.directory import RunDirectory
@@ -51,7 +51,8 @@ def with_identity(job: Job, directory: RunDirectory, source: DataSource, resume:
         job: with `run.name` and `run.dir` set.
         directory: run directory, which may not exist yet.
         source: the dataset, whose tokenizer lies beside it.
-        resume: whether to accept other reward functions, another reward model, or other external trainers.
+        resume: whether to accept other external trainers, another reward model, or another source of a user's member
+            of a family.
 
     Raises:
         CheckpointError: CKPT007, something has other content than the run began with.
@@ -65,7 +66,7 @@ def with_identity(job: Job, directory: RunDirectory, source: DataSource, resume:
     if made_by is not None and made_by.folder is not None and (source.folder / made_by.folder).is_dir():
         here["dataset's tokenizer"] = folder_hash(source.folder / made_by.folder)
     changed = changes(here, known)
-    refused = [key for key in changed if not (resume and key.startswith(REPLACEABLE))]
+    refused = [key for key in changed if not (resume and is_replaceable(key))]
     if refused:
         raise other(refused)
     _tell([f"{key} has changed; it is taken as it is here" for key in changed])

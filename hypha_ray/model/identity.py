@@ -5,23 +5,26 @@ A run keeps it from its first start on. Every process that starts later, on whic
 
 from __future__ import annotations
 
-import ast
 import hashlib
-import importlib.util
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hypha_ray.config import Job
+from hypha_ray.config.compare import defines_training
+from hypha_ray.config.keys import key_at
+from hypha_ray.config.plugin_uses import plugin_uses
 from hypha_ray.config.schema import Model, Preprocessor
 from hypha_ray.config.tables.rewards import RewardModel
 from hypha_ray.errors import CheckpointError, HyphaError
 from hypha_ray.model.loading.adapters import base_of
 from hypha_ray.model.loading.hub import fetch
+from hypha_ray.plugins import sources
+from hypha_ray.python_sources import files_hash, with_imports
 
 IDENTITY = "identity.json"
 """File in a run directory with the hashes, by the key of the job file that names each thing."""
-REPLACEABLE = ("rl.reward.", "trainer ")
+_REPLACEABLE = ("rl.reward.", "trainer ")
 """Beginnings of the keys that a resumed run may change, as it may change other rewards."""
 _WHOLE_BYTES = 1 << 26
 """Size up to which a file is read as a whole."""
@@ -83,11 +86,18 @@ def changes(here: Mapping[str, str], known: Mapping[str, str]) -> list[str]:
     return [key for key, value in here.items() if known.get(key, value) != value]
 
 
+def is_replaceable(key: str) -> bool:
+    """Whether a resumed run may go on with another thing under a key, as it may with another value of the setting."""
+    path = tuple(key.partition(" ")[0].split("."))
+    names_member = (setting := key_at(path)) is not None and setting.family is not None
+    return key.startswith(_REPLACEABLE) or (names_member and not defines_training(path))
+
+
 def other(changed: list[str]) -> CheckpointError:
     """Error that things of these keys aren't those that the run began with."""
     what = f"{', '.join(changed)}: the content has changed since the run began, or is another one on this machine"
     fix = "put back what was there, the same on each machine, or choose another run.name"
-    if all(key.startswith(REPLACEABLE) for key in changed):
+    if all(map(is_replaceable, changed)):
         fix = f"{fix}; --resume goes on with it as it is now"
     return CheckpointError("CKPT007", what, fix=fix)
 
@@ -101,10 +111,10 @@ def _parts(job: Job) -> Iterator[tuple[str, str]]:
     if job.rl.algorithm is not None:
         judge = job.rl.reward.model
         yield from _of_repository("rl.reward.model", judge.repository, judge.revision)
-        for name in job.rl.reward.functions:
-            module, colon, _ = name.partition(":")
-            if colon and (digest := _source_hash(module)) is not None:
-                yield f"rl.reward.functions {name}", digest
+    for use in plugin_uses(job):
+        files = sources(use.family, use.name)
+        if files:
+            yield f"{use.key} {use.name}", files_hash(files)
     for command in sorted({group.command for group in job.worker_groups if group.command}):
         if (digest := _script_hash(command)) is not None:
             yield f"trainer {command!r}", digest
@@ -159,58 +169,11 @@ def _spots(size: int) -> list[tuple[int, int]]:
     return [(0, 1 << 20), *((int(number * step), _SPOT_BYTES) for number in range(_SPOTS))]
 
 
-def _source_hash(module: str) -> str | None:
-    """Hash of a module's source and of what it imports from its own folder; None without a file."""
-    try:
-        spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError):
-        return None
-    path = None if spec is None or spec.origin is None else Path(spec.origin)
-    return None if path is None or not path.is_file() else _files_hash(_with_imports(path))
-
-
 def _script_hash(command: str) -> str | None:
     """Hash of the files that a command line names, with the modules beside them; None if it names none."""
     try:
         words = shlex.split(command)
     except ValueError:
         return None
-    files = {file for word in words[1:] if Path(word).is_file() for file in _with_imports(Path(word))}
-    return _files_hash(files) if files else None
-
-
-def _files_hash(files: Iterable[Path]) -> str:
-    sha256 = hashlib.sha256()
-    for file in sorted(files, key=lambda file: file.name):
-        sha256.update(repr((file.name, file.stat().st_size)).encode())
-        sha256.update(file.read_bytes())
-    return sha256.hexdigest()
-
-
-def _with_imports(script: Path) -> set[Path]:
-    """A file, and the modules beside it that it imports, directly or by way of others of them."""
-    files, waiting = {script}, [script]
-    while waiting:
-        for name in _imported_names(waiting.pop()):
-            module = script.with_name(f"{name}.py")
-            if module not in files and module.is_file():
-                files.add(module)
-                waiting.append(module)
-    return files
-
-
-def _imported_names(file: Path) -> set[str]:
-    """First parts of the names of the modules that a file imports; none if it isn't Python."""
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError):
-        return set()
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names.update(alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            names.add(node.module.partition(".")[0])
-        elif isinstance(node, ast.ImportFrom):
-            names.update(alias.name for alias in node.names)
-    return names
+    files = {file for word in words[1:] if Path(word).is_file() for file in with_imports(Path(word))}
+    return files_hash(files) if files else None

@@ -14,6 +14,7 @@ from typing import Any
 import ray
 
 from hypha_ray.config.schema import Testing
+from hypha_ray.config.tables.outputs import Telemetry as TelemetrySettings
 from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.telemetry.sinks.base import build
 from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, SUMMARY, Record, read_jsonl, summary, write_json
@@ -27,33 +28,38 @@ class Telemetry:
 
     Args:
         directory: the run directory.
-        sinks: names as in the job file; the files are written whether ``jsonl`` is there or not.
+        telemetry: table of the job file; the files are written whether ``jsonl`` is there or not.
         run: the run's name, the tag of all its metrics.
         config: the job without secrets.
-        aim_repository: a local folder; default: the run directory.
         testing: failpoints to arm.
-        status_bridge: address of a connector that metrics are posted to.
-        trackers: folder in which trackers keep all runs; None: the run directory.
 
     """
 
     def __init__(
         self,
         directory: str,
-        sinks: Sequence[str],
+        telemetry: TelemetrySettings,
         run: str,
         config: Record,
-        aim_repository: str | None = None,
         testing: Testing | None = None,
-        status_bridge: str | None = None,
-        trackers: str | None = None,
     ) -> None:
         if testing is not None:
             arm(testing.failpoints, testing.failpoint_log)
-        if {"tensorboard", "wandb", "mlflow"} & set(sinks) or ("aim" in sinks and aim_repository is None):
+        without_files = {"console", "jsonl", "prometheus", "otel"}
+        if telemetry.aim_repository is not None:
+            without_files.add("aim")
+        if set(telemetry.sinks) - without_files:
             os.umask(0o077)  # Trackers' files in the run directory are the owner's alone, as all others there.
         self._directory = Path(directory)
-        self._sinks = build(self._directory, run, sinks, aim_repository, status_bridge, trackers=trackers)
+        self._sinks = build(
+            self._directory,
+            run,
+            telemetry.sinks,
+            telemetry.aim_repository,
+            telemetry.status_bridge,
+            trackers=telemetry.trackers,
+            options=telemetry.sinks_options,
+        )
         self._sinks.start(config)
 
     def write(self, records: Sequence[Record], events: Sequence[Record] = ()) -> list[str]:

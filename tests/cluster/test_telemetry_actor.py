@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import ray
 
+from hypha_ray.config.tables.outputs import Telemetry as TelemetrySettings
 from hypha_ray.telemetry.actor import Telemetry
 from hypha_ray.telemetry.sinks.files import read_jsonl
 from tests.support.head_node import free_port
@@ -48,7 +49,7 @@ def start(directory: Path, sinks: list[str], run: str = "run", name: str = "tele
     return (
         ray.remote(concurrency_groups={"pulse": 1})(Telemetry)
         .options(**options)
-        .remote(str(directory), sinks, run, {"run": {"seed": 1}})
+        .remote(str(directory), TelemetrySettings(sinks=sinks), run, {"run": {"seed": 1}})
     )
 
 
@@ -165,7 +166,7 @@ def test_telemetry_dead_collector_neither_delays_nor_loses_records(metrics_port:
     actor = (
         ray.remote(concurrency_groups={"pulse": 1})(Telemetry)
         .options(**options)
-        .remote(str(tmp_path), ["otel"], "dead", {})
+        .remote(str(tmp_path), TelemetrySettings(sinks=["otel"]), "dead", {})
     )
     ray.get(actor.write.remote(RECORDS))
     figures = ray.get(actor.finish.remote({}))

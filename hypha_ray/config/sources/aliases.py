@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hypha_ray.config.keys import FREE, LABELS, KeyPath
+from hypha_ray.config.keys import CONFIG, LABELS, KeyPath, free_table
 
 GUIDE: KeyPath = ("scheduler", "job")
 """The table that contains all tables of a job in the guide."""
@@ -46,8 +46,8 @@ def inside(path: Sequence[str]) -> KeyPath:
 def own(path: Sequence[str]) -> KeyPath:
     """The schema's name of a key; unknown names are returned unchanged, with ``_`` for ``-``."""
     name = inside(path)
-    ours = len(FREE) if name[: len(FREE)] == FREE else len(name)
+    ours = len(free_table(tuple(part.replace("-", "_") for part in name)) or name)
     name = (*(part.replace("-", "_") for part in name[:ours]), *name[ours:])
-    if name[:1] == FREE[:1] and name[1:2] and name[1] in LABELS:
-        return (*FREE, *name[1:])
+    if name[:1] == CONFIG[:1] and name[1:2] and name[1] in LABELS:
+        return (*CONFIG, *name[1:])
     return RENAMED.get(name, name)

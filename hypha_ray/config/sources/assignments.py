@@ -12,11 +12,11 @@ from typing import Any
 
 from hypha_ray.config.keys import (
     EACH,
-    FREE,
     Key,
     KeyPath,
     arrays,
     dotted,
+    free_table,
     is_number,
     key_at,
     keys,
@@ -250,7 +250,7 @@ def _walk(value: Any, raw: KeyPath, document: Document | None) -> Iterator[Setti
         yield from _walk_array(value, raw, document)
     elif path in IGNORED:
         yield Setting(path, value, raw, document)
-    elif key is None or (path[: len(FREE)] == FREE and isinstance(value, dict)):
+    elif key is None or (free_table(path) and isinstance(value, dict)):
         if not isinstance(value, dict):
             place = Setting(path, value, raw, document).place
             raise ConfigError("CFG002", f"{place} has the wrong type", shown(value), "a table", "give it as a table")
@@ -283,9 +283,9 @@ def _walk_array(value: Any, raw: KeyPath, document: Document | None) -> Iterator
 
 
 def _known(raw: KeyPath, document: Document | None) -> Key | None:
-    """The known key of that path; None for a table. A key inside the free table counts as that table."""
+    """The known key of that path; None for a table. A key inside a free table counts as that table."""
     path = own(raw)
-    key = key_at(path[: len(FREE)] if path[: len(FREE)] == FREE else path)
+    key = key_at(free_table(path) or path)
     known = tables().keys() | arrays() | IGNORED.keys()
     if key is None and schema_path(path) not in known and raw not in CONTAINERS:
         raise _unknown(raw, document)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
 from hypha_ray.config.value_types import Count, Place, Table, hub_id, target
+from hypha_ray.plugins import Plugin
 
 
 class Checkpoint(Table):
@@ -30,9 +31,10 @@ class Checkpoint(Table):
 class Telemetry(Table):
     """Destinations of metrics."""
 
-    sinks: list[Literal["console", "jsonl", "prometheus", "otel", "aim", "tensorboard", "wandb", "mlflow"]] = Field(
+    sinks: list[Annotated[str, Plugin("sinks")]] = Field(
         ["console", "jsonl", "prometheus"], fail_fast=True, description="metrics.jsonl is always written"
     )
+    sinks_options: dict[str, Any] | None = Field(None, description="options of your own sinks: a table for each name")
     trackers: str | None = Field(
         None, description="folder that Aim, TensorBoard, W&B and MLflow share for all runs; default: the run directory"
     )

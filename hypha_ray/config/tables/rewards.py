@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field
 
 from hypha_ray.config.value_types import Count, Positive, Table
+from hypha_ray.plugins import Plugin
 
 
 def distinct(names: list[str]) -> list[str]:
@@ -20,6 +21,8 @@ def distinct(names: list[str]) -> list[str]:
 
 Functions: TypeAlias = Annotated[list[str], AfterValidator(distinct)]
 """Names of reward functions."""
+RewardName: TypeAlias = Annotated[str, Plugin("rewards", checked=False)]
+"""Name of a reward function, which is looked up before the start."""
 
 
 def server_url(url: str) -> str:
@@ -127,7 +130,7 @@ Deadline: TypeAlias = Positive | Literal["none"] | None
 class Reward(Table):
     """Reward of a response: a weighted sum of functions."""
 
-    functions: Functions = Field(
+    functions: Annotated[list[RewardName], AfterValidator(distinct)] = Field(
         ["exact"], fail_fast=True, description="registered names, or module:function beside the job; see docs/rl.md"
     )
     tasks: list[TaskRewards] = Field(

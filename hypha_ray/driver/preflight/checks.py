@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hypha_ray.config import Job
+from hypha_ray.config.plugin_uses import check_options, plugin_uses
 from hypha_ray.config.tables.rewards import JUDGE, MODEL
 from hypha_ray.driver.datasets.data_source import DataSource
 from hypha_ray.errors import ConfigError
 from hypha_ray.heavy_imports import uncollected
 from hypha_ray.market.requirements import NodeResources
 from hypha_ray.optim.schedules import check_schedule, inner_steps
-from hypha_ray.telemetry.sinks.aim import check as check_aim
-from hypha_ray.telemetry.sinks.trackers import check_installed
+from hypha_ray.plugins import REWARDS, attempt, look_beside_the_job
+from hypha_ray.telemetry.sinks.base import check_built_in
 from hypha_ray.worker.bridged.endpoint import check as check_door
 
 if TYPE_CHECKING:
@@ -35,11 +36,7 @@ def check_job(job: Job) -> None:
         HyphaError: what is wrong with the job file.
 
     """
-    if "aim" in job.telemetry.sinks:
-        check_aim(job.telemetry.aim_repository)
-    for tracker in ("tensorboard", "wandb", "mlflow"):
-        if tracker in job.telemetry.sinks:
-            check_installed(tracker)
+    check_built_in(job)
     if job.model.quantization is not None:
         from hypha_ray.model.loading.quantized import check_quantization
 
@@ -56,6 +53,27 @@ def check_job(job: Job) -> None:
             optimizer_class(job.inner_optimizer.name)
 
 
+def check_plugins(job: Job) -> list[str]:
+    """Load members of families that lie beside the job or are installed, and try each on a small example.
+
+    Reward functions, which are loaded in a process of their own, come last.
+
+    Returns:
+        Notes for the user.
+
+    Raises:
+        HyphaError: CFG001, CFG002, CFG003, wrong options; PLG001, PLG002, PLG003, a member can't be used; or its own
+            refusal of the job; or as `check_rewards`.
+
+    """
+    look_beside_the_job()
+    check_options(job)
+    for use in plugin_uses(job):
+        if use.family != REWARDS.name:
+            attempt(use.key, use.family, use.name, use.options, job)
+    return check_rewards(job)
+
+
 def check_rewards(job: Job) -> list[str]:
     """Load the reward functions, which may be those of modules in the working directory, and look at a reward model.
 
@@ -70,7 +88,6 @@ def check_rewards(job: Job) -> list[str]:
     if job.rl.algorithm is None:
         return []
     from hypha_ray.rl.rewards.evaluators import check_functions
-    from hypha_ray.rl.rewards.registry import look_beside_the_job
 
     look_beside_the_job()
     check_functions([name for name in job.rl.reward.functions if name not in (JUDGE, MODEL)], job.rl.reward.deadline_s)

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from hypha_ray.config.tables.rewards import Deadline
+from hypha_ray.plugins import is_built_in
 from hypha_ray.rl.rewards.calls import Calls, Failures, Row
-from hypha_ray.rl.rewards.registry import REWARDS, Tasks, require_known
+from hypha_ray.rl.rewards.registry import Tasks, require_known
 from hypha_ray.rl.rewards.response import Response
 from hypha_ray.rl.rewards.reward_process import START_S, RewardProcess
 from hypha_ray.types.current_work import working
@@ -141,7 +142,7 @@ def check_functions(names: Sequence[str], deadline_s: Deadline) -> None:
 
     """
     require_known(names)
-    own = [name for name in names if name not in REWARDS]
+    own = [name for name in names if not is_built_in("rewards", name)]
     if own and deadline_s == "none":
         Calls(own, {})
     elif own:

@@ -15,7 +15,7 @@ from typing import Any
 from hypha_ray.errors import ConfigError, HyphaError
 from hypha_ray.rl.rewards import mathematics
 from hypha_ray.rl.rewards.calls import Calls, Row
-from hypha_ray.rl.rewards.registry import REWARDS, Tasks
+from hypha_ray.rl.rewards.registry import Tasks
 from hypha_ray.rl.rewards.response import Response
 
 _PR_SET_PDEATHSIG = 1
@@ -133,6 +133,6 @@ def _serve() -> None:
 
 def _loaded(names: Sequence[str], tasks: Tasks) -> Calls:
     calls = Calls(names, tasks)
-    if any(REWARDS.get(name) is mathematics.equal for name in names):
+    if "math" in names:
         mathematics.warm_up()
     return calls

@@ -74,17 +74,8 @@ class RunActors:
         self._workers: dict[int, tuple[Any, Source]] = {}
         self._nodes: dict[Source, str | None] = {}
         """Id of the node of each worker that has been looked up."""
-        told, config = job.telemetry, redacted_tree(job.model_dump(mode="json", exclude={"model": {"token"}}))
-        writer = (
-            directory,
-            told.sinks,
-            run,
-            config,
-            told.aim_repository,
-            job.testing,
-            told.status_bridge,
-            told.trackers,
-        )
+        config = redacted_tree(job.model_dump(mode="json", exclude={"model": {"token"}}))
+        writer = (directory, job.telemetry, run, config, job.testing)
         keeper = (directory, job.checkpoint, job.rounds, job.testing)
         self.telemetry = self._post("telemetry", partial(self._here, Telemetry, "telemetry", *writer))
         self.store = self._post("store", partial(self._here, Store, "store", *keeper))

@@ -9,21 +9,16 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from hypha_ray.config import Job
 from hypha_ray.errors import AuthenticationError, ConfigError
 from hypha_ray.telemetry.sinks.files import Record, plain
+from hypha_ray.telemetry.sinks.place import SinkPlace
 
 OLDEST = (3, 29)
 """Oldest supported version; where Aim has no wheel, pip installs a much older one."""
 
 
-def check(repository: str | None) -> None:
-    """Refuse Aim where it isn't installed, and a repository that is no folder.
-
-    Raises:
-        ConfigError: CFG022, there is no Aim, or an old one.
-        AuthenticationError: SEC002, the repository is a URL.
-
-    """
+def _require_installed() -> None:
     try:
         found = importlib.metadata.version("aim")
     except importlib.metadata.PackageNotFoundError:
@@ -37,7 +32,6 @@ def check(repository: str | None) -> None:
         oldest = ".".join(map(str, OLDEST))
         fix = "leave aim out of telemetry.sinks, or use Python 3.11 or 3.12: later ones have no wheel of it"
         raise ConfigError("CFG022", what, found and f"aim {found}", found and f"{oldest} or newer", fix)
-    local(repository or "")
 
 
 def local(repository: str) -> Path:
@@ -72,9 +66,21 @@ class Aim:
 
     """
 
-    def __init__(self, run: str, repository: str) -> None:
-        self._name = run
-        self._repository = local(repository)
+    @staticmethod
+    def check(job: Job) -> None:
+        """Refuse Aim where it isn't installed, and a repository that is no folder.
+
+        Raises:
+            ConfigError: CFG022, there is no Aim, or an old one.
+            AuthenticationError: SEC002, the repository is a URL.
+
+        """
+        _require_installed()
+        local(job.telemetry.aim_repository or "")
+
+    def __init__(self, place: SinkPlace) -> None:
+        self._name = place.run
+        self._repository = local(place.aim_repository or str(place.folder))
         self._reports: Counter[str] = Counter()
 
     def start(self, config: Record) -> None:

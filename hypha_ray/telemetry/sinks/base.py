@@ -9,14 +9,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
+from hypha_ray.config import Job
+from hypha_ray.plugins import create, find, is_built_in
 from hypha_ray.redaction import redacted
 from hypha_ray.telemetry.sinks.files import EVENTS, METRICS, ROLLOUTS, SUMMARY, JsonLines, Record, write_json
+from hypha_ray.telemetry.sinks.place import SinkPlace
+from hypha_ray.telemetry.sinks.trackers import check_installed
 
 _logger = logging.getLogger(__name__)
 
@@ -285,6 +290,7 @@ def build(
     status_bridge: str | None = None,
     patience_s: float = PATIENCE_S,
     trackers: str | None = None,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Composite:
     """Make the sinks of a job; ``jsonl`` is always among them, ``console`` is the driver's.
 
@@ -296,22 +302,21 @@ def build(
         status_bridge: address of a connector that metrics are posted to.
         patience_s: longest wait for all sinks at the end of the run.
         trackers: folder in which trackers keep all runs; None: the run directory.
+        options: options of users' own sinks, by name.
 
     Raises:
         AuthenticationError: the Aim repository is not local.
+        ConfigError: a sink can't be had.
 
     """
     others: list[Isolated] = []
-    if "prometheus" in names:
-        from hypha_ray.telemetry.sinks.prometheus import Prometheus
-
-        others.append(Isolated(Prometheus(run), Tally("prometheus")))
-    if "otel" in names:
-        from hypha_ray.telemetry.sinks.otel import OpenTelemetry
-
-        tally = Tally("otel")
-        others.append(Isolated(OpenTelemetry(run, tally), tally))
-    others.extend(_trackers(directory, run, names, aim_repository, None if trackers is None else Path(trackers)))
+    folder = None if trackers is None else Path(trackers)
+    for name in dict.fromkeys(names):
+        if name in ("console", "jsonl"):
+            continue
+        tally = Tally(name)
+        place = SinkPlace(run, directory, folder, aim_repository, tally)
+        others.append(Isolated(create("sinks", name, (options or {}).get(name), place), tally))
     if status_bridge is not None:
         from hypha_ray.telemetry.sinks.status import StatusBridge
 
@@ -319,25 +324,23 @@ def build(
     return Composite(Files(directory), others, patience_s)
 
 
-def _trackers(
-    directory: Path, run: str, names: Sequence[str], aim_repository: str | None, together: Path | None
-) -> Iterator[Isolated]:
-    """Make the sinks that are trackers, whose packages are loaded only for them."""
-    shared = together or directory
-    if "aim" in names:
-        from hypha_ray.telemetry.sinks.aim import Aim
+def check_built_in(job: Job) -> None:
+    """Refuse built-in sinks whose packages aren't installed, or whose settings are wrong.
 
-        yield Isolated(Aim(run, aim_repository or str(shared)), Tally("aim"))
-    if "tensorboard" in names:
-        from hypha_ray.telemetry.sinks.tensorboard import TensorBoard
+    Raises:
+        HyphaError: what is wrong with the job file.
 
-        folder = None if together is None else together / "tensorboard" / run
-        yield Isolated(TensorBoard(directory, folder), Tally("tensorboard"))
-    if "wandb" in names:
-        from hypha_ray.telemetry.sinks.wandb import WeightsAndBiases
+    """
+    for name in job.telemetry.sinks:
+        if name in ("console", "jsonl") or not is_built_in("sinks", name):
+            continue
+        kind = find("sinks", name)
+        check_installed(name, getattr(kind, "packages", ()))
+        if hasattr(kind, "check"):
+            kind.check(job)
 
-        yield Isolated(WeightsAndBiases(run, shared), Tally("wandb"))
-    if "mlflow" in names:
-        from hypha_ray.telemetry.sinks.mlflow import MLflow
 
-        yield Isolated(MLflow(run, shared), Tally("mlflow"))
+def try_sink(name: str, options: Mapping[str, Any] | None) -> None:
+    """Make a sink for a run that there isn't, without starting it."""
+    with tempfile.TemporaryDirectory() as folder:
+        create("sinks", name, options, SinkPlace("trial", Path(folder)))

@@ -7,10 +7,10 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hypha_ray.telemetry.sinks.files import Record, plain
+from hypha_ray.telemetry.sinks.place import SinkPlace
 from hypha_ray.telemetry.sinks.trackers import Curves, numbers_of
 
 EXPERIMENT = "hypha_ray"
@@ -24,16 +24,14 @@ class MLflow:
 
     Names and steps are those of `Curves`, with ``_`` for characters that MLflow's names lack, such as the @ of
     ``pass@1``. ``MLFLOW_TRACKING_URI`` names a server instead, and ``MLFLOW_EXPERIMENT_NAME`` the experiment.
-
-    Args:
-        run: the run's name, which the MLflow run has.
-        directory: the run directory, or a folder for all runs.
-
     """
 
-    def __init__(self, run: str, directory: Path) -> None:
-        self._name = run
-        self._directory = directory
+    packages: ClassVar = ("mlflow", "sqlalchemy", "alembic")
+    """Modules of mlflow; mlflow-skinny lacks those of databases."""
+
+    def __init__(self, place: SinkPlace) -> None:
+        self._name = place.run
+        self._directory = place.folder
         self._curves = Curves()
         self._run: str | None = None
         """Identifier of the MLflow run; None before there is one."""

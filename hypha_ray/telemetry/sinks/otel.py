@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from typing import Any, Protocol
+from typing import Any
 
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.sdk.metrics import MeterProvider
@@ -14,26 +14,11 @@ from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
 from hypha_ray.telemetry.metrics import METRICS, Measures
 from hypha_ray.telemetry.sinks.files import Record
+from hypha_ray.telemetry.sinks.place import Losses, SinkPlace
 
 _CAPACITY = 1024
 """Exports that wait for a collector: at one a minute those of 17 hours."""
 _REASON = "no OTLP collector takes the metrics; see OTEL_EXPORTER_OTLP_ENDPOINT"
-
-
-class Losses(Protocol):
-    """Counts of what a collector doesn't get."""
-
-    def wait(self, reason: object, capacity: int) -> None:
-        """Say that the collector can't be reached yet, and how many exports wait for it."""
-
-    def began(self) -> None:
-        """Say that it can be reached now."""
-
-    def fail(self, reason: object) -> None:
-        """Count an export that failed for good."""
-
-    def drop(self, calls: int = 1) -> None:
-        """Count exports that couldn't wait any longer."""
 
 
 class Exporter(OTLPMetricExporter):
@@ -86,9 +71,9 @@ class OpenTelemetry:
     Values are exported every OTEL_METRIC_EXPORT_INTERVAL milliseconds, and once more at the end.
     """
 
-    def __init__(self, run: str, losses: Losses) -> None:
-        self._run = run
-        self._losses = losses
+    def __init__(self, place: SinkPlace) -> None:
+        self._run = place.run
+        self._losses = place.losses
         self._measures = Measures()
 
     def start(self, config: Record) -> None:

@@ -6,6 +6,7 @@ from ray.util.metrics import Gauge
 
 from hypha_ray.telemetry.metrics import METRICS, Measures
 from hypha_ray.telemetry.sinks.files import Record
+from hypha_ray.telemetry.sinks.place import SinkPlace
 
 
 class Prometheus:
@@ -14,8 +15,8 @@ class Prometheus:
     A gauge vanishes with its process, so this belongs in an actor that lives as long as the run.
     """
 
-    def __init__(self, run: str) -> None:
-        self._run = run
+    def __init__(self, place: SinkPlace) -> None:
+        self._run = place.run
         self._measures = Measures()
         self._gauges: dict[str, Gauge] = {}
 

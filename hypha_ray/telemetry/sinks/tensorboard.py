@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from datetime import datetime
-from pathlib import Path
+from typing import ClassVar
 
 from hypha_ray.telemetry.sinks.files import METRICS, Record, plain, read_jsonl
+from hypha_ray.telemetry.sinks.place import SinkPlace
 from hypha_ray.telemetry.sinks.trackers import Curves, numbers_of
 
 FOLDER = "tensorboard"
@@ -17,15 +18,14 @@ class TensorBoard:
     Tags and steps are those of `Curves`. Values have the 32 bits of TensorBoard's format. A later attempt writes the
     files anew from ``metrics.jsonl``, which has only the rounds that count; so each step of a tag has one value.
 
-    Args:
-        directory: the run directory.
-        folder: folder of the files; None: ``tensorboard`` in the run directory.
-
+    The folder is ``tensorboard`` in the run directory, or in that of all runs the one with the run's name.
     """
 
-    def __init__(self, directory: Path, folder: Path | None = None) -> None:
-        self._metrics = directory / METRICS
-        self._folder = folder or directory / FOLDER
+    packages: ClassVar = ("tensorboard",)
+
+    def __init__(self, place: SinkPlace) -> None:
+        self._metrics = place.directory / METRICS
+        self._folder = place.directory / FOLDER if place.trackers is None else place.trackers / FOLDER / place.run
         self._curves = Curves()
         self._known_bytes = self._metrics.stat().st_size if self._metrics.exists() else 0
         """Size of the earlier attempts' records; later ones come by `record`."""

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 from collections import Counter
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from hypha_ray.errors import ConfigError
 from hypha_ray.telemetry.sinks.files import Record, plain
 
-_PACKAGES = {"mlflow": ("mlflow", "sqlalchemy", "alembic")}
-"""Modules that a tracker needs, if there are more than the one of its name: mlflow-skinny lacks those of databases."""
 
-
-def check_installed(tracker: str) -> None:
+def check_installed(tracker: str, packages: Iterable[str]) -> None:
     """Refuse a tracker whose packages aren't installed.
 
     Raises:
         ConfigError: CFG022.
 
     """
-    if not all(map(importlib.util.find_spec, _PACKAGES.get(tracker, (tracker,)))):
+    if not all(map(importlib.util.find_spec, packages)):
         what = f"telemetry.sinks has {tracker}, which isn't installed"
         raise ConfigError("CFG022", what, fix=f"pip install {tracker}, or leave it out of telemetry.sinks")
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import ClassVar
 
 from hypha_ray.telemetry.sinks.files import Record, plain
+from hypha_ray.telemetry.sinks.place import SinkPlace
 from hypha_ray.telemetry.sinks.trackers import Curves, numbers_of
 
 PROJECT = "hypha_ray"
@@ -18,16 +20,13 @@ class WeightsAndBiases:
 
     Names and steps are those of `Curves`; W&B draws each curve over its own steps, ``round`` or ``worker-3/report``.
     ``WANDB_MODE`` or ``WANDB_API_KEY`` turn uploads on, and ``WANDB_PROJECT`` names the project.
-
-    Args:
-        run: the run's name, which the W&B run and its group have.
-        directory: the run directory, or a folder for all runs.
-
     """
 
-    def __init__(self, run: str, directory: Path) -> None:
-        self._name = run
-        self._directory = directory
+    packages: ClassVar = ("wandb",)
+
+    def __init__(self, place: SinkPlace) -> None:
+        self._name = place.run
+        self._directory = place.folder
         self._curves = Curves()
         self._groups: set[str] = set()
 

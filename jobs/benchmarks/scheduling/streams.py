@@ -15,6 +15,7 @@ from typing import Any
 import ray
 
 from hypha_ray.config import Job
+from hypha_ray.config.tables.outputs import Telemetry as TelemetrySettings
 from hypha_ray.driver.ray_cluster import connected
 from hypha_ray.scheduler.messages import Input, Lost
 from hypha_ray.scheduler.runtime.supervised_actor import SupervisedActor
@@ -67,7 +68,7 @@ class _Scheduler:
         writer = partial(ray.remote(num_cpus=0, concurrency_groups={"pulse": 1})(Telemetry).remote, directory)
 
         async def start() -> Any:
-            return writer(["jsonl", "prometheus"], "streams", {})
+            return writer(TelemetrySettings(sinks=["jsonl", "prometheus"]), "streams", {})
 
         self._client.telemetry = SupervisedActor("telemetry", start, ray.kill, 60.0, 60.0, self._client.replaced)
         self._tasks: set[asyncio.Task[None]] = set()

@@ -105,6 +105,8 @@ def _values(key: Key) -> st.SearchStrategy[Any]:
         return st.floats(0.001, 0.999) | st.just(0.5)
     if key.kind == "true | false":
         return st.booleans()
+    if key.kind == "table":
+        return st.dictionaries(_TEXT, _FREE, max_size=3)
     words = {"true": True, "false": False}
     return _TEXT if key.kind == "text" else st.sampled_from([words.get(word, word) for word in key.kind.split(" | ")])
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hypha_ray.errors import ConfigError
 from hypha_ray.rl.rewards.evaluators import Processes
-from hypha_ray.rl.rewards.registry import REWARDS, reward_of
+from hypha_ray.rl.rewards.registry import reward_of
 from hypha_ray.rl.rewards.response import Response
 from hypha_ray.rl.rewards.text import last_number
 
@@ -166,7 +166,7 @@ def test_last_number_is_read_as_python_writes_it(value: Decimal) -> None:
 @given(st.text(max_size=20), st.text(max_size=20), st.booleans())
 def test_rewards_are_between_nothing_and_one_whatever_the_response(text: str, answer: str, ended: bool) -> None:
     for name in ("exact", "positions", "contains"):
-        score = REWARDS[name](response(text, answer, ended))
+        score = reward_of(name)(response(text, answer, ended))
         assert score is not None and 0 <= score <= 1
 
 

@@ -1,0 +1,37 @@
+"""Modules of users, in a folder that tests run beside."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+Written = Callable[[str], str]
+"""Function that writes the text of a module, and returns its name."""
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Written]:
+    """Writer of modules beside the job, which are forgotten after the test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    names: list[str] = []
+
+    def write(text: str) -> str:
+        names.append(f"{tmp_path.name.replace('-', '_')}_{len(names)}")
+        (tmp_path / f"{names[-1]}.py").write_text(text, encoding="utf-8")
+        return names[-1]
+
+    yield write
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+def install(folder: Path, group: str, name: str, place: str) -> None:
+    """Put an entry point where an installed package has it."""
+    about = folder / "of_a_test-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: of_a_test\nVersion: 1.0\n", encoding="utf-8")
+    (about / "entry_points.txt").write_text(f"[hypha_ray.{group}]\n{name} = {place}\n", encoding="utf-8")

@@ -1,0 +1,1 @@
+"""Tests of the look-up of members that users bring."""

@@ -1,0 +1,195 @@
+"""The look-up of members of families: built-in ones, entry points, and modules beside the job."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hypha_ray.errors import ConfigError
+from hypha_ray.plugins import (
+    FAMILIES,
+    attempt,
+    create,
+    find,
+    is_known,
+    look_beside_the_job,
+    names,
+    options_of,
+    sources,
+)
+from tests.support.plugins import Written, install
+
+SINK = """
+from hypha_ray.plugins import Options
+
+class Sink:
+    class Options(Options):
+        every: int = 1
+        labels: list[str] = []
+
+    def __init__(self, place, options):
+        self.place, self.options = place, options
+    def start(self, config): pass
+    def record(self, record): pass
+    def event(self, event): pass
+    def summary(self, figures): pass
+    def close(self): pass
+"""
+
+
+def refused(family: str, name: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        find(family, name)
+    assert caught.value.exit_code == 2 and "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_built_in_members_are_there_and_are_found(family: str) -> None:
+    for name, place in FAMILIES[family].members.items():
+        if place:
+            assert find(family, name).__module__ == place.partition(":")[0]
+
+
+def test_member_beside_the_job_is_found_and_has_its_options(written: Written) -> None:
+    name = f"{written(SINK)}:Sink"
+    sink = create("sinks", name, {"every": 3}, "a place")
+    assert (sink.place, sink.options.every, sink.options.labels) == ("a place", 3, [])
+    assert create("sinks", name, None, "a place").options.every == 1
+
+
+def test_driver_finds_modules_of_its_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "beside_the_driver.py").write_text("def reward(response):\n    return 1.0\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    look_beside_the_job()
+    assert find("rewards", "beside_the_driver:reward")(None) == 1.0
+
+
+def test_entry_point_is_known_by_its_name(tmp_path: Path, written: Written) -> None:
+    module = written(SINK)
+    install(tmp_path, "sinks", "lines", f"{module}:Sink")
+    assert is_known("sinks", "lines") and names("sinks")[-1] == "lines"
+    assert find("sinks", "lines").__module__ == module
+    assert [path.name for path in sources("sinks", "lines")] == [f"{module}.py"]
+    assert "did you mean 'lines'?" in refused("sinks", "line")
+
+
+def test_built_in_member_is_not_replaced_by_an_entry_point(tmp_path: Path, written: Written) -> None:
+    install(tmp_path, "sinks", "wandb", f"{written(SINK)}:Sink")
+    assert find("sinks", "wandb").__name__ == "WeightsAndBiases"
+    assert names("sinks").count("wandb") == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "text"),
+    [
+        ("1 / 0", "Sink", "ZeroDivisionError: division by zero. Fix: put "),
+        ("raise SystemExit(3)", "Sink", "SystemExit: 3"),
+        ("def f(:", "Sink", "SyntaxError"),
+        ("", "Sink", "got nothing of that name, allowed a class with the methods of hypha_ray.telemetry.sinks.base"),
+        ("Sink = 3", "Sink", "got int"),
+        ("def sink(place): pass", "sink", "got no class"),
+        (SINK.replace("def event", "def events"), "Sink", "got a class without the method event"),
+        (SINK.replace("event(self, event)", "event(self)"), "Sink", "a method event that can't be called with 1 argum"),
+        (SINK.replace("close(self)", "close(self, now)"), "Sink", "method close that can't be called with no argument"),
+    ],
+)
+def test_member_that_cannot_be_had_is_one_clear_error(written: Written, module: str, name: str, text: str) -> None:
+    name = f"{written(module)}:{name}"
+    line = refused("sinks", name)
+    assert line.startswith(f"error[PLG002]: telemetry sink {name} can't be ") and text in line
+
+
+def test_module_that_is_not_there_is_one_clear_error() -> None:
+    assert "ModuleNotFoundError" in refused("sinks", "not_here_at_all.sinks:Sink")
+    assert "put not_here_at_all.py into the job's working directory" in refused("sinks", "not_here_at_all.sinks:Sink")
+
+
+def test_function_is_held_to_its_number_of_arguments(written: Written) -> None:
+    module = written("def none():\n    pass\ndef two(a, b):\n    pass\ndef some(*all):\n    return 1.0\n")
+    assert "error[RWD004]: reward function" in refused("rewards", f"{module}:none")
+    assert "got a function that can't be called with 1 argument" in refused("rewards", f"{module}:two")
+    assert find("rewards", f"{module}:some")(None) == 1.0
+
+
+def test_class_of_a_family_of_functions_is_called_once_for_all(written: Written) -> None:
+    text = "class Reward:\n    def __init__(self):\n        self.n = 2.0\n    def __call__(self, response):\n"
+    module = written(f"{text}        return self.n\nclass Silent:\n    pass\n")
+    assert create("rewards", f"{module}:Reward")(None) == 2.0
+    assert "got a class without the method __call__" in refused("rewards", f"{module}:Silent")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"evry": 2}, "error[CFG001]: telemetry.sinks_options: unknown key evry — allowed every, labels. Fix: did you"),
+        ({"every": "often"}, "error[CFG002]: telemetry.sinks_options.every has the wrong type — got 'often'"),
+        ({"labels": [1]}, "error[CFG002]: telemetry.sinks_options.labels.0 has the wrong type"),
+    ],
+)
+def test_wrong_option_is_refused_with_its_key(written: Written, options: dict[str, object], text: str) -> None:
+    name = f"{written(SINK)}:Sink"
+    with pytest.raises(ConfigError) as caught:
+        options_of("sinks", name, find("sinks", name), options)
+    assert str(caught.value).startswith(text)
+
+
+def test_options_for_a_member_without_any_are_refused(written: Written) -> None:
+    name = f"{written('def reward(response):' + chr(10) + '    return 1.0')}:reward"
+    with pytest.raises(ConfigError, match=r"CFG001.*reward function .*:reward has no options — got scale"):
+        create("rewards", name, {"scale": 2})
+
+
+def test_needed_option_that_is_missing_is_named(written: Written) -> None:
+    name = f"{written(SINK.replace('every: int = 1', 'every: int'))}:Sink"
+    with pytest.raises(ConfigError, match=r"CFG012.*telemetry.sinks_options.every is missing"):
+        create("sinks", name, {})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [
+        ("self.place, self.options", "raise OSError('no disk')\n        self.place, self.options", "OSError: no disk"),
+        ("def __init__(self, place, options)", "def __init__(self)", "TypeError"),
+        (
+            "class Sink:",
+            "class Sink:\n    packages = ('not_a_package_of_this_world',)",
+            "pip install not_a_package_of_th",
+        ),
+        (
+            "class Sink:",
+            "class Sink:\n    @staticmethod\n    def check(job):\n        raise OSError(job)",
+            "OSError: the job",
+        ),
+    ],
+)
+def test_member_that_fails_on_a_trial_is_refused(written: Written, old: str, new: str, text: str) -> None:
+    name = f"{written(SINK.replace(old, new, 1))}:Sink"
+    with pytest.raises(ConfigError) as caught:
+        attempt("telemetry.sinks", "sinks", name, None, "the job")
+    assert caught.value.code in ("PLG002", "PLG003") and text in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_sources_are_those_of_the_module_and_of_what_it_imports_beside_it(tmp_path: Path, written: Written) -> None:
+    helper = written("VALUE = 1\n")
+    module = written(f"import json\nfrom {helper} import VALUE\ndef reward(response):\n    return VALUE\n")
+    assert {path.name for path in sources("rewards", f"{module}:reward")} == {f"{module}.py", f"{helper}.py"}
+    assert sources("rewards", "exact") == sources("rewards", "not_here:reward") == frozenset()
+    package = tmp_path / "package_of_a_test"
+    package.mkdir()
+    texts = {"__init__": "", "main": "from package_of_a_test.helper import f", "helper": "f = len", "other": ""}
+    for name, text in texts.items():
+        (package / f"{name}.py").write_text(text, encoding="utf-8")
+    found = sources("rewards", "package_of_a_test.main:f")
+    assert {path.name for path in found} == {"main.py", "helper.py"}
+
+
+def test_look_up_needs_neither_torch_nor_ray() -> None:
+    code = "import sys, hypha_ray.plugins as p; p.names('sinks'); print({'torch', 'ray', 'numpy'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
