@@ -281,7 +281,7 @@ def _silently(phase: str) -> None:
 
 
 def finish(job: Job, directory: RunDirectory, source: DataSource, begin: Callable[[str], None] = _silently) -> None:
-    """Save the trained model by transformers, draw the plots, and upload and mirror what is to be.
+    """Save the trained model by transformers, and draw, upload and mirror what is to be.
 
     `begin` takes each phase as it begins.
     """
@@ -294,8 +294,9 @@ def finish(job: Job, directory: RunDirectory, source: DataSource, begin: Callabl
     if job.checkpoint.best:
         begin("saving the best model")
         _export_best(job, directory, source)
-    begin("drawing the plots")
-    draw_plots(directory.path)
+    if job.telemetry.plots:
+        begin("drawing the plots")
+        draw_plots(directory.path)
     if job.checkpoint.push is not None:
         begin("uploading the model")
         _upload(job, directory)

@@ -134,7 +134,7 @@ def _draw(run_directory: Path, path: Path) -> list[Path]:
 
 def _save(path: Path, plot: Callable[[Series], Figure], series: Series) -> Path:
     with _style():
-        plot(series).savefig(path, bbox_inches="tight")
+        plot(series).savefig(path)
     make_private(path)
     return path
 

@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import os
 import pickle
+import select
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import IntEnum
 from pathlib import Path
+from typing import Self
 
 import torch
 
@@ -66,6 +68,97 @@ class Outcome(IntEnum):
     """It exceeded the worker's own limit."""
 
 
+class TrialProcesses:
+    """Runs trials, each in a process of its own, forked from one that is started by the first and loads the libraries.
+
+    Args:
+        most_bytes: physical memory of a trial beyond which it is ended; None: it is not looked at.
+        check: raises when the worker is to end.
+
+    """
+
+    def __init__(self, most_bytes: float | None, check: Callable[[], None]) -> None:
+        self._most_bytes, self._check = most_bytes, check
+        self._server: subprocess.Popen[bytes] | None = None
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 # It is closed with the processes.
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._end()
+        self._errors.close()
+
+    def outcome(self, trial: Trial) -> Outcome:
+        """Run a trial.
+
+        Raises:
+            ConfigError: TRN003, it failed for another reason than memory.
+
+        """
+        code = self._exit_code(trial)
+        if code is None or code in (NO_MEMORY, -signal.SIGKILL):
+            return Outcome.INTERRUPTED
+        if code in (0, TOO_LARGE):
+            return Outcome.FITS if code == 0 else Outcome.TOO_LARGE
+        self._errors.seek(0)
+        last_line = self._errors.read().decode(errors="replace").strip().rpartition("\n")[2]
+        fix = "set worker.probe_batch_size = false, and a fitting rounds.max_batch_size"
+        raise ConfigError("TRN003", f"the trial of a batch of {trial.size} samples failed", last_line, fix=fix)
+
+    def _exit_code(self, trial: Trial) -> int | None:
+        """Exit code of a trial, `TOO_LARGE` if it was ended for its memory; None: something ended all processes."""
+        if self._server is None:
+            self._server = self._started()
+        assert self._server.stdin is not None
+        with suppress(BrokenPipeError):  # Its answers end then, too.
+            self._server.stdin.write(pickle.dumps(trial))
+            self._server.stdin.flush()
+        process = self._answer(None)
+        code = None if process is None else self._answer(process)
+        if code is None:
+            self._end()
+        return code
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [sys.executable, "-m", "hypha_ray.worker.training.batch_trial"]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            command, env=environment, stdin=pipe, stdout=pipe, stderr=self._errors, start_new_session=True
+        )
+
+    def _answer(self, process: int | None) -> int | None:
+        """Number in the next line; None if there comes none. Meanwhile the memory of a trial's process is watched."""
+        assert self._server is not None and self._server.stdout is not None
+        is_too_large = False
+        while not select.select([self._server.stdout], [], [], POLL_S)[0]:
+            self._check()
+            if process is not None and self._most_bytes is not None and not is_too_large:
+                is_too_large = _resident_bytes_of(process) > self._most_bytes
+                if is_too_large:
+                    os.kill(process, signal.SIGKILL)
+        line = self._server.stdout.readline()
+        if not line:
+            return None
+        return TOO_LARGE if is_too_large else int(line)
+
+    def _end(self) -> None:
+        """End all processes."""
+        if self._server is not None:
+            self._server.kill()
+            self._server.communicate()
+            self._server = None
+
+
+def _resident_bytes_of(process: int) -> int:
+    """Physical memory of a process; 0 if it has ended."""
+    try:
+        return resident_bytes(process=process)
+    except FileNotFoundError:
+        return 0
+
+
 def largest_batch(
     job: Job, worker: int, specials: SpecialTokens | None, samples: Samples, check: Callable[[], None]
 ) -> int:
@@ -90,18 +183,18 @@ def largest_batch(
     kind, lease_bytes = _device(job, group)
     file = home() / FOLDER / f"{_key(job, samples, kind, lease_bytes)}.json"
     kept = bounds = _read(file)
-    while (size := bounds.next(most)) is not None:
-        own = resident_bytes() + job.worker.prefetch_mb * 1_000_000
-        part = GPU_PART * min(1.0, group.gpu) if kind != "cpu" else 1.0
-        limits = (lease_bytes - own, part, max(1, int(group.cpu)))
-        trial = Trial(_on(job, kind), specials, samples, size, *limits)
-        outcome = _fits(trial, lease_bytes if kind == "cpu" else None, check)
-        if outcome == Outcome.FITS:
-            bounds, kept = Bounds(size, bounds.fails), Bounds(size, kept.fails)
-        else:
-            bounds = Bounds(bounds.fits, size)
-            kept = bounds if outcome == Outcome.TOO_LARGE else kept
-        _write(file, kept)
+    with TrialProcesses(lease_bytes if kind == "cpu" else None, check) as trials:
+        while (size := bounds.next(most)) is not None:
+            own = resident_bytes() + job.worker.prefetch_mb * 1_000_000
+            part = GPU_PART * min(1.0, group.gpu) if kind != "cpu" else 1.0
+            limits = (lease_bytes - own, part, max(1, int(group.cpu)))
+            outcome = trials.outcome(Trial(_on(job, kind), specials, samples, size, *limits))
+            if outcome == Outcome.FITS:
+                bounds, kept = Bounds(size, bounds.fails), Bounds(size, kept.fails)
+            else:
+                bounds = Bounds(bounds.fits, size)
+                kept = bounds if outcome == Outcome.TOO_LARGE else kept
+            _write(file, kept)
     if not bounds.fits:
         raise _no_room(f"{lease_bytes / 1e9:g} GB on {kind}", file, known=kept.fails == 1)
     return min(most, bounds.fits)
@@ -141,44 +234,6 @@ def _key(job: Job, samples: Samples, kind: str, lease_bytes: float) -> str:
     training = [job.worker.model_dump(mode="json"), job.rounds.accumulation, job.inner_optimizer.name]
     told = json.dumps([model, training, shapes, versions, kind, lease_bytes], sort_keys=True)
     return hashlib.sha256(told.encode()).hexdigest()[:16]
-
-
-def _fits(trial: Trial, most_bytes: float | None, check: Callable[[], None]) -> int:
-    """Run a trial; a process with more than `most_bytes` is ended. Return its `Outcome`."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-m", "hypha_ray.worker.training.batch_trial"]
-    with tempfile.TemporaryFile() as told, tempfile.TemporaryFile() as errors:
-        told.write(pickle.dumps(trial))
-        told.seek(0)
-        process = subprocess.Popen(
-            command, env=environment, stdin=told, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
-        )
-        try:
-            code = _watch(process, most_bytes, check)
-        finally:
-            process.kill()
-            process.wait()
-        outcomes = {0: Outcome.FITS, TOO_LARGE: Outcome.TOO_LARGE}
-        outcomes |= dict.fromkeys((NO_MEMORY, -signal.SIGKILL), Outcome.INTERRUPTED)
-        if code not in outcomes:
-            errors.seek(0)
-            last = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
-            fix = "set worker.probe_batch_size = false, and a fitting rounds.max_batch_size"
-            raise ConfigError("TRN003", f"the trial of a batch of {trial.size} samples failed", last, fix=fix)
-    return outcomes[code]
-
-
-def _watch(process: subprocess.Popen[bytes], most_bytes: float | None, check: Callable[[], None]) -> int:
-    """Wait for a process; return its exit code, or `TOO_LARGE` if it had to be ended for its memory."""
-    while True:
-        try:
-            return process.wait(POLL_S)
-        except subprocess.TimeoutExpired:
-            check()
-        if most_bytes is not None and resident_bytes(process=process.pid) > most_bytes:
-            process.kill()
-            process.wait()
-            return TOO_LARGE
 
 
 def _read(file: Path) -> Bounds:

@@ -78,4 +78,7 @@ learning_rate = 3e-3
 
 [resources]
 num_workers = 2
+
+[telemetry]
+plots = false
 """

@@ -216,7 +216,7 @@ def test_run_goes_on_from_its_mirror_in_a_new_home(
     run_job: Jobs, small_job: Path, corpus: Path, tmp_path: Path
 ) -> None:
     mirror = tmp_path / "mirror"
-    words = slow(small_job, corpus, "mirrored", times=15)
+    words = (*slow(small_job, corpus, "mirrored", times=15), "--telemetry.plots", "true")
     with running(run_job.start(*words, "--checkpoint.mirror", str(mirror)), rounds=3):
         pass
     there = commits(mirror / "mirrored")

@@ -44,7 +44,7 @@ def job_of(name: str, dataset: Path, /, workers: list[dict[str, Any]] | None = N
         "rounds": {"update_rounds": 3, "samples_between_updates": 64, "max_batch_size": 4},
         "inner_optimizer": {"learning_rate": 3e-3},
         "resources": {"num_workers": 2},
-        "telemetry": {"sinks": ["jsonl"]},
+        "telemetry": {"sinks": ["jsonl"], "plots": False},
     }
     for table, values in tables.items():
         base[table] = {**base.get(table, {}), **values}

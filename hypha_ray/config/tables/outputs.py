@@ -38,6 +38,7 @@ class Telemetry(Table):
     trackers: str | None = Field(
         None, description="folder that Aim, TensorBoard, W&B and MLflow share for all runs; default: the run directory"
     )
+    plots: bool = Field(True, description="draw the run's plots at its end; jobs/plot.py draws them at any time")
     aim_repository: str | None = Field(None, description="local Aim repository; default: telemetry.trackers")
     status_bridge: Annotated[str, AfterValidator(target)] | None = Field(
         None, description="host:port of a connector that every number is posted to"

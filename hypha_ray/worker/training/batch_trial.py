@@ -1,20 +1,24 @@
-"""Process that takes two steps of a size, to see whether they fit into a worker's lease.
+"""Processes that take two steps of a size, to see whether they fit into a worker's lease.
 
-    python -m hypha_ray.worker.training.batch_trial < pickled `Trial`
+    python -m hypha_ray.worker.training.batch_trial < pickled `Trial`s
 
-It ends with 0 if they fit, otherwise with `TOO_LARGE` or `NO_MEMORY`. Memory that runs out ends
-this process, and no worker.
+It loads the libraries once, and forks a process for each trial: memory that runs out ends that one, and no worker. For
+each trial it prints a line with the process's id and, when that has ended, one with its exit code: 0 if the steps fit,
+otherwise `TOO_LARGE` or `NO_MEMORY`, −n if signal n has ended it, another one after an error.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import pickle
 import re
 import signal
 import sys
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -102,9 +106,36 @@ def repeated(samples: Samples, size: int) -> Samples:
 
 
 def main() -> None:
-    """Try the size that standard input asks for; end with the worker."""
+    """Run the trials that standard input asks for, one after the other; end with the worker."""
+    _end_with_parent()
+    while True:
+        try:
+            trial = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        process = os.fork()
+        if process == 0:
+            _run(trial)
+        print(process, flush=True)
+        status = os.waitpid(process, 0)[1]
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+def _run(trial: Trial) -> NoReturn:
+    """Run a trial in this process, and end it with the result."""
+    code = 1
+    try:
+        _end_with_parent()
+        code = result(trial)
+    except Exception:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    sys.exit(result(pickle.load(sys.stdin.buffer)))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -112,15 +114,18 @@ def test_largest_batch_of_a_worker_that_is_to_end_ends_its_trial(kept: Callable[
     assert kept() == []
 
 
+@pytest.mark.parametrize("whom", ["trials", "all"])
 def test_trials_that_something_else_kills_are_no_limit_of_the_model(
-    kept: Callable[[], list[str]], tmp_path: Path
+    whom: str, kept: Callable[[], list[str]], tmp_path: Path
 ) -> None:
     """They are killed as the kernel does it, when others have the memory."""
 
     def kill() -> None:
-        for trial in psutil.Process().children():
-            if "hypha_ray.worker.training.batch_trial" in trial.cmdline():
-                trial.kill()
+        for process in psutil.Process().children(recursive=whom == "trials"):
+            with suppress(psutil.NoSuchProcess):  # It has ended meanwhile.
+                is_trial = process.ppid() != os.getpid()
+                if "hypha_ray.worker.training.batch_trial" in process.cmdline() and is_trial == (whom == "trials"):
+                    process.kill()
 
     with pytest.raises(CapacityError, match=r"TRN004.*other processes") as caught:
         largest_batch(job(64.0), 0, None, SAMPLES, kill)
