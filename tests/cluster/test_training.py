@@ -24,7 +24,8 @@ def results(local_ray: None, corpus: Path, tmp_path_factory: pytest.TempPathFact
 
 
 def test_job_on_two_workers_trains_commits_and_exports(results: Path, corpus: Path) -> None:
-    job = job_of("two-workers", corpus, rounds={"update_rounds": 4, "samples_between_updates": 256}, telemetry={"plots": True})
+    sizes = {"update_rounds": 4, "samples_between_updates": 256}
+    job = job_of("two-workers", corpus, rounds=sizes, telemetry={"plots": True})
     run = run_job(job, results, corpus, export=True)
     rounds, evals = run.of_kind("round"), run.of_kind("eval")
     assert [record["round"] for record in rounds] == [0, 1, 2, 3] == [record["round"] for record in evals]

@@ -24,7 +24,8 @@ def open_umask() -> Iterator[None]:
 @pytest.mark.usefixtures("open_umask")
 def test_run_is_its_owners_alone_and_its_password_is_nowhere(run_job: Jobs, small_job: Path, corpus: Path) -> None:
     words: tuple[str | Path, ...] = ("@", small_job, "--dataset.path", corpus, "--run.name", "r")
-    more = ("--rounds.update_rounds", "1", "--telemetry.sinks", '["console", "jsonl", "aim"]', "--telemetry.plots", "true")
+    sinks = ("--telemetry.sinks", '["console", "jsonl", "aim"]', "--telemetry.plots", "true")
+    more = ("--rounds.update_rounds", "1", *sinks)
     done = run_job(*words, *more, "--checkpoint.mirror", MIRROR, env=ALONE)  # Its workers inherit the umask.
     assert done.returncode == 0, done.stderr
     run = run_job.home / "r"
