@@ -3,7 +3,6 @@
     built-in table ──► entry point of the group ``hypha_ray.FAMILY`` ──► ``module:object``, beside the job or installed
 
 A member is a function or a class. A class is called once, with the member's options if it has a class `Options`.
-Tables name modules as text, so nothing is imported before it is used.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationErro
 from pydantic_core import CoreSchema, core_schema
 
 from hypha_ray.errors import ConfigError, HyphaError
+from hypha_ray.families import FAMILIES, Family
 from hypha_ray.python_sources import with_imports
 
 OWN = "module:object"
@@ -37,76 +37,6 @@ class Options(BaseModel):
     """Options of a member: a table of the job file, immutable, and strict about names and types."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """A family: one key of the job file, and the contract of its members."""
-
-    name: str
-    """Name of the family, and after ``hypha_ray.`` that of its group of entry points."""
-    key: str
-    noun: str
-    """Noun for a member in messages."""
-    members: Mapping[str, str]
-    """Built-in members: ``package.module:object`` by name; empty for a name that stands for no member."""
-    allowed: str
-    """Description of a member, for messages."""
-    arguments: int | None = None
-    """Number of arguments that a function of the family has; None: members aren't called."""
-    methods: Mapping[str, int] = field(default_factory=dict)
-    """Methods of a member, and the number of their arguments."""
-    attributes: tuple[str, ...] = ()
-    trial: str | None = None
-    """Function of a name and its options that tries a member on a small example, as ``package.module:function``."""
-    unknown: str = "PLG001"
-    """Code of the error of a name that there isn't."""
-    unloadable: str = "PLG002"
-    """Code of the error of a member that can't be had."""
-
-
-SINKS = Family(
-    "sinks",
-    "telemetry.sinks",
-    "telemetry sink",
-    {
-        "console": "",
-        "jsonl": "",
-        "prometheus": "hypha_ray.telemetry.sinks.prometheus:Prometheus",
-        "otel": "hypha_ray.telemetry.sinks.otel:OpenTelemetry",
-        "aim": "hypha_ray.telemetry.sinks.aim:Aim",
-        "tensorboard": "hypha_ray.telemetry.sinks.tensorboard:TensorBoard",
-        "wandb": "hypha_ray.telemetry.sinks.wandb:WeightsAndBiases",
-        "mlflow": "hypha_ray.telemetry.sinks.mlflow:MLflow",
-    },
-    "a class with the methods of hypha_ray.telemetry.sinks.base.Sink",
-    methods={"start": 1, "record": 1, "event": 1, "summary": 1, "close": 0},
-    trial="hypha_ray.telemetry.sinks.base:try_sink",
-)
-REWARDS = Family(
-    "rewards",
-    "rl.reward.functions",
-    "reward function",
-    {
-        "exact": "hypha_ray.rl.rewards.text:exact",
-        "positions": "hypha_ray.rl.rewards.text:positions",
-        "contains": "hypha_ray.rl.rewards.text:contains",
-        "number": "hypha_ray.rl.rewards.text:number",
-        "format": "hypha_ray.rl.rewards.text:boxed",
-        "length": "hypha_ray.rl.rewards.text:length",
-        "math": "hypha_ray.rl.rewards.mathematics:equal",
-        "code": "hypha_ray.rl.rewards.code:passes",
-        "judge": "",
-        "model": "",
-    },
-    "a function of one argument",
-    arguments=1,
-    unknown="RWD003",
-    unloadable="RWD004",
-)
-
-FAMILIES: dict[str, Family] = {family.name: family for family in (SINKS, REWARDS)}
-"""All families by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +161,7 @@ def options_of(
     key = f"{key or table.key}_options"
     kind = getattr(member, _OPTIONS, None)
     if kind is None:
-        if options:
+        if options and not table.free_options:
             what = f"{key}: {table.noun} {name} has no options"
             raise ConfigError("CFG001", what, ", ".join(options)[:_LONGEST], fix="leave the table out")
         return None

@@ -74,7 +74,7 @@ def main() -> None:
         show_samples(options, manifest)
     print(f"{'size':<10} {size / 1e6:>9,.1f} MB in {time.monotonic() - begin:.1f} s")
     if manifest.origin is not None:
-        show_origin(manifest.origin, options.kind)
+        show_origin(manifest.origin, options.kind_name)
     print(f"dataset: {place}")
 
 
@@ -101,7 +101,7 @@ def prepare_parts(options: Options) -> None:
 def show_samples(options: Options, manifest: Manifest) -> None:
     """Say what the slices contain, which are read for that."""
     if manifest.modality == "language":
-        show_tokens(options.folder, manifest, options.report, options.kind == "pairs")
+        show_tokens(options.folder, manifest, options.report, options.kind_name == "pairs")
     if manifest.modality == "prompts":
         show_prompts(options.folder, manifest)
     if manifest.classes is not None:

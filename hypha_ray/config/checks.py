@@ -36,10 +36,11 @@ def require_complete(job: Job) -> None:
         ConfigError: CFG012, with the missing keys.
 
     """
-    if not job.model.repository and job.model.config is None:
-        fix = "give model.repository, or [model.config] to start from random weights"
+    if not job.model.repository and job.model.config is None and job.model.factory is None:
+        fix = "give model.repository, or [model.config] or model.factory to start from random weights"
         raise ConfigError("CFG012", "the job has no model", fix=fix)
-    if not job.model.repository and "model_type" not in (job.model.config or {}):
+    configured = job.model.config or {}
+    if not job.model.repository and job.model.factory is None and "model_type" not in configured:
         raise ConfigError("CFG012", "model.config has no model_type", fix='give one, such as model_type = "llama"')
     if not job.dataset.given:
         fix = "give dataset.path, a folder that jobs/prepare.py made, or dataset.name"

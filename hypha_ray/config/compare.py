@@ -27,6 +27,8 @@ _OF_A_TRAINING: tuple[KeyPath, ...] = (
     ("outer_optimizer", "name"),
 )
 """Keys that define the training: with other values, its commits can't be used."""
+_OF_EVALUATIONS: tuple[KeyPath, ...] = (("model", "metrics"),)
+"""Keys below those that define the training and that change no weight."""
 _OF_A_COMMAND: tuple[KeyPath, ...] = (("run", "name"), ("run", "dir"), ("testing",))
 """Keys that don't identify a run: its place, and faults of tests."""
 
@@ -55,6 +57,8 @@ class Difference:
 
 def defines_training(path: KeyPath) -> bool:
     """Whether another value of a key makes it another training."""
+    if any(path[: len(key)] == key for key in _OF_EVALUATIONS):
+        return False
     return any(path[: len(key)] == key for key in _OF_A_TRAINING)
 
 

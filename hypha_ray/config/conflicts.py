@@ -47,6 +47,7 @@ def conflicts(job: Job) -> Iterator[Conflict]:
     if not traits.has_barrier:
         yield from _of_asynchrony(job, strategy, replay)
     yield from _of_model(job)
+    yield from _of_own_loss(job)
     yield from _of_probe(job, replay)
     if replay and str(job.worker.attention).startswith("flash"):
         fix = "flash attention's sums have no fixed order: choose sdpa or eager"
@@ -153,10 +154,40 @@ def _of_model(job: Job) -> Iterator[Conflict]:
             "drop model.config to fine-tune, or model.repository for random weights; labels, tokens and dtype may stay"
         )
         yield Conflict("model.repository", ".".join(["model.config", *others[:1]]), fix)
+    yield from _of_factory(job)
     yield from _of_datasets(job, replay=job.run.mode == "replay")
     yield from _of_labels(job)
     yield from _of_adapters(job)
     yield from _of_quantization(job)
+
+
+def _of_factory(job: Job) -> Iterator[Conflict]:
+    """Conflicts of a model that a user's own function builds."""
+    model = job.model
+    others = (
+        ("model.repository", model.repository is not None, "leave one of them out: a factory's weights are random"),
+        ("model.config", model.config is not None, "leave one of them out, and give model.factory_options"),
+        ("model.lora.rank", model.lora.rank is not None, "leave it out: adapters are of pretrained models"),
+        ("rl.algorithm", job.rl.algorithm is not None, "policies are models of transformers: give model.repository"),
+    )
+    if model.factory is not None:
+        yield from (Conflict("model.factory", other, fix) for other, excluded, fix in others if excluded)
+
+
+def _of_own_loss(job: Job) -> Iterator[Conflict]:
+    """Conflicts of a loss and of metrics that the job brings."""
+    outside, policies = _trainers_outside(job), job.rl.algorithm is not None
+    others = (
+        ("worker.fused_loss", job.worker.fused_loss is True, "leave it out: the loss is computed from logits"),
+        ("rl.algorithm", policies, "set rl.loss: policies are trained on rewards"),
+        (outside or "", outside is not None, "leave it out: an external trainer has its own loss"),
+    )
+    if job.model.loss is not None:
+        yield from (Conflict("model.loss", other, fix) for other, excluded, fix in others if excluded)
+    if job.model.metrics and policies:
+        yield Conflict("model.metrics", "rl.algorithm", "leave it out: evaluations are of rewards")
+    if job.model.metrics and outside is not None:
+        yield Conflict("model.metrics", outside, "leave it out: an external trainer reports a loss alone")
 
 
 def _of_datasets(job: Job, replay: bool) -> Iterator[Conflict]:

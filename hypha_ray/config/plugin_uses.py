@@ -10,7 +10,8 @@ from typing import Any
 from hypha_ray.config.keys import values
 from hypha_ray.config.schema import Job
 from hypha_ray.errors import ConfigError
-from hypha_ray.plugins import FAMILIES, is_built_in, unknown_option
+from hypha_ray.families import FAMILIES
+from hypha_ray.plugins import is_built_in, unknown_option
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,10 @@ def check_options(job: Job) -> None:
         if use.options and is_built_in(use.family, use.name):
             what = f"{use.key}_options: {FAMILIES[use.family].noun} {use.name} has no options"
             raise ConfigError("CFG001", what, ", ".join(use.options), fix="leave the table out")
+    for key, value in values(job):
+        if key.family is not None and value is None and (options := _options_of(job, key.name)):
+            what = f"{key.name}_options: the job names no {FAMILIES[key.family].noun} of its own"
+            raise ConfigError("CFG001", what, ", ".join(options), fix=f"leave the table out, or set {key.name}")
     for name in job.telemetry.sinks_options or {}:
         if name not in job.telemetry.sinks:
             raise unknown_option("telemetry.sinks_options: no such sink in telemetry.sinks", name, job.telemetry.sinks)

@@ -23,8 +23,10 @@ from hypha_ray.config.value_types import (
     NotNegative,
     Positive,
     Table,
+    distinct_figures,
     run_name,
 )
+from hypha_ray.plugins import Plugin
 
 
 class Run(Table):
@@ -68,12 +70,23 @@ class Model(Table):
         description="transformers configuration, with model_type, to start from random weights; "
         "with a repository, only labels of a new head, special tokens and dtype",
     )
+    factory: Annotated[str, Plugin("model_factories")] | None = Field(
+        None, description="module:function of your own that builds the model with random weights, see docs/plugins.md"
+    )
+    factory_options: dict[str, Any] | None = Field(None, description="options that the factory is called with")
     trust_remote_code: bool = Field(False, description="run code of the repository, if the node's owner allows it too")
     input_names: list[str] | None = Field(
         None, fail_fast=True, description="slice tensors passed to the model; default: by type"
     )
     quantization: Literal["nf4", "int8"] | None = Field(
         None, description="form of the frozen weights below an adapter, by bitsandbytes; default: dtype of the model"
+    )
+    loss: Annotated[str, Plugin("model_losses")] | None = Field(
+        None, description="loss of each sample, module:object of your own; default: the model's"
+    )
+    loss_options: dict[str, Any] | None = Field(None, description="options of a loss of your own")
+    metrics: Annotated[list[Annotated[str, Plugin("metrics")]], AfterValidator(distinct_figures)] = Field(
+        [], fail_fast=True, description="figures of evaluations beside the loss; see docs/plugins.md"
     )
     lora: Lora = Lora()
 

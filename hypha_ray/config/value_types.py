@@ -24,6 +24,13 @@ def run_name(text: str) -> str:
     return text
 
 
+def distinct_figures(names: list[str]) -> list[str]:
+    """Check that metrics have figures of different names."""
+    if len({name.rpartition(":")[2] for name in names}) < len(names):
+        raise ValueError("metrics of different names")
+    return names
+
+
 def is_malformed(text: str) -> bool:
     """Whether a text that looks like a URL is none."""
     if "://" not in text:

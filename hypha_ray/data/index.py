@@ -39,13 +39,14 @@ def index(folder: Path, files: Iterable[Path]) -> Manifest:
         split = "validation" if file in held_out else "train"
         slices.append(listed(number, file.name, data, samples, split))
     name = readable(folder.resolve().name)
-    manifest = Manifest(name=name, modality=_modality(tensors), slices=tuple(slices), tensors=tensors)
+    manifest = Manifest(name=name, modality=modality_of(tensors), slices=tuple(slices), tensors=tensors)
     with contextlib.suppress(OSError):
         manifest.save(folder)
     return manifest
 
 
-def _modality(tensors: tuple[TensorInfo, ...]) -> Modality:
+def modality_of(tensors: tuple[TensorInfo, ...]) -> Modality:
+    """Return the modality of a dataset by the names of its tensors."""
     names = {tensor.name for tensor in tensors}
     if names & {"images", "pixel_values"}:
         return "vision"

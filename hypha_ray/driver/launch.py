@@ -197,7 +197,7 @@ def dry_run(loaded: Loaded, phases: Phases, service: RayService | None = None) -
     check_places(job)
     check_job(job)
     _tell(check_plugins(job))
-    has_model, has_data = bool(job.model.repository or job.model.config), job.dataset.given
+    has_model, has_data = bool(job.model.repository or job.model.config or job.model.factory), job.dataset.given
     with ExitStack() as held:
         if has_data and is_served(job.dataset):
             held.enter_context(connected("dry-run"))

@@ -10,6 +10,7 @@ from huggingface_hub import ModelCardData
 
 from hypha_ray.config import Job
 from hypha_ray.data.manifest import Manifest
+from hypha_ray.figures import METRIC
 from hypha_ray.model.loading.adapters import base_of
 from hypha_ray.model.saved_model import ADAPTER
 from hypha_ray.modes import make_private
@@ -78,7 +79,8 @@ def card(
 
 
 def _facts(job: Job, manifest: Manifest, round: int, base: str | None) -> Iterator[tuple[str, str]]:
-    begins = "random weights" if job.model.config and not job.model.repository else "weights that are on no hub"
+    is_new = job.model.factory is not None or (job.model.config and not job.model.repository)
+    begins = "random weights" if is_new else "weights that are on no hub"
     yield "begins with", base or begins
     yield "dataset", f"{manifest.name}, {manifest.samples('train'):,} samples"
     yield "hash of the dataset", manifest.identity
@@ -113,7 +115,8 @@ def _figures(directory: RunDirectory, round: int) -> dict[str, float]:
     records = read_jsonl(directory.path / METRICS, ["round", "eval"])
     found: dict[str, float] = {}
     for record in (one for one in records if one.get("round", 0) <= round):
-        found |= {name: float(value) for name in _FIGURES if isinstance(value := record.get(name), int | float)}
+        names = [*_FIGURES, *(name for name in record if name.startswith(METRIC))]
+        found |= {name: float(value) for name in names if isinstance(value := record.get(name), int | float)}
     return found
 
 

@@ -12,9 +12,10 @@ import torch
 from hypha_ray.figures import figures_of
 from hypha_ray.model.flat import Array
 from hypha_ray.model.losses import compute_losses
+from hypha_ray.model.metrics.metric import Metrics, batch_sums, figures_by_name
 from hypha_ray.model.tasks.masking import SampleKeys
 from hypha_ray.model.tasks.task import Batch, Task
-from hypha_ray.types import Samples, Sums
+from hypha_ray.types import Samples, Sums, added
 
 MASKING_SEED = 0
 """Seed of masked tokens in evaluations. It isn't the run's seed, so that a later evaluation masks the same tokens."""
@@ -29,6 +30,7 @@ def evaluate(
     device: torch.device | str,
     autocast: torch.dtype | None = None,
     head: torch.nn.Linear | None = None,
+    metrics: Metrics | None = None,
 ) -> Sums:
     """Sum a model's loss over batches of slice tensors, in evaluation mode and without gradients.
 
@@ -41,33 +43,42 @@ def evaluate(
         batches: batches on the CPU, samples along the first axis.
         device: device to compute on.
         autocast: dtype of mixed precision; None: full precision.
-        head: layer that a language model's loss is fused with; None: it isn't fused.
+        head: layer that a language model's loss is fused with; None: it isn't fused. Beside metrics it never is.
+        metrics: metrics of the job, by the names of their figures; None: there are none.
 
     Returns:
-        `val_loss`, and `accuracy` if the task has classes, both over the scored positions.
+        `val_loss`, and `accuracy` if the task has classes, both over the scored positions; and sums of the metrics.
 
     """
     device = torch.device(device)
-    loss_sum, count = torch.zeros((), dtype=torch.float64, device=device), 0
-    correct = torch.zeros((), dtype=torch.int64, device=device)
+    loss_sum, count, labels = torch.zeros((), dtype=torch.float64, device=device), 0, 0
+    correct, own = torch.zeros((), dtype=torch.int64, device=device), Sums()
     classes, training = task.classifies, model.training
     model.eval()
     try:
         with _without_gradients(model), torch.autocast(device.type, autocast, enabled=autocast is not None):
-            for tensors, keys in _known(batches):
-                inputs = task.inputs(tensors, keys, MASKING_SEED)
-                if scored := task.count(inputs):
-                    inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in inputs.items()}
-                    reported, _, output = compute_losses(task, model, inputs, head)
-                    loss_sum += reported.double() * scored
-                    count += scored
-                    hits = _hits(output, inputs, task) if classes else None
-                    classes = hits is not None
-                    correct += 0 if hits is None else hits
+            for inputs, scored, labelled in _scored_inputs(task, batches, device):
+                reported, _, output = compute_losses(task, model, inputs, None if metrics else head)
+                loss_sum += reported.double() * scored
+                count += scored
+                labels += labelled
+                own = added([own, batch_sums(metrics or {}, task, output, inputs)])
+                hits = _hits(output, inputs, task) if classes else None
+                classes = hits is not None
+                correct += 0 if hits is None else hits
     finally:
         model.train(training)
     sums = {"val_loss": (loss_sum.item(), float(count))}
-    return sums | {"accuracy": (float(correct), float(count))} if classes else sums
+    return (sums | {"accuracy": (float(correct), float(labels))} if classes else sums) | own
+
+
+def _scored_inputs(task: Task, batches: Iterable[Evaluated], device: torch.device) -> Iterator[tuple[Batch, int, int]]:
+    """Return inputs on the device of batches with something to score, and the numbers of scores and of labels."""
+    for tensors, keys in _known(batches):
+        inputs = task.inputs(tensors, keys, MASKING_SEED)
+        if scored := task.count(inputs):
+            labelled = scored if task.own_loss is None else task.labelled(inputs)
+            yield {name: tensor.to(device, non_blocking=True) for name, tensor in inputs.items()}, scored, labelled
 
 
 def batches_of(
@@ -99,9 +110,9 @@ def tensors_of(samples: Samples) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(array) for name, array in samples.arrays.items()}
 
 
-def metrics_of(task: Task, sums: Sums) -> dict[str, float | None]:
-    """Return mean loss, perplexity or accuracy if the task has one, and the number of scores."""
-    return {**figures_of(sums, task.perplexity), task.unit: int(sums["val_loss"][1])}
+def metrics_of(task: Task, sums: Sums, metrics: Metrics | None = None) -> dict[str, float | None]:
+    """Return mean loss, perplexity or accuracy if the task has one, metrics, and the number of scores."""
+    return {**figures_of(sums, task.perplexity, figures_by_name(metrics or {})), task.unit: int(sums["val_loss"][1])}
 
 
 def _without_gradients(model: torch.nn.Module) -> AbstractContextManager[None]:

@@ -25,6 +25,7 @@ from torch.nn.functional import cross_entropy, linear, pad
 from hypha_ray.config.automatic import CHUNK
 from hypha_ray.config.strategy import StrategyTraits
 from hypha_ray.errors import ConfigError
+from hypha_ray.model.sample_losses import sample_losses
 from hypha_ray.model.tasks.task import IGNORE_INDEX, Batch, Task
 
 _COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
@@ -54,6 +55,8 @@ def compute_losses(task: Task, model: torch.nn.Module, inputs: Batch, head: torc
         ConfigError: the model returns no loss, or no logits for each token.
 
     """
+    if task.own_loss is not None:
+        return _own_losses(task, model, inputs)
     if task.labels == "shifted" and "labels" in inputs:
         with nullcontext() if head is None else passing_on(head):
             output = forward(task, model, {name: tensor for name, tensor in inputs.items() if name != "labels"})
@@ -62,6 +65,14 @@ def compute_losses(task: Task, model: torch.nn.Module, inputs: Batch, head: torc
     output = forward(task, model, inputs)
     trained = loss_of(output) / (task.count(inputs) if task.summed else 1)
     return Losses(_plain(output, inputs, trained), trained, output)
+
+
+def _own_losses(task: Task, model: torch.nn.Module, inputs: Batch) -> Losses:
+    """Return the mean of the losses of samples that a job brings; a decoder needs no labels for its output."""
+    decodes = task.labels == "shifted"
+    output = forward(task, model, {name: tensor for name, tensor in inputs.items() if name != "labels" or not decodes})
+    loss = sample_losses(task, output, inputs).float().mean()
+    return Losses(loss, loss, output)
 
 
 def require_mean(task: Task, traits: StrategyTraits) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 
 from hypha_ray.config.tables.rl import RL
+from hypha_ray.plugins import create
 from hypha_ray.rl.algorithms.aggregation import AGGREGATIONS, Weights
 from hypha_ray.rl.algorithms.kl import ESTIMATORS
-from hypha_ray.rl.algorithms.losses import RATIOS, clipped, decoupled_weight, truncated_weight
+from hypha_ray.rl.algorithms.losses import decoupled_weight, truncated_weight
 from hypha_ray.rl.engines.native import Responses
+from hypha_ray.rl.losses.token_losses import LossInputs, PolicyLoss, checked
 from hypha_ray.rl.policy import Scores
 from hypha_ray.rl.rollout import Rollout
 from hypha_ray.types import Sums
@@ -24,6 +26,7 @@ class Objective:
 
     def __init__(self, rl: RL) -> None:
         self._rl, self._recipe = rl, rl.recipe
+        self._loss: PolicyLoss = create("rl_losses", rl.recipe.loss, rl.loss_options)
 
     def weights(self, mask: torch.Tensor) -> Weights:
         """Return the weight of each token, and the total that sums of losses are divided by."""
@@ -40,13 +43,11 @@ class Objective:
         """
         rl, recipe, mask = self._rl, self._recipe, rollout.mask
         old = scores.logprobs.detach() if rollout.old is None else rollout.old
-        ratio = RATIOS[recipe.ratio](scores.logprobs, old, mask)
-        loss, taken = clipped(ratio, rollout.advantages, recipe.clip_low, recipe.clip_high, rl.dual_clip)
-        if rl.corrects:
-            loss = loss * self._correction(old, rollout.responses.logprobs)
+        policy = checked(recipe.loss, self._loss, self._inputs(rollout, old, scores))
+        loss = policy.losses
         if rl.entropy:
             loss = loss - rl.entropy * scores.entropy
-        figures = {"entropy": scores.entropy, "clip_share": taken}
+        figures = {"entropy": scores.entropy, **policy.figures}
         if rollout.reference is not None:
             divergence = ESTIMATORS[recipe.kl_estimator](scores.logprobs, rollout.reference)
             figures["kl"] = divergence
@@ -57,6 +58,20 @@ class Objective:
         if rollout.old is None:
             sums |= logprob_gap(old, rollout.responses)
         return (loss * weights).sum(), sums
+
+    def _inputs(self, rollout: Rollout, old: torch.Tensor, scores: Scores) -> LossInputs:
+        """Return what the policy's loss is made of."""
+        behaviour = rollout.responses.logprobs
+        return LossInputs(
+            logprobs=scores.logprobs,
+            old_logprobs=old,
+            behaviour_logprobs=behaviour,
+            reference_logprobs=rollout.reference,
+            advantages=rollout.advantages.expand_as(scores.logprobs),
+            mask=rollout.mask,
+            correction=self._correction(old, behaviour) if self._rl.corrects else None,
+            settings=self._rl,
+        )
 
     def _correction(self, proximal: torch.Tensor, behaviour: torch.Tensor) -> torch.Tensor:
         """Return the weight of each token for what lies between its sampling and its training."""

@@ -140,7 +140,7 @@ def _unknown(name: str, known: Mapping[str, Key]) -> ConfigError:
 
 
 def _keys(kind: type[DataclassInstance]) -> dict[str, Key]:
-    types, meanings = get_type_hints(kind), _meanings(kind)
+    types, meanings = get_type_hints(kind, include_extras=True), _meanings(kind)
     return {field.name: _key(field, types[field.name], meanings[field.name]) for field in fields(kind)}
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 from pydantic import AfterValidator, Field
 
 from hypha_ray.config.tables.rewards import Reward, server_url
 from hypha_ray.config.value_types import Count, NotNegative, Positive, Table
+from hypha_ray.plugins import Plugin
 
-Advantage: TypeAlias = Literal["group_std", "group_mean", "leave_one_out", "batch_std", "gae"]
+Advantage: TypeAlias = Annotated[str, Plugin("advantages")]
+Loss: TypeAlias = Annotated[str, Plugin("rl_losses")]
 Ratio: TypeAlias = Literal["token", "sequence"]
 Aggregation: TypeAlias = Literal["token", "sequence", "constant"]
 Estimator: TypeAlias = Literal["k1", "k2", "k3"]
@@ -52,6 +54,7 @@ class Recipe(NamedTuple):
     drop_equal_groups: bool = False
     kl_estimator: Estimator = "k3"
     kl_place: Place = "loss"
+    loss: Loss = "clipped"
 
 
 RECIPES: Final[dict[str, Recipe]] = {
@@ -132,10 +135,18 @@ class RL(Table):
     """Reinforcement learning: batches are prompts, and responses are trained on by their rewards."""
 
     algorithm: Literal["ppo", "grpo", "dr_grpo", "rloo", "reinforce++", "dapo", "gspo"] | None = Field(
-        None, description="chooses advantage, ratio, aggregation and clipping; default: none, training on the dataset"
+        None,
+        description="chooses loss, advantage, ratio, aggregation and clipping; default: none, training on the dataset",
     )
     group_size: Count = Field(8, description="responses to a prompt in a step")
-    advantage: Advantage | None = Field(None, description="baseline and scale of rewards; default: by algorithm")
+    advantage: Advantage | None = Field(
+        None, description="baseline and scale of rewards, or module:object of your own; default: by algorithm"
+    )
+    advantage_options: dict[str, Any] | None = Field(None, description="options of an advantage of your own")
+    loss: Loss | None = Field(
+        None, description="loss of each token, or module:object of your own; default: by algorithm"
+    )
+    loss_options: dict[str, Any] | None = Field(None, description="options of a loss of your own")
     ratio: Ratio | None = Field(None, description="importance ratio of a token or a response; default: by algorithm")
     aggregation: Aggregation | None = Field(
         None, description="mean over tokens, over responses, or over the longest length; default: by algorithm"

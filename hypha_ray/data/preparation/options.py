@@ -6,19 +6,18 @@ import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Annotated, Final
 
 from hypha_ray.config.value_types import is_malformed, malformed
 from hypha_ray.data.preparation.sources.media_folders import medium_of
 from hypha_ray.errors import ConfigError
+from hypha_ray.plugins import Plugin, is_built_in, require_known
 
 PROBLEMS, GYM = "problems:", "reasoning-gym:"
 GENERATED: Final = (PROBLEMS, GYM)
 """Beginnings of sources whose prompts are generated."""
 MOST_PARTS = 1000
 """Most parts of a dataset."""
-Kind: TypeAlias = Literal["documents", "images", "prompts", "chats", "texts", "recordings", "pairs"]
-"""Samples of a dataset, in the plural."""
 
 _OF_ANSWERS = ("answer_column", "answer_pattern", "task", "keep_columns")
 _OF_CHATS = ("messages_column", "completion_column")
@@ -37,6 +36,8 @@ class Options:
     problems:NAME such as problems:sort2, or reasoning-gym:NAME"""
     out: str
     """folder to create, or its URL: s3, gs, hf or file; its name becomes the dataset's name"""
+    kind: Annotated[str, Plugin("dataset_kinds", checked=False)] | None = None
+    """kind of the samples; default: what the other options tell"""
     tokenizer: str = "byte"
     """byte or characters (no download), or a Hugging Face name or local folder"""
     tokenizer_revision: str | None = None
@@ -120,9 +121,16 @@ class Options:
     """show the lengths of the samples, and one of them with its scored tokens marked"""
 
     @property
-    def kind(self) -> Kind:
-        """Kind of the samples."""
-        marks: tuple[tuple[Kind, bool], ...] = (
+    def kind_name(self) -> str:
+        """Name of the kind of the samples, in the plural, or that of a kind of the user's own."""
+        if self.kind is not None and not is_built_in("dataset_kinds", self.kind):
+            return self.kind
+        return self._marked_kind
+
+    @property
+    def _marked_kind(self) -> str:
+        """Kind that the other options tell."""
+        marks = (
             ("prompts", self.source.startswith(GENERATED)),
             ("images", self.image_column is not None or self.source == "digits"),
             ("recordings", self.audio_column is not None),
@@ -179,11 +187,34 @@ class Options:
         for place in (str(self.source), str(self.out)):
             if is_malformed(place):
                 raise malformed(place)
+        self._check_kind()
         self._check_part()
         self._check_source()
         self._check_columns()
         self._check_media()
         self._check_prompts()
+
+    def _check_kind(self) -> None:
+        """Refuse a kind that there isn't, and options that belong to another one.
+
+        Raises:
+            ConfigError: PLG001, PREP007.
+
+        """
+        if self.kind is None:
+            return
+        require_known("dataset_kinds", self.kind)
+        if self.kind_name != self.kind:
+            what = f"--kind {self.kind} and the other options exclude each other"
+            raise ConfigError("PREP007", what, f"options of {self.kind_name}", fix="leave --kind out")
+        if is_built_in("dataset_kinds", self.kind):
+            return
+        columns = (*_OF_CHATS, *_OF_PAIRS, *_OF_FILES, "prompt_column", *_OF_LABELS, *_OF_ANSWERS)
+        others = ("chat", "preprocessor", "system", "chat_template", "pack", "report")
+        self._refuse((*columns, *others), f"has no effect on --kind {self.kind}")
+        if self.source.startswith(GENERATED) or self.source in ("stdlib", "digits"):
+            what = f"--source {self.source} has no rows, which --kind {self.kind} makes samples of"
+            raise ConfigError("PREP007", what, fix="name a table, or a Hugging Face dataset")
 
     def _check_source(self) -> None:
         """Refuse columns of a source that has none."""
@@ -204,16 +235,16 @@ class Options:
         found = re.fullmatch(r"(\d{1,4})/(\d{1,4})", self.part)
         if found is None or not int(found[1]) < int(found[2]) <= MOST_PARTS:
             raise _out_of_range("part", self.part, f"0/N to N-1/N, with N up to {MOST_PARTS}")
-        if self.kind != "documents":
-            self._refuse(("part",), f"has no effect on {self.kind}")
+        if self.kind_name != "documents":
+            self._refuse(("part",), f"has no effect on {self.kind_name}")
 
     def _check_nodes(self) -> None:
         """Refuse a number of nodes that isn't one, and places that aren't on the nodes."""
         if not 1 <= int(self.nodes or 0) <= MOST_PARTS:
             raise _out_of_range("nodes", self.nodes, f"1 to {MOST_PARTS}")
         self._refuse(("part",), "and --nodes exclude each other")
-        if self.kind != "documents":
-            self._refuse(("nodes",), f"has no effect on {self.kind}")
+        if self.kind_name != "documents":
+            self._refuse(("nodes",), f"has no effect on {self.kind_name}")
         if "://" in str(self.out):
             raise ConfigError("PREP007", "--nodes and a URL as --out exclude each other", fix="name a folder")
 
@@ -228,13 +259,13 @@ class Options:
             if getattr(self, name) not in (None, []):
                 others = (*_OF_CHATS, "prompt_column", "chat", *(() if name in _OF_PAIRS else _OF_PAIRS))
                 self._refuse(others, f"and --{name.replace('_', '-')} exclude each other")
-        if self.report and self.kind in ("images", "recordings", "prompts"):
-            raise ConfigError("PREP007", f"--report has no effect on {self.kind}", fix="leave it out")
+        if self.report and self.kind_name in ("images", "recordings", "prompts"):
+            raise ConfigError("PREP007", f"--report has no effect on {self.kind_name}", fix="leave it out")
 
     def _check_labels(self) -> None:
         """Refuse labels of two kinds, and options of labelled texts without them."""
-        if self.kind != "texts":
-            self._refuse(_OF_TEXTS, f"has no effect on {self.kind}")
+        if self.kind_name != "texts":
+            self._refuse(_OF_TEXTS, f"has no effect on {self.kind_name}")
         if self.label_columns:
             self._refuse(("label_column", "regression"), "and --label-columns exclude each other")
             if len(set(self.label_columns)) < len(self.label_columns):
@@ -242,9 +273,9 @@ class Options:
 
     def _check_prompts(self) -> None:
         """Refuse options of prompts and chats that would have no effect."""
-        if self.kind != "chats":
-            self._refuse(("pack",), f"has no effect on {self.kind}")
-        if self.kind == "chats":
+        if self.kind_name != "chats":
+            self._refuse(("pack",), f"has no effect on {self.kind_name}")
+        if self.kind_name == "chats":
             self._refuse(_OF_ANSWERS, "has no effect on chats")
         if self.prompt_column is None:
             self._refuse(("completion_column", *_OF_ANSWERS), "has no effect without --prompt-column")
@@ -265,11 +296,11 @@ class Options:
             raise _out_of_range("max_seconds", self.max_seconds, "more than 0")
         if self.image_column is not None:
             self._refuse(("audio_column",), "and --image-column exclude each other")
-        if self.kind not in ("images", "recordings"):
-            self._refuse(("preprocessor", "preprocessor_revision"), f"has no effect on {self.kind}")
+        if self.kind_name not in ("images", "recordings"):
+            self._refuse(("preprocessor", "preprocessor_revision"), f"has no effect on {self.kind_name}")
         elif self.source != "digits" and self.preprocessor is None:
             what, fix = (
-                f"{self.kind} need --preprocessor",
+                f"{self.kind_name} need --preprocessor",
                 "name the model to train, such as google/vit-base-patch16-224",
             )
             raise ConfigError("PREP012", what, fix=fix)

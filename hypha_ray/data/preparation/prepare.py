@@ -1,67 +1,27 @@
 """Preparation of a dataset from a source.
 
- documents ─► shuffle ─┬─► held out ─► pack ────────────► validation slices ─┐
-                       └─► the rest ─► pack ─► shuffle ─► training slices ───┴─► manifest, last
+ source ─► rows, files or documents ─► samples of a kind ─► slices of both splits ─► manifest, last
 
-A document is in one split only, together with its exact repetitions. Memory is bounded by the sizes below, whatever the
-size of the corpus. A corpus that fits in them is shuffled as a whole.
+Each kind of dataset is a file in `kinds`, and a line in the table of `hypha_ray.plugins`.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from functools import partial
-from typing import Final
 
-import numpy as np
-
-from hypha_ray.data.manifest import Manifest, Modality, PreprocessorInfo
-from hypha_ray.data.preparation.encoders import Encoder, Tokens, load_encoder
-from hypha_ray.data.preparation.kinds.chats import write_chats
-from hypha_ray.data.preparation.kinds.labelled_texts import write_texts
-from hypha_ray.data.preparation.kinds.media import write_media
-from hypha_ray.data.preparation.kinds.pairs import write_pairs
-from hypha_ray.data.preparation.kinds.prompts import write_prompts
+from hypha_ray.data.index import modality_of
+from hypha_ray.data.manifest import Manifest
+from hypha_ray.data.preparation.kinds.kind import Kind
+from hypha_ray.data.preparation.kinds.own import own_kind
 from hypha_ray.data.preparation.made_by import made_by
-from hypha_ray.data.preparation.options import Kind, Options
-from hypha_ray.data.preparation.packing import Held, batches, digest, hold_out, pack, shuffle
+from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
-from hypha_ray.data.preparation.sources.documents import digits, documents
 from hypha_ray.data.preparation.staging import staged
 from hypha_ray.data.preparation.upload import uploaded
 from hypha_ray.data.provenance import Account, readable
-from hypha_ray.data.slices import Arrays
 from hypha_ray.data.storage.url_folder import is_url, name_of
-from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.plugins import find, is_built_in
 from hypha_ray.types import SLICES_PER_PART
-
-WINDOW_CHARACTERS = 1 << 26
-"""Characters in the buffer in which documents are shuffled; the first buffer gives the validation documents."""
-BLOCK_TOKENS = 1 << 24
-"""Approximate tokens in a block in which sequences are shuffled."""
-BATCH_CHARACTERS = 1 << 20
-"""Approximate characters of the documents that are tokenised together."""
-
-_MODALITIES: Final[dict[Kind, Modality]] = {
-    "documents": "language",
-    "chats": "language",
-    "texts": "language",
-    "pairs": "language",
-    "images": "vision",
-    "recordings": "audio",
-    "prompts": "prompts",
-}
-_USED: Final[dict[Kind, str]] = {
-    "prompts": "prompt and answer are",
-    "chats": "those of the chats are",
-    "texts": "text and label are",
-    "pairs": "source and target are",
-    "images": "image and label are",
-    "recordings": "recording and label are",
-}
-"""Columns that are used, for the account."""
 
 
 def prepare(options: Options, report: Report, date: str | None = None) -> Manifest:
@@ -79,7 +39,8 @@ def prepare(options: Options, report: Report, date: str | None = None) -> Manife
 
     """
     options.check()
-    account, part = Account(_USED.get(options.kind, "the text is")), options.numbered_part
+    kind = _kind(options.kind_name)
+    account, part = Account(kind.used), options.numbered_part
     first = 0 if part is None else part[0] * SLICES_PER_PART
     with ExitStack() as held:
         if is_url(str(options.out)):
@@ -89,10 +50,10 @@ def prepare(options: Options, report: Report, date: str | None = None) -> Manife
         else:
             folder, name = held.enter_context(staged(options.folder, options.overwrite)), options.folder.resolve().name
             writer = SliceWriter(folder, options.samples_per_slice, report, first)
-        preprocessor = _write(options, writer, report, account)
+        preprocessor = kind.write(options, writer, report, account)
         manifest = Manifest(
             name=readable(name),
-            modality=_MODALITIES[options.kind],
+            modality=kind.modality or modality_of(writer.tensors),
             slices=tuple(writer.slices),
             tensors=writer.tensors,
             preprocessor=preprocessor,
@@ -106,146 +67,8 @@ def prepare(options: Options, report: Report, date: str | None = None) -> Manife
     return manifest
 
 
-def _write(options: Options, writer: SliceWriter, report: Report, account: Account) -> PreprocessorInfo | None:
-    match options.kind:
-        case "images" | "recordings":
-            is_digits = options.source == "digits"
-            return _write_digits(options, writer) if is_digits else write_media(options, writer, report, account)
-        case "prompts":
-            return write_prompts(options, writer, report, account)
-        case "chats":
-            return write_chats(options, writer, report, account)
-        case "pairs":
-            return write_pairs(options, writer, report, account)
-        case "texts":
-            return write_texts(options, writer, report, account)
-        case "documents":
-            return _write_text(options, writer, report, account)
-
-
-def _write_text(options: Options, writer: SliceWriter, report: Report, account: Account) -> PreprocessorInfo:
-    encoder = load_encoder(options.tokenizer, options.tokenizer_revision, partial(_documents, options))
-    if encoder.advice:
-        account.note(encoder.advice)
-    generator = np.random.default_rng(options.seed)
-    source = _of_part(_documents(options, account), options.numbered_part, account)
-    window = next(batches(source, WINDOW_CHARACTERS), [])
-    generator.shuffle(window)
-    limit, fraction = options.validation_samples, options.validation_fraction if _has_validation(options) else 0.0
-    held = hold_out(window, encoder.encode, options.seq_len, fraction, limit)
-    account.leave_out("tokens", "left over from validation documents", held.cut_tokens)
-    rest = shuffle(itertools.chain(window, source), generator, WINDOW_CHARACTERS)
-    tokens = _encoded(_unheld(rest, held, encoder, account), encoder, report)
-    for sequences in _sequences(tokens, options, account):
-        writer.add(_language(sequences[generator.permutation(len(sequences))]), "train")
-    if not writer.slices:
-        raise _too_small(options, account)
-    if len(held.sequences):
-        writer.add(_language(held.sequences), "validation")
-    elif held.why_none and _has_validation(options):
-        account.note(f"no validation samples: {held.why_none}")
-    if options.max_documents is not None and account.documents >= options.max_documents:
-        account.note(f"the source is read up to --max-documents {options.max_documents}")
-    writer.tokens = encoder.rules
-    return encoder.save(writer.folder)
-
-
-def _documents(options: Options, account: Account | None = None) -> Iterator[str]:
-    return itertools.islice(documents(options, account), options.max_documents)
-
-
-def _has_validation(options: Options) -> bool:
-    return options.numbered_part is None or options.numbered_part[0] == 0
-
-
-def _of_part(documents: Iterator[str], part: tuple[int, int] | None, account: Account) -> Iterator[str]:
-    """Documents of one part of N; equal documents are in the same part."""
-    if part is None:
-        yield from documents
-        return
-    number, parts = part
-    for document in documents:
-        if int.from_bytes(digest(document)[:8]) % parts == number:
-            yield document
-        else:
-            account.leave_out("documents", "of other parts")
-
-
-def _unheld(documents: Iterable[str], held: Held, encoder: Encoder, account: Account) -> Iterator[str]:
-    """Documents without repetitions of those held out."""
-    for document in documents:
-        if held.digests and digest(document) in held.digests:
-            account.leave_out("documents", "repetitions of validation documents")
-            account.leave_out("tokens", "of these repetitions", len(encoder.encode([document])))
-        else:
-            yield document
-
-
-def _sequences(tokens: Iterable[Tokens], options: Options, account: Account) -> Iterator[Tokens]:
-    """Blocks of complete slices of training sequences, up to the requested number."""
-    slices = max(1, BLOCK_TOKENS // (options.seq_len * options.samples_per_slice))
-    left = options.max_samples
-    counted = _Counted(tokens)
-    packed = 0
-    for block in pack(counted, options.seq_len, slices * options.samples_per_slice):
-        yield block[:left]
-        packed += block.size
-        left = None if left is None else left - len(block)
-        if left is not None and left <= 0:
-            account.note(f"the source has more: --max-samples {options.max_samples} is reached")
-            return
-    account.leave_out("tokens", "at the end, less than a sample", counted.tokens - packed)
-
-
-class _Counted:
-    """Passes tokens on and counts them."""
-
-    def __init__(self, parts: Iterable[Tokens]) -> None:
-        self.tokens = 0
-        self._parts = parts
-
-    def __iter__(self) -> Iterator[Tokens]:
-        for part in self._parts:
-            self.tokens += len(part)
-            yield part
-
-
-def _encoded(documents: Iterable[str], encoder: Encoder, report: Report) -> Iterator[Tokens]:
-    for group in batches(documents, BATCH_CHARACTERS):
-        yield encoder.encode(group)
-        report("documents", len(group))
-
-
-def _too_small(options: Options, account: Account) -> DataError:
-    if not account.documents:
-        what, fix = f"there is no text in {options.source}", "name another --source, or another --text-column"
-        return DataError("DATA033", what, account.left_out or "an empty source", "text", fix)
-    what = f"{options.source} is too small for one training sample"
-    fix = "give more documents, or a smaller --seq-len"
-    return DataError("DATA033", what, account.left_out, f"{options.seq_len} tokens or more", fix)
-
-
-def _language(sequences: Tokens) -> Arrays:
-    return {"input_ids": sequences, "attention_mask": np.ones_like(sequences)}
-
-
-def _write_digits(options: Options, writer: SliceWriter) -> PreprocessorInfo | None:
-    """Write images of digits; both splits have the same proportions of classes, and no preprocessor is needed."""
-    from sklearn.model_selection import train_test_split
-
-    arrays = digits()
-    labels = arrays["labels"]
-    train, validation = np.random.default_rng(options.seed).permutation(len(labels)), np.empty(0, np.int64)
-    held_out = min(options.validation_samples, round(options.validation_fraction * len(labels)))
-    if held_out:
-        try:
-            train, validation = train_test_split(
-                train, test_size=held_out, stratify=labels[train], random_state=options.seed
-            )
-        except ValueError as error:
-            allowed = "none, or at least one image of each of 10 classes in both splits"
-            raise ConfigError("PREP005", "validation can't have all classes", str(error), allowed) from None
-    for split, rows in (("train", train[: options.max_samples]), ("validation", validation)):
-        if len(rows):
-            writer.add({name: array[rows] for name, array in arrays.items()}, split)
-    return None
+def _kind(name: str) -> Kind:
+    if not is_built_in("dataset_kinds", name):
+        return own_kind(name)
+    kind: Kind = find("dataset_kinds", name)
+    return kind

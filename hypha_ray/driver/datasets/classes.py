@@ -24,10 +24,10 @@ _LISTED = 10
 def with_classes(job: Job, manifest: Manifest) -> Job:
     """The job, with the dataset's classes and their names in `[model.config]`, or a regression of its numbers.
 
-    A job file that sets labels, and a task without classes, leave it as it is.
+    A job file that sets labels, a task without classes, and a model of a user's own factory leave it as it is.
     """
     config, classes, task = dict(job.model.config or {}), manifest.classes, find_task(job.model.type)
-    if LABELS & config.keys() or not task.classifies:
+    if LABELS & config.keys() or not task.classifies or job.model.factory is not None:
         return job
     if classes is None:
         numbers = any(one.name == "labels" and one.dtype == "float32" and not one.shape for one in manifest.tensors)

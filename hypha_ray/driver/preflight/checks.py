@@ -16,10 +16,11 @@ from hypha_ray.config.plugin_uses import check_options, plugin_uses
 from hypha_ray.config.tables.rewards import JUDGE, MODEL
 from hypha_ray.driver.datasets.data_source import DataSource
 from hypha_ray.errors import ConfigError
+from hypha_ray.families import ADVANTAGES, REWARDS
 from hypha_ray.heavy_imports import uncollected
 from hypha_ray.market.requirements import NodeResources
 from hypha_ray.optim.schedules import check_schedule, inner_steps
-from hypha_ray.plugins import REWARDS, attempt, look_beside_the_job
+from hypha_ray.plugins import attempt, look_beside_the_job
 from hypha_ray.telemetry.sinks.base import check_built_in
 from hypha_ray.worker.bridged.endpoint import check as check_door
 
@@ -71,6 +72,10 @@ def check_plugins(job: Job) -> list[str]:
     for use in plugin_uses(job):
         if use.family != REWARDS.name:
             attempt(use.key, use.family, use.name, use.options, job)
+        if use.family == ADVANTAGES.name and job.sync.traits.sends_gradients:
+            from hypha_ray.rl.algorithms.checked_advantages import check_advantages
+
+            check_advantages(use.name, use.options, apart=True)
     return check_rewards(job)
 
 
@@ -170,6 +175,7 @@ def check_model(job: Job, source: DataSource) -> list[str]:
         from hypha_ray.driver.preflight.sharding import check_sharding
         from hypha_ray.driver.preflight.token_notes import token_notes
         from hypha_ray.model.loading.build import compare_weights, describe
+        from hypha_ray.model.loading.factory import check_factory
         from hypha_ray.model.lora import has_adapter, needs_whole
         from hypha_ray.model.tasks.table import find_task, require_trainable
         from hypha_ray.model.trained import exported, sketch_trained
@@ -178,6 +184,8 @@ def check_model(job: Job, source: DataSource) -> list[str]:
     if not all(group.bridged for group in job.worker_groups):
         require_trainable(task)
     network = exported(sketch_trained(job))
+    if job.model.factory is not None:
+        check_factory(job.model, network)
     case = Case(job, source, network, task, describe(network, task))
     for check in CHECKS:
         check(case)

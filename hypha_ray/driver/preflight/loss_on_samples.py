@@ -10,11 +10,13 @@ import numpy as np
 
 from hypha_ray.driver.preflight.compatibility import Case
 from hypha_ray.errors import DataError
-from hypha_ray.model.checks.loss_check import check_loss_on_copy
+from hypha_ray.model.checks.copy_check import check_on_copy
+from hypha_ray.model.checks.loss_check import check_loss_on_copy, check_metrics_of
 from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
 from hypha_ray.model.loading.build import random_model, task_of
 from hypha_ray.model.loading.preprocess import load_special_tokens
 from hypha_ray.model.losses import require_mean
+from hypha_ray.model.metrics.metric import metrics_named
 from hypha_ray.model.tasks.masking import missing_mask_token
 from hypha_ray.model.tasks.task import Task
 from hypha_ray.types import Samples
@@ -45,6 +47,9 @@ def check_loss(case: Case) -> list[str]:
     tried = check_loss_on_copy(
         task, samples, case.network.config, partial(random_model, job.model, case.task), case.facts.parameters
     )
+    if job.model.metrics:
+        check = partial(check_metrics_of, metrics_named(job.model.metrics), task, samples)
+        check_on_copy(check, case.network.config, partial(random_model, job.model, case.task), case.facts.parameters)
     return [*_left_out(case, task, samples), *([] if tried else [_untried(case.network)])]
 
 

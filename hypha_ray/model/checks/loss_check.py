@@ -22,6 +22,7 @@ from hypha_ray.model.checks.copy_check import Build, check_on_copy, unusable
 from hypha_ray.model.checks.padding import check_padding
 from hypha_ray.model.evaluation import MASKING_SEED, tensors_of
 from hypha_ray.model.losses import Losses, compute_losses, forward, loss_of, token_cross_entropy
+from hypha_ray.model.metrics.metric import Metrics, check_metrics
 from hypha_ray.model.tasks.task import Task
 from hypha_ray.types import Samples
 
@@ -72,6 +73,18 @@ def check_loss_of(task: Task, network: Any, samples: Samples) -> None:
         raise unusable(error) from error
 
 
+def check_metrics_of(metrics: Metrics, task: Task, samples: Samples, network: Any) -> None:
+    """Try a job's metrics on a model's predictions for some samples.
+
+    Raises:
+        ConfigError: MODEL024, the model has no logits for each label, or a metric fails.
+
+    """
+    with _evaluating(network):
+        inputs = _inputs(task, choose_samples(task, samples), network)
+        check_metrics(metrics, task, compute_losses(task, network, inputs).output, inputs)
+
+
 def _check(task: Task, network: Any, samples: Samples) -> None:
     with _evaluating(network):
         samples = choose_samples(task, samples)
@@ -89,6 +102,8 @@ def _check(task: Task, network: Any, samples: Samples) -> None:
 
 def _check_against_own(task: Task, network: Any, inputs: dict[str, Any], ours: Losses) -> None:
     """Compare a loss computed from logits with the model's own, which may lack the shift of labels."""
+    if task.own_loss is not None:
+        return
     if task.labels == "shifted" and "labels" in inputs:
         plain = token_cross_entropy(ours.output.logits[:, -inputs["labels"].shape[1] :], inputs["labels"])
         found = _own_loss(task, network, inputs)

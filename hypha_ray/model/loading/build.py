@@ -19,9 +19,11 @@ from hypha_ray.heavy_imports import uncollected
 from hypha_ray.model.checks.positions import max_positions
 from hypha_ray.model.loading.adapters import base_of
 from hypha_ray.model.loading.configuration import auto_class, configuration_of, errors_as, read_config, sets_labels
+from hypha_ray.model.loading.factory import built_by_factory
 from hypha_ray.model.loading.hub import remote_code_allowed
 from hypha_ray.model.loading.quantized import fingerprint, loading_options
 from hypha_ray.model.loading.weights import LoadingReport, is_whole, meta_tensors, quiet, require_fit, simulate_loading
+from hypha_ray.model.sample_losses import with_own_loss
 from hypha_ray.model.tasks.resolve import OWN_CLASSES, resolve_task
 from hypha_ray.model.tasks.table import TASKS, find_task
 from hypha_ray.model.tasks.task import Task
@@ -74,6 +76,9 @@ def build_model(model: Model, seed: int, *, whole: bool = False, device: torch.d
 
     """
     task = find_task(model.type)
+    if model.factory is not None:
+        with seeded(seed):
+            return built_by_factory(model).train()
     folder, config = configuration_of(model, task, weights=True)
     _load_class(task, config)
     with seeded(seed):
@@ -146,6 +151,9 @@ def skeleton(model: Model) -> PreTrainedModel:
 
     """
     task = find_task(model.type)
+    if model.factory is not None:
+        with torch.device("meta"):
+            return built_by_factory(model)
     _, config = configuration_of(model, task, weights=False)
     _load_class(task, config)
     with torch.device("meta"), errors_as(ConfigError, "MODEL004", "the model can't be built from its configuration"):
@@ -153,7 +161,12 @@ def skeleton(model: Model) -> PreTrainedModel:
 
 
 def random_model(model: Model, task: Task, config: PretrainedConfig) -> PreTrainedModel:
-    """Build a model with random weights from any configuration, on torch's default device."""
+    """Build a model with random weights from any configuration, on torch's default device.
+
+    A user's own factory builds its model whatever the configuration is.
+    """
+    if model.factory is not None:
+        return built_by_factory(model)
     trusted = remote_code_allowed(model.trust_remote_code)
     network: PreTrainedModel = auto_class(task).from_config(config, trust_remote_code=trusted)
     return network
@@ -185,7 +198,7 @@ def _classes(config: PretrainedConfig, task: Task) -> int | None:
 def task_of(model: Model, network: PreTrainedModel, tokenizer: Any | None = None) -> Task:
     """Return the job's task, completed for a model with the mask token of tokenizer or configuration."""
     task = find_task(model.type, model.input_names)
-    return resolve_task(task, network, tokenizer, explicit=model.input_names is not None)
+    return with_own_loss(resolve_task(task, network, tokenizer, explicit=model.input_names is not None), model)
 
 
 def infer_task(folder: Path) -> Task:

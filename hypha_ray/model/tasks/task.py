@@ -5,8 +5,8 @@ Nothing here imports torch, so looking a task up is cheap.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -16,6 +16,8 @@ from hypha_ray.model.tasks.masking import Masking, SampleKeys, mask_tokens, miss
 
 Batch: TypeAlias = Mapping[str, Any]
 """Torch tensors by name, samples along the first axis."""
+SampleLoss: TypeAlias = Callable[[Any, Batch], Any]
+"""Loss of each sample, [N], by output and inputs of a model."""
 Labels: TypeAlias = Literal["shifted", "masked", "positions", "samples", "pixels", "patches", "spans", "frames"]
 """Source of the labels, and unit of a score.
 
@@ -68,6 +70,12 @@ class Task:
     """Whether the model fills a key/value cache by default."""
     summed: bool = False
     """Whether the model's own loss is a sum over scores instead of a mean."""
+    own_loss: SampleLoss | None = None
+    """Loss of each sample that a job brings, by output and inputs; None: that of the task."""
+
+    def scored_by(self, loss: SampleLoss) -> Task:
+        """Return the task with a loss of each sample instead of its own."""
+        return replace(self, own_loss=loss, perplexity=False, summed=False)
 
     def inputs(self, batch: Batch, keys: SampleKeys | None = None, seed: int = 0) -> dict[str, Any]:
         """Return the model's keyword arguments for a batch of slice tensors, with labels.
@@ -112,6 +120,10 @@ class Task:
 
     def count(self, inputs: Batch) -> int:
         """Return the number of scores in the loss."""
+        return self.labelled(inputs) if self.own_loss is None else len(next(iter(inputs.values())))
+
+    def labelled(self, inputs: Batch) -> int:
+        """Return the number of labels that aren't ignored, which is that of scores in the task's own loss."""
         labels = inputs.get("labels")
         match self.labels:
             case "spans" if "start_positions" in inputs:
@@ -128,7 +140,7 @@ class Task:
     @property
     def unit(self) -> str:
         """Name of what is scored, in the plural."""
-        return _UNITS.get(self.labels, self.labels)
+        return _UNITS.get(self.labels, self.labels) if self.own_loss is None else "samples"
 
     def _labelled(self, name: str, batch: Batch) -> bool:
         """Return False for labels that aren't the task's: a language model has one label for each token."""

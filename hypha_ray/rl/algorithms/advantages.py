@@ -6,7 +6,6 @@ A reward that is NaN is absent: its advantage is 0, and it has no part in any me
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 
@@ -83,12 +82,3 @@ def _bounds(rewards: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     low = rewards.nan_to_num(math.inf).amin(1, keepdim=True)
     high = rewards.nan_to_num(-math.inf).amax(1, keepdim=True)
     return low, high
-
-
-ADVANTAGES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "group_std": group_std,
-    "group_mean": group_mean,
-    "leave_one_out": leave_one_out,
-    "batch_std": batch_std,
-}
-"""Functions of `rl.advantage` that need no critic."""

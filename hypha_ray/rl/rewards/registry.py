@@ -7,7 +7,8 @@ from typing import TypeAlias
 
 from hypha_ray import plugins
 from hypha_ray.config.tables.rewards import Deadline
-from hypha_ray.plugins import REWARDS, create
+from hypha_ray.families import REWARDS
+from hypha_ray.plugins import create
 from hypha_ray.rl.rewards.response import Response, Reward
 
 SLOW = frozenset({"math", "code"})

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 from hypha_ray.config.tables.rl import RL
-from hypha_ray.rl.algorithms.advantages import ADVANTAGES, compared_groups, equal_groups
+from hypha_ray.plugins import create
+from hypha_ray.rl.algorithms.advantages import compared_groups, equal_groups
+from hypha_ray.rl.algorithms.checked_advantages import advantages_of
 from hypha_ray.rl.algorithms.gae import generalized_advantages, whitened
 from hypha_ray.rl.algorithms.kl import ESTIMATORS, adapted
 from hypha_ray.rl.dataflow.sample import Sample
@@ -32,6 +34,8 @@ class Advantage(Role):
 
     def __init__(self, rl: RL) -> None:
         self._rl, self._recipe = rl, rl.recipe
+        self._advantages = None if rl.has_critic else create("advantages", rl.recipe.advantage, rl.advantage_options)
+        """Function of rewards and lengths; None with a critic, whose values are the baseline."""
         self.kl = rl.kl
         """Coefficient of the divergence from the reference in the next batch's reward; `rl.kl_target` adapts it."""
         self._batch: tuple[object, tuple[str, ...]] | None = None
@@ -80,10 +84,11 @@ class Advantage(Role):
     ) -> dict[str, torch.Tensor]:
         penalty = torch.zeros_like(mask) if divergence is None else self._kl_of_batch * divergence
         lengths = mask.sum(1)
-        if self._recipe.advantage != "gae":
+        if self._advantages is not None:
             groups = rewards.shape
-            found = ADVANTAGES[self._recipe.advantage](rewards - penalty.sum(1).view(groups), lengths.view(groups))
-            return {"advantages": found.to(mask).reshape(-1, 1).expand_as(mask)}
+            penalised = rewards - penalty.sum(1).view(groups)
+            made = advantages_of(self._recipe.advantage, self._advantages, penalised, lengths.view(groups))
+            return {"advantages": made.to(mask).reshape(-1, 1).expand_as(mask)}
         by_token = -penalty
         by_token[torch.arange(len(mask)), lengths.long() - 1] += rewards.flatten().nan_to_num()
         critic, values = self._rl.critic, tokens_of(sample, "values", _CPU)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypha_ray.figures import figures_of
+from hypha_ray.figures import METRIC, Figure, figures_of
 from hypha_ray.types import Evaluated, Span, added
 
 
@@ -45,13 +46,21 @@ class Evaluation:
         self.pending[worker] = self.lost.pop()
         return self.pending[worker]
 
-    def record(self, perplexity: bool) -> dict[str, Any] | None:
-        """Figures common to all parts, and the perplexity if wanted; None while a part is missing."""
+    def record(self, perplexity: bool, metrics: Mapping[str, Figure]) -> dict[str, Any] | None:
+        """Figures common to all parts, and the perplexity if wanted; None while a part is missing.
+
+        Args:
+            perplexity: whether the loss has a perplexity.
+            metrics: the job's own metrics. Their sums may be those of some parts alone, such as of a rare class.
+
+        """
         parts = [part for _, part in sorted(self.parts.items()) if any(weight for _, weight in part.sums.values())]
         if not parts or not self.complete:
             return None
         common = set.intersection(*(set(part.sums) for part in parts))
-        sums = {name: one for name, one in added(part.sums for part in parts).items() if name in common}
-        found, count = figures_of(sums, perplexity), int(max((weight for _, weight in sums.values()), default=0))
+        total = added(part.sums for part in parts)
+        sums = {name: figure for name, figure in total.items() if name in common or name.startswith(METRIC)}
+        found = figures_of(sums, perplexity, metrics)
+        count = int(max((weight for name, (_, weight) in sums.items() if not name.startswith(METRIC)), default=0))
         seconds = max(part.seconds for part in parts)
         return {"kind": "eval", "round": self.weights_round, **found, "count": count, "seconds": seconds}

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
 from hypha_ray.config import Job
+from hypha_ray.figures import Figure, metric_figure
 from hypha_ray.model.tasks.table import find_task
+from hypha_ray.plugins import create
 from hypha_ray.scheduler import messages as c
 from hypha_ray.scheduler.ledger.ledger import Ledger
 from hypha_ray.scheduler.ledger.mixture import Mixture
@@ -53,7 +55,10 @@ class PendingRounds(Generic[C]):
         self._rounds, self._totals, self._ledger, self._out = job.rounds.update_rounds, tally, ledger, out
         self._signs = LearningReports()
         self.patience = Patience(job.rounds, past.evaluations)
-        self._perplexity = find_task(job.model.type).perplexity
+        self._perplexity = find_task(job.model.type).perplexity and job.model.loss is None
+        self._metrics: dict[str, Figure] = {
+            metric_figure(name): create("metrics", name).figure for name in job.model.metrics
+        }
         self.awaiting_merge: deque[C] = deque()
         """Committed rounds, oldest first."""
         self._evaluation: Evaluation | None = None
@@ -136,7 +141,7 @@ class PendingRounds(Generic[C]):
     def settle_evaluation(self, now: float) -> None:
         """Write the record of a complete evaluation."""
         if self._evaluation is not None and self._evaluation.complete:
-            record = self._evaluation.record(self._perplexity)
+            record = self._evaluation.record(self._perplexity, self._metrics)
             if record is not None:
                 self.patience.take(record)
                 self._out.put(c.LogMetric({**record, "elapsed_s": self._totals.elapsed_s(now)}))

@@ -16,7 +16,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from hypha_ray.figures import Objective, objective_of
+from hypha_ray.figures import Objective, objective_of, shown_beside
 from hypha_ray.modes import opener
 from hypha_ray.redaction import redacted
 
@@ -264,7 +264,7 @@ def _quality(rounds: list[Record], evaluations: list[Record]) -> dict[str, Any]:
 
 
 def _evaluation(objective: Objective, record: Record, prefix: str) -> dict[str, Any]:
-    names = [objective.name, *(name for name in objective.beside if name in record)]
+    names = [objective.name, *shown_beside(objective, record)]
     return {prefix + name: record.get(name) for name in names}
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
-from hypha_ray.figures import LOSS, OBJECTIVES, objective_of, task_figures
+from hypha_ray.figures import LOSS, OBJECTIVES, objective_of, shown_beside, task_figures
 from hypha_ray.telemetry.sinks.files import Record
 from hypha_ray.wording import counted
 
@@ -127,7 +127,7 @@ def telling(records: Iterable[Record]) -> tuple[Column, ...]:
 @cache
 def _of_task(name: str) -> Column:
     """Column of a figure that tells how well the task is done."""
-    return Column(name, 8, 2, _fixed(name, 4))
+    return Column(name, max(8, len(name)), 2, _fixed(name, 4))
 
 
 def validated(evaluation: Record) -> dict[str, float]:
@@ -196,7 +196,7 @@ def _quality(figures: Record) -> Iterator[str]:
     if objective is LOSS and figures.get("loss") is not None:
         yield f"loss {figures['loss']:.4f}"
     if (value := figures.get(objective.name)) is not None:
-        names = [name for name in objective.beside if figures.get(name) is not None]
+        names = [name for name in shown_beside(objective, figures) if figures[name] is not None]
         more = ", ".join(f"{name} {figures[name]:.4g}" for name in names)
         yield f"{objective.validated} {value:.4f}" + (f" ({more})" if more else "")
 

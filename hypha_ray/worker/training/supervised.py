@@ -22,6 +22,7 @@ from hypha_ray.model.execution import known_mask, set_execution
 from hypha_ray.model.loading.build import random_model, task_of
 from hypha_ray.model.loading.preprocess import load_special_tokens
 from hypha_ray.model.losses import Losses, require_mean
+from hypha_ray.model.metrics.metric import metrics_named
 from hypha_ray.model.settings import settled
 from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.model.tasks.table import find_task, require_trainable
@@ -75,6 +76,7 @@ class SupervisedTrainer(WholeModel):
             specials = load_special_tokens(job.preprocessor, None, job.model)
         self._task, self._masking_seed = task_of(job.model, self.model, specials), job.run.seed
         require_mean(self._task, job.sync.traits)
+        self._metrics = metrics_named(job.model.metrics)
         self.shards = None if mesh is None else _sharded(self.model, mesh)
         trained = self.model if self.shards is None else self.shards.pieces
         inner, fuses = job.inner_optimizer, job.run.mode != "replay"
@@ -255,7 +257,8 @@ class SupervisedTrainer(WholeModel):
     def evaluate(self, batches: Iterable[Samples]) -> Sums:
         """The model's loss, and what it got right, over these batches."""
         computation = self._computation
-        return evaluate(self.model, self._task, batches, self.device, computation.autocast, computation.head)
+        autocast, head, metrics = computation.autocast, computation.head, self._metrics
+        return evaluate(self.model, self._task, batches, self.device, autocast, head, metrics)
 
     def announce(self, upcoming: Iterator[Samples]) -> None:
         """Do nothing: a step depends on its own batch."""

@@ -19,7 +19,7 @@ from hypha_ray.model.trained import build_trained
 from hypha_ray.model.vocabulary import vocabulary_of
 from hypha_ray.optim.optimizers import build_optimizer
 from hypha_ray.optim.schedules import inner_steps
-from hypha_ray.rl.algorithms.advantages import ADVANTAGES
+from hypha_ray.plugins import find
 from hypha_ray.rl.engines.sampling import draw, training_sampling
 from hypha_ray.rl.island import Island
 from hypha_ray.rl.objective import Objective
@@ -59,7 +59,7 @@ class StraightLine:
         responses = self._policy.sample(ids, mask, uniform, sampling, self._ends)
         rewards = torch.from_numpy(self._scorer.score(batch.arrays, responses).total).float()
         lengths = responses.mask.sum(1).view(rewards.shape)
-        advantages = ADVANTAGES[rl.recipe.advantage](rewards, lengths).view(-1, 1).expand_as(responses.mask)
+        advantages = find("advantages", rl.recipe.advantage)(rewards, lengths).view(-1, 1).expand_as(responses.mask)
         rollout = Rollout(responses, responses.mask, advantages, responses.logprobs, None)
         self._optimizer.zero_grad()
         weights, total = self._objective.weights(rollout.mask)

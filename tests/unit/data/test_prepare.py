@@ -506,7 +506,7 @@ def test_every_token_is_in_a_split_or_in_the_account(
 
 
 def test_repetitions_that_come_too_late_are_in_the_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hypha_ray.data.preparation.prepare.WINDOW_CHARACTERS", 3000)
+    monkeypatch.setattr("hypha_ray.data.preparation.kinds.documents.WINDOW_CHARACTERS", 3000)
     lines = [json.dumps({"text": f"{number % 50:03d}" + "." * 96}) + "\n" for number in range(100)]
     (tmp_path / "a.jsonl").write_text("".join(lines))
     manifest = run(tmp_path / "a.jsonl", tmp_path / "out")

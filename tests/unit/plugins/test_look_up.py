@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from hypha_ray.errors import ConfigError
+from hypha_ray.families import FAMILIES
 from hypha_ray.plugins import (
-    FAMILIES,
     attempt,
     create,
     find,
@@ -50,8 +51,9 @@ def refused(family: str, name: str) -> str:
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_built_in_members_are_there_and_are_found(family: str) -> None:
     for name, place in FAMILIES[family].members.items():
+        module, _, attribute = place.partition(":")
         if place:
-            assert find(family, name).__module__ == place.partition(":")[0]
+            assert find(family, name) is getattr(import_module(module), attribute)
 
 
 def test_member_beside_the_job_is_found_and_has_its_options(written: Written) -> None:

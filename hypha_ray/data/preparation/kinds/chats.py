@@ -11,7 +11,7 @@ several of them into a sample instead.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from hypha_ray.data.preparation.encoders import padding_of, require_end, require
 from hypha_ray.data.preparation.kinds.answers import count_lost_thoughts
 from hypha_ray.data.preparation.kinds.chat_templates import ChatTemplate
 from hypha_ray.data.preparation.kinds.ignored_values import leave_out_ignored
+from hypha_ray.data.preparation.kinds.kind import Kind
 from hypha_ray.data.preparation.kinds.packed_chats import write_packed
 from hypha_ray.data.preparation.kinds.scored_tokens import ScoredText, ScoredTokens, TextTokenizer
 from hypha_ray.data.preparation.options import Options
@@ -166,3 +167,6 @@ def _arrays(samples: Sequence[ScoredTokens], rows: Rows, length: int, padding: i
         tokens[place, : len(ids)], mask[place, : len(ids)] = ids, 1
         labels[place, : len(ids)] = np.where(scored, ids, IGNORE_INDEX)
     return {"input_ids": tokens, "attention_mask": mask, "labels": labels}
+
+
+KIND: Final = Kind(write_chats, "language", "those of the chats are")

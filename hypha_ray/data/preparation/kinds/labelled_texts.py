@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from hypha_ray.data.manifest import ClassInfo, PreprocessorInfo
 from hypha_ray.data.preparation.encoders import Tokens, padding_of, require_fast, save_tokenizer, tokenizer_of
+from hypha_ray.data.preparation.kinds.kind import Kind
 from hypha_ray.data.preparation.kinds.labels import classes_of, numbered, require_different
 from hypha_ray.data.preparation.kinds.words import separated, word_separator
 from hypha_ray.data.preparation.options import Options
@@ -222,3 +223,6 @@ def _arrays(samples: Sequence[Sample], length: int, padding: int, typed: bool, l
         labels.append(np.pad(label, ends, constant_values=IGNORE_INDEX) if of_words else label)
     second = {"token_type_ids": types} if typed else {}
     return {"input_ids": tokens, "attention_mask": mask, **second, "labels": np.stack(labels)}
+
+
+KIND: Final = Kind(write_texts, "language", "text and label are")

@@ -12,12 +12,14 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 
 from hypha_ray.data.manifest import PreprocessorInfo
 from hypha_ray.data.preparation.encoders import PREPROCESSOR, save_preprocessor
+from hypha_ray.data.preparation.kinds.digits import write_digits
+from hypha_ray.data.preparation.kinds.kind import Kind
 from hypha_ray.data.preparation.kinds.labels import classes_of, numbered
 from hypha_ray.data.preparation.kinds.recordings import Recordings
 from hypha_ray.data.preparation.options import Options
@@ -100,16 +102,16 @@ def write_media(options: Options, writer: SliceWriter, report: Report, account: 
 
     """
     processor = _preprocessor(options)
-    images = options.kind == "images"
+    images = options.kind_name == "images"
     medium: Medium = Images(processor) if images else Recordings(processor, options.max_seconds)
     names: list[str] = []
-    found = list(_usable(media_files(options, names, account), medium, report, account, options.kind))
+    found = list(_usable(media_files(options, names, account), medium, report, account, options.kind_name))
     if not found:
-        what, fix = f"there are no {options.kind} in {options.source}", "name another --source, or another column"
+        what, fix = f"there are no {options.kind_name} in {options.source}", "name another --source, or another column"
         raise DataError("DATA033", what, account.left_out or "an empty source", fix=fix)
     files = [file for file, _ in found]
     numbers = _numbers(files, names, writer, options.source)
-    splits = split([key for _, key in found], options, account, options.kind)
+    splits = split([key for _, key in found], options, account, options.kind_name)
 
     def load(rows: Rows) -> Arrays:
         chosen = [files[row] for row in rows]
@@ -117,7 +119,7 @@ def write_media(options: Options, writer: SliceWriter, report: Report, account: 
             tensors = medium.tensors([medium.decode(file.content()) for file in chosen])
         except Exception as error:  # Preprocessors raise anything, for instance for images of several sizes.
             got = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            what = f"preprocessor {options.preprocessor!r} makes no tensors of these {options.kind}"
+            what = f"preprocessor {options.preprocessor!r} makes no tensors of these {options.kind_name}"
             raise DataError("DATA038", what, got, fix="choose another --preprocessor, or give it a size") from None
         labels = [numbered(file.label, numbers) for file in chosen if file.label is not None]
         return tensors | ({"labels": np.stack(labels)} if labels else {})
@@ -172,11 +174,23 @@ def _preprocessor(options: Options) -> Any:
     from transformers import AutoFeatureExtractor, AutoImageProcessor
 
     name = str(options.preprocessor)
-    auto = AutoImageProcessor if options.kind == "images" else AutoFeatureExtractor
+    auto = AutoImageProcessor if options.kind_name == "images" else AutoFeatureExtractor
     folder = fetch(name, options.preprocessor_revision, token=None)
     try:
         return auto.from_pretrained(folder)
     except Exception as error:  # They raise anything from OSError to KeyError.
         got = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        fix = f"name a model for {options.kind}, or a folder with its preprocessor_config.json"
+        fix = f"name a model for {options.kind_name}, or a folder with its preprocessor_config.json"
         raise ConfigError("PREP012", f"preprocessor {name!r} can't be loaded", got, fix=fix) from error
+
+
+def _write_images(options: Options, writer: SliceWriter, report: Report, account: Account) -> PreprocessorInfo | None:
+    """Write images of files, or scikit-learn's digits."""
+    if options.source != "digits":
+        return write_media(options, writer, report, account)
+    write_digits(options, writer)
+    return None
+
+
+IMAGES: Final = Kind(_write_images, "vision", "image and label are")
+RECORDINGS: Final = Kind(write_media, "audio", "recording and label are")

@@ -7,7 +7,7 @@ tokens of the target, padded with -100 to the longest. Pairs are held in memory 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from hypha_ray.data.preparation.encoders import (
     save_tokenizer,
     tokenizer_of,
 )
+from hypha_ray.data.preparation.kinds.kind import Kind
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
 from hypha_ray.data.preparation.sources.pairs import Pair, pairs
@@ -114,3 +115,6 @@ def _padded(rows: Sequence[Tokens], width: int, padding: int) -> Tokens:
     for place, row in enumerate(rows):
         found[place, : len(row)] = row
     return found
+
+
+KIND: Final = Kind(write_pairs, "language", "source and target are")

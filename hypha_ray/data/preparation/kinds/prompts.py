@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from hypha_ray.data.preparation.encoders import (
 )
 from hypha_ray.data.preparation.kinds.chat_templates import ChatTemplate
 from hypha_ray.data.preparation.kinds.ignored_values import ignored_values, leave_out_ignored
+from hypha_ray.data.preparation.kinds.kind import Kind
 from hypha_ray.data.preparation.kinds.scored_tokens import TextTokenizer
 from hypha_ray.data.preparation.options import PROBLEMS, Options
 from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
@@ -198,3 +199,6 @@ def preview(folder: Path, manifest: Manifest) -> Preview:
         load_tokenizer(str(folder / FOLDER)).decode(ids),
         records_of(first["reward_data"][:1])[0],
     )
+
+
+KIND: Final = Kind(write_prompts, "prompts", "prompt and answer are")

@@ -1,0 +1,163 @@
+"""Tables of families: keys of the job file, each with its built-in members and the contract of all others.
+
+Modules are named as text, so nothing is imported before it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A family: one key of the job file, and the contract of its members."""
+
+    name: str
+    """Name of the family, and after ``hypha_ray.`` that of its group of entry points."""
+    key: str
+    noun: str
+    """Noun for a member in messages."""
+    members: Mapping[str, str]
+    """Built-in members: ``package.module:object`` by name; empty for a name that stands for no member."""
+    allowed: str
+    """Description of a member, for messages."""
+    arguments: int | None = None
+    """Number of arguments that a function of the family has; None: members aren't called."""
+    methods: Mapping[str, int] = field(default_factory=dict)
+    """Methods of a member, and the number of their arguments."""
+    attributes: tuple[str, ...] = ()
+    free_options: bool = False
+    """Whether a function is called with its options as they are, a dictionary."""
+    trial: str | None = None
+    """Function of a name and its options that tries a member on a small example, as ``package.module:function``."""
+    unknown: str = "PLG001"
+    """Code of the error of a name that there isn't."""
+    unloadable: str = "PLG002"
+    """Code of the error of a member that can't be had."""
+
+
+SINKS = Family(
+    "sinks",
+    "telemetry.sinks",
+    "telemetry sink",
+    {
+        "console": "",
+        "jsonl": "",
+        "prometheus": "hypha_ray.telemetry.sinks.prometheus:Prometheus",
+        "otel": "hypha_ray.telemetry.sinks.otel:OpenTelemetry",
+        "aim": "hypha_ray.telemetry.sinks.aim:Aim",
+        "tensorboard": "hypha_ray.telemetry.sinks.tensorboard:TensorBoard",
+        "wandb": "hypha_ray.telemetry.sinks.wandb:WeightsAndBiases",
+        "mlflow": "hypha_ray.telemetry.sinks.mlflow:MLflow",
+    },
+    "a class with the methods of hypha_ray.telemetry.sinks.base.Sink",
+    methods={"start": 1, "record": 1, "event": 1, "summary": 1, "close": 0},
+    trial="hypha_ray.telemetry.sinks.base:try_sink",
+)
+REWARDS = Family(
+    "rewards",
+    "rl.reward.functions",
+    "reward function",
+    {
+        "exact": "hypha_ray.rl.rewards.text:exact",
+        "positions": "hypha_ray.rl.rewards.text:positions",
+        "contains": "hypha_ray.rl.rewards.text:contains",
+        "number": "hypha_ray.rl.rewards.text:number",
+        "format": "hypha_ray.rl.rewards.text:boxed",
+        "length": "hypha_ray.rl.rewards.text:length",
+        "math": "hypha_ray.rl.rewards.mathematics:equal",
+        "code": "hypha_ray.rl.rewards.code:passes",
+        "judge": "",
+        "model": "",
+    },
+    "a function of one argument",
+    arguments=1,
+    unknown="RWD003",
+    unloadable="RWD004",
+)
+
+RL_LOSSES = Family(
+    "rl_losses",
+    "rl.loss",
+    "policy loss",
+    {"clipped": "hypha_ray.rl.losses.clipped:loss"},
+    "a function of hypha_ray.rl.losses.token_losses.LossInputs",
+    arguments=1,
+    trial="hypha_ray.rl.losses.trial:try_loss",
+)
+ADVANTAGES = Family(
+    "advantages",
+    "rl.advantage",
+    "advantage",
+    {
+        "group_std": "hypha_ray.rl.algorithms.advantages:group_std",
+        "group_mean": "hypha_ray.rl.algorithms.advantages:group_mean",
+        "leave_one_out": "hypha_ray.rl.algorithms.advantages:leave_one_out",
+        "batch_std": "hypha_ray.rl.algorithms.advantages:batch_std",
+        "gae": "",
+    },
+    "a function of rewards and lengths, both [prompts, group]",
+    arguments=2,
+    trial="hypha_ray.rl.algorithms.checked_advantages:try_advantages",
+)
+METRICS = Family(
+    "metrics",
+    "model.metrics",
+    "metric",
+    {
+        "macro_f1": "hypha_ray.model.metrics.macro_f1:MacroF1",
+        "top5": "hypha_ray.model.metrics.top5:Top5",
+    },
+    "a class with the methods of hypha_ray.model.metrics.metric.Metric",
+    methods={"sums": 2, "figure": 1},
+    trial="hypha_ray.model.metrics.metric:try_metric",
+)
+MODEL_LOSSES = Family(
+    "model_losses",
+    "model.loss",
+    "loss",
+    {},
+    "a function of the model's output and of its inputs, which returns a loss of each sample",
+    arguments=2,
+)
+MODEL_FACTORIES = Family(
+    "model_factories",
+    "model.factory",
+    "model builder",
+    {},
+    "a function of a dictionary of options, which returns a transformers.PreTrainedModel",
+    arguments=1,
+    free_options=True,
+)
+DATASET_KINDS = Family(
+    "dataset_kinds",
+    "--kind",
+    "kind of dataset",
+    {
+        "documents": "hypha_ray.data.preparation.kinds.documents:KIND",
+        "images": "hypha_ray.data.preparation.kinds.media:IMAGES",
+        "recordings": "hypha_ray.data.preparation.kinds.media:RECORDINGS",
+        "prompts": "hypha_ray.data.preparation.kinds.prompts:KIND",
+        "chats": "hypha_ray.data.preparation.kinds.chats:KIND",
+        "texts": "hypha_ray.data.preparation.kinds.labelled_texts:KIND",
+        "pairs": "hypha_ray.data.preparation.kinds.pairs:KIND",
+    },
+    "a function of rows and of a tokenizer, which returns samples",
+    arguments=2,
+)
+
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (
+        SINKS,
+        REWARDS,
+        RL_LOSSES,
+        ADVANTAGES,
+        METRICS,
+        MODEL_LOSSES,
+        MODEL_FACTORIES,
+        DATASET_KINDS,
+    )
+}
+"""All families by name."""

@@ -1,0 +1,1 @@
+"""Validation metrics: one file each, with the contract in `metric`."""

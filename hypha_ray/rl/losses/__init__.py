@@ -1,0 +1,1 @@
+"""Losses of a policy: one file each, with the contract in `token_losses`."""
