@@ -78,7 +78,4 @@ learning_rate = 3e-3
 
 [resources]
 num_workers = 2
-
-[telemetry]
-plots = false
 """

@@ -66,7 +66,9 @@ def flags(**settings: Any) -> list[str]:
 @pytest.fixture(scope="module")
 def done(run_shared_job: Jobs, corpus: Path) -> Done:
     """A whole run on a Ray of its own, its model given by flags alone."""
-    done = run_shared_job(*flags(**FLAGS), "--dataset.path", corpus, env=ALONE | {"HF_TOKEN": SECRET})
+    done = run_shared_job(
+        *flags(**FLAGS), "--dataset.path", corpus, "--telemetry.plots", "true", env=ALONE | {"HF_TOKEN": SECRET}
+    )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     return done

@@ -1,20 +1,19 @@
 """`jobs/plot.py` as a user runs it."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.forked_process import run_script
 from tests.support.job_scripts import said
 
 ROOT = Path(__file__).parents[2]
 
 
 def plot(*arguments: str, home: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "jobs" / "plot.py"), *arguments]
-    env = os.environ | ({} if home is None else {"HYPHA_RAY_HOME": str(home)})
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=env)
+    environment = {} if home is None else {"HYPHA_RAY_HOME": str(home)}
+    done = run_script("plot.py", *arguments, **environment)
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout, said(done.stderr))
 
 

@@ -16,20 +16,21 @@ import pytest
 from hypha_ray.data.catalogue import load
 from hypha_ray.data.slices import read_slice
 from hypha_ray.types.prompts import unpack_records
+from tests.support.forked_process import run_script
 from tests.support.job_scripts import said
 
 SCRIPT = Path(__file__).parents[2] / "jobs" / "prepare.py"
 
 
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, **environment},
-    )
+def run(*arguments: str, **hub: str) -> subprocess.CompletedProcess[str]:
+    """Run the script; with variables of a hub in an interpreter of its own, as libraries read them when loaded."""
+    if hub:
+        command = [sys.executable, str(SCRIPT), *arguments]
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **hub}
+        )
+    else:
+        done = run_script("prepare.py", *arguments)
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout, said(done.stderr))
 
 

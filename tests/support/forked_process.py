@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import runpy
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -81,6 +82,16 @@ class ForkedProcess:
         self._process.join()
         self.stdout.close()
         self._errors.unlink(missing_ok=True)
+
+
+def run_script(
+    script: str, *arguments: str, timeout_s: float = 120, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a script of jobs/ to its end, with further variables, which no library reads as it is loaded."""
+    process = ForkedProcess([f"jobs/{script}", *arguments], os.environ | environment)
+    output, errors = process.communicate(timeout_s)
+    assert process.returncode is not None
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
 def _run(line: Sequence[str], environment: dict[str, str], folder: Path, output: Connection, errors: Path) -> None:

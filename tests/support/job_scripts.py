@@ -21,6 +21,8 @@ ALONE = {"RAY_ADDRESS": ""}
 """Variables of a job that starts a Ray of its own, whatever cluster is there."""
 PHASE = re.compile(r"\[ *\d+\.\ds\] ")
 """Beginning of a line that says what a job does."""
+TRAINERS = ("diloco", "grpo", "ppo", "sync")
+"""Scripts whose runs have plots in the end, which take as long as the training of a small model."""
 PATIENCE_S = 60.0
 """Longest wait for processes that are about to end, on the busiest machine."""
 
@@ -76,11 +78,12 @@ class Jobs:
         folder: what they get as RAY_TMPDIR; short, since Ray puts sockets there.
         place: where they run, which has the folder jobs/.
         address: of the cluster that they join; "": each starts a Ray of its own, see `ALONE`.
+        plots: whether runs draw what they do by default; otherwise only where their flags ask for it.
 
     """
 
-    def __init__(self, home: Path, folder: Path, place: Path = ROOT, address: str = "") -> None:
-        self.home, self._folder, self._place, self._address = home, folder, place, address
+    def __init__(self, home: Path, folder: Path, place: Path, address: str, plots: bool) -> None:
+        self.home, self._folder, self._place, self._address, self._plots = home, folder, place, address, plots
         self._forked: list[ForkedProcess] = []
 
     def __call__(self, *arguments: str | Path, script: str = "diloco", env: dict[str, str] | None = None) -> Done:
@@ -99,6 +102,8 @@ class Jobs:
         """
         own = {"HYPHA_RAY_HOME": str(self.home), "RAY_TMPDIR": str(self._folder), "RAY_ADDRESS": self._address}
         words, environment = [*map(str, arguments)], os.environ | own | (env or {})
+        if script in TRAINERS and not self._plots and "--telemetry.plots" not in words:
+            words += ["--telemetry.plots", "false"]
         if not any(name.startswith(("HF_", "RAY_")) for name in (env or {}).keys() - {"HF_TOKEN", "RAY_ADDRESS"}):
             self._forked.append(ForkedProcess([f"jobs/{script}.py", *words], environment, self._place))
             return self._forked[-1]
@@ -123,10 +128,10 @@ class Jobs:
 
 
 @contextmanager
-def jobs_in(home: Path, place: Path = ROOT, address: str = "") -> Iterator[Jobs]:
+def jobs_in(home: Path, place: Path = ROOT, address: str = "", plots: bool = False) -> Iterator[Jobs]:
     """`Jobs` for a while; what still runs at the end is killed."""
     folder = Path(tempfile.mkdtemp(prefix="ray"))
-    jobs = Jobs(home, folder, place, address)
+    jobs = Jobs(home, folder, place, address, plots)
     yield jobs
     jobs.kill()
     shutil.rmtree(folder, ignore_errors=True)
