@@ -71,7 +71,8 @@ class Model(Table):
         "with a repository, only labels of a new head, special tokens and dtype",
     )
     factory: Annotated[str, Plugin("model_factories")] | None = Field(
-        None, description="module:function of your own that builds the model with random weights, see docs/plugins.md"
+        None,
+        description="module:function of your own that builds the model, see docs/plugins-training.md",
     )
     factory_options: dict[str, Any] | None = Field(None, description="options that the factory is called with")
     trust_remote_code: bool = Field(False, description="run code of the repository, if the node's owner allows it too")
@@ -86,7 +87,7 @@ class Model(Table):
     )
     loss_options: dict[str, Any] | None = Field(None, description="options of a loss of your own")
     metrics: Annotated[list[Annotated[str, Plugin("metrics")]], AfterValidator(distinct_figures)] = Field(
-        [], fail_fast=True, description="figures of evaluations beside the loss; see docs/plugins.md"
+        [], fail_fast=True, description="figures of evaluations beside the loss; see docs/plugins-training.md"
     )
     lora: Lora = Lora()
 

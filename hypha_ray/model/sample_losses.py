@@ -58,5 +58,9 @@ def sample_losses(task: Task, output: Any, inputs: Batch) -> torch.Tensor:
 
 def _refused(got: str, allowed: str) -> ConfigError:
     return ConfigError(
-        "MODEL025", "model.loss can't be trained on", got, allowed, "see the contract of losses in docs/plugins.md"
+        "MODEL025",
+        "model.loss can't be trained on",
+        got,
+        allowed,
+        "see the contract of losses in docs/plugins-training.md",
     )

@@ -161,7 +161,7 @@ def _failed(figure: str, method: str, error: Exception) -> ConfigError:
 
 
 def _refused(figure: str, got: str, allowed: str) -> ConfigError:
-    fix = "see the contract of metrics in docs/plugins.md"
+    fix = "see the contract of metrics in docs/plugins-training.md"
     return ConfigError("MODEL024", f"model.metrics: {figure.removeprefix(METRIC)} fails", got, allowed, fix)
 
 

@@ -90,5 +90,5 @@ def _are_close(advantages: torch.Tensor, others: torch.Tensor) -> bool:
 
 
 def _refused(name: str, got: str, allowed: str, fix: str | None = None) -> ConfigError:
-    fix = fix or "see the contract of advantages in docs/plugins.md"
+    fix = fix or "see the contract of advantages in docs/plugins-training.md"
     return ConfigError("RL031", f"rl.advantage {name} gives no advantages", got, allowed, fix)

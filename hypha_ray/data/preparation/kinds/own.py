@@ -122,5 +122,5 @@ def _form(sample: Mapping[str, np.ndarray[Any, Any]]) -> str:
 
 def _refused(name: str, got: str) -> ConfigError:
     allowed = "arrays by name for each sample, of the same dtypes and shapes"
-    fix = "see the contract of kinds in docs/plugins.md"
+    fix = "see the contract of kinds in docs/plugins-training.md"
     return ConfigError("PREP014", f"--kind {name} makes no samples of the source's rows", got, allowed, fix)

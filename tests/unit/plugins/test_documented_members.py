@@ -1,0 +1,90 @@
+"""The whole examples of docs/plugins-training.md, written beside a job and used as a run does."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hypha_ray.config.load import load
+from hypha_ray.config.schema import Model
+from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.prepare import prepare
+from hypha_ray.driver.preflight.checks import check_plugins
+from hypha_ray.model.evaluation import batches_of, evaluate, metrics_of
+from hypha_ray.model.loading.build import build_model, skeleton, task_of
+from hypha_ray.model.loading.factory import check_factory
+from hypha_ray.model.metrics.metric import metrics_named
+from hypha_ray.rl.island import Island
+from hypha_ray.types import Delta
+from tests.support.rl import BATCH, tokenizer
+from tests.support.rl import job as rl_job
+from tests.support.worker_bench import Bench, plan_of
+
+PAGE = Path(__file__).parents[3] / "docs" / "plugins-training.md"
+EXAMPLES = dict(re.findall(r"```python\n# (\w+)\.py.*?\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL))
+"""Modules of the page by name."""
+
+
+@pytest.fixture(autouse=True)
+def beside_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in EXAMPLES.items():
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def test_policy_is_trained_on_the_documented_loss_and_advantages() -> None:
+    flags = {"loss": "cispo:Cispo", "loss_options.highest": 3.0, "advantage": "above_best:above_median"}
+    job = rl_job(**flags)
+    check_plugins(job)
+    island = Island(job, tokenizer())
+    before = [parameter.detach().clone() for parameter in island.model.parameters()]
+    step = island.step(BATCH)
+    island.close()
+    assert step.scored and np.isfinite(float(step.loss))
+    assert {"capped_share", "entropy"} <= step.sums.keys() and "clip_share" not in step.sums
+    after = island.model.parameters()
+    assert any(not one.equal(other) for one, other in zip(before, after, strict=True))
+
+
+def test_documented_model_is_trained_on_the_documented_loss_and_has_the_documented_metric() -> None:
+    table = {
+        "factory": "mixer:build",
+        "factory_options": {"vocab_size": 50, "hidden_size": 8},
+        "loss": "smoothed:Smoothed",
+        "loss_options": {"share": 0.2},
+        "metrics": ["recall:Recall", "macro_f1"],
+    }
+    bench = Bench(model=table)
+    check_plugins(bench.job)
+    check_factory(bench.job.model, skeleton(bench.job.model))
+    bench.run(plan_of(16))
+    assert bench.of(Delta)[0].scored == 16 and np.abs(bench.weights).max() > 0
+
+    network = build_model(bench.job.model, 0)
+    task, metrics = task_of(bench.job.model, network), metrics_named(table["metrics"])
+    figures = metrics_of(task, evaluate(network, task, batches_of([bench.slice], 8), "cpu", metrics=metrics), metrics)
+    ids = torch.from_numpy(bench.slice["input_ids"]).long()
+    with torch.no_grad():
+        predicted = network.eval()(input_ids=ids).logits[:, :-1].argmax(-1)
+    positive = ids[:, 1:] == 1
+    assert figures["metric/Recall"] == pytest.approx(float((predicted[positive] == 1).float().mean()))
+    assert figures["samples"] == 64 and "perplexity" not in figures
+
+
+def test_documented_kind_makes_a_dataset_of_the_rows(tmp_path: Path) -> None:
+    rows = [{"values": [number, number + 1, number + 2, number + 3]} for number in range(20)]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    options = Options(source="rows.jsonl", out="windows", kind="windows:windows")
+    manifest = prepare(options, lambda what, number: None)
+    assert manifest.shapes == {"past_values": (2,), "future_values": (2,)}
+    assert manifest.samples("train") + manifest.samples("validation") == 20
+
+
+def test_every_family_has_its_table_in_the_job_file() -> None:
+    assert load(["--model.factory", "mixer:build"]).job.model == Model(factory="mixer:build")
