@@ -16,6 +16,7 @@ from hypha_ray.telemetry.sinks.files import METRICS, SUMMARY, Record, by_round, 
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
 # Colours that are distinct with any kind of colour vision (Okabe and Ito, 2008).
@@ -48,6 +49,14 @@ STYLE: Any = {
     "ytick.color": "#4B5563",
     "legend.frameon": False,
 }
+LEFT_IN, TOP_IN, BOTTOM_IN = 0.95, 0.85, 0.55
+"""Room around the panels of a figure, in inches."""
+BETWEEN_COLUMNS_IN, BETWEEN_ROWS_IN = 1.0, 0.5
+"""Room between panels, in inches."""
+LEGEND_GAP_IN, COLOURBAR_IN = 0.15, 0.75
+"""Room at each side of a legend, and for the numbers of a bar of colours, in inches."""
+LEAST_PANELS_IN = 6.0
+"""Least width of the panels with the room at their left, in inches: a long legend makes a figure wider."""
 STACKED_WORKERS, STACKED_ROUNDS = len(PALETTE), 60
 """Most workers and rounds of a stacked bar chart; larger runs get a heat map."""
 
@@ -133,10 +142,46 @@ def _draw(run_directory: Path, path: Path) -> list[Path]:
 
 
 def _save(path: Path, plot: Callable[[Series], Figure], series: Series) -> Path:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     with _style():
-        plot(series).savefig(path)
+        canvas = FigureCanvasAgg(plot(series))
+        _place_panels(canvas)
+        canvas.figure.savefig(path)
     make_private(path)
     return path
+
+
+def _place_panels(canvas: FigureCanvasAgg) -> None:
+    """Give the panels of a figure the room that titles, labels and the widest legend at the right leave.
+
+    A layout engine measures every text twice before it is drawn, which takes as long as all the rest.
+    """
+    figure, renderer = canvas.figure, canvas.get_renderer()
+    width, height = figure.get_size_inches()
+    beside = [LEGEND_GAP_IN]
+    for axes in figure.axes:
+        legend = axes.get_legend()
+        if legend is not None:
+            beside.append(legend.get_window_extent(renderer).width / figure.dpi + 2 * LEGEND_GAP_IN)
+        elif axes.get_label() == "<colorbar>":
+            beside.append(COLOURBAR_IN)
+    width = max(width, max(beside) + LEAST_PANELS_IN)
+    figure.set_size_inches(width, height)
+    place = figure.axes[0].get_subplotspec()
+    assert place is not None
+    grid = place.get_topmost_subplotspec().get_gridspec()
+    room_in = (width - LEFT_IN - max(beside), height - TOP_IN - BOTTOM_IN)
+    panel_width = (room_in[0] - (grid.ncols - 1) * BETWEEN_COLUMNS_IN) / grid.ncols
+    panel_height = (room_in[1] - (grid.nrows - 1) * BETWEEN_ROWS_IN) / grid.nrows
+    figure.subplots_adjust(
+        left=LEFT_IN / width,
+        right=1 - max(beside) / width,
+        top=1 - TOP_IN / height,
+        bottom=BOTTOM_IN / height,
+        wspace=BETWEEN_COLUMNS_IN / panel_width,
+        hspace=BETWEEN_ROWS_IN / panel_height,
+    )
 
 
 @contextmanager
@@ -151,8 +196,17 @@ def _panels(title: str, rows: int = 1, columns: int = 1, height: float = 3.4) ->
     """Make a figure without pyplot: nothing global, no window system, safe in any thread."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, height * rows), layout="constrained")
-    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color="#111827")
+    figure = Figure(figsize=(10, height * rows))
+    figure.suptitle(
+        title,
+        x=0.01,
+        y=1 - 0.12 / (height * rows),
+        ha="left",
+        va="top",
+        fontsize=13,
+        fontweight="bold",
+        color="#111827",
+    )
     return figure, list(figure.subplots(rows, columns, squeeze=False, sharex=columns == 1).flat)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
 
 from hypha_ray.errors import DataError
@@ -69,6 +70,22 @@ def test_draw_figures_of_the_task_have_a_plot_with_a_curve_each(tmp_path: Path, 
     for name, value in expected.items():
         curve = curves[f"{name}, validation"]
         assert (list(curve.get_xdata()), list(curve.get_ydata())) == ([200, 400], [value, value])
+
+
+@pytest.mark.parametrize("length", [4, 90])
+def test_legend_has_room_beside_the_panels_however_long_its_names_are(length: int) -> None:
+    name = "m" * length
+    series = Series([a_round(0), a_round(1)], {})
+    series.tasks = {0: {name: 0.5}, 1: {name: 0.6}}
+    canvas = FigureCanvasAgg(plots._task(series))
+    plots._place_panels(canvas)
+    canvas.draw()
+    left, right = canvas.figure.axes
+    legend = right.get_legend()
+    assert legend is not None
+    box = legend.get_window_extent()
+    assert box.x0 > right.get_window_extent().x1 > right.get_window_extent().x0 > left.get_window_extent().x1
+    assert box.x1 < canvas.figure.bbox.x1
 
 
 @pytest.mark.parametrize(("rounds", "workers"), [(1, 1), (70, 2), (3, 30)])
