@@ -26,9 +26,9 @@ from pydantic import ValidationError
 from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.cli.options import parse_options
 from hypha_ray.config.cli.phases import Phases
-from hypha_ray.config.tables.rewards import MODEL
+from hypha_ray.config.tables.rewards import JUDGE, MODEL
 from hypha_ray.config.tables.rl import RL
-from hypha_ray.driver.saved_models import saved_model_or_folder
+from hypha_ray.driver.saved_models import ModelSource, find_model_or_folder
 from hypha_ray.errors import CheckpointError, ConfigError, DataError
 from hypha_ray.heavy_imports import uncollected
 
@@ -82,12 +82,10 @@ def main() -> None:
     arguments = parse_options(Evaluate, __doc__, sys.argv[1:])
     check(arguments)
     start, phases = time.monotonic(), Phases()
-    phases.begin("loading libraries, model and data")
-    with saved_model_or_folder(arguments.model) as folder:
-        if arguments.lm_eval:
-            what, result = evaluate_on_tasks(arguments, folder)
-        else:
-            what, result = evaluate_on_dataset(arguments, folder, phases)
+    phases.begin("looking for model and data")
+    model = find_model_or_folder(arguments.model)
+    evaluate_on = evaluate_on_tasks if arguments.lm_eval else evaluate_on_dataset
+    what, result = evaluate_on(arguments, model, phases)
     phases.end()
     print(f"{what}  {time.monotonic() - start:.1f} s")
     line = " ".join(f"{name} {value if isinstance(value, int) else f'{value:.6g}'}" for name, value in result.items())
@@ -99,7 +97,7 @@ def check(arguments: Evaluate) -> None:
 
     Raises:
         ConfigError: CFG003, a number is out of range; CFG011, two options exclude each other; CFG012, no dataset is
-            given.
+            given; MODEL001, there is no such task.
 
     """
     for name, least in (("batch_size", 1), ("seed", 0)):
@@ -116,38 +114,57 @@ def check(arguments: Evaluate) -> None:
         raise ConfigError("CFG011", "--include-path is for --lm-eval alone", fix="name the folder's tasks by --lm-eval")
     if arguments.dataset is None:
         raise ConfigError("CFG012", "--dataset is missing", fix="give a prepared dataset, or tasks by --lm-eval")
+    if arguments.type is not None:
+        from hypha_ray.model.tasks.table import find_task
+
+        find_task(arguments.type)
 
 
-def evaluate_on_tasks(arguments: Evaluate, model: Path) -> tuple[str, dict[str, float]]:
+def evaluate_on_tasks(arguments: Evaluate, model: ModelSource, phases: Phases) -> tuple[str, dict[str, float]]:
     """Return model and tasks, and the figures of lm-evaluation-harness."""
-    with uncollected():
-        from hypha_ray.driver.lm_eval_harness import score_tasks
+    from hypha_ray.driver.lm_eval_harness import check_harness, score_tasks
+
+    check_harness()
+    phases.begin("loading libraries, model and tasks")
     # The harness loads a library of this script's name, which must not be found here.
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != Path(__file__).resolve().parent]
     given = arguments.lm_eval, arguments.include_path, arguments.batch_size, arguments.seed
-    architecture, result = score_tasks(model, *given)
+    with model.opened() as folder:
+        architecture, result = score_tasks(folder, *given)
     return f"{architecture}  {' '.join(arguments.lm_eval)}", result
 
 
-def evaluate_on_dataset(arguments: Evaluate, model: Path, phases: Phases) -> tuple[str, dict[str, float]]:
+def evaluate_on_dataset(arguments: Evaluate, model: ModelSource, phases: Phases) -> tuple[str, dict[str, float]]:
     """Return model, task and split, and the figures of a prepared dataset.
 
     Raises:
-        DataError: DATA051, the dataset has no such split.
+        ConfigError: RWD003, there is no such reward function.
+        DataError: DATA001, there is no such dataset; DATA051, it has no such split.
 
     """
     assert arguments.dataset is not None, "see check"
-    from hypha_ray.driver.datasets.data_source import meant_by, opened
+    from hypha_ray.data.catalogue import folders_of, meant_by
 
-    with opened(meant_by(arguments.dataset)) as source:
+    dataset = meant_by(arguments.dataset)
+    folders_of(dataset)
+    phases.begin("loading libraries, model and data")
+    from hypha_ray.driver.datasets.data_source import opened
+
+    with opened(dataset) as source:
         manifest = source.manifest
         infos = manifest.of(arguments.split)
         if not infos:
             splits = ", ".join(sorted({info.split for info in manifest.slices}))
             raise DataError("DATA051", f"dataset {manifest.name!r} has no such split", arguments.split, splits)
-        require_same_tokens(model, source)
-        score = score_answers if manifest.modality == "prompts" else score_samples
-        what, result = score(arguments, model, source, infos, phases)
+        score = score_samples
+        if manifest.modality == "prompts":
+            score = score_answers
+            from hypha_ray.rl.rewards.registry import require_known
+
+            require_known([name for name in rl_of(arguments).reward.functions if name not in (JUDGE, MODEL)])
+        with model.opened() as folder:
+            require_same_tokens(folder, source)
+            what, result = score(arguments, folder, source, infos, phases)
     return f"{what}  {manifest.name}/{arguments.split}", result
 
 

@@ -36,10 +36,9 @@ def main() -> None:
     arguments = parse_options(Export, __doc__, sys.argv[1:], position="run")
     require_round(arguments.round)
     phases = Phases()
-    phases.begin("loading libraries")
+    phases.begin("reading the run")
     from hypha_ray.driver.run import Run
 
-    phases.begin("reading the run")
     found = Run(arguments.run)
     number = found.newest_snapshot if arguments.round is None else arguments.round - 1
     phases.begin("saving the model")

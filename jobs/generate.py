@@ -19,7 +19,7 @@ from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.cli.options import parse_options, require_round
 from hypha_ray.config.cli.phases import Phases
 from hypha_ray.config.tables.rl import LOWEST_TEMPERATURE
-from hypha_ray.driver.saved_models import saved_model
+from hypha_ray.driver.saved_models import find_model
 from hypha_ray.errors import ConfigError
 from hypha_ray.heavy_imports import uncollected
 
@@ -55,14 +55,16 @@ def main() -> None:
     """Parse first, import later: `--help` and a mistyped flag answer at once."""
     arguments = parse_options(Generate, __doc__, sys.argv[1:])
     _check(arguments)
+    number = None if arguments.round is None else arguments.round - 1
     phases = Phases()
+    phases.begin("looking for the model")
+    model = find_model(arguments.model, number)
     phases.begin("loading libraries")
     with uncollected():
         from hypha_ray.model.writer import Writer
 
     phases.begin("loading the model")
-    number = None if arguments.round is None else arguments.round - 1
-    with saved_model(arguments.model, number) as folder:
+    with model.opened() as folder:
         writer = Writer(folder, raw=arguments.raw, system=arguments.system, seed=arguments.seed)
     phases.end()
     if arguments.system is not None and not writer.chats:

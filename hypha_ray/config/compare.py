@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hypha_ray.config.keys import KeyPath, arrays, dotted, free_tables, shown
 from hypha_ray.config.load import resolved
 from hypha_ray.config.schema import Job
+from hypha_ray.errors import ConfigError
 
 DATA: KeyPath = ("dataset",)
 _OF_A_TRAINING: tuple[KeyPath, ...] = (
@@ -69,6 +70,19 @@ def differences(here: Job, there: Job) -> tuple[Difference, ...]:
     return tuple(
         Difference(path, ours.get(path), theirs.get(path)) for path in paths if ours.get(path) != theirs.get(path)
     )
+
+
+def refuse_changes(changed: Sequence[Difference], job: Job) -> None:
+    """Refuse the name of a run by another job.
+
+    Raises:
+        ConfigError: RUN001, there are differences.
+
+    """
+    if changed:
+        what = f"run.name: there is a run {job.run.name!r} in {job.run.dir}, by another job: {changed[0]}"
+        fix = "choose another run.name, or give --resume to go on with the run as it is told here"
+        raise ConfigError("RUN001", what, fix=fix)
 
 
 def _leaves(tree: Mapping[str, Any], above: KeyPath) -> Iterator[tuple[KeyPath, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -46,6 +47,31 @@ def locate(dataset: Dataset, places: Sequence[Path] | None = None) -> Path:
 def local_names() -> set[str]:
     """Names of the datasets in the data roots of this machine."""
     return {name for place in roots() for name in _datasets(place)}
+
+
+def is_served(dataset: Dataset) -> bool:
+    """Whether data nodes of a cluster have to be asked: the dataset, or a part, has a name that no folder has."""
+    names = [part.name for part in dataset.parts if part.path is None and part.name is not None]
+    return bool(os.environ.get("RAY_ADDRESS")) and not set(names) <= local_names()
+
+
+def meant_by(text: str) -> Dataset:
+    """The dataset that a command line means: a folder if there is one, or else a name if there may be one of it."""
+    named = Dataset(name=text)
+    is_name = "/" not in text and not Path(text).exists()
+    return named if is_name and (text in local_names() or is_served(named)) else Dataset(path=text)
+
+
+def folders_of(dataset: Dataset) -> list[Path]:
+    """Return the folders of a dataset, or of all parts of a mixture, as far as they are to be on this machine.
+
+    Raises:
+        DataError: there is none at a path or of a name.
+
+    """
+    if is_served(dataset):
+        return []
+    return [locate(part) for part in dataset.parts if part.path is None or "://" not in part.path]
 
 
 def find(name: str, places: Sequence[Path] | None = None) -> Path:

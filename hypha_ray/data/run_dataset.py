@@ -13,6 +13,8 @@ from hypha_ray.errors import DataError
 
 DATASET = "dataset.json"
 """File in a run directory with the name and the identities of the run's datasets, wherever they lie."""
+COPY = "dataset"
+"""Folder in a run directory with manifest and tokenizer of a dataset that isn't on the driver's machine."""
 
 OTHER_SAMPLES = "DATA046"
 """Error code for a place with other samples than those that a run began with."""

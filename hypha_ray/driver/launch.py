@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
@@ -15,30 +14,33 @@ import ray
 
 from hypha_ray.config import Job
 from hypha_ray.config.cli.phases import Phases
-from hypha_ray.config.load import Loaded, require_complete, require_secrets, resolved_toml
+from hypha_ray.config.cli.streams import print_notes
+from hypha_ray.config.load import Loaded, require_complete, require_secrets
+from hypha_ray.data.catalogue import is_served
+from hypha_ray.data.run_dataset import COPY
 from hypha_ray.driver.attempts import records
 from hypha_ray.driver.datasets.classes import with_classes, with_sample_tokens
-from hypha_ray.driver.datasets.data_source import COPY, DataSource, is_served, kept, opened
+from hypha_ray.driver.datasets.data_source import DataSource, kept, opened
 from hypha_ray.driver.find_run import no_run
-from hypha_ray.driver.folders import check_places
 from hypha_ray.driver.interruption import InterruptionReport
 from hypha_ray.driver.local_ray.libraries import load_libraries
 from hypha_ray.driver.local_ray.service import RayService
 from hypha_ray.driver.naming import named, placed
+from hypha_ray.driver.plot_service import PlotService, draw_plots
 from hypha_ray.driver.preflight.advice import advice
 from hypha_ray.driver.preflight.checks import (
+    case_of,
+    check_case,
     check_end,
     check_fragments,
     check_job,
     check_model,
     check_plugins,
-    dry_run_notes,
 )
 from hypha_ray.driver.preflight.machines import machine_lines
 from hypha_ray.driver.ray_cluster import connected, connecting
 from hypha_ray.driver.run_identity import compare, is_done, keep_identity, last_round, settle, with_identity
 from hypha_ray.driver.run_provenance import record_devices, record_start
-from hypha_ray.errors import HyphaError
 from hypha_ray.heavy_imports import uncollected
 from hypha_ray.market.exchange.client import possible_nodes
 from hypha_ray.market.nodes import own_node, speeds_of
@@ -58,9 +60,6 @@ AT_THE_END = (
     "hypha_ray.driver.model_card",
     "hypha_ray.model.saved_model",
     "hypha_ray.store.mirroring.courier",
-    "hypha_ray.telemetry.plots",
-    "matplotlib.backends.backend_agg",
-    "matplotlib.figure",
 )
 """Modules that only the end of a run needs."""
 
@@ -77,6 +76,7 @@ def run_job(loaded: Loaded, kind: str, command: Sequence[str] | None = None) -> 
         The run directory.
 
     """
+    print_notes(loaded.notes)
     job, directory = placed(loaded.job, kind)
     interruption = InterruptionReport(job, directory)
     with interruption.reported():
@@ -98,7 +98,6 @@ def run_in(
     is a Ray of our own that is starting.
     """
     job, directory = run
-    _tell(loaded.notes)
     phases.begin("checking the model and the data")
     with ExitStack() as held:
         source, new = _opened(job, directory, held), not directory.begun
@@ -110,12 +109,13 @@ def run_in(
             settle(job, directory, source.manifest, loaded.resume)
         check_job(job)
         told, due = job, new or not is_done(job, directory)
+        plots = held.enter_context(closing(PlotService(command is not None))) if job.telemetry.plots else None
         if due:
             _fork_workers(job, service, interruption)
-            _tell(check_plugins(job))
+            print_notes(check_plugins(job))
             job = with_identity(job, directory, source, loaded.resume)
         if new:
-            _tell(check_model(job, source))
+            print_notes(check_model(job, source))
             check_end(job, source.folder)
         if due:
             require_secrets(job)
@@ -130,8 +130,8 @@ def run_in(
                 source.keep(directory)
                 record_start(directory, source, command, ray.nodes())
                 held.callback(record_devices, directory)
-                _train(job, directory, source, phases, service)
-        finish(job, directory, source, phases.begin)
+                _train(job, directory, source, phases, (service, plots))
+        finish(job, directory, source, phases.begin, plots)
     phases.end()
     print(f"run: {directory.path}")
 
@@ -144,24 +144,37 @@ def _fork_workers(job: Job, service: RayService | None, interruption: Interrupti
         service.fork_workers()
 
 
-def _train(job: Job, directory: RunDirectory, source: DataSource, phases: Phases, service: RayService | None) -> None:
-    """Train, and show it on the console."""
+def _train(
+    job: Job,
+    directory: RunDirectory,
+    source: DataSource,
+    phases: Phases,
+    processes: tuple[RayService | None, PlotService | None],
+) -> None:
+    """Train, and show it on the console; then the plots are begun."""
     print(f"run: {directory.path}", flush=True)
     phases.end()
     has_console = "console" in job.telemetry.sinks
     console = Console(job.rounds.update_rounds, rounds=has_console, began_s=phases.began_s)
     with closing(records(job, str(job.run.name), directory, source)) as stream:
-        watch(_with_the_rest(stream, service), console, advice(job, gpus_of(possible_nodes())))
+        watch(_with_the_rest(stream, *processes), console, advice(job, gpus_of(possible_nodes())))
+        _, plots = processes
+        if plots is not None:
+            plots.draw(directory.path)
     phases.begin("disconnecting from Ray")
 
 
-def _with_the_rest(stream: Iterator[dict[str, Any]], service: RayService | None) -> Iterator[dict[str, Any]]:
+def _with_the_rest(
+    stream: Iterator[dict[str, Any]], service: RayService | None, plots: PlotService | None
+) -> Iterator[dict[str, Any]]:
     """The records of a run; after its first round, what its start didn't wait for is loaded and started."""
     waits = True
     for record in stream:
         if record["kind"] == "round" and waits:
             waits = False
             _load_end()
+            if plots is not None:
+                plots.load()
             if service is not None:
                 service.start_rest()
         yield record
@@ -185,19 +198,19 @@ def _opened(job: Job, directory: RunDirectory, held: ExitStack) -> DataSource:
 
 
 def dry_run(loaded: Loaded, phases: Phases, service: RayService | None = None) -> None:
-    """Print the resolved job file, and run the checks of a start; a partial job file is checked as far as possible.
+    """Run the checks of a start; a partial job file is checked as far as possible.
 
     `service` is a Ray of our own that is starting.
     """
-    _tell(loaded.notes)
+    with uncollected():
+        from hypha_ray.driver.preflight.step_notes import step_notes
+
     job, where = loaded.job, ", ".join(loaded.files) or "the command line"
-    print(resolved_toml(job))
     phases.begin("checking the model and the data")
-    require_secrets(job)
-    check_places(job)
     check_job(job)
-    _tell(check_plugins(job))
+    print_notes(check_plugins(job))
     has_model, has_data = bool(job.model.repository or job.model.config or job.model.factory), job.dataset.given
+    case = None
     with ExitStack() as held:
         if has_data and is_served(job.dataset):
             held.enter_context(connected("dry-run"))
@@ -208,18 +221,19 @@ def dry_run(loaded: Loaded, phases: Phases, service: RayService | None = None) -
             require_complete(job)
             job = with_sample_tokens(with_classes(job, source.manifest), source.manifest)
             _hold_against_the_run(job, loaded.resume, source)
-            _tell(check_model(job, source))
+            case = case_of(job, source)
+            print_notes(check_case(case))
             check_end(job, source.folder)
         _check_upload(job)
         if job.rl.algorithm is not None:
             print(step_text(job.rl))
         parts = [part for part, there in (("model", has_model), ("dataset", has_data)) if not there]
-        _tell(f"{where}: the job has no {part}, so what depends on one isn't checked" for part in parts)
+        print_notes(f"{where}: the job has no {part}, so what depends on one isn't checked" for part in parts)
         phases.begin(f"{connecting()} Ray")
         held.enter_context(connected("dry-run", service=service))
-        _tell(advice(job, gpus_of(possible_nodes())))
-        if source is not None and has_model:
-            _tell(dry_run_notes(job, source, possible_nodes()))
+        print_notes(advice(job, gpus_of(possible_nodes())))
+        if case is not None:
+            print_notes(step_notes(case, possible_nodes()))
         speeds = UNKNOWN if source is None else speeds_of(job, source.manifest.shapes)
         for line in machine_lines(job, possible_nodes(), own_node(), speeds):
             print(line)
@@ -227,7 +241,7 @@ def dry_run(loaded: Loaded, phases: Phases, service: RayService | None = None) -
 
 
 def _hold_against_the_run(job: Job, resume: bool, source: DataSource) -> None:
-    """Refuse the name of another job's run, and to resume a run that doesn't exist."""
+    """Refuse the name of another job's run."""
     if job.run.name is None:
         return
     job = named(job, "")
@@ -235,13 +249,6 @@ def _hold_against_the_run(job: Job, resume: bool, source: DataSource) -> None:
     if directory.begun:
         compare(job, directory, source.manifest, resume)
         with_identity(job, directory, source, resume)
-    elif resume:
-        raise no_run(str(job.run.name), directory.path.parent)
-
-
-def _tell(notes: Iterable[str]) -> None:
-    for note in notes:
-        print(f"note: {note}", file=sys.stderr)
 
 
 def gpus_of(nodes: Iterable[NodeResources]) -> float:
@@ -280,12 +287,20 @@ def _silently(phase: str) -> None:
     """Say nothing of a phase."""
 
 
-def finish(job: Job, directory: RunDirectory, source: DataSource, begin: Callable[[str], None] = _silently) -> None:
+def finish(
+    job: Job,
+    directory: RunDirectory,
+    source: DataSource,
+    begin: Callable[[str], None] = _silently,
+    plots: PlotService | None = None,
+) -> None:
     """Save the trained model by transformers, and draw, upload and mirror what is to be.
 
-    `begin` takes each phase as it begins.
+    `begin` takes each phase as it begins; `plots` draws beside the rest; None: they are drawn here.
     """
     begin("saving the model")
+    if plots is not None:
+        plots.draw(directory.path)
     with uncollected():  # Loaded last, so that a resumed run goes on at once.
         from hypha_ray.store.mirroring.courier import deliver
         from hypha_ray.store.mirroring.mirror import Mirror
@@ -296,25 +311,14 @@ def finish(job: Job, directory: RunDirectory, source: DataSource, begin: Callabl
         _export_best(job, directory, source)
     if job.telemetry.plots:
         begin("drawing the plots")
-        draw_plots(directory.path)
+        print_notes(draw_plots(directory.path) if plots is None else plots.notes(directory.path))
     if job.checkpoint.push is not None:
         begin("uploading the model")
         _upload(job, directory)
     if job.checkpoint.mirror:
         begin("copying the run to its mirror")
         if problem := deliver(Mirror(job.checkpoint.mirror, directory.path)):
-            print(f"note: {problem}", file=sys.stderr)
-
-
-def draw_plots(run_directory: Path) -> None:
-    """Draw a finished run's plots; say so if they can't be drawn, because the model is there."""
-    with uncollected():
-        from hypha_ray.telemetry.plots import draw
-
-    try:
-        draw(run_directory)
-    except HyphaError as error:
-        _tell([f"the plots were not drawn: {error}"])
+            print_notes([problem])
 
 
 def _check_upload(job: Job) -> None:
@@ -322,7 +326,7 @@ def _check_upload(job: Job) -> None:
     if job.checkpoint.push is not None:
         from hypha_ray.driver.hub_upload import check_upload
 
-        _tell(check_upload(job.checkpoint.push))
+        print_notes(check_upload(job.checkpoint.push))
 
 
 def _upload(job: Job, directory: RunDirectory) -> None:
@@ -332,7 +336,7 @@ def _upload(job: Job, directory: RunDirectory) -> None:
     folders = [directory.path / name for name in ("model-best", "model")]
     folder = next(folder for folder in folders[not job.checkpoint.best :] if folder.is_dir())
     message = f"{folder.name} of run {job.run.name}"
-    _tell([upload(folder, str(job.checkpoint.push), message)])
+    print_notes([upload(folder, str(job.checkpoint.push), message)])
 
 
 def _export_best(job: Job, directory: RunDirectory, source: DataSource) -> None:
@@ -346,9 +350,9 @@ def _export_best(job: Job, directory: RunDirectory, source: DataSource) -> None:
     value = f"after round {best['round'] + 1}, with {evaluations.objective.name} {best[evaluations.objective.name]:.4g}"
     if best["round"] in rounds(directory.path):
         export_round(job, directory, source, best["round"], directory.path / "model-best")
-        _tell([f"model-best is the model {value}"])
+        print_notes([f"model-best is the model {value}"])
     else:
-        _tell([f"the best model was that {value}; its checkpoint isn't there, so there is no model-best"])
+        print_notes([f"the best model was that {value}; its checkpoint isn't there, so there is no model-best"])
 
 
 def export_round(
@@ -367,4 +371,4 @@ def export_round(
     try:
         write_cards(folder, job, source.manifest, directory, round)
     except OSError as error:  # The model is there, which a card only describes.
-        _tell([f"the model's card was not written: {error.strerror or error}"])
+        print_notes([f"the model's card was not written: {error.strerror or error}"])

@@ -48,6 +48,7 @@ def score_tasks(
 
     """
     check_harness()
+    manager = _known_tasks(tasks, further)
     from hypha_ray.model.environment import device_of
     from hypha_ray.model.generation import settle_generation
     from hypha_ray.model.loading.preprocess import load_preprocessor
@@ -59,12 +60,12 @@ def score_tasks(
         raise ConfigError("GEN002", "lm-eval scores language models", task.name, "causal-lm")
     tokenizer = tokenizer_of(load_preprocessor(Preprocessor(), None, Model(repository=str(folder))))
     settle_generation(network, tokenizer)
-    results = _evaluate(network.to(device_of("auto")), tokenizer, tasks, further, batch_size, seed)
+    results = _evaluate(network.to(device_of("auto")), tokenizer, tasks, manager, batch_size, seed)
     return type(network).__name__, dict(figures_of(results))
 
 
 def _evaluate(
-    network: Any, tokenizer: Any, tasks: Sequence[str], further: Path | None, batch_size: int, seed: int
+    network: Any, tokenizer: Any, tasks: Sequence[str], manager: Any, batch_size: int, seed: int
 ) -> dict[str, Any]:
     """Return what the harness calls its results: a table of figures for each task."""
     from hypha_ray.data.preparation.sources.hub.hub_errors import explain
@@ -75,7 +76,6 @@ def _evaluate(
         from lm_eval import simple_evaluate
         from lm_eval.models.huggingface import HFLM
 
-        manager = _task_manager(tasks, further)
         # Texts of a causal model are encoded without an end, which a few tokenizers add, and the harness would score.
         ends = tokenizer.encode("a")[-1:] == [tokenizer.eos_token_id]
         specials = {"add_bos_token": False} if ends else {}
@@ -90,6 +90,19 @@ def _evaluate(
             raise explained from error
     results: dict[str, Any] = found["results"]
     return results
+
+
+def _known_tasks(tasks: Sequence[str], further: Path | None) -> Any:
+    """Return the harness' list of tasks, which has these.
+
+    Raises:
+        ConfigError: EVL002 unknown task, EVL003 the list can't be made.
+
+    """
+    from hypha_ray.model.loading.configuration import errors_as
+
+    with errors_as(ConfigError, "EVL003", f"lm-eval can't run {' '.join(tasks)}"):
+        return _task_manager(tasks, further)
 
 
 def _task_manager(tasks: Sequence[str], further: Path | None) -> Any:

@@ -102,6 +102,17 @@ class Run:
             raise CheckpointError("CKPT006", what, fix="let it train until its first commit")
         return newest
 
+    def require_snapshot(self, round: int) -> None:
+        """Refuse a round, counted from 0, that has no snapshot.
+
+        Raises:
+            CheckpointError: STORE006, it has none.
+
+        """
+        from hypha_ray.store.snapshots import require_snapshot
+
+        require_snapshot(self.path, round)
+
     def export(self, folder: Path | None = None, round: int | None = None, compatible: int | None = None) -> Path:
         """Save the weights after a round for `from_pretrained`, and return the folder.
 
@@ -114,11 +125,13 @@ class Run:
             CheckpointError: the round has no snapshot that is as it was written.
 
         """
+        number = self.newest_snapshot if round is None else round
+        self.require_snapshot(number)
         from hypha_ray.driver.datasets.data_source import kept
+
+        source = kept(self.job.dataset, self._directory)
         from hypha_ray.driver.launch import export_round
 
-        number = self.newest_snapshot if round is None else round
-        source = kept(self.job.dataset, self._directory)
         export_round(self.job, self._directory, source, number, folder or self.model, compatible)
         return folder or self.model
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 
 from hypha_ray.config import Job
-from hypha_ray.config.compare import Difference, differences
+from hypha_ray.config.cli.streams import print_notes
+from hypha_ray.config.compare import Difference, differences, refuse_changes
 from hypha_ray.config.folders import with_absolute_folders
 from hypha_ray.config.load import load, resolved_toml
 from hypha_ray.data.manifest import Manifest
 from hypha_ray.data.run_dataset import DATASET, RunDataset, described
 from hypha_ray.driver.datasets.data_source import DataSource
-from hypha_ray.errors import CheckpointError, ConfigError
+from hypha_ray.errors import CheckpointError
 from hypha_ray.model.identity import IDENTITY, changes, folder_hash, identity_of, is_replaceable, other, pinned
 from hypha_ray.scheduler.rounds.patience import Patience
 from hypha_ray.store.commits import CommitLog
@@ -69,7 +69,7 @@ def with_identity(job: Job, directory: RunDirectory, source: DataSource, resume:
     refused = [key for key in changed if not (resume and is_replaceable(key))]
     if refused:
         raise other(refused)
-    _tell([f"{key} has changed; it is taken as it is here" for key in changed])
+    print_notes([f"{key} has changed; it is taken as it is here" for key in changed])
     return job.beginning_with({**known, **here})
 
 
@@ -98,10 +98,10 @@ def compare(job: Job, directory: RunDirectory, manifest: Manifest, resume: bool)
     known = RunDataset.parse(read_json(directory.path / DATASET)).sha256
     changed = differences(job, load(["@", str(directory.config)]).job)
     if not resume:
-        _require_none(changed, job)
+        refuse_changes(changed, job)
     _require_same_training(changed, directory, None if known is None else known == manifest.identity, manifest.name)
-    _tell([f"{change}; it is taken as it is here" for change in changed])
-    _tell([f"run {directory.path.name} {standing(job, directory)}"])
+    print_notes([f"{change}; it is taken as it is here" for change in changed])
+    print_notes([f"run {directory.path.name} {standing(job, directory)}"])
 
 
 def is_done(job: Job, directory: RunDirectory) -> bool:
@@ -148,13 +148,6 @@ def standing(job: Job, directory: RunDirectory) -> str:
     return f"has {counted(done, 'round')} of {wanted}, but no usable checkpoint"
 
 
-def _require_none(changed: Sequence[Difference], job: Job) -> None:
-    if changed:
-        what = f"run.name: there is a run {job.run.name!r} in {job.run.dir}, by another job: {changed[0]}"
-        fix = "choose another run.name, or give --resume to go on with the run as it is told here"
-        raise ConfigError("RUN001", what, fix=fix)
-
-
 def _require_same_training(
     changed: Sequence[Difference], directory: RunDirectory, same_data: bool | None, dataset: str
 ) -> None:
@@ -166,8 +159,3 @@ def _require_same_training(
     if same_data is False:
         what = f"run {directory.path.name} is another training: dataset {dataset!r} has other samples now"
         raise CheckpointError("CKPT004", what, fix="choose another run.name, or restore the dataset")
-
-
-def _tell(notes: Sequence[str]) -> None:
-    for note in notes:
-        print(f"note: {note}", file=sys.stderr)

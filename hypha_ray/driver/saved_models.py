@@ -1,6 +1,8 @@
 """Search for the saved model that a command line means: a folder, or a run by its name or directory.
 
-Job scripts import this to parse their command line, so heavy modules are imported late.
+    find_model ──► ModelSource ──(libraries are loaded)──► ModelSource.opened
+
+Job scripts import this to parse their command line, so heavy modules are imported late: to find a model takes none.
 """
 
 from __future__ import annotations
@@ -8,17 +10,49 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hypha_ray.errors import ConfigError
+from hypha_ray.model.loading.folders import local_folder, read_config
 from hypha_ray.store.directory import RunDirectory
 
-_CONFIGURATIONS = ("config.json", "adapter_config.json")
+if TYPE_CHECKING:
+    from hypha_ray.driver.run import Run
+
+_ADAPTER = "adapter_config.json"
 
 
-@contextmanager
-def saved_model(wanted: str, round: int | None = None) -> Iterator[Path]:
-    """Yield the folder of a model; that of a run's snapshot is there until the context ends.
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model that is there: a folder, or a snapshot of a run.
+
+    `folder` is None for a snapshot, which `run` and `round` tell.
+    """
+
+    folder: Path | None
+    run: Run | None = None
+    round: int | None = None
+
+    @contextmanager
+    def opened(self) -> Iterator[Path]:
+        """Yield the folder of the model; that of a snapshot is there until the context ends.
+
+        Raises:
+            HyphaError: the snapshot can't be saved as a model.
+
+        """
+        if self.folder is not None:
+            yield self.folder
+            return
+        assert self.run is not None
+        with tempfile.TemporaryDirectory() as scratch:
+            yield self.run.export(Path(scratch, "model"), self.round)
+
+
+def find_model(wanted: str, round: int | None = None) -> ModelSource:
+    """Find a model.
 
     Args:
         wanted: folder from `save_pretrained` or PEFT, or a run by its name or directory.
@@ -30,28 +64,32 @@ def saved_model(wanted: str, round: int | None = None) -> Iterator[Path]:
 
     """
     folder = Path(wanted).expanduser()
-    if any((folder / name).is_file() for name in _CONFIGURATIONS):
+    if any((folder / name).is_file() for name in ("config.json", _ADAPTER)):
         if round is not None:
             fix = "leave --round out, or give the run"
             raise ConfigError("CFG011", "--round and the folder of a model exclude each other", fix=fix)
-        yield folder
-        return
+        return ModelSource(folder)
     from hypha_ray.driver.run import Run
 
     run = Run(wanted)
     if round is None and run.model.is_dir():
-        yield run.model
-        return
-    with tempfile.TemporaryDirectory() as scratch:
-        yield run.export(Path(scratch, "model"), round)
+        return ModelSource(run.model)
+    if round is not None:
+        run.require_snapshot(round)
+    return ModelSource(None, run, run.newest_snapshot if round is None else round)
 
 
-@contextmanager
-def saved_model_or_folder(wanted: str) -> Iterator[Path]:
-    """Yield the folder of a model, as `saved_model` does, or a path as it is if it leads to no run."""
+def find_model_or_folder(wanted: str) -> ModelSource:
+    """Find a model as `find_model` does; a path that leads to no run has to be the folder of a model.
+
+    Raises:
+        HyphaError: there is no such folder or run, or no configuration in the folder.
+
+    """
     folder = Path(wanted).expanduser()
-    if "/" in wanted and not RunDirectory(folder).begun:
-        yield folder
-        return
-    with saved_model(wanted) as found:
-        yield found
+    if "/" not in wanted or RunDirectory(folder).begun:
+        return find_model(wanted)
+    local_folder(str(folder.absolute()))
+    if not (folder / _ADAPTER).is_file():
+        read_config(folder)
+    return ModelSource(folder)

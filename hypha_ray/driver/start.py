@@ -11,12 +11,14 @@ from contextlib import ExitStack, closing
 
 from hypha_ray.config import Job
 from hypha_ray.config.cli.phases import Phases
-from hypha_ray.config.load import Loaded
+from hypha_ray.config.cli.streams import print_notes
+from hypha_ray.config.load import Loaded, require_secrets, resolved_toml
+from hypha_ray.driver.folders import check_places
 from hypha_ray.driver.interruption import interruption_of_command
 from hypha_ray.driver.local_ray.service import RayService
 from hypha_ray.driver.naming import placed
 from hypha_ray.driver.own_command import own_command
-from hypha_ray.store.directory import RunDirectory
+from hypha_ray.store.directory import RunDirectory, runs
 
 
 def start(loaded: Loaded, kind: str) -> None:
@@ -28,23 +30,42 @@ def start(loaded: Loaded, kind: str) -> None:
 
     """
     phases = Phases()
+    print_notes(loaded.notes)
     if loaded.dry_run:
-        with ExitStack() as held:
-            service = held.enter_context(closing(RayService(forks=False))) if _starts_ray() else None
-            phases.begin("loading libraries")
-            from hypha_ray.driver.launch import dry_run
-
-            dry_run(loaded, phases, service)
+        _dry_run(loaded, phases)
         return
     job, directory = placed(loaded.job, kind)
     interruption = interruption_of_command(job, directory, has_name=loaded.job.run.name is not None)
     with ExitStack() as held, interruption.reported():
+        phases.begin("checking the settings")
+        from hypha_ray.driver.preflight.settings import check_early
+
+        check_early(job, directory, loaded.resume)
         phases.begin("loading libraries")
         service = held.enter_context(closing(RayService())) if _needs_own_ray(job, directory) else None
         with interruption.ending_at_once():
             from hypha_ray.driver.launch import run_in
 
         run_in(loaded, (job, directory), phases, interruption, own_command(), service)
+
+
+def _dry_run(loaded: Loaded, phases: Phases) -> None:
+    """Print the resolved job file, and run the checks of a start."""
+    job = loaded.job
+    print(resolved_toml(job))
+    phases.begin("checking the settings")
+    from hypha_ray.driver.preflight.settings import check_early
+
+    require_secrets(job)
+    check_places(job)
+    directory = None if job.run.name is None else RunDirectory(runs(job.run.dir) / job.run.name)
+    check_early(job, directory, loaded.resume)
+    with ExitStack() as held:
+        service = held.enter_context(closing(RayService(forks=False))) if _starts_ray() else None
+        phases.begin("loading libraries")
+        from hypha_ray.driver.launch import dry_run
+
+        dry_run(loaded, phases, service)
 
 
 def _needs_own_ray(job: Job, directory: RunDirectory) -> bool:

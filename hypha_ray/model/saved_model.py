@@ -22,7 +22,7 @@ from hypha_ray.model.generation import settle_generation
 from hypha_ray.model.layout import layout_of, load
 from hypha_ray.model.loading.adapters import TASK, base_of
 from hypha_ray.model.loading.build import build_model, infer_task, task_of
-from hypha_ray.model.loading.configuration import read_config
+from hypha_ray.model.loading.folders import read_config
 from hypha_ray.model.loading.hub import fetch
 from hypha_ray.model.loading.preprocess import load_special_tokens
 from hypha_ray.model.loading.weights import meta_tensors

@@ -108,13 +108,31 @@ def load_snapshot(directory: Path, round: int) -> Snapshot:
     try:
         return read_snapshot(directory, round)
     except CheckpointError as error:
-        good = newest_good(directory)
-        fix = "start anew, there is no good checkpoint" if good is None else f"newest good checkpoint: round {good + 1}"
-        what, allowed = f"{error.what}, in {directory}", error.allowed
-        if error.code == MISSING and good is not None:
-            allowed = f"{rounds_text(rounds(directory))}, which have one"
-            fix += "; more are kept by a larger checkpoint.keep"
-        raise CheckpointError(error.code, what, error.got, allowed, fix) from error
+        raise _advised(error, directory) from error
+
+
+def require_snapshot(directory: Path, round: int) -> None:
+    """Refuse a round without a snapshot, as `load_snapshot` does; the files of one that is there aren't read.
+
+    Raises:
+        CheckpointError: it is missing.
+
+    """
+    try:
+        _require_folder(snapshot_path(directory, round), round)
+    except CheckpointError as error:
+        raise _advised(error, directory) from error
+
+
+def _advised(error: CheckpointError, directory: Path) -> CheckpointError:
+    """Return an error that names the newest good snapshot besides."""
+    good = newest_good(directory)
+    fix = "start anew, there is no good checkpoint" if good is None else f"newest good checkpoint: round {good + 1}"
+    what, allowed = f"{error.what}, in {directory}", error.allowed
+    if error.code == MISSING and good is not None:
+        allowed = f"{rounds_text(rounds(directory))}, which have one"
+        fix += "; more are kept by a larger checkpoint.keep"
+    return CheckpointError(error.code, what, error.got, allowed, fix)
 
 
 def read_snapshot(directory: Path, round: int) -> Snapshot:
@@ -200,10 +218,14 @@ def _verified(path: Path, round: int) -> dict[str, Any]:
     return record
 
 
-def _record(path: Path, round: int) -> dict[str, Any]:
-    """Read and check ``state.json``."""
+def _require_folder(path: Path, round: int) -> None:
     if not path.is_dir():
         raise CheckpointError(MISSING, f"there is no checkpoint of round {round + 1}")
+
+
+def _record(path: Path, round: int) -> dict[str, Any]:
+    """Read and check ``state.json``."""
+    _require_folder(path, round)
     try:
         record = unsealed((path / _STATE).read_bytes())
         newer, whole = record["format"] > FORMAT, {_MODEL, _OUTER} <= record["sha256"].keys()

@@ -157,7 +157,8 @@ def _place_panels(canvas: FigureCanvasAgg) -> None:
 
     A layout engine measures every text twice before it is drawn, which takes as long as all the rest.
     """
-    figure, renderer = canvas.figure, canvas.get_renderer()
+    figure = canvas.figure
+    renderer = canvas.get_renderer()  # type: ignore[no-untyped-call]
     width, height = figure.get_size_inches()
     beside = [LEGEND_GAP_IN]
     for axes in figure.axes:

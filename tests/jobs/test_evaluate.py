@@ -204,6 +204,7 @@ def test_evaluate_refuses_a_dataset_whose_numbers_are_other_tokens(evaluate: Run
     for folder, words in (("model", {"a": 0, "b": 1}), ("swapped/tokenizer", {"b": 0, "a": 1})):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "tokenizer.json").write_text(json.dumps({"added_tokens": [], "model": {"vocab": words}}))
+    (tmp_path / "model" / "config.json").write_text("{}")
     made_by = PreprocessorInfo("words", folder="tokenizer", vocab_size=2)
     load(text).model_copy(update={"preprocessor": made_by}).save(tmp_path / "swapped")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
@@ -23,6 +24,12 @@ def endure() -> None:
         sys.stdout = _enduring(sys.stdout, 1)
     if sys.stderr is sys.__stderr__:
         sys.stderr = _enduring(sys.stderr, 2)
+
+
+def print_notes(notes: Iterable[str]) -> None:
+    """Print notes for the user on standard error."""
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
 
 
 def unwritten() -> str:

@@ -21,6 +21,9 @@ from hypha_ray.model.loading.hub import fetch
 
 Tokens: TypeAlias = npt.NDArray[np.int32]
 
+PLAIN = ("byte", "characters")
+"""Tokenizers of our own, which need no files."""
+
 FOLDER = "tokenizer"
 """Name of the tokenizer's folder beside the slices; the tokenizer is exported with the trained model."""
 
@@ -188,9 +191,9 @@ def load_tokenizer(name: str, revision: str | None = None) -> Any:
         HyphaError: it can't be loaded.
 
     """
+    folder = fetch(name, revision, token=None)
     from transformers import AutoTokenizer
 
-    folder = fetch(name, revision, token=None)
     try:
         return AutoTokenizer.from_pretrained(folder)
     except Exception as error:  # Tokenizers raise anything from KeyError to the exceptions of their Rust code.
@@ -211,7 +214,7 @@ def tokenizer_of(options: Options, texts: Iterable[str]) -> Any:
         HyphaError: tokenizer or template can't be loaded or used.
 
     """
-    template = None if options.chat_template is None else _template(options.chat_template)
+    template = None if options.chat_template is None else read_template(options.chat_template)
     if options.tokenizer == "byte":
         tokenizer = byte_tokenizer()
     elif options.tokenizer == "characters":
@@ -227,7 +230,13 @@ def tokenizer_of(options: Options, texts: Iterable[str]) -> Any:
     return tokenizer
 
 
-def _template(path: Path) -> str:
+def read_template(path: Path) -> str:
+    """The text of a chat template.
+
+    Raises:
+        ConfigError: PREP009, the file can't be read.
+
+    """
     try:
         return path.expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -11,15 +11,18 @@ from contextlib import ExitStack
 
 from hypha_ray.data.index import modality_of
 from hypha_ray.data.manifest import Manifest
+from hypha_ray.data.preparation.encoders import PLAIN, read_template
 from hypha_ray.data.preparation.kinds.kind import Kind
 from hypha_ray.data.preparation.kinds.own import own_kind
 from hypha_ray.data.preparation.made_by import made_by
-from hypha_ray.data.preparation.options import Options
+from hypha_ray.data.preparation.options import GENERATED, Options
 from hypha_ray.data.preparation.slice_writer import Report, SliceWriter
+from hypha_ray.data.preparation.sources.documents import require_source
 from hypha_ray.data.preparation.staging import staged
 from hypha_ray.data.preparation.upload import uploaded
 from hypha_ray.data.provenance import Account, readable
 from hypha_ray.data.storage.url_folder import is_url, name_of
+from hypha_ray.model.loading.folders import local_folder
 from hypha_ray.plugins import find, is_built_in
 from hypha_ray.types import SLICES_PER_PART
 
@@ -39,6 +42,8 @@ def prepare(options: Options, report: Report, date: str | None = None) -> Manife
 
     """
     options.check()
+    if is_built_in("dataset_kinds", options.kind_name):
+        _check_files(options)
     kind = _kind(options.kind_name)
     account, part = Account(kind.used), options.numbered_part
     first = 0 if part is None else part[0] * SLICES_PER_PART
@@ -65,6 +70,17 @@ def prepare(options: Options, report: Report, date: str | None = None) -> Manife
         )
         manifest.save(folder)
     return manifest
+
+
+def _check_files(options: Options) -> None:
+    """Refuse files and folders that aren't there, before libraries are loaded or anything is read."""
+    if options.source not in ("stdlib", "digits") and not options.source.startswith(GENERATED):
+        require_source(options.source)
+    for repository in (options.tokenizer, options.preprocessor):
+        if repository is not None and repository not in PLAIN:
+            local_folder(repository)
+    if options.chat_template is not None:
+        read_template(options.chat_template)
 
 
 def _kind(name: str) -> Kind:

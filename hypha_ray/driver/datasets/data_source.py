@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,10 +16,11 @@ from ray.exceptions import RayError
 
 from hypha_ray.config.tables.dataset import Dataset
 from hypha_ray.config.value_types import CLUSTER
-from hypha_ray.data.catalogue import load, local_names, locate
+from hypha_ray.data.catalogue import is_served, load, locate
 from hypha_ray.data.manifest import MANIFEST, Manifest, parse_manifest
 from hypha_ray.data.mixture import mixed, require_one_vocabulary, whole
 from hypha_ray.data.preprocessor_files import preprocessor_files, same_tokens, write_files
+from hypha_ray.data.run_dataset import COPY
 from hypha_ray.data.slices import Arrays, read_slice
 from hypha_ray.data.storage.files import Place, files_at
 from hypha_ray.data.storage.url_folder import is_url
@@ -30,9 +30,6 @@ from hypha_ray.modes import make_tree_private
 from hypha_ray.scheduler.runtime.slices.data_nodes import Replica, replicas_of
 from hypha_ray.store.directory import RunDirectory
 from hypha_ray.types import SLICES_PER_DATASET, SliceInfo, dataset_of
-
-COPY = "dataset"
-"""Folder in a run directory with manifest and tokenizer of a dataset that isn't on the driver's machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +68,6 @@ def in_folder(folder: Path, manifest: Manifest | None = None) -> DataSource:
     """
     known = load(folder) if manifest is None else manifest
     return DataSource(known, folder, (Place(str(folder)),), lambda info: read_slice(folder, info, known))
-
-
-def is_served(dataset: Dataset) -> bool:
-    """Whether data nodes of a cluster have to be asked: the dataset, or a part, has a name that no folder has."""
-    names = [part.name for part in dataset.parts if part.path is None and part.name is not None]
-    return bool(os.environ.get("RAY_ADDRESS")) and not set(names) <= local_names()
-
-
-def meant_by(text: str) -> Dataset:
-    """The dataset that a command line means: a folder if there is one, or else a name if there may be one of it."""
-    named = Dataset(name=text)
-    is_name = "/" not in text and not Path(text).exists()
-    return named if is_name and (text in local_names() or is_served(named)) else Dataset(path=text)
 
 
 @contextmanager

@@ -47,19 +47,26 @@ def fork_server(listener: socket.socket, driver: int) -> int | None:
         Process id of the server; None if this process can't be forked safely: it has threads, or uses a GPU.
 
     """
-    if any(thread.name not in ("MainThread", "heartbeat") for thread in threading.enumerate()):
-        return None
-    if uses_gpu(Path("/proc/self/fd")):
+    if not is_forkable():
         return None
     sys.stdout.flush()
     sys.stderr.flush()
     if pid := os.fork():
         return pid
     try:
-        _close_all_but({0, 1, 2, listener.fileno(), driver})
+        close_all_but({0, 1, 2, listener.fileno(), driver})
         _serve(listener, driver)
     finally:
         os._exit(1)
+
+
+def is_forkable() -> bool:
+    """Whether a fork of this process can work: it has no threads besides its heartbeat, and uses no GPU."""
+    if sys.platform != "linux":
+        return False
+    if any(thread.name not in ("MainThread", "heartbeat") for thread in threading.enumerate()):
+        return False
+    return not uses_gpu(Path("/proc/self/fd"))
 
 
 def uses_gpu(descriptors: Path) -> bool:
@@ -71,7 +78,7 @@ def uses_gpu(descriptors: Path) -> bool:
     return False
 
 
-def _close_all_but(kept: set[int]) -> None:
+def close_all_but(kept: set[int]) -> None:
     """Close what the driver has open, such as its locks, which are held as long as any fork has them open."""
     for descriptor in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
         if descriptor not in kept:

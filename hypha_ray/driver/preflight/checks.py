@@ -7,7 +7,6 @@ Cheap checks come first. Checks of the model use its skeleton on the meta device
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,14 +14,12 @@ from hypha_ray.config import Job
 from hypha_ray.config.plugin_uses import check_options, plugin_uses
 from hypha_ray.config.tables.rewards import JUDGE, MODEL
 from hypha_ray.driver.datasets.data_source import DataSource
+from hypha_ray.driver.preflight.settings import check_settings
 from hypha_ray.errors import ConfigError
 from hypha_ray.families import ADVANTAGES, REWARDS
 from hypha_ray.heavy_imports import uncollected
-from hypha_ray.market.requirements import NodeResources
-from hypha_ray.optim.schedules import check_schedule, inner_steps
 from hypha_ray.plugins import attempt, look_beside_the_job
 from hypha_ray.telemetry.sinks.base import check_built_in
-from hypha_ray.worker.bridged.endpoint import check as check_door
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,9 +39,7 @@ def check_job(job: Job) -> None:
         from hypha_ray.model.loading.quantized import check_quantization
 
         check_quantization()
-    check_schedule(job.inner_optimizer, inner_steps(job))
-    check_door(job)
-    check_devices(job)
+    check_settings(job)
     if job.inner_optimizer.name not in ("adamw", "muon", "sgd"):
         from hypha_ray.optim.optimizers import EIGHT_BITS, check_eight_bits, optimizer_class
 
@@ -103,38 +98,6 @@ def check_rewards(job: Job) -> list[str]:
     return check_reward_model(job.rl.reward, job.model)
 
 
-def check_devices(job: Job) -> None:
-    """Refuse GPUs and processes that a worker wouldn't use, and a device that it couldn't see.
-
-    Ray shows a worker only the GPUs that it reserves. An external trainer isn't limited by Ray.
-
-    Raises:
-        ConfigError: CFG003 too many or too few of them, CFG011 no GPU.
-
-    """
-    old = "resources.min_gpus" if job.resources.min_gpus else "resources.worker.gpu"
-    for number, group in enumerate(job.worker_groups):
-        if group.bridged:
-            continue
-        key = f"workers.{number}.gpu" if job.workers else old
-        _check_processes(job, key, group.gpu, job.processes_in(group))
-        if job.worker.device == "cuda" and not group.gpu:
-            fix = "reserve a GPU or a part of one, or leave worker.device at auto"
-            raise ConfigError("CFG011", f'worker.device = "cuda" and {key} = 0 exclude each other', fix=fix)
-
-
-def _check_processes(job: Job, key: str, gpus: float, processes: int) -> None:
-    """Refuse processes of a worker that have not one GPU each or no sample; those of an island may share GPUs."""
-    trains = job.rl.algorithm is None
-    if gpus != processes and (gpus > 1 or (trains and gpus and processes > 1)):
-        other, fix = ("worker.processes", "leave it out") if trains else ("rl.model_workers", "set it to the GPUs")
-        what = f"{key}: a process of a worker uses one GPU, and {other} is {processes}"
-        raise ConfigError("CFG003", what, f"{gpus:g}", f"{processes}", fix)
-    if trains and processes > (most := job.rounds.max_batch_size):
-        what = f"rounds.max_batch_size: the {processes} processes of a worker share each batch"
-        raise ConfigError("CFG003", what, str(most), f"{processes} or more", "raise it, or have fewer processes")
-
-
 def check_end(job: Job, dataset: Path) -> None:
     """Load all that saves the model at the end, and its tokenizer, so that a missing part is found before the start.
 
@@ -166,17 +129,22 @@ def check_model(job: Job, source: DataSource) -> list[str]:
         HyphaError: what is wrong with the model, its weights, or the dataset for it.
 
     """
+    return check_case(case_of(job, source))
+
+
+def case_of(job: Job, source: DataSource) -> Case:
+    """Build the skeleton of a job's model, for `check_case` and for notes on a worker's step.
+
+    Raises:
+        HyphaError: the model can't be built as configured, or a task of another kind is trained on the dataset.
+
+    """
     if job.rl.algorithm is None:
         source.manifest.refuse_prompts()
     with uncollected():  # Loading torch takes seconds.
-        from hypha_ray.driver.preflight.compatibility import CHECKS, Case, compare_tokens
-        from hypha_ray.driver.preflight.fused_loss import check_fused_loss
-        from hypha_ray.driver.preflight.muon_note import muon_notes
-        from hypha_ray.driver.preflight.sharding import check_sharding
-        from hypha_ray.driver.preflight.token_notes import token_notes
-        from hypha_ray.model.loading.build import compare_weights, describe
+        from hypha_ray.driver.preflight.compatibility import Case
+        from hypha_ray.model.loading.build import describe
         from hypha_ray.model.loading.factory import check_factory
-        from hypha_ray.model.lora import has_adapter, needs_whole
         from hypha_ray.model.tasks.table import find_task, require_trainable
         from hypha_ray.model.trained import exported, sketch_trained
 
@@ -186,38 +154,34 @@ def check_model(job: Job, source: DataSource) -> list[str]:
     network = exported(sketch_trained(job))
     if job.model.factory is not None:
         check_factory(job.model, network)
-    case = Case(job, source, network, task, describe(network, task))
+    return Case(job, source, network, task, describe(network, task))
+
+
+def check_case(case: Case) -> list[str]:
+    """Check a job's model as `check_model` does; returns notes."""
+    with uncollected():
+        from hypha_ray.driver.preflight.compatibility import CHECKS, compare_tokens
+        from hypha_ray.driver.preflight.fused_loss import check_fused_loss
+        from hypha_ray.driver.preflight.muon_note import muon_notes
+        from hypha_ray.driver.preflight.sharding import check_sharding
+        from hypha_ray.driver.preflight.token_notes import token_notes
+        from hypha_ray.model.loading.build import compare_weights
+        from hypha_ray.model.lora import has_adapter, needs_whole
+
     for check in CHECKS:
         check(case)
+    model = case.job.model
     # For a repository of the hub, the nodes that fetch it report that.
-    notes = compare_weights(job.model, whole=needs_whole(job.model))
+    notes = compare_weights(model, whole=needs_whole(model))
     notes.extend(compare_tokens(case))
     notes.extend(token_notes(case))
     notes.extend(muon_notes(case))
-    if has_adapter(job.model):
-        notes.extend(_check_adapter(job, network))
+    if has_adapter(model):
+        notes.extend(_check_adapter(case.job, case.network))
     notes.extend(_try(case))
     check_sharding(case)
     check_fused_loss(case)
     return notes
-
-
-def dry_run_notes(job: Job, source: DataSource, nodes: Sequence[NodeResources]) -> list[str]:
-    """Return notes about the settings and the memory of workers' steps on the nodes of the cluster.
-
-    Raises:
-        HyphaError: what is wrong with the model.
-
-    """
-    with uncollected():
-        from hypha_ray.driver.preflight.compatibility import Case
-        from hypha_ray.driver.preflight.step_notes import step_notes
-        from hypha_ray.model.loading.build import describe
-        from hypha_ray.model.tasks.table import find_task
-        from hypha_ray.model.trained import exported, sketch_trained
-
-    task, network = find_task(job.model.type, job.model.input_names), exported(sketch_trained(job))
-    return step_notes(Case(job, source, network, task, describe(network, task)), nodes)
 
 
 def _try(case: Case) -> list[str]:

@@ -18,8 +18,9 @@ from hypha_ray.errors import CheckpointError, ConfigError
 from hypha_ray.heavy_imports import uncollected
 from hypha_ray.model.checks.positions import max_positions
 from hypha_ray.model.loading.adapters import base_of
-from hypha_ray.model.loading.configuration import auto_class, configuration_of, errors_as, read_config, sets_labels
+from hypha_ray.model.loading.configuration import auto_class, configuration_of, errors_as, sets_labels
 from hypha_ray.model.loading.factory import built_by_factory
+from hypha_ray.model.loading.folders import read_config
 from hypha_ray.model.loading.hub import remote_code_allowed
 from hypha_ray.model.loading.quantized import fingerprint, loading_options
 from hypha_ray.model.loading.weights import LoadingReport, is_whole, meta_tensors, quiet, require_fit, simulate_loading

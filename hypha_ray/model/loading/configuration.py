@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
 import re
 import sys
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from hypha_ray.config.keys import BESIDE_REPOSITORY, LABELS, TOKENS
 from hypha_ray.config.schema import Model
 from hypha_ray.errors import AuthenticationError, CapacityError, CheckpointError, ConfigError, HyphaError
 from hypha_ray.model.loading.adapters import base_of
+from hypha_ray.model.loading.folders import read_config
 from hypha_ray.model.loading.hub import REMOTE_CODE_VARIABLE, fetch, remote_code_allowed
 from hypha_ray.model.loading.weights import refuse_adapter
 from hypha_ray.model.tasks.table import TASKS, UNTRAINABLE
@@ -142,23 +142,6 @@ def _dtype(name: object) -> torch.dtype:
         raise ConfigError("MODEL004", "model.config.dtype is unknown", repr(name), ", ".join(DTYPES))
     found: torch.dtype = getattr(torch, str(name))
     return found
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """Read the `config.json` of a folder.
-
-    Raises:
-        CheckpointError: the file is missing or damaged.
-
-    """
-    file = folder / "config.json"
-    try:
-        settings = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError("MODEL005", f"{file} can't be read", str(error), "a folder with a saved model") from None
-    if not isinstance(settings, dict):
-        raise CheckpointError("MODEL005", f"{file} is no model configuration", type(settings).__name__, "an object")
-    return settings
 
 
 def auto_class(task: Task) -> Any:

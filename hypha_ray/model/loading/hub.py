@@ -16,6 +16,7 @@ from huggingface_hub import constants, errors, snapshot_download
 from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of httpx or httpx2, by its version
 
 from hypha_ray.errors import AuthenticationError, CheckpointError, ConfigError, HubError, first_line
+from hypha_ray.model.loading.folders import local_folder
 
 REMOTE_CODE_VARIABLE: Final = "HYPHA_RAY_ALLOW_REMOTE_CODE"
 """Environment variable that allows code of repositories on a node."""
@@ -45,7 +46,7 @@ def fetch(
         CheckpointError: the repository has no safetensors weights.
 
     """
-    folder = _local(repository)
+    folder = local_folder(repository)
     if folder is None:
         patterns = _SETTINGS + (_WEIGHTS if weights else []) + (_CODE if code else [])
         folder = _download(repository, revision, token, patterns)
@@ -63,21 +64,6 @@ def fetch(
 def remote_code_allowed(trust_remote_code: bool) -> bool:
     """Return whether code of a repository may run: the job asks for it, and this node allows it."""
     return trust_remote_code and os.environ.get(REMOTE_CODE_VARIABLE) == "1"
-
-
-def _local(repository: str) -> Path | None:
-    """Return the folder of a local repository; None for a hub id."""
-    path = Path(repository).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists() or repository.startswith(("/", "./", "../", "~")):
-        raise ConfigError(
-            "HUB001",
-            "model repository is not a folder" if path.exists() else "model folder doesn't exist",
-            str(path),
-            fix="give a folder that save_pretrained() wrote, or a hub id such as owner/name",
-        )
-    return None
 
 
 def _download(repository: str, revision: str | None, token: str | None, patterns: list[str]) -> Path:

@@ -19,7 +19,8 @@ from hypha_ray.errors import ConfigError
 from hypha_ray.model.checks.copy_check import check_on_copy
 from hypha_ray.model.checks.positions import max_positions
 from hypha_ray.model.loading.build import build_model, compare_weights, random_model, skeleton
-from hypha_ray.model.loading.configuration import DTYPES, read_config
+from hypha_ray.model.loading.configuration import DTYPES
+from hypha_ray.model.loading.folders import read_config
 from hypha_ray.model.loading.hub import fetch, remote_code_allowed
 from hypha_ray.model.tasks.table import find_task
 from hypha_ray.rl.reward_model.inputs import ModelInputs, Tokens, load_tokenizer, unfit

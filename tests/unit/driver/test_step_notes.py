@@ -11,7 +11,8 @@ import pytest
 from hypha_ray.config import Job
 from hypha_ray.driver.datasets.classes import with_sample_tokens
 from hypha_ray.driver.datasets.data_source import in_folder
-from hypha_ray.driver.preflight.checks import dry_run_notes
+from hypha_ray.driver.preflight.checks import case_of
+from hypha_ray.driver.preflight.step_notes import step_notes
 from hypha_ray.market.requirements import RAY_LABEL, NodeResources
 from tests.unit.driver.test_scoring import dataset
 
@@ -28,7 +29,8 @@ def notes(folder: Path, labels: list[str], **tables: dict[str, Any]) -> list[str
     job = Job.model_validate({"model": {"config": LLAMA}, "rounds": rounds, **tables})
     amounts = {"CPU": 8.0, "GPU": 1.0}
     nodes = [NodeResources("at", amounts, amounts, {RAY_LABEL: label} if label else {}) for label in labels]
-    return dry_run_notes(with_sample_tokens(job, manifest), in_folder(path, manifest), nodes)
+    case = case_of(with_sample_tokens(job, manifest), in_folder(path, manifest))
+    return step_notes(case, nodes)
 
 
 def memory(lines: list[str]) -> list[str]:

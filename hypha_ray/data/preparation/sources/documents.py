@@ -90,22 +90,51 @@ def read(options: Options, reader: Reader[T], account: Account) -> Iterable[T]:
         return _file(path, reader, account, alone=True)
     if set(source) & set("*?["):
         return _files(_matches(path), Path(), options, reader, account)
-    if kind_of(path) in JSON | CSV | _HUB_FILES | {".txt"} or not _HUB_NAME.fullmatch(source):
-        raise DataError("DATA030", f"there is no file or folder {source}", fix=_near(path))
+    _require_hub_name(source, path)
     return _hub(source, options, reader, account)
 
 
+def require_source(source: str) -> None:
+    """Refuse a path or pattern that leads to no file, before anything is loaded; a hub is asked later.
+
+    Raises:
+        DataError: DATA030, there is no such source.
+
+    """
+    path = Path(source).expanduser()
+    if path.exists():
+        return
+    if set(source) & set("*?["):
+        _require_match(path, next(_matching(path), None))
+    else:
+        _require_hub_name(source, path)
+
+
+def _require_hub_name(source: str, path: Path) -> None:
+    if kind_of(path) in JSON | CSV | _HUB_FILES | {".txt"} or not _HUB_NAME.fullmatch(source):
+        raise DataError("DATA030", f"there is no file or folder {source}", fix=_near(path))
+
+
 def _matches(pattern: Path) -> list[Path]:
+    files = sorted(_matching(pattern))
+    _require_match(pattern, next(iter(files), None))
+    return files
+
+
+def _matching(pattern: Path) -> Iterator[Path]:
+    """Files that a pattern matches, in any order."""
     try:
         found = Path(pattern.anchor).glob(str(pattern.relative_to(pattern.anchor)))
-        files = sorted(path for path in found if path.is_file())
+        yield from (path for path in found if path.is_file())
     except ValueError as error:
         raise DataError(
             "DATA030", f"{pattern} isn't a pattern", str(error), "* ? [ ], and ** for all folders"
         ) from None
-    if not files:
+
+
+def _require_match(pattern: Path, file: Path | None) -> None:
+    if file is None:
         raise DataError("DATA030", f"no file matches {pattern}", fix="quote the pattern, and try it with ls")
-    return files
 
 
 def _standard_library(account: Account) -> Iterator[str]:

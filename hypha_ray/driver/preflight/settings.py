@@ -1,0 +1,116 @@
+"""Checks of a job that need neither libraries nor a cluster: they come before those are loaded and Ray starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypha_ray.config import Job
+from hypha_ray.config.compare import differences, refuse_changes
+from hypha_ray.config.load import load
+from hypha_ray.config.tables.rewards import JUDGE, MODEL
+from hypha_ray.data.catalogue import folders_of
+from hypha_ray.data.catalogue import load as load_manifest
+from hypha_ray.data.mixture import mixed
+from hypha_ray.data.run_dataset import COPY
+from hypha_ray.driver.datasets.classes import with_classes
+from hypha_ray.driver.find_run import no_run
+from hypha_ray.errors import ConfigError
+from hypha_ray.model.loading.folders import local_folder
+from hypha_ray.optim.schedules import check_schedule, inner_steps
+from hypha_ray.store.directory import RunDirectory
+
+
+def check_early(job: Job, directory: RunDirectory | None, resume: bool) -> None:
+    """Refuse what is wrong without a look at the model, the samples and the cluster.
+
+    Args:
+        job: the job; a partial one is checked as far as it goes.
+        directory: run directory, which may not exist yet; None: the run has no name yet.
+        resume: whether the run has to exist, and may be by another job.
+
+    Raises:
+        HyphaError: a setting, or a file or run that the job names.
+
+    """
+    begun = directory is not None and directory.begun
+    if directory is not None and resume and not begun:
+        raise no_run(directory.path.name, directory.path.parent)
+    check_settings(job)
+    if directory is None or not begun:
+        _check_repositories(job)
+        if job.dataset.given:
+            folders_of(job.dataset)
+    elif job.dataset.given and not (directory.path / COPY).is_dir():
+        folders = folders_of(job.dataset)
+        if not resume:
+            _refuse_another_job(job, directory, folders)
+
+
+def check_settings(job: Job) -> None:
+    """Refuse a schedule, address or device that isn't available.
+
+    Raises:
+        HyphaError: what is wrong with the job file.
+
+    """
+    check_schedule(job.inner_optimizer, inner_steps(job))
+    if any(group.dials_in for group in job.worker_groups):
+        from hypha_ray.worker.bridged.endpoint import check as check_door
+
+        check_door(job)
+    check_devices(job)
+
+
+def check_devices(job: Job) -> None:
+    """Refuse GPUs and processes that a worker wouldn't use, and a device that it couldn't see.
+
+    Ray shows a worker only the GPUs that it reserves. An external trainer isn't limited by Ray.
+
+    Raises:
+        ConfigError: CFG003 too many or too few of them, CFG011 no GPU.
+
+    """
+    old = "resources.min_gpus" if job.resources.min_gpus else "resources.worker.gpu"
+    for number, group in enumerate(job.worker_groups):
+        if group.bridged:
+            continue
+        key = f"workers.{number}.gpu" if job.workers else old
+        _check_processes(job, key, group.gpu, job.processes_in(group))
+        if job.worker.device == "cuda" and not group.gpu:
+            fix = "reserve a GPU or a part of one, or leave worker.device at auto"
+            raise ConfigError("CFG011", f'worker.device = "cuda" and {key} = 0 exclude each other', fix=fix)
+
+
+def _check_processes(job: Job, key: str, gpus: float, processes: int) -> None:
+    """Refuse processes of a worker that have not one GPU each or no sample; those of an island may share GPUs."""
+    trains = job.rl.algorithm is None
+    if gpus != processes and (gpus > 1 or (trains and gpus and processes > 1)):
+        other, fix = ("worker.processes", "leave it out") if trains else ("rl.model_workers", "set it to the GPUs")
+        what = f"{key}: a process of a worker uses one GPU, and {other} is {processes}"
+        raise ConfigError("CFG003", what, f"{gpus:g}", f"{processes}", fix)
+    if trains and processes > (most := job.rounds.max_batch_size):
+        what = f"rounds.max_batch_size: the {processes} processes of a worker share each batch"
+        raise ConfigError("CFG003", what, str(most), f"{processes} or more", "raise it, or have fewer processes")
+
+
+def _check_repositories(job: Job) -> None:
+    """Refuse folders of models that aren't there, and reward functions that no one has."""
+    rewards = job.rl.reward if job.rl.algorithm is not None else None
+    functions = [] if rewards is None else rewards.functions
+    scored_by = rewards.model.repository if rewards is not None and MODEL in functions else None
+    for repository in (job.model.repository, job.preprocessor.repository, scored_by):
+        if repository is not None:
+            local_folder(repository)
+    if functions:
+        from hypha_ray.rl.rewards.registry import require_known
+
+        require_known([name for name in functions if name not in (JUDGE, MODEL)])
+
+
+def _refuse_another_job(job: Job, directory: RunDirectory, folders: list[Path]) -> None:
+    """Refuse the name of a run by another job, if all of the datasets are on this machine."""
+    if len(folders) == len(job.dataset.parts):
+        manifests = [load_manifest(folder) for folder in folders]
+        manifest = mixed(manifests) if job.dataset.mix else manifests[0]
+        job = with_classes(job, manifest)
+        refuse_changes(differences(job, load(["@", str(directory.config)]).job), job)
