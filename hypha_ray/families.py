@@ -55,6 +55,77 @@ SINKS = Family(
     methods={"start": 1, "record": 1, "event": 1, "summary": 1, "close": 0},
     trial="hypha_ray.telemetry.sinks.base:try_sink",
 )
+CODECS = Family(
+    "codecs",
+    "sync.codec",
+    "codec",
+    {
+        "fp32": "hypha_ray.codec.formats.fp32:Fp32",
+        "bf16": "hypha_ray.codec.formats.floats:Bf16",
+        "fp16": "hypha_ray.codec.formats.floats:Fp16",
+        "int8": "hypha_ray.codec.formats.integers:Int8",
+        "int4": "hypha_ray.codec.formats.integers:Int4",
+        "e3m0": "hypha_ray.codec.formats.e3m0:E3m0",
+        "huffman3": "hypha_ray.codec.formats.huffman:Huffman3",
+        "huffman2": "hypha_ray.codec.formats.huffman:Huffman2",
+        "topk": "hypha_ray.codec.formats.topk:TopK",
+    },
+    "a class derived from hypha_ray.codec.formats.chunked.Chunked",
+    methods={"compress": 1, "expand": 1, "form": 1, "decode": 3, "rooms": 1, "encode_block": 3, "pack": 1},
+    attributes=("chunk", "arrays"),
+    trial="hypha_ray.codec.trial:try_codec",
+    unknown="COD001",
+)
+OUTER_OPTIMIZERS = Family(
+    "outer_optimizers",
+    "outer_optimizer.name",
+    "outer optimizer",
+    {
+        "nesterov": "hypha_ray.server.outer:nesterov",
+        "average": "hypha_ray.server.outer:average",
+        "adam": "hypha_ray.server.outer:adam",
+    },
+    "a class with slots and a method step of 5 arguments",
+    methods={"step": 5},
+    attributes=("slots",),
+    trial="hypha_ray.server.own_outer:try_outer",
+)
+MERGE_RULES = Family(
+    "merge_rules",
+    "sync.merge",
+    "merge rule",
+    dict.fromkeys(("mean", "trimmed_mean", "median"), ""),
+    "a function of deltas and their weights",
+    arguments=2,
+    trial="hypha_ray.server.own_merge:try_merge",
+)
+WEIGHTINGS = Family(
+    "weightings",
+    "sync.weighting",
+    "weighting",
+    dict.fromkeys(("samples", "uniform"), ""),
+    "a function of the deltas' samples",
+    arguments=1,
+    trial="hypha_ray.server.own_merge:try_weighting",
+)
+INNER_OPTIMIZERS = Family(
+    "inner_optimizers",
+    "inner_optimizer.name",
+    "inner optimizer",
+    dict.fromkeys(("adamw", "adamw8bit", "sgd", "muon"), ""),
+    "a class derived from torch.optim.Optimizer",
+    methods={"step": 0, "zero_grad": 0, "state_dict": 0},
+    trial="hypha_ray.optim.own:try_optimizer",
+)
+SCHEDULES = Family(
+    "schedules",
+    "inner_optimizer.schedule",
+    "schedule",
+    dict.fromkeys(("constant", "linear", "linear-with-warmup", "cosine-with-warmup", "wsd"), ""),
+    "a function of step, total_steps and warmup_steps",
+    arguments=3,
+    trial="hypha_ray.optim.own:try_schedule",
+)
 REWARDS = Family(
     "rewards",
     "rl.reward.functions",
@@ -151,6 +222,12 @@ FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         SINKS,
+        CODECS,
+        OUTER_OPTIMIZERS,
+        MERGE_RULES,
+        WEIGHTINGS,
+        INNER_OPTIMIZERS,
+        SCHEDULES,
         REWARDS,
         RL_LOSSES,
         ADVANTAGES,

@@ -80,6 +80,11 @@ def is_known(family: str, name: str) -> bool:
     return is_built_in(family, name) or _is_own(name) or name in _installed(family)
 
 
+def is_own(family: str, name: str) -> bool:
+    """Whether a name is that of a member that a user brings, or that an installed package has."""
+    return not is_built_in(family, name) and is_known(family, name)
+
+
 def look_beside_the_job() -> None:
     """Let a driver find modules of its working directory first, as Ray lets its actors, whose own is another."""
     here = str(Path.cwd())

@@ -350,6 +350,15 @@ def _of_asynchrony(job: Job, strategy: str, replay: bool) -> Iterator[Conflict]:
         ("sync.downward_codec", sync.downward_codec != "fp32", "workers have different weights: choose fp32"),
         ("sync.quorum", sync.quorum is not None, "deltas are merged as they arrive: leave it out"),
         ("sync.merge", sync.merge != "mean", "a single delta has no median: choose mean"),
-        ("outer_optimizer.name", outer == "adam", "only momentum can be delayed: choose nesterov or average"),
+        (
+            "sync.weighting",
+            sync.weighting not in ("samples", "uniform"),
+            "deltas are merged one by one: choose samples",
+        ),
+        (
+            "outer_optimizer.name",
+            outer not in ("nesterov", "average"),
+            "only momentum can be delayed: choose nesterov or average",
+        ),
     )
     yield from (Conflict(name, strategy, fix) for name, wrong, fix in others if wrong)

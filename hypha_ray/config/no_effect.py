@@ -123,7 +123,7 @@ def _of_sync(job: Job) -> Iterator[tuple[str, str]]:
         yield "sync.quorum", "sync.grace_s"
     if sync.merge != "trimmed_mean":
         yield "sync.merge", "sync.trim"
-    if sync.merge != "mean":
+    if sync.merge in ("trimmed_mean", "median"):
         yield "sync.merge", "sync.weighting"
 
 

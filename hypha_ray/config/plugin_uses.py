@@ -11,7 +11,8 @@ from hypha_ray.config.keys import values
 from hypha_ray.config.schema import Job
 from hypha_ray.errors import ConfigError
 from hypha_ray.families import FAMILIES
-from hypha_ray.plugins import is_built_in, unknown_option
+from hypha_ray.plugins import is_built_in, is_own, sources, unknown_option
+from hypha_ray.python_sources import files_hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,14 @@ class PluginUse:
 def plugin_uses(job: Job) -> Iterator[PluginUse]:
     """Uses of members that aren't built in; none under ``[rl]`` in a job that isn't one of RL."""
     for use in _all_uses(job):
-        if not is_built_in(use.family, use.name) and (job.rl.algorithm is not None or not use.key.startswith("rl.")):
+        if is_own(use.family, use.name) and (job.rl.algorithm is not None or not use.key.startswith("rl.")):
             yield use
+
+
+def source_hashes(job: Job) -> dict[str, str]:
+    """Hash of the source of each member that isn't built in, by the key and the name; without a file it has none."""
+    files = {f"{use.key} {use.name}": sources(use.family, use.name) for use in plugin_uses(job)}
+    return {key: files_hash(paths) for key, paths in files.items() if paths}
 
 
 def check_options(job: Job) -> None:

@@ -139,9 +139,11 @@ class Sync(Table):
         0.0, description="fraction of its own weights that a worker keeps when it merges the result"
     )
     codec: Encoding = Field("fp32", description="encoding of deltas and gradients; see docs/communication.md")
+    codec_options: dict[str, Any] | None = Field(None, description="options of your own codec")
     downward_codec: Encoding = Field(
         "fp32", description="encoding of new weights, for workers that have the previous version"
     )
+    downward_codec_options: dict[str, Any] | None = Field(None, description="options of your own downward codec")
     error_feedback: Annotated[float, Field(ge=0, le=1)] = Field(
         1.0, description="fraction of a codec's residual that is added in the next round; 0: none"
     )
@@ -160,11 +162,15 @@ class Sync(Table):
     )
     quorum: Count | None = Field(None, description="deltas that close a round after grace_s; default: all")
     grace_s: NotNegative = Field(30.0, description="longest wait for the other deltas after the quorum")
-    weighting: Literal["samples", "uniform"] = Field("samples", description="weight of a worker's delta in the mean")
-    merge: Literal["mean", "trimmed_mean", "median"] = Field(
+    weighting: Annotated[str, Plugin("weightings")] = Field(
+        "samples", description="weight of a worker's delta in the mean"
+    )
+    weighting_options: dict[str, Any] | None = Field(None, description="options of your own weighting")
+    merge: Annotated[str, Plugin("merge_rules")] = Field(
         "mean",
         description="merge of deltas; trimmed_mean and median tolerate poisoned deltas and give all the same weight",
     )
+    merge_options: dict[str, Any] | None = Field(None, description="options of your own merge rule")
     trim: Annotated[float, Field(gt=0, lt=0.5)] = Field(
         0.125, description="fraction of the values that trimmed_mean drops at each end, for every coordinate"
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, TypeAlias
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from hypha_ray.errors import ConfigError
+from hypha_ray.plugins import Plugin, is_known
 from hypha_ray.redaction import redacted
 
 CLUSTER = "hypha_ray"
@@ -50,8 +51,8 @@ def malformed(url: str) -> ConfigError:
 
 def identifier(text: str) -> str:
     """Check the name of an optimizer."""
-    if not re.fullmatch(r"[A-Za-z]\w{0,49}", text):
-        raise ValueError("the name of an optimizer, such as adamw")
+    if not re.fullmatch(r"[A-Za-z]\w{0,49}", text) and not is_known("inner_optimizers", text):
+        raise ValueError("the name of an optimizer, such as adamw, or module:object")
     return text
 
 
@@ -85,7 +86,7 @@ def path_or_url(text: str) -> str:
 
 Place = Annotated[str, AfterValidator(path_or_url)]
 """Path of a folder, or its URL."""
-Encoding: TypeAlias = Literal["fp32", "bf16", "fp16", "int8", "int4", "e3m0", "huffman3", "huffman2", "topk"]
+Encoding: TypeAlias = Annotated[str, Plugin("codecs")]
 """Names of codecs."""
 
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]

@@ -13,13 +13,12 @@ from pathlib import Path
 from hypha_ray.config import Job
 from hypha_ray.config.compare import defines_training
 from hypha_ray.config.keys import key_at
-from hypha_ray.config.plugin_uses import plugin_uses
+from hypha_ray.config.plugin_uses import source_hashes
 from hypha_ray.config.schema import Model, Preprocessor
 from hypha_ray.config.tables.rewards import RewardModel
 from hypha_ray.errors import CheckpointError, HyphaError
 from hypha_ray.model.loading.adapters import base_of
 from hypha_ray.model.loading.hub import fetch
-from hypha_ray.plugins import sources
 from hypha_ray.python_sources import files_hash, with_imports
 
 IDENTITY = "identity.json"
@@ -111,10 +110,7 @@ def _parts(job: Job) -> Iterator[tuple[str, str]]:
     if job.rl.algorithm is not None:
         judge = job.rl.reward.model
         yield from _of_repository("rl.reward.model", judge.repository, judge.revision)
-    for use in plugin_uses(job):
-        files = sources(use.family, use.name)
-        if files:
-            yield f"{use.key} {use.name}", files_hash(files)
+    yield from source_hashes(job).items()
     for command in sorted({group.command for group in job.worker_groups if group.command}):
         if (digest := _script_hash(command)) is not None:
             yield f"trainer {command!r}", digest

@@ -18,8 +18,10 @@ from hypha_ray.errors import ConfigError
 from hypha_ray.optim.fleet_adamw import FleetAdamW
 from hypha_ray.optim.muon import Assembly, Muon
 from hypha_ray.optim.muon_weights import muon_weights
+from hypha_ray.optim.own import build_own
 from hypha_ray.optim.rounding import step_rounded
 from hypha_ray.optim.schedules import build_schedule
+from hypha_ray.plugins import is_own
 
 Parameters = list[torch.nn.Parameter]
 
@@ -177,6 +179,7 @@ def build_optimizer(
       in DiLoCo: arXiv 2505.23725); see `muon_weights`.
     * adamw8bit: AdamW with running averages of 8 bits (Dettmers et al., arXiv 2110.02861), by bitsandbytes.
     * sgd: `torch.optim.SGD`, whose weight decay goes through its momentum.
+    * one that the user brings: with as much of the table as it takes, and its own options.
     * any other: the class of `torch.optim` with that name, with as much of the table as it takes.
 
     Args:
@@ -261,14 +264,16 @@ def _adamw(
 
 def _of_torch(parameters: Parameters, config: InnerOptimizer, fuses: bool) -> torch.optim.Optimizer:
     """Build the class of `torch.optim` that the job file names, with as much of the table as it takes."""
-    kind = optimizer_class(config.name)
-    table = {
+    table: dict[str, Any] = {
         "lr": config.learning_rate,
         "betas": config.betas,
         "eps": config.epsilon,
         "momentum": config.momentum,
         "weight_decay": config.weight_decay,
     }
+    if is_own("inner_optimizers", config.name):
+        return build_own(config.name, config.name_options, parameters, table)
+    kind = optimizer_class(config.name)
     takes = inspect.signature(kind).parameters
     options: dict[str, Any] = {n: value for n, value in table.items() if n in takes and _alike(value, takes[n].default)}
     if fuses and kind in _FUSED and all(parameter.is_cuda for parameter in parameters):

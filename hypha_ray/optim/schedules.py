@@ -36,6 +36,8 @@ def build_schedule(
     """
     from transformers import optimization as curves
 
+    from hypha_ray.optim.own import own_factor
+
     check_schedule(config, total_steps)
     warmup, total = config.warmup_steps, config.total_steps or total_steps or 0
     schedule: LambdaLR
@@ -49,6 +51,10 @@ def build_schedule(
         case "wsd":
             decay = _decay_steps(config, total)
             schedule = curves.get_wsd_schedule(optimizer, warmup, decay, num_training_steps=total)
+        case own:
+            from torch.optim.lr_scheduler import LambdaLR
+
+            schedule = LambdaLR(optimizer, own_factor(own, config.schedule_options, total, warmup))
     if config.schedule != "constant":
         schedule.lr_lambdas = [_held(curve, warmup, total, config.min_lr_rate) for curve in schedule.lr_lambdas]
     return schedule

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import ray
 
+from hypha_ray.config.plugin_uses import source_hashes
 from hypha_ray.config.schema import Job
 from hypha_ray.config.tables.optimizers import OuterOptimizer
 from hypha_ray.exchange_schedule import outer_steps_before
@@ -74,6 +75,8 @@ class ParameterServer:
         """Estimated monotonic time at which workers will have copied the latest θ; 0 if there are several machines."""
         self._alone = sum(node["Alive"] for node in ray.nodes()) == 1
         self._descents: dict[str, OptimizerStep] = {}
+        self._has_checked = False
+        """Whether the sources of members that users bring are known to be those that the run began with."""
         reserved = max(1, int(ray.get_runtime_context().get_assigned_resources().get("CPU", 0)))
         torch.set_num_threads(reserved if self._sync else 1)
         self._threads = 1 if self._sync else max(reserved, min(THREADS, os.cpu_count() or 1))
@@ -173,6 +176,7 @@ class ParameterServer:
         from hypha_ray.server.reduce import is_whole, reduce
         from hypha_ray.server.spec import ReduceSpec
 
+        self._require_same_sources()
         layout, fragment, round = request.layout, request.fragment, request.round
         received = [Received(*sender, payload) for sender, payload in zip(request.senders, payloads, strict=True)]
         sync, rounds = self._job.sync, self._job.rounds.update_rounds
@@ -180,7 +184,7 @@ class ParameterServer:
         outer = OuterOptimizer(name="average") if warms_up else self._job.outer_optimizer
         optimizer_step = self._descent(layout) if self._sync else None
         turns, read = outer_steps_before(self._job, round, fragment), upward_codec(sync)
-        down = difference_codec(sync.downward_codec)
+        down = difference_codec(sync.downward_codec, sync.downward_codec_options)
         part: Literal["all", "theta", "state"] = wanted if down is None else "all"
         spec = ReduceSpec(
             layout, fragment, outer, sync, read, optimizer_step, rounds, turns, self._threads, request.phase, part
@@ -191,6 +195,21 @@ class ParameterServer:
         if down is not None:
             return published(down, sync.error_feedback, theta, left_out, (new, state, verdict))
         return new, state if is_whole(state, spec) else None, {}, verdict
+
+    def _require_same_sources(self) -> None:
+        """Refuse members that users bring with another source than the run began with.
+
+        Raises:
+            CheckpointError: CKPT007.
+
+        """
+        if self._has_checked:
+            return
+        from hypha_ray.model.identity import changes, other
+
+        if changed := changes(source_hashes(self._job), self._job.begun_with):
+            raise other(changed)
+        self._has_checked = True
 
     @ray.method(concurrency_group="intake")
     def receive(self, payload: Flat) -> None:

@@ -10,8 +10,8 @@ from hypha_ray.config import Job
 from hypha_ray.config.schema import Sync
 from hypha_ray.config.tables.optimizers import OuterOptimizer
 from hypha_ray.kernels import Averaged, is_worth_it, load_ahead, nesterov, portions
+from hypha_ray.server.groups import Group
 from hypha_ray.server.merge import Values, Work, shares
-from hypha_ray.server.outer import Group
 from hypha_ray.types import Flat
 
 
@@ -28,7 +28,7 @@ def get_ready(job: Job, flats: Iterable[Flat]) -> None:
 
 
 def in_one_pass(
-    values: Values, weights: Sequence[int], eta: float, mu: float, group: Group, theta: bool, state: bool
+    values: Values, weights: Sequence[float], eta: float, mu: float, group: Group, theta: bool, state: bool
 ) -> Work[list[float]] | None:
     """Work of `merge.sweep` on a block; results are bit-identical to those of `mean` and `outer_step`.
 

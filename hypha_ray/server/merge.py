@@ -17,7 +17,9 @@ import torch
 
 from hypha_ray.codec.blocks import BLOCK, blocks
 from hypha_ray.config.schema import Sync
+from hypha_ray.plugins import is_own
 from hypha_ray.server.admission import square_distance, square_sum
+from hypha_ray.server.own_merge import own_merge, own_weights
 
 T = TypeVar("T")
 
@@ -35,9 +37,9 @@ Step = Callable[[torch.Tensor, torch.Tensor, slice], float]
 norm of the change."""
 
 
-def shares(weights: Sequence[int]) -> list[float]:
+def shares(weights: Sequence[float]) -> list[float]:
     """Share of each weight in the sum up to it: 1, n₂/(n₁ + n₂), …; 1 where that sum is zero."""
-    total = 0
+    total: float = 0
     result = []
     for weight in weights:
         total += weight
@@ -66,13 +68,20 @@ def fold(mean: torch.Tensor | None, value: torch.Tensor, share: float, out: torc
     return torch.lerp(mean, value, share, out=out)
 
 
-def weights_of(sync: Sync, weights: Sequence[int]) -> list[int]:
+def weights_of(sync: Sync, weights: Sequence[int]) -> Sequence[float]:
     """Weight of each worker in the mean, for deltas with these weights."""
-    return list(weights) if sync.weighting == "samples" else [1] * len(weights)
+    return list(weights) if sync.weighting == "samples" else _other_weights(sync, weights)
+
+
+def _other_weights(sync: Sync, weights: Sequence[int]) -> Sequence[float]:
+    """Weights that aren't samples: equal ones, or those of a user's function."""
+    if is_own("weightings", sync.weighting):
+        return own_weights(sync.weighting, sync.weighting_options, weights)
+    return [1] * len(weights)
 
 
 def merger(sync: Sync, weights: Sequence[int]) -> Merge:
-    """Merge function of `sync.merge` for deltas with these weights; only the mean is weighted."""
+    """Merge function of `sync.merge` for deltas with these weights; trimmed means aren't weighted."""
     workers = len(weights)
     match sync.merge:
         case "mean":
@@ -81,9 +90,10 @@ def merger(sync: Sync, weights: Sequence[int]) -> Merge:
             return trimmed_mean(workers, max(1, int(sync.trim * workers)))
         case "median":
             return trimmed_mean(workers, workers)
+    return own_merge(sync.merge, sync.merge_options, weights_of(sync, weights))
 
 
-def mean(weights: Sequence[int]) -> Merge:
+def mean(weights: Sequence[float]) -> Merge:
     """Weighted mean, as a running one in worker order: the mean of equal values is exactly that value."""
     portions = shares(weights)
 

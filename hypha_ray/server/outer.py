@@ -2,40 +2,47 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 
 from hypha_ray.config.tables.optimizers import OuterOptimizer
+from hypha_ray.plugins import find
 from hypha_ray.server.admission import square_distance, square_sum
+from hypha_ray.server.groups import Group
 from hypha_ray.server.merge import Step
+from hypha_ray.server.own_outer import own_step
 
 SLOTS: dict[str, tuple[str, ...]] = {"nesterov": ("",), "average": (), "adam": ("first/", "second/")}
-"""State arrays of a group of parameters, by optimizer: prefixes of the group's name."""
+"""State arrays of a group of parameters, by built-in optimizer: prefixes of the group's name."""
 
 
-class Group(NamedTuple):
-    """A group of parameters: θ and state, which are never written to, and the arrays for new ones."""
-
-    theta: torch.Tensor
-    state: Sequence[torch.Tensor]
-    new_theta: torch.Tensor
-    new_state: Sequence[torch.Tensor]
-    relative: bool
-    """Whether the mean is one of deltas instead of weights."""
+def slots_of(outer: OuterOptimizer | str) -> tuple[str, ...]:
+    """State arrays of a group of parameters: prefixes of the group's name."""
+    name = outer if isinstance(outer, str) else outer.name
+    if name in SLOTS:
+        return SLOTS[name]
+    return tuple(f"{slot}/" for slot in find("outer_optimizers", name).slots)
 
 
 def outer_step(outer: OuterOptimizer, eta: float, round: int, group: Group) -> Step:
     """Step of the job's outer optimizer, with the round's learning rate η."""
-    match outer.name:
-        case "nesterov":
-            return _nesterov(eta, outer.momentum, group)
-        case "average":
-            return _nesterov(1.0, 0.0, group)
-        case "adam":
-            return _adam(outer, eta, round, group)
+    member = find("outer_optimizers", outer.name)
+    if inspect.isclass(member):
+        return own_step(outer, eta, round, group)
+    made: Step = member(outer, eta, round, group)
+    return made
+
+
+def nesterov(outer: OuterOptimizer, eta: float, round: int, group: Group) -> Step:
+    """Step of Nesterov momentum."""
+    return _nesterov(eta, outer.momentum, group)
+
+
+def average(outer: OuterOptimizer, eta: float, round: int, group: Group) -> Step:
+    """Step to the workers' mean."""
+    return _nesterov(1.0, 0.0, group)
 
 
 def _nesterov(eta: float, mu: float, group: Group) -> Step:
@@ -61,7 +68,7 @@ def _nesterov(eta: float, mu: float, group: Group) -> Step:
     return step
 
 
-def _adam(outer: OuterOptimizer, eta: float, round: int, group: Group) -> Step:
+def adam(outer: OuterOptimizer, eta: float, round: int, group: Group) -> Step:
     """FedAdam (arXiv 2003.00295) with bias correction: `torch.optim.Adam` with the gradient −Δ̄."""
     (first, second), epsilon = outer.betas, outer.epsilon
     corrections = 1 - first ** (round + 1), 1 - second ** (round + 1)

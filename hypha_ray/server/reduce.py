@@ -19,6 +19,7 @@ from hypha_ray.optim.schedules import outer_rate
 from hypha_ray.server.admission import Received, admit, clip_scales, excessive, square_sum
 from hypha_ray.server.delayed_nesterov import SUM, Part, blended, delayed, part_of, undelayed
 from hypha_ray.server.fused import in_one_pass, is_common
+from hypha_ray.server.groups import Group
 from hypha_ray.server.merge import (
     Step,
     Values,
@@ -30,7 +31,7 @@ from hypha_ray.server.merge import (
     sweep,
     weights_of,
 )
-from hypha_ray.server.outer import SLOTS, Group, collection, outer_step, replacement
+from hypha_ray.server.outer import collection, outer_step, replacement, slots_of
 from hypha_ray.server.spec import OptimizerStep, ReduceSpec
 from hypha_ray.types import Contribution, Flat, Layout, Rejection, Verdict
 from hypha_ray.types.layout import dtype_of, is_trained
@@ -46,7 +47,7 @@ def initial_momentum(layout: Layout, fragment: int, outer: str = "nesterov") -> 
     groups = layout.groups(fragment).items()
     return {
         slot + group: np.zeros(size, dtype_of(group))
-        for slot in SLOTS[outer]
+        for slot in slots_of(outer)
         for group, size in groups
         if is_trained(group)
     }
@@ -100,7 +101,7 @@ def reduce(
 
 def is_whole(state: Flat, spec: ReduceSpec) -> bool:
     """Whether a result's momentum has all arrays of the outer optimizer."""
-    slots = () if spec.optimizer_step is not None else SLOTS[spec.outer.name]
+    slots = () if spec.optimizer_step is not None else slots_of(spec.outer)
     groups = [group for group in spec.layout.groups(spec.fragment) if is_trained(group)]
     return all(slot + group in state for slot in slots for group in groups)
 
@@ -166,14 +167,14 @@ def _reduced(
             values = _values(group, before, payloads, spec, scales)
             step = collection(new[group])
         else:
-            values = _values(group, before, payloads, spec, scales, spec.averages_deltas)
+            values = _values(group, before, payloads, spec, scales, spec.takes_deltas)
             where = _where(spec, values, group, (old, velocity, new, new_velocity))
             sums = velocity.get(SUM + group), new_velocity.get(SUM + group)
             step = _step(round, spec, part, where, sums)
             quick = _at_once(round, spec, values, where, weights) if part is None else None
         if quick is not None and spec.wanted == "theta":
             left_out.add(group)
-        work = quick or merge_and_step(values, plain_mean if values.deltas else merge, step)
+        work = quick or merge_and_step(values, plain_mean if values.deltas and spec.averages_deltas else merge, step)
         squares = sweep(values, work, spec.threads, BLOCK if quick is None else 4 * BLOCK)
         result.deltas[group], result.changes[group] = squares
     if left_out:
@@ -185,7 +186,7 @@ def _reduced(
 def _where(spec: ReduceSpec, values: Values, group: str, flats: tuple[_Tensors, ...]) -> Group:
     """A group of parameters, taken from `flats`: old θ and state, new θ and state."""
     old, velocity, new, new_velocity = flats
-    slots = [slot + group for slot in SLOTS[spec.outer.name]]
+    slots = [slot + group for slot in slots_of(spec.outer)]
     states = ([arrays[slot] for slot in slots] for arrays in (velocity, new_velocity))
     return Group(old[group], next(states), new[group], next(states), values.relative or values.deltas)
 

@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 from hypha_ray.codec import Codec, Fp32
 from hypha_ray.config.schema import Sync
 from hypha_ray.config.tables.optimizers import OuterOptimizer
+from hypha_ray.plugins import is_own
 from hypha_ray.types import Flat, Layout, RoundProgress
 
 
@@ -51,6 +52,11 @@ class ReduceSpec:
         """
         replaces = self.outer.name == "average" or (self.outer.learning_rate, self.outer.momentum) == (1, 0)
         return (self.sync.weighting, self.sync.merge) == ("uniform", "mean") and not replaces
+
+    @property
+    def takes_deltas(self) -> bool:
+        """Whether deltas are merged even if payloads are weights, as users' own rules expect."""
+        return self.averages_deltas or is_own("merge_rules", self.sync.merge)
 
     @property
     def known_norms(self) -> tuple[float, ...]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from hypha_ray.codec import difference_codec
 from hypha_ray.types import Flat, FragmentUpdate
 
@@ -11,11 +14,12 @@ class DifferenceDecoder:
 
     Args:
         name: the codec's.
+        options: the codec's own options.
 
     """
 
-    def __init__(self, name: str) -> None:
-        self._codec = difference_codec(name)
+    def __init__(self, name: str, options: Mapping[str, Any] | None = None) -> None:
+        self._codec = difference_codec(name, options)
         self._theta: dict[int, Flat] = {}
         self._spare: dict[int, Flat] = {}
         """Arrays of the round before the last: the last one's may still be read."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from hypha_ray.types import Flat, FragmentUpdate, Layout, Plan, WeightsVersion
 from hypha_ray.worker.difference_decoder import DifferenceDecoder
@@ -22,12 +23,13 @@ class Inbox(Interruptible):
 
     Args:
         downward: codec of differences between weights.
+        options: the codec's own options.
 
     """
 
-    def __init__(self, downward: str = "fp32") -> None:
+    def __init__(self, downward: str = "fp32", options: Mapping[str, Any] | None = None) -> None:
         super().__init__()
-        self._held = DifferenceDecoder(downward)
+        self._held = DifferenceDecoder(downward, options)
         self._plan: Plan | None = None
         self._weights: dict[WeightsVersion, dict[int, tuple[FragmentUpdate, Flat]]] = {}
         self._state: Flat | None = None

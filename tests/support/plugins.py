@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.support.forked_process import ROOT
 
 Written = Callable[[str], str]
 """Function that writes the text of a module, and returns its name."""
@@ -27,6 +30,14 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Written
     yield write
     for name in names:
         sys.modules.pop(name, None)
+
+
+def write_examples(folder: Path) -> list[str]:
+    """Write the modules of docs/plugins.md into a folder; returns the page's pieces of job files."""
+    page = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
+    for text in re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE):
+        (folder / re.match(r"# (\w+\.py)\n", text)[1]).write_text(text, encoding="utf-8")
+    return re.findall(r"^```toml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
 
 
 def install(folder: Path, group: str, name: str, place: str) -> None:

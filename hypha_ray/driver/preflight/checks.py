@@ -18,7 +18,7 @@ from hypha_ray.driver.preflight.settings import check_settings
 from hypha_ray.errors import ConfigError
 from hypha_ray.families import ADVANTAGES, REWARDS
 from hypha_ray.heavy_imports import uncollected
-from hypha_ray.plugins import attempt, look_beside_the_job
+from hypha_ray.plugins import attempt, is_own, look_beside_the_job
 from hypha_ray.telemetry.sinks.base import check_built_in
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ def check_job(job: Job) -> None:
 
         check_quantization()
     check_settings(job)
-    if job.inner_optimizer.name not in ("adamw", "muon", "sgd"):
+    inner = job.inner_optimizer.name
+    if inner not in ("adamw", "muon", "sgd") and not is_own("inner_optimizers", inner):
         from hypha_ray.optim.optimizers import EIGHT_BITS, check_eight_bits, optimizer_class
 
         if job.inner_optimizer.name == EIGHT_BITS:

@@ -1,0 +1,89 @@
+"""Inner optimizers and schedules that users bring."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from hypha_ray.plugins import create, find, options_of
+
+_STEPS = 10
+"""Steps of the schedule that is tried."""
+
+
+def build_own(
+    name: str, options: Mapping[str, Any] | None, parameters: Any, table: Mapping[str, Any]
+) -> torch.optim.Optimizer:
+    """Build a user's optimizer.
+
+    Args:
+        name: name of the class.
+        options: the job's own options of it, which are keyword arguments.
+        parameters: parameters to step on.
+        table: settings by torch's names, of which the class gets those that it takes.
+
+    Raises:
+        ConfigError: the class can't be had, or an option is wrong.
+
+    """
+    kind = find("inner_optimizers", name)
+    own = options_of("inner_optimizers", name, kind, options)
+    takes = inspect.signature(kind).parameters
+    settings = {key: value for key, value in table.items() if key in takes}
+    built: torch.optim.Optimizer = kind(parameters, **settings, **({} if own is None else own.model_dump()))
+    return built
+
+
+def try_optimizer(name: str, options: Mapping[str, Any] | None) -> None:
+    """Take two steps with a parameter.
+
+    Raises:
+        ValueError: the class is no optimizer of torch, or the parameter is finite no longer.
+
+    """
+    parameter = torch.nn.Parameter(torch.ones(2, 3))
+    table = {"lr": 0.1, "betas": (0.9, 0.95), "eps": 1e-8, "momentum": 0.0, "weight_decay": 0.0}
+    optimizer = build_own(name, options, [parameter], table)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ValueError(f"a {type(optimizer).__name__}, which isn't derived from torch.optim.Optimizer")
+    if any("lr" not in group for group in optimizer.param_groups):
+        raise ValueError('a group of parameters without "lr", which schedules set')
+    for _ in range(2):
+        parameter.grad = torch.full((2, 3), 0.5)
+        optimizer.step()
+    if not torch.isfinite(parameter).all():
+        raise ValueError("steps on finite gradients give values that aren't")
+
+
+def own_factor(name: str, options: Mapping[str, Any] | None, total: int, warmup: int) -> Any:
+    """Function of the step that gives the factor of the peak learning rate, by a user's schedule.
+
+    Raises:
+        ConfigError: the schedule can't be had.
+
+    """
+    schedule = create("schedules", name, options)
+
+    def factor(step: int) -> float:
+        value = float(schedule(min(step, total), total, warmup))
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name} gave the factor {value} at step {step} of {total}")
+        return value
+
+    return factor
+
+
+def try_schedule(name: str, options: Mapping[str, Any] | None) -> None:
+    """Compute the factors of a few steps.
+
+    Raises:
+        ValueError: one is negative, or isn't finite.
+
+    """
+    factor = own_factor(name, options, _STEPS, 2)
+    for step in range(_STEPS + 1):
+        factor(step)
