@@ -216,13 +216,14 @@ def test_run_goes_on_from_its_mirror_in_a_new_home(
     run_job: Jobs, small_job: Path, corpus: Path, tmp_path: Path
 ) -> None:
     mirror = tmp_path / "mirror"
-    words = (*slow(small_job, corpus, "mirrored", times=15), "--telemetry.plots", "true")
+    plots = ("--telemetry.plots", "true")
+    words = (*slow(small_job, corpus, "mirrored", times=15), *plots)
     with running(run_job.start(*words, "--checkpoint.mirror", str(mirror)), rounds=3):
         pass
     there = commits(mirror / "mirrored")
     assert there
     run_job.home.rename(tmp_path / "lost")
-    done = ok(run_job("--resume", f"file://{mirror}/mirrored", *FAST))
+    done = ok(run_job("--resume", f"file://{mirror}/mirrored", *FAST, *plots))
     run = run_job.home / "mirrored"
     assert f"note: run mirrored goes on after round {len(there)} of {ROUNDS}" in done.stderr.splitlines()
     assert done.stdout.splitlines()[-1] == f"run: {run}"
