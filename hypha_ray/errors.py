@@ -25,6 +25,9 @@ from typing import ClassVar
 
 from hypha_ray.redaction import HIDDEN, redacted, secrets_of
 
+_LONGEST_REASON = 300
+"""Longest reason of a library in a message, in characters."""
+
 
 class HyphaError(Exception):
     """An error that a user can act on; printed as one line, without a traceback.
@@ -117,6 +120,11 @@ class HubError(TryAgainError):
 def first_line(error: BaseException) -> str:
     """First line of an error's text; the name of its class if there is no text."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def reason_of(error: BaseException) -> str:
+    """Class and text of an error of a library or of users' code, as one line of at most 300 characters."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_REASON]
 
 
 def line_of(error: BaseException, url: str) -> str:

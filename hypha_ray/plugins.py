@@ -21,7 +21,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
-from hypha_ray.errors import ConfigError, HyphaError
+from hypha_ray.errors import ConfigError, HyphaError, reason_of
 from hypha_ray.families import FAMILIES, Family
 from hypha_ray.python_sources import with_imports
 
@@ -30,7 +30,7 @@ OWN = "module:object"
 _OPTIONS = "Options"
 """Name of the class that has the options of a member."""
 _LONGEST = 300
-"""Longest reason of another library in a message, in characters."""
+"""Longest list of names in a message, in characters."""
 
 
 class Options(BaseModel):
@@ -207,7 +207,7 @@ def attempt(key: str, family: str, name: str, options: Mapping[str, Any] | None,
         raise
     except (Exception, SystemExit) as error:  # A member of users may raise anything.
         what = f"{table.noun} {name} fails on a small example"
-        raise ConfigError("PLG003", what, _reason(error), table.allowed, "mend it; see docs/plugins.md") from error
+        raise ConfigError("PLG003", what, reason_of(error), table.allowed, "mend it; see docs/plugins.md") from error
 
 
 def sources(family: str, name: str) -> frozenset[Path]:
@@ -260,7 +260,7 @@ def _own(table: Family, name: str) -> Any:
         member = _attribute(module, attribute)
     except (Exception, SystemExit) as error:  # A module of users may raise anything.
         fix = f"put {module.partition('.')[0]}.py into the job's working directory, and try to import it"
-        raise ConfigError(table.unloadable, what, _reason(error), fix=fix) from error
+        raise ConfigError(table.unloadable, what, reason_of(error), fix=fix) from error
     if not callable(member):
         got = "nothing of that name" if member is None else type(member).__name__
         raise ConfigError(table.unloadable, what, got, table.allowed, f"define {attribute} in {module}")
@@ -317,10 +317,6 @@ def _takes(function: Any, count: int) -> bool:
 
 def _counted(arguments: int) -> str:
     return "no argument" if not arguments else f"{arguments} argument{'s' * (arguments > 1)}"
-
-
-def _reason(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST]
 
 
 def _wrong_option(key: str, kind: type[BaseModel], error: ValidationError) -> ConfigError:

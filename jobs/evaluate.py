@@ -26,9 +26,9 @@ from pydantic import ValidationError
 from hypha_ray.config.cli.entry_point import run
 from hypha_ray.config.cli.options import parse_options
 from hypha_ray.config.cli.phases import Phases
-from hypha_ray.config.tables.rewards import JUDGE, MODEL
+from hypha_ray.config.tables.rewards import MODEL
 from hypha_ray.config.tables.rl import RL
-from hypha_ray.driver.saved_models import ModelSource, find_model_or_folder
+from hypha_ray.driver.trained_models.saved_models import ModelSource, find_model_or_folder
 from hypha_ray.errors import CheckpointError, ConfigError, DataError
 from hypha_ray.heavy_imports import uncollected
 
@@ -122,7 +122,7 @@ def check(arguments: Evaluate) -> None:
 
 def evaluate_on_tasks(arguments: Evaluate, model: ModelSource, phases: Phases) -> tuple[str, dict[str, float]]:
     """Return model and tasks, and the figures of lm-evaluation-harness."""
-    from hypha_ray.driver.lm_eval_harness import check_harness, score_tasks
+    from hypha_ray.driver.trained_models.lm_eval_harness import check_harness, score_tasks
 
     check_harness()
     phases.begin("loading libraries, model and tasks")
@@ -161,7 +161,7 @@ def evaluate_on_dataset(arguments: Evaluate, model: ModelSource, phases: Phases)
             score = score_answers
             from hypha_ray.rl.rewards.registry import require_known
 
-            require_known([name for name in rl_of(arguments).reward.functions if name not in (JUDGE, MODEL)])
+            require_known(rl_of(arguments).reward.loaded_functions)
         with model.opened() as folder:
             require_same_tokens(folder, source)
             what, result = score(arguments, folder, source, infos, phases)

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from hypha_ray.codec.formats.chunked import Chunked
 
 NAMES: tuple[str, ...] = tuple(CODECS.members)
-Own: TypeAlias = Mapping[str, Any] | None
+CodecOptions: TypeAlias = Mapping[str, Any] | None
 """Options of a codec of the job's own; None: all defaults."""
 
 
-def codec(name: str, options: Own = None) -> Codec:
+def codec(name: str, options: CodecOptions = None) -> Codec:
     """Look a codec up; all but fp32 need torch, which takes seconds to load.
 
     Raises:
@@ -30,13 +30,13 @@ def codec(name: str, options: Own = None) -> Codec:
     return made
 
 
-def difference_codec(name: str, options: Own = None) -> Chunked | None:
+def difference_codec(name: str, options: CodecOptions = None) -> Chunked | None:
     """The same for codecs of differences; None for fp32, which is of the weights themselves."""
     found = codec(name, options)
     return None if isinstance(found, Fp32) else cast("Chunked", found)
 
 
-def encoder(name: str, decay: float, options: Own = None) -> Encoder:
+def encoder(name: str, decay: float, options: CodecOptions = None) -> Encoder:
     """An encoder for one fragment.
 
     Args:

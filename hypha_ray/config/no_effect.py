@@ -7,6 +7,7 @@ from functools import reduce
 
 from hypha_ray.config.keys import EACH, KeyPath, arrays, keys, schema_path, shown
 from hypha_ray.config.schema import Job
+from hypha_ray.config.tables.outputs import WITHOUT_FILES
 from hypha_ray.config.tables.rewards import JUDGE, MODEL
 from hypha_ray.config.tables.rl import RL
 
@@ -49,7 +50,7 @@ def _idle(job: Job) -> Iterator[tuple[str, str]]:
         yield "worker.processes", "worker.sharding"
     if "aim" not in job.telemetry.sinks:
         yield "telemetry.sinks", "telemetry.aim_repository"
-    if set(job.telemetry.sinks) <= {"console", "jsonl", "prometheus", "otel"}:
+    if WITHOUT_FILES.issuperset(job.telemetry.sinks):
         yield "telemetry.sinks", "telemetry.trackers"
     if job.model.repository is None:
         yield "model.repository", "model.revision"

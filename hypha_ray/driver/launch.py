@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ log = logging.getLogger(__name__)
 
 AT_THE_END = (
     "hypha_ray.driver.datasets.job_tokenizer",
-    "hypha_ray.driver.model_card",
+    "hypha_ray.driver.trained_models.model_card",
     "hypha_ray.model.saved_model",
     "hypha_ray.store.mirroring.courier",
 )
@@ -130,7 +131,7 @@ def run_in(
                 source.keep(directory)
                 record_start(directory, source, command, ray.nodes())
                 held.callback(record_devices, directory)
-                _train(job, directory, source, phases, (service, plots))
+                _train(job, directory, source, phases, partial(_with_the_rest, service, plots, directory.path))
         finish(job, directory, source, phases.begin, plots)
     phases.end()
     print(f"run: {directory.path}")
@@ -149,25 +150,25 @@ def _train(
     directory: RunDirectory,
     source: DataSource,
     phases: Phases,
-    processes: tuple[RayService | None, PlotService | None],
+    with_the_rest: Callable[[Iterator[dict[str, Any]]], Iterator[dict[str, Any]]],
 ) -> None:
-    """Train, and show it on the console; then the plots are begun."""
+    """Train, and show it on the console, `with_the_rest` of what a run needs begun beside it."""
     print(f"run: {directory.path}", flush=True)
     phases.end()
     has_console = "console" in job.telemetry.sinks
     console = Console(job.rounds.update_rounds, rounds=has_console, began_s=phases.began_s)
     with closing(records(job, str(job.run.name), directory, source)) as stream:
-        watch(_with_the_rest(stream, *processes), console, advice(job, gpus_of(possible_nodes())))
-        _, plots = processes
-        if plots is not None:
-            plots.draw(directory.path)
+        watch(with_the_rest(stream), console, advice(job, gpus_of(possible_nodes())))
     phases.begin("disconnecting from Ray")
 
 
 def _with_the_rest(
-    stream: Iterator[dict[str, Any]], service: RayService | None, plots: PlotService | None
+    service: RayService | None, plots: PlotService | None, run_directory: Path, stream: Iterator[dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    """The records of a run; after its first round, what its start didn't wait for is loaded and started."""
+    """The records of a run; after its first round, what its start didn't wait for is loaded and started.
+
+    After the last record the plots are begun.
+    """
     waits = True
     for record in stream:
         if record["kind"] == "round" and waits:
@@ -178,6 +179,8 @@ def _with_the_rest(
             if service is not None:
                 service.start_rest()
         yield record
+    if plots is not None:
+        plots.draw(run_directory)
 
 
 def _load_end() -> None:
@@ -324,14 +327,14 @@ def finish(
 def _check_upload(job: Job) -> None:
     """Refuse an upload at the end that can't succeed."""
     if job.checkpoint.push is not None:
-        from hypha_ray.driver.hub_upload import check_upload
+        from hypha_ray.driver.trained_models.hub_upload import check_upload
 
         print_notes(check_upload(job.checkpoint.push))
 
 
 def _upload(job: Job, directory: RunDirectory) -> None:
     """Upload the model, the best one if that is kept, and say whether it is there."""
-    from hypha_ray.driver.hub_upload import upload
+    from hypha_ray.driver.trained_models.hub_upload import upload
 
     folders = [directory.path / name for name in ("model-best", "model")]
     folder = next(folder for folder in folders[not job.checkpoint.best :] if folder.is_dir())
@@ -361,7 +364,7 @@ def export_round(
     """Save the weights after a committed round in a folder, by transformers; `compatible` names an older release."""
     with uncollected():
         from hypha_ray.driver.datasets.job_tokenizer import job_preprocessor
-        from hypha_ray.driver.model_card import write_cards
+        from hypha_ray.driver.trained_models.model_card import write_cards
         from hypha_ray.model.saved_model import export
         from hypha_ray.store.snapshots import load_snapshot
 

@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy, linear, pad
 from hypha_ray.config.automatic import CHUNK
 from hypha_ray.config.strategy import StrategyTraits
 from hypha_ray.errors import ConfigError
-from hypha_ray.model.sample_losses import sample_losses
+from hypha_ray.model.tasks.sample_losses import sample_losses
 from hypha_ray.model.tasks.task import IGNORE_INDEX, Batch, Task
 
 _COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")

@@ -14,6 +14,7 @@ from typing import Any
 import ray
 
 from hypha_ray.config.schema import Testing
+from hypha_ray.config.tables.outputs import WITHOUT_FILES
 from hypha_ray.config.tables.outputs import Telemetry as TelemetrySettings
 from hypha_ray.failpoints import arm, failpoint
 from hypha_ray.telemetry.sinks.base import build
@@ -45,10 +46,10 @@ class Telemetry:
     ) -> None:
         if testing is not None:
             arm(testing.failpoints, testing.failpoint_log)
-        without_files = {"console", "jsonl", "prometheus", "otel"}
+        writing_here = set(telemetry.sinks) - WITHOUT_FILES
         if telemetry.aim_repository is not None:
-            without_files.add("aim")
-        if set(telemetry.sinks) - without_files:
+            writing_here.discard("aim")
+        if writing_here:
             os.umask(0o077)  # Trackers' files in the run directory are the owner's alone, as all others there.
         self._directory = Path(directory)
         self._sinks = build(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field
 
 from hypha_ray.config.value_types import Count, Place, Table, hub_id, target
 from hypha_ray.plugins import Plugin
+
+WITHOUT_FILES: Final = frozenset({"console", "jsonl", "prometheus", "otel"})
+"""Built-in sinks that write no files, besides those that every run has."""
 
 
 class Checkpoint(Table):

@@ -149,6 +149,11 @@ class Reward(Table):
     model: RewardModel = RewardModel()
 
     @property
+    def loaded_functions(self) -> list[str]:
+        """Functions that are loaded as code; those by models, `judge` and `model`, are none."""
+        return [name for name in self.functions if name not in (JUDGE, MODEL)]
+
+    @property
     def by_task(self) -> dict[str, list[str]]:
         """Functions of the tasks that have some of their own."""
         return {task.name: task.functions for task in self.tasks}

@@ -16,7 +16,7 @@ from hypha_ray.data.manifest import PreprocessorInfo, TokenRules
 from hypha_ray.data.preparation.options import Options
 from hypha_ray.data.preparation.plain_tokenizers import as_fast, byte_tokenizer, character_tokenizer
 from hypha_ray.data.preparation.token_rules import begin_of, token_rules
-from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.errors import ConfigError, DataError, reason_of
 from hypha_ray.model.loading.hub import fetch
 
 Tokens: TypeAlias = npt.NDArray[np.int32]
@@ -197,7 +197,7 @@ def load_tokenizer(name: str, revision: str | None = None) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder)
     except Exception as error:  # Tokenizers raise anything from KeyError to the exceptions of their Rust code.
-        found = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        found = reason_of(error)
         fix = "name a tokenizer on the hub, a folder that has one, 'byte' or 'characters'"
         raise ConfigError("PREP006", f"tokenizer {name!r} can't be loaded", found, fix=fix) from error
 

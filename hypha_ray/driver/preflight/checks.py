@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hypha_ray.config import Job
 from hypha_ray.config.plugin_uses import check_options, plugin_uses
-from hypha_ray.config.tables.rewards import JUDGE, MODEL
+from hypha_ray.config.tables.rewards import MODEL
 from hypha_ray.driver.datasets.data_source import DataSource
 from hypha_ray.driver.preflight.settings import check_settings
 from hypha_ray.errors import ConfigError
@@ -91,7 +91,7 @@ def check_rewards(job: Job) -> list[str]:
     from hypha_ray.rl.rewards.evaluators import check_functions
 
     look_beside_the_job()
-    check_functions([name for name in job.rl.reward.functions if name not in (JUDGE, MODEL)], job.rl.reward.deadline_s)
+    check_functions(job.rl.reward.loaded_functions, job.rl.reward.deadline_s)
     if MODEL not in job.rl.reward.functions:
         return []
     with uncollected():  # Loading torch takes seconds.

@@ -7,7 +7,7 @@ from pathlib import Path
 from hypha_ray.config import Job
 from hypha_ray.config.compare import differences, refuse_changes
 from hypha_ray.config.load import load
-from hypha_ray.config.tables.rewards import JUDGE, MODEL
+from hypha_ray.config.tables.rewards import MODEL
 from hypha_ray.data.catalogue import folders_of
 from hypha_ray.data.catalogue import load as load_manifest
 from hypha_ray.data.mixture import mixed
@@ -96,15 +96,14 @@ def _check_processes(job: Job, key: str, gpus: float, processes: int) -> None:
 def _check_repositories(job: Job) -> None:
     """Refuse folders of models that aren't there, and reward functions that no one has."""
     rewards = job.rl.reward if job.rl.algorithm is not None else None
-    functions = [] if rewards is None else rewards.functions
-    scored_by = rewards.model.repository if rewards is not None and MODEL in functions else None
+    scored_by = rewards.model.repository if rewards is not None and MODEL in rewards.functions else None
     for repository in (job.model.repository, job.preprocessor.repository, scored_by):
         if repository is not None:
             local_folder(repository)
-    if functions:
+    if rewards is not None:
         from hypha_ray.rl.rewards.registry import require_known
 
-        require_known([name for name in functions if name not in (JUDGE, MODEL)])
+        require_known(rewards.loaded_functions)
 
 
 def _refuse_another_job(job: Job, directory: RunDirectory, folders: list[Path]) -> None:

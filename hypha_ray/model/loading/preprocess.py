@@ -8,7 +8,7 @@ from typing import Any
 from transformers import AutoProcessor
 
 from hypha_ray.config.schema import Model, Preprocessor
-from hypha_ray.errors import CheckpointError
+from hypha_ray.errors import CheckpointError, reason_of
 from hypha_ray.model.loading.adapters import base_of
 from hypha_ray.model.loading.hub import fetch, remote_code_allowed
 from hypha_ray.model.tasks.masking import SpecialTokens
@@ -77,6 +77,6 @@ def _load(folder: Path, trusted: bool) -> Any:
         raise CheckpointError(
             "MODEL011",
             f"tokenizer or image processor in {folder} can't be loaded",
-            " ".join(f"{type(error).__name__}: {error}".split())[:300],
+            reason_of(error),
             fix="name one in preprocessor.repository",
         ) from error

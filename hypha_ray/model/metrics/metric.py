@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 
-from hypha_ray.errors import ConfigError
+from hypha_ray.errors import ConfigError, reason_of
 from hypha_ray.figures import METRIC, Figure, metric_figure
 from hypha_ray.model.tasks.task import Batch, Task
 from hypha_ray.plugins import create
@@ -156,7 +156,7 @@ def _sums(figure: str, metric: Metric, logits: torch.Tensor, labels: torch.Tenso
 
 
 def _failed(figure: str, method: str, error: Exception) -> ConfigError:
-    reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    reason = reason_of(error)
     return _refused(figure, f"{method}: {reason}", "numbers by name, and one number of their sums")
 
 

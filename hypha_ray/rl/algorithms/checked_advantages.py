@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from hypha_ray.errors import ConfigError
+from hypha_ray.errors import ConfigError, reason_of
 from hypha_ray.plugins import create
 
 Advantages: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -41,7 +41,7 @@ def advantages_of(name: str, function: Advantages, rewards: torch.Tensor, length
     try:
         advantages = function(rewards, lengths)
     except Exception as error:  # Code of users may raise anything.
-        raise _refused(name, " ".join(f"{type(error).__name__}: {error}".split())[:300], allowed) from error
+        raise _refused(name, reason_of(error), allowed) from error
     if not isinstance(advantages, torch.Tensor):
         raise _refused(name, type(advantages).__name__, allowed)
     if advantages.shape != rewards.shape:

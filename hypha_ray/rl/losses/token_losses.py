@@ -13,7 +13,7 @@ from typing import TypeAlias
 import torch
 
 from hypha_ray.config.tables.rl import RL
-from hypha_ray.errors import ConfigError
+from hypha_ray.errors import ConfigError, reason_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def checked(name: str, loss: PolicyLoss, inputs: LossInputs) -> TokenLosses:
     try:
         result = loss(inputs)
     except Exception as error:  # Code of users may raise anything.
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        reason = reason_of(error)
         raise ConfigError("RL030", what, reason, "TokenLosses", fix) from error
     if not isinstance(result, TokenLosses):
         raise ConfigError("RL030", what, type(result).__name__, "TokenLosses", fix)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from hypha_ray.config.schema import Model, Preprocessor
 from hypha_ray.config.tables.rewards import MODEL, RewardModel
-from hypha_ray.errors import ConfigError
+from hypha_ray.errors import ConfigError, reason_of
 from hypha_ray.model.loading.preprocess import load_preprocessor
 from hypha_ray.rl.rewards.registry import Tasks, functions_of
 from hypha_ray.rl.rewards.response import Response
@@ -71,7 +71,7 @@ class ModelInputs:
         try:
             return str(self._tokenizer.apply_chat_template(answered, tokenize=False))
         except Exception as error:  # Templates raise errors of their own.
-            got = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            got = reason_of(error)
             raise unfit(self._settings, f"{column!r} in its chat template: {got}", "a text or messages") from None
 
 

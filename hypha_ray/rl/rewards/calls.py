@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
-from hypha_ray.errors import ConfigError, HyphaError
+from hypha_ray.errors import ConfigError, HyphaError, reason_of
 from hypha_ray.rl.rewards.registry import Tasks, functions_of, reward_of
 from hypha_ray.rl.rewards.response import Response, Reward
 
@@ -56,7 +56,7 @@ def _called(name: str, function: Reward, response: Response) -> float | ConfigEr
     except HyphaError:
         raise
     except (Exception, SystemExit) as error:  # A function of users may raise anything.
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        reason = reason_of(error)
         given = f"the response was {response.text[:80]!r} to {response.prompt[-80:]!r}"
         return ConfigError(
             "RWD001", f"reward function {name} failed", reason, "a number or None", f"mend the function; {given}"

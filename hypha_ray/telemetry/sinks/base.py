@@ -315,7 +315,7 @@ def build(
         if name in ("console", "jsonl"):
             continue
         tally = Tally(name)
-        place = SinkPlace(run, directory, folder, aim_repository, tally)
+        place = SinkPlace(run, directory, tally, folder, aim_repository)
         others.append(Isolated(create("sinks", name, (options or {}).get(name), place), tally))
     if status_bridge is not None:
         from hypha_ray.telemetry.sinks.status import StatusBridge
@@ -343,4 +343,4 @@ def check_built_in(job: Job) -> None:
 def try_sink(name: str, options: Mapping[str, Any] | None) -> None:
     """Make a sink for a run that there isn't, without starting it."""
     with tempfile.TemporaryDirectory() as folder:
-        create("sinks", name, options, SinkPlace("trial", Path(folder)))
+        create("sinks", name, options, SinkPlace("trial", Path(folder), Tally(name)))

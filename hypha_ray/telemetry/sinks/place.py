@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -23,22 +23,6 @@ class Losses(Protocol):
         """Count exports that couldn't wait any longer."""
 
 
-class Uncounted:
-    """Losses that are counted nowhere."""
-
-    def wait(self, reason: object, capacity: int) -> None:
-        """Do nothing."""
-
-    def began(self) -> None:
-        """Do nothing."""
-
-    def fail(self, reason: object) -> None:
-        """Do nothing."""
-
-    def drop(self, calls: int = 1) -> None:
-        """Do nothing."""
-
-
 @dataclass(frozen=True, slots=True)
 class SinkPlace:
     """Place of a sink, which its class is called with."""
@@ -47,12 +31,12 @@ class SinkPlace:
     """Name of the run."""
     directory: Path
     """The run directory."""
+    losses: Losses
+    """Counts of what a sink with a queue of its own loses."""
     trackers: Path | None = None
     """Folder that trackers share for all runs; None: the run directory."""
     aim_repository: str | None = None
     """Folder of Aim's repository; None: that of the trackers."""
-    losses: Losses = field(default_factory=Uncounted)
-    """Counts of what a sink with a queue of its own loses."""
 
     @property
     def folder(self) -> Path:

@@ -14,7 +14,7 @@ from hypha_ray.config import Job
 from hypha_ray.driver.preflight.checks import check_job
 from hypha_ray.errors import ConfigError
 from hypha_ray.telemetry.sinks import trackers
-from hypha_ray.telemetry.sinks.base import build
+from hypha_ray.telemetry.sinks.base import Tally, build
 from hypha_ray.telemetry.sinks.files import METRICS, read_jsonl, rewind
 from hypha_ray.telemetry.sinks.place import SinkPlace
 from hypha_ray.telemetry.sinks.tensorboard import TensorBoard
@@ -83,7 +83,7 @@ def test_tensorboard_that_is_started_again_counts_reports_from_the_first_one(tmp
     losses = [3.0, 2.0]
     lines = [json.dumps({"kind": "step", "worker": 0, "round": 0, "loss": loss}) + "\n" for loss in losses]
     (tmp_path / METRICS).write_text("".join(lines))
-    sink = TensorBoard(SinkPlace("fleet", tmp_path))
+    sink = TensorBoard(SinkPlace("fleet", tmp_path, Tally("tensorboard")))
     sink.start({})
     sink.start({})
     sink.close()

@@ -24,7 +24,7 @@ from hypha_ray.data.preparation.kinds.ignored_values import Ignored, ignored_val
 from hypha_ray.data.preparation.kinds.scored_tokens import ScoredText
 from hypha_ray.data.preparation.sources.chats import Chat, Messages
 from hypha_ray.data.preparation.sources.tool_calls import count_calls, with_texts, without_calls
-from hypha_ray.errors import DataError
+from hypha_ray.errors import DataError, reason_of
 
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """Mark of the assistant's parts, as transformers recognises it."""
@@ -135,7 +135,7 @@ class ChatTemplate:
             if count_calls(messages):
                 with suppress(Exception):
                     return self._filled(chat, [with_texts(message) for message in messages], opened, marked)
-            got = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            got = reason_of(error)
             what, fix = f"{chat.where}: the chat template of {self._name!r} refuses the chat", "mend or remove the row"
             raise DataError("DATA034", what, got, fix=fix) from None
 

@@ -31,7 +31,7 @@ from hypha_ray.data.preparation.splitting import Rows, split, write_split
 from hypha_ray.data.preparation.token_rules import token_rules
 from hypha_ray.data.provenance import Account, counted
 from hypha_ray.data.slices import Arrays
-from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.errors import ConfigError, DataError, reason_of
 from hypha_ray.model.tasks.task import IGNORE_INDEX
 
 Labels: TypeAlias = npt.NDArray[np.generic]
@@ -191,7 +191,7 @@ def _encodings(tokenizer: Any, part: Sequence[LabelledText], separator: str, opt
             verbose=False,
         ).encodings
     except Exception as error:  # Some tokenizers take no lists of words, or cut nothing off.
-        got = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        got = reason_of(error)
         what = f"tokenizer {options.tokenizer!r} doesn't take texts or words of {options.source}"
         raise ConfigError("PREP011", what, got, fix="choose another --tokenizer") from None
 

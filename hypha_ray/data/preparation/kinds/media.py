@@ -28,7 +28,7 @@ from hypha_ray.data.preparation.sources.media import MediaFile, media_files
 from hypha_ray.data.preparation.splitting import Rows, split, write_split
 from hypha_ray.data.provenance import Account
 from hypha_ray.data.slices import Arrays
-from hypha_ray.errors import ConfigError, DataError
+from hypha_ray.errors import ConfigError, DataError, reason_of
 from hypha_ray.model.loading.hub import fetch
 
 MOST_SLICE_BYTES = 1 << 26
@@ -118,7 +118,7 @@ def write_media(options: Options, writer: SliceWriter, report: Report, account: 
         try:
             tensors = medium.tensors([medium.decode(file.content()) for file in chosen])
         except Exception as error:  # Preprocessors raise anything, for instance for images of several sizes.
-            got = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            got = reason_of(error)
             what = f"preprocessor {options.preprocessor!r} makes no tensors of these {options.kind_name}"
             raise DataError("DATA038", what, got, fix="choose another --preprocessor, or give it a size") from None
         labels = [numbered(file.label, numbers) for file in chosen if file.label is not None]
@@ -179,7 +179,7 @@ def _preprocessor(options: Options) -> Any:
     try:
         return auto.from_pretrained(folder)
     except Exception as error:  # They raise anything from OSError to KeyError.
-        got = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        got = reason_of(error)
         fix = f"name a model for {options.kind_name}, or a folder with its preprocessor_config.json"
         raise ConfigError("PREP012", f"preprocessor {name!r} can't be loaded", got, fix=fix) from error
 

@@ -27,7 +27,7 @@ from hypha_ray.data.preparation.splitting import Rows, split, write_split
 from hypha_ray.data.preparation.token_rules import token_rules
 from hypha_ray.data.provenance import Account
 from hypha_ray.data.slices import Arrays
-from hypha_ray.errors import ConfigError, DataError, HyphaError
+from hypha_ray.errors import ConfigError, DataError, HyphaError, reason_of
 from hypha_ray.plugins import find, look_beside_the_job
 
 MakeSamples: TypeAlias = Callable[[Sequence[Mapping[str, Any]], Any], Iterable[Mapping[str, Any]]]
@@ -106,7 +106,7 @@ def _samples(
     except HyphaError:
         raise
     except Exception as error:  # Code of users may raise anything.
-        raise _refused(name, " ".join(f"{type(error).__name__}: {error}".split())[:300]) from error
+        raise _refused(name, reason_of(error)) from error
     if not samples:
         raise _refused(name, "no sample")
     first = _form(samples[0])

@@ -41,7 +41,7 @@ from hypha_ray.data.preparation.splitting import split, write_split
 from hypha_ray.data.preparation.token_rules import begin_of, ends_among, token_rules
 from hypha_ray.data.provenance import Account
 from hypha_ray.data.slices import Arrays, read_slice
-from hypha_ray.errors import DataError
+from hypha_ray.errors import DataError, reason_of
 from hypha_ray.rl.reward_data import records_of
 from hypha_ray.types.prompts import pack_records
 
@@ -140,7 +140,7 @@ def _opened(tokenizer: Any, messages: Messages) -> str:
     try:
         return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
     except Exception as error:  # Templates raise errors of their own, for instance without system messages.
-        got = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        got = reason_of(error)
         what, fix = "the tokenizer's chat template doesn't take these prompts", "leave out --system, or --chat"
         raise DataError("DATA034", what, got, fix=fix) from None
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from hypha_ray.config.schema import Model
-from hypha_ray.errors import ConfigError
+from hypha_ray.errors import ConfigError, reason_of
 from hypha_ray.model.tasks.task import Batch, Task
 from hypha_ray.plugins import create
 
@@ -46,7 +46,7 @@ def sample_losses(task: Task, output: Any, inputs: Batch) -> torch.Tensor:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # Code of users may raise anything.
-        raise _refused(" ".join(f"{type(error).__name__}: {error}".split())[:300], allowed) from error
+        raise _refused(reason_of(error), allowed) from error
     if not isinstance(losses, torch.Tensor):
         raise _refused(type(losses).__name__, allowed)
     if losses.shape != (len(next(iter(inputs.values()))),):
