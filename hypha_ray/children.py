@@ -20,7 +20,8 @@ def start_child(cls: type, *arguments: Any) -> Any:
         arguments: arguments of its constructor.
 
     """
-    context, group = ray.get_runtime_context(), get_current_placement_group()
+    context = ray.get_runtime_context()
+    group = get_current_placement_group()
     place = (
         NodeAffinitySchedulingStrategy(context.get_node_id(), soft=False)
         if group is None

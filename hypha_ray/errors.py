@@ -45,7 +45,11 @@ class HyphaError(Exception):
 
     def __init__(self, code: str, what: str, got: str = "", allowed: str = "", fix: str = "") -> None:
         super().__init__(code, what, got, allowed, fix)
-        self.code, self.what, self.got, self.allowed, self.fix = code, what, got, allowed, fix
+        self.code = code
+        self.what = what
+        self.got = got
+        self.allowed = allowed
+        self.fix = fix
 
     def __str__(self) -> str:
         found = ", ".join(filter(None, [self.got and f"got {self.got}", self.allowed and f"allowed {self.allowed}"]))

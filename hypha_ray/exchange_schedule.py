@@ -22,7 +22,8 @@ def version_due(job: Job, round: int) -> WeightsVersion:
 
     With several exchanges under way they are older than the round. Warm-up and last round begin with the newest.
     """
-    warmup, behind = job.rounds.warmup_rounds, job.sync.in_flight - 1
+    warmup = job.rounds.warmup_rounds
+    behind = job.sync.in_flight - 1
     if round <= warmup or round >= job.rounds.update_rounds - 1:
         return WeightsVersion(round)
     return WeightsVersion(max(warmup, round - behind))
@@ -30,7 +31,8 @@ def version_due(job: Job, round: int) -> WeightsVersion:
 
 def outer_steps_before(job: Job, round: int, fragment: int) -> int:
     """Outer steps that a fragment has made before a round; plain averages of the warm-up don't count."""
-    warmup, fragments = job.rounds.warmup_rounds, job.sync.fragments
+    warmup = job.rounds.warmup_rounds
+    fragments = job.sync.fragments
     if not job.sync.staggered:
         return max(0, round - warmup)
     return len(range(warmup + (fragment - warmup) % fragments, round, fragments))

@@ -16,7 +16,8 @@ def uncollected() -> Iterator[None]:
     of loading, and as much at the end of the process (`gc.freeze`). Models, which come and go, are to be made outside:
     their garbage would stay as well. May be within another one.
     """
-    was_on, modules = gc.isenabled(), len(sys.modules)
+    was_on = gc.isenabled()
+    modules = len(sys.modules)
     gc.disable()
     try:
         yield

@@ -7,7 +7,8 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-FILE, FOLDER = 0o600, 0o700
+FILE = 0o600
+FOLDER = 0o700
 
 
 def opener(path: str, flags: int) -> int:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 def with_imports(script: Path) -> set[Path]:
     """A file, and the modules beside it that it imports, directly or by way of others of them."""
-    files, waiting = {script}, [script]
+    files = {script}
+    waiting = [script]
     while waiting:
         for name in _imported_names(waiting.pop()):
             module = script.with_name(f"{name}.py")

@@ -53,7 +53,8 @@ def main() -> None:
     options = parse_options(Data, __doc__, sys.argv[1:])
     actions = [options.serve is not None, options.list, options.withdraw is not None, options.check is not None]
     if sum(actions) != 1:
-        what, allowed = "one thing has to be done", "--serve, --list, --withdraw or --check"
+        what = "one thing has to be done"
+        allowed = "--serve, --list, --withdraw or --check"
         raise ConfigError("CFG012", what, f"{sum(actions)} of them", allowed, "see --help")
     refuse_strays(options, {"name": ("serve",), "node": ("serve", "withdraw"), "json": ("list",)})
     from hypha_ray.config.value_types import CLUSTER, is_malformed, malformed

@@ -81,7 +81,8 @@ def main() -> None:
     """Parse first, import later: `--help` and a mistyped flag answer at once."""
     arguments = parse_options(Evaluate, __doc__, sys.argv[1:])
     check(arguments)
-    start, phases = time.monotonic(), Phases()
+    start = time.monotonic()
+    phases = Phases()
     phases.begin("looking for model and data")
     model = find_model_or_folder(arguments.model)
     evaluate_on = evaluate_on_tasks if arguments.lm_eval else evaluate_on_dataset
@@ -197,7 +198,8 @@ def score_samples(
         from hypha_ray.model.saved_model import open_saved
         from hypha_ray.model.tasks.table import require_trainable
 
-    manifest, device = source.manifest, torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    manifest = source.manifest
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     network, task = open_saved(model, arguments.type)
     require_trainable(task)
     require_positions(network, task, manifest.shapes, manifest.name)

@@ -52,7 +52,9 @@ def main() -> None:
     from hypha_ray.data.storage.url_folder import is_url
     from hypha_ray.redaction import redacted
 
-    begin, counts, console = time.monotonic(), Counter[str](), Console(stderr=True)
+    begin = time.monotonic()
+    counts = Counter[str]()
+    console = Console(stderr=True)
     phases.begin("reading and tokenizing")
     with console.status("reading") as status:
 

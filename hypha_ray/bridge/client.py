@@ -55,7 +55,8 @@ class Trainer:
     """
 
     def __init__(self, channel: Channel, directory: Path, scratch: Scratch | None = None) -> None:
-        self._channel, self._scratch = channel, scratch
+        self._channel = channel
+        self._scratch = scratch
         self._directory = WorkDirectory(directory)
         channel.attach(self._directory, lambda path, size: None)
         self._line = Line(channel, self._directory)
@@ -88,7 +89,8 @@ class Trainer:
             BridgeError: the driver can't be reached.
 
         """
-        address, token_file = _given(address, "HYPHA_BRIDGE_SOCKET"), _given(token_file, "HYPHA_BRIDGE_TOKEN_FILE")
+        address = _given(address, "HYPHA_BRIDGE_SOCKET")
+        token_file = _given(token_file, "HYPHA_BRIDGE_TOKEN_FILE")
         work_dir = work_dir or os.environ.get("HYPHA_BRIDGE_WORK_DIR")
         authority = authority or os.environ.get("HYPHA_BRIDGE_CA_FILE")
         token = read_token(Path(token_file))
@@ -119,7 +121,8 @@ class Trainer:
             BridgeError: the driver is gone.
 
         """
-        line, after = self._line, None
+        line = self._line
+        after = None
         while (message := line.next_parameters(after)) is not None:
             after = message.round
             yield Round(line, self._directory, message, self.job["report_every_s"])

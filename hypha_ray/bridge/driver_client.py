@@ -27,7 +27,8 @@ class Line:
     """
 
     def __init__(self, channel: Channel, directory: WorkDirectory) -> None:
-        self._channel, self._directory = channel, directory
+        self._channel = channel
+        self._directory = directory
         self._changed = threading.Condition()
         self.job: pb.JobDefinition | None = None
         self.parameters: pb.Parameters | None = None
@@ -135,4 +136,5 @@ class Line:
             case "leave":
                 self.ending = self.leaving = True
             case "done":
-                self.ending, self.leaving = True, False
+                self.ending = True
+                self.leaving = False

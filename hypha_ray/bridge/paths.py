@@ -63,7 +63,8 @@ class WorkDirectory:
 
     def close(self) -> None:
         """Close the directory; may be called twice."""
-        descriptor, self._descriptor = self._descriptor, -1
+        descriptor = self._descriptor
+        self._descriptor = -1
         if descriptor >= 0:
             os.close(descriptor)
 
@@ -81,7 +82,8 @@ class WorkDirectory:
 
         """
         with self.open(path, expected.size) as source, _written(to, to.unlink), to.open("xb") as target:
-            found, size = hashlib.sha256(), 0
+            found = hashlib.sha256()
+            size = 0
             while chunk := source.read(min(_STEP, expected.size + 1 - size)):
                 found.update(chunk)
                 target.write(chunk)
@@ -144,7 +146,9 @@ class WorkDirectory:
 
         """
         *folders, name = parts(path)
-        found, size, draft = hashlib.sha256(), 0, f".{secrets.token_hex(8)}.part"
+        found = hashlib.sha256()
+        size = 0
+        draft = f".{secrets.token_hex(8)}.part"
         with self._folder(folders, path) as folder, _created(draft, folder, path) as file:
             for chunk in chunks:
                 found.update(chunk)
@@ -243,5 +247,6 @@ def _written(shown: object, remove: Callable[[], None]) -> Iterator[None]:
             remove()
         if not isinstance(error, OSError):
             raise
-        what, why = f"{shown} can't be written", error.strerror or str(error)
+        what = f"{shown} can't be written"
+        why = error.strerror or str(error)
         raise TryAgainError("PATH010", what, why, fix="free some space on the disk") from None

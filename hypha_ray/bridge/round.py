@@ -31,8 +31,10 @@ class Round:
     """
 
     def __init__(self, line: Line, directory: WorkDirectory, message: pb.Parameters, report_every_s: float) -> None:
-        self._line, self._directory = line, directory
-        self._message, self._report_every_s = message, report_every_s
+        self._line = line
+        self._directory = directory
+        self._message = message
+        self._report_every_s = report_every_s
         self.number: int = message.round
         self._samples = self._batches = self._tokens = self._scored = 0
         self._loss_sum = 0.0
@@ -109,7 +111,8 @@ class Round:
         if not self._batches:
             self._reported = (*self._reported[:5], time.monotonic())
         while (batch := self._next_batch()) is not None:
-            self._batch, self.keys = batch.arrays, batch.keys
+            self._batch = batch.arrays
+            self.keys = batch.keys
             yield batch.arrays
 
     def step(self, loss: float, tokens: int | None = None, scored: int | None = None, **metrics: float) -> None:
@@ -124,7 +127,9 @@ class Round:
         """
         size = len(next(iter(self._batch.values())))
         scored = size if scored is None else scored
-        self._batches, self._samples, self._scored = self._batches + 1, self._samples + size, self._scored + scored
+        self._batches = self._batches + 1
+        self._samples = self._samples + size
+        self._scored = self._scored + scored
         self._tokens += _tokens(self._batch) if tokens is None else tokens
         self._loss_sum += loss * scored
         if self._batches == 1 or time.monotonic() - self._reported[5] >= self._report_every_s:
@@ -185,18 +190,22 @@ class Round:
     def _cut(self, slices: Sequence[pb.Slice], size: int) -> Samples:
         """Read the next `size` samples of this round."""
         found: list[Samples] = []
-        start, stop = self._samples, self._samples + size
+        start = self._samples
+        stop = self._samples + size
         for one in slices:
-            first, last = max(start, 0), min(stop, one.samples)
+            first = max(start, 0)
+            last = min(stop, one.samples)
             if first < last:
                 found.append(self._load(one).part(slice(first, last)))
-            start, stop = start - one.samples, stop - one.samples
+            start = start - one.samples
+            stop = stop - one.samples
         return joined(found)
 
     def _load(self, one: pb.Slice) -> Samples:
         if one.path not in self._files:
             with safe_open(self._line.file(one.path, one.content), "numpy") as file:
-                names, notes = list(file.keys()), file.metadata() or {}
+                names = list(file.keys())
+                notes = file.metadata() or {}
                 arrays = {name: file.get_tensor(name) for name in names}
             keys = np.zeros((one.samples, 3), np.int64)
             keys[:, 0], keys[:, 1] = int(notes.get("epoch", 0)), int(notes.get("slice", 0))

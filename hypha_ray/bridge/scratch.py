@@ -11,7 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-PREFIX, SPOOL, TRAINER, WEIGHTS = "hypha-bridge-", "hypha-spool-", "hypha-trainer-", "hypha-weights-"
+PREFIX = "hypha-bridge-"
+SPOOL = "hypha-spool-"
+TRAINER = "hypha-trainer-"
+WEIGHTS = "hypha-weights-"
 """Prefixes of folder names: work directories of drivers, copies of trainers' files, directories of remote trainers,
 weights for servers that generate."""
 
@@ -33,7 +36,8 @@ class Scratch:
     def close(self) -> None:
         """Remove the folder; may be called twice."""
         shutil.rmtree(self.path, ignore_errors=True)
-        descriptor, self._descriptor = self._descriptor, -1
+        descriptor = self._descriptor
+        self._descriptor = -1
         if descriptor >= 0:
             os.close(descriptor)
 

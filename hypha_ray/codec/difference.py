@@ -24,7 +24,9 @@ def advance(codec: Chunked, theta: Flat, payload: Flat, out: Flat | None = None)
 
     """
     result: Flat = {group: np.empty_like(array) for group, array in theta.items()} if out is None else out
-    before, coded, after = tensors(theta), tensors(payload), tensors(result)
+    before = tensors(theta)
+    coded = tensors(payload)
+    after = tensors(result)
     for group, old in before.items():
         if is_trained(group):
             for part in blocks(len(old)):

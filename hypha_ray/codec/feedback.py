@@ -28,7 +28,8 @@ class Feedback:
     """
 
     def __init__(self, codec: Chunked, decay: float) -> None:
-        self._codec, self._decay = codec, decay
+        self._codec = codec
+        self._decay = decay
         self.residual: Flat = {}
         """Encoding error so far, by group; empty before the first round, and without feedback."""
 
@@ -36,7 +37,8 @@ class Feedback:
         """See `Encoder.encode`; the payload's buffers share memory with `values`."""
         codec = self._codec
         payload: Flat = {}
-        quality, given = Quality(), tensors(values)
+        quality = Quality()
+        given = tensors(values)
         base = None if theta is None else tensors(theta)
         for group, array in values.items():
             if not is_trained(group):

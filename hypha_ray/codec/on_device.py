@@ -51,7 +51,10 @@ class DeviceFeedback:
     def __init__(
         self, codec: Chunked, decay: float, room: Callable[[int, torch.dtype], torch.Tensor], block: int = BLOCK
     ) -> None:
-        self._codec, self._decay, self._room, self._block = codec, decay, room, block
+        self._codec = codec
+        self._decay = decay
+        self._room = room
+        self._block = block
         self._rooms: dict[str, torch.Tensor] = {}
         """Arrays of the payload, which are written anew in each round."""
         self.residual: dict[str, torch.Tensor] = {}
@@ -111,7 +114,9 @@ class DeviceFeedback:
         difference = target - decoded
         if residual is not None:
             residual[part] = difference
-        one, other, lost = target.double(), decoded.double(), difference.double()
+        one = target.double()
+        other = decoded.double()
+        lost = difference.double()
         return torch.stack([one.dot(one), other.dot(other), one.dot(other), lost.dot(lost)])
 
     def _residual(self, group: str, size: int, device: torch.device) -> torch.Tensor | None:

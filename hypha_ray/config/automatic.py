@@ -41,7 +41,8 @@ token: 66 ms for the Llama of 152 million parameters on 16 × 1024 tokens, on an
 SAVED_FEATURES: Final = 768
 """Width of the layers that `SAVED_S` was measured with. What compiling fuses grows with it, and products with its
 square."""
-COMPILE_S, COMPILE_LAYER_S = 20.0, 2.0
+COMPILE_S = 20.0
+COMPILE_LAYER_S = 2.0
 """Estimated seconds that compiling takes, and of each layer."""
 CHUNK: Final = 1 << 24
 """Number of logits of a chunk of the fused loss; chunks of a batch with fewer would save little."""

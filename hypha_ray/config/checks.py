@@ -61,7 +61,9 @@ _IN_GROUPS = frozenset(
 def _explained(error: ValidationError, settings: Sequence[Setting]) -> ConfigError:
     """The first error that pydantic reports, in the terms of the schema, with file and line."""
     first: dict[str, Any] = dict(error.errors(include_url=False)[0])
-    kind, value, place = first["type"], first["input"], tuple(map(str, first["loc"]))
+    kind = first["type"]
+    value = first["input"]
+    place = tuple(map(str, first["loc"]))
     key = next(key for length in range(len(place) + 1) if (key := key_at(place[:length])))
     wrong_type = kind.endswith("_type") or (kind == "literal_error" and not isinstance(value, str))
     code, what = ("CFG002", "has the wrong type") if wrong_type else ("CFG003", "is out of range")
@@ -73,9 +75,11 @@ def _explained(error: ValidationError, settings: Sequence[Setting]) -> ConfigErr
 
 
 def _agree(job: Job, settings: Sequence[Setting]) -> None:
-    workers, steps = job.num_workers, job.inner_optimizer.total_steps
+    workers = job.num_workers
+    steps = job.inner_optimizer.total_steps
     counts = "workers" if job.workers else "resources.num_workers"
-    worker_price, server_price = job.resources.worker_price, job.resources.parameter_server_price
+    worker_price = job.resources.worker_price
+    server_price = job.resources.parameter_server_price
     limits = (
         ("resources.min_workers", job.resources.min_workers, counts, workers),
         ("bridge.commands", len(job.bridge.commands), "resources.num_workers", workers),

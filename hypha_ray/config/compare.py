@@ -65,7 +65,8 @@ def defines_training(path: KeyPath) -> bool:
 
 def differences(here: Job, there: Job) -> tuple[Difference, ...]:
     """Compare two jobs key by key, as their resolved job files have them; secrets are in neither."""
-    ours, theirs = dict(_leaves(resolved(here), ())), dict(_leaves(resolved(there), ()))
+    ours = dict(_leaves(resolved(here), ()))
+    theirs = dict(_leaves(resolved(there), ()))
     paths = [path for path in (ours | theirs) if not any(path[: len(skip)] == skip for skip in _OF_A_COMMAND)]
     return tuple(
         Difference(path, ours.get(path), theirs.get(path)) for path in paths if ours.get(path) != theirs.get(path)

@@ -32,7 +32,8 @@ def conflicts(job: Job) -> Iterator[Conflict]:
         if group.command is not None and not group.bridged:
             name = f"workers.{number}"
             yield Conflict(f"{name}.command", f'{name}.kind = "{group.kind}"', 'choose kind = "bridged"')
-    strategy, traits = f'sync.strategy = "{job.sync.strategy}"', job.sync.traits
+    strategy = f'sync.strategy = "{job.sync.strategy}"'
+    traits = job.sync.traits
     if traits.sends_gradients and job.sync.fragments > 1:
         fix = "leave sync.fragments at 1: gradients are clipped by their norm over all fragments"
         yield Conflict("sync.fragments", strategy, fix)
@@ -65,7 +66,8 @@ def conflicts(job: Job) -> Iterator[Conflict]:
 
 def _of_optimizer(job: Job, strategy: str, replay: bool) -> Iterator[Conflict]:
     """Conflicts of inner optimizers."""
-    inner, sends_gradients = job.inner_optimizer, job.sync.traits.sends_gradients
+    inner = job.inner_optimizer
+    sends_gradients = job.sync.traits.sends_gradients
     name = f'inner_optimizer.name = "{inner.name}"'
     if inner.k_aware and sends_gradients:
         fix = "leave it out: the gradient is already the mean over all workers"
@@ -85,7 +87,8 @@ def _of_probe(job: Job, replay: bool) -> Iterator[Conflict]:
     """Conflicts of batch sizes that are tried, so that they differ between workers."""
     if not job.worker.probe_batch_size:
         return
-    probe, on_cpu = "worker.probe_batch_size", job.worker.device == "cpu"
+    probe = "worker.probe_batch_size"
+    on_cpu = job.worker.device == "cpu"
     others = (
         ('run.mode = "replay"', replay, "a successor may have less memory: leave it out"),
         ("rl.algorithm", job.rl.algorithm is not None, "the memory of rollouts isn't tried: leave it out"),
@@ -176,7 +179,8 @@ def _of_factory(job: Job) -> Iterator[Conflict]:
 
 def _of_own_loss(job: Job) -> Iterator[Conflict]:
     """Conflicts of a loss and of metrics that the job brings."""
-    outside, policies = _trainers_outside(job), job.rl.algorithm is not None
+    outside = _trainers_outside(job)
+    policies = job.rl.algorithm is not None
     others = (
         ("worker.fused_loss", job.worker.fused_loss is True, "leave it out: the loss is computed from logits"),
         ("rl.algorithm", policies, "set rl.loss: policies are trained on rewards"),
@@ -236,7 +240,8 @@ def _of_rl(job: Job, strategy: str) -> Iterator[Conflict]:
 
 def _of_synchronous_rl(rl: RL, strategy: str) -> Iterator[Conflict]:
     """Conflicts of steps whose prompts are divided among workers, and which are those of one worker on all of them."""
-    one_step, part = "leave it at 1: a round is one step of the server", "each worker sees a part of the prompts"
+    one_step = "leave it at 1: a round is one step of the server"
+    part = "each worker sees a part of the prompts"
     whole = rl.recipe.advantage in ("batch_std", "gae")
     others = (
         ("rl.epochs", rl.epochs > 1, one_step),
@@ -251,7 +256,8 @@ def _of_synchronous_rl(rl: RL, strategy: str) -> Iterator[Conflict]:
 
 def _of_rewards(rl: RL) -> Iterator[Conflict]:
     """Conflicts of reward functions, their weights and their tasks."""
-    functions, tasks = "rl.reward.functions", rl.reward.tasks
+    functions = "rl.reward.functions"
+    tasks = rl.reward.tasks
     if rl.reward.weights and len(rl.reward.weights) != len(rl.reward.functions):
         fix = f"give {len(rl.reward.functions)} weights, one for each function"
         yield Conflict("rl.reward.weights", functions, fix)
@@ -276,7 +282,8 @@ def _of_data_parallelism(rl: RL) -> Iterator[Conflict]:
 
 def _of_generation_servers(job: Job) -> Iterator[Conflict]:
     """Conflicts of servers that generate."""
-    server, engine = job.rl.generation.server, 'rl.generation.engine = "server"'
+    server = job.rl.generation.server
+    engine = 'rl.generation.engine = "server"'
     if job.rl.model_workers > 1:
         yield Conflict("rl.model_workers", engine, "leave it at 1: the server generates beside the worker")
     if job.model.lora.rank is not None:
@@ -344,7 +351,8 @@ def _of_overlap(job: Job, replay: bool) -> Iterator[Conflict]:
 
 def _of_asynchrony(job: Job, strategy: str, replay: bool) -> Iterator[Conflict]:
     """Conflicts of options that need the deltas or weights of all workers at the same time."""
-    sync, outer = job.sync, job.outer_optimizer.name
+    sync = job.sync
+    outer = job.outer_optimizer.name
     others = (
         ("run.mode", replay, "the order of arrival isn't reproducible: choose elastic"),
         ("sync.downward_codec", sync.downward_codec != "fp32", "workers have different weights: choose fp32"),

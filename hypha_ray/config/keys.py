@@ -147,7 +147,8 @@ def key_at(path: Sequence[str]) -> Key | None:
 def values(table: Table, path: KeyPath = ()) -> Iterator[tuple[Key, Any]]:
     """Every key of a job, or of a table at `path`, with its value; of arrays the keys of each of their tables."""
     for name in type(table).model_fields:
-        value, at = getattr(table, name), (*path, name)
+        value = getattr(table, name)
+        at = (*path, name)
         if isinstance(value, Table):
             yield from values(value, at)
         elif schema_path(at) in arrays():
@@ -159,7 +160,8 @@ def values(table: Table, path: KeyPath = ()) -> Iterator[tuple[Key, Any]]:
 
 def nearest(path: Sequence[str]) -> str | None:
     """The known key that was probably meant: a similar one in that table, in any table, or one of the same name."""
-    table, last = tuple(path[:-1]), path[-1][:_LONGEST]
+    table = tuple(path[:-1])
+    last = path[-1][:_LONGEST]
     labels = [(*CONFIG[:1], name) for name in sorted(LABELS)]
     known = [candidate for candidate in (*tables(), *arrays(), *keys(), *labels) if candidate[-1:] not in ((), (EACH,))]
     siblings = {candidate[-1]: (*table, candidate[-1]) for candidate in known if candidate[:-1] == schema_path(table)}
@@ -189,7 +191,8 @@ def shown(value: object) -> str:
 def _tables(path: KeyPath, table: type[Table]) -> Iterator[tuple[KeyPath, type[Table]]]:
     yield path, table
     for name, field in table.model_fields.items():
-        kind, at = field.annotation, (*path, name)
+        kind = field.annotation
+        at = (*path, name)
         if get_origin(kind) is list:
             (kind,), at = get_args(kind), (*at, EACH)
         if isinstance(kind, type) and issubclass(kind, Table):
@@ -217,7 +220,8 @@ def _family(annotation: Any, metadata: Sequence[Any] = ()) -> str | None:
 
 
 def _types(annotation: Any) -> Iterator[Any]:
-    origin, arguments = get_origin(annotation), get_args(annotation)
+    origin = get_origin(annotation)
+    arguments = get_args(annotation)
     if origin in (Union, UnionType):
         for argument in arguments:
             yield from _types(argument)
@@ -226,7 +230,8 @@ def _types(annotation: Any) -> Iterator[Any]:
 
 
 def _kind(annotation: Any, limits: Sequence[Any] = ()) -> str:
-    origin, arguments = get_origin(annotation), get_args(annotation)
+    origin = get_origin(annotation)
+    arguments = get_args(annotation)
     if origin is Annotated:
         nested = [limit for one in arguments[1:] for limit in getattr(one, "metadata", [one])]
         return _kind(arguments[0], [*limits, *nested])

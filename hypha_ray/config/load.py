@@ -40,7 +40,9 @@ __all__ = [
 CONFIG = "config.toml"
 """Name of the job file in a run's directory."""
 
-_NAME, _DIR, _MIRROR = ("run", "name"), ("run", "dir"), ("checkpoint", "mirror")
+_NAME = ("run", "name")
+_DIR = ("run", "dir")
+_MIRROR = ("checkpoint", "mirror")
 
 FindRun: TypeAlias = Callable[[str, str | None, str | None], Path]
 """Finds a run's directory from the value of ``--resume``, and from `run.name` and `run.dir` if they are set."""
@@ -182,7 +184,9 @@ def _without_none(value: Any) -> Any:
 
 def _notes(settings: Sequence[Setting]) -> Iterator[str]:
     for setting in settings:
-        key, name, document = key_at(setting.path), inside(setting.raw), setting.document
+        key = key_at(setting.path)
+        name = inside(setting.raw)
+        document = setting.document
         if setting.path in IGNORED:
             yield f"{setting.where}: {dotted(name)} is ignored: {IGNORED[setting.path]}"
         elif key and key.secret and document:

@@ -30,7 +30,8 @@ def _paths(job: Job, path: KeyPath) -> Iterator[KeyPath]:
     if EACH not in path:
         yield path
         return
-    array, key = path[: path.index(EACH)], path[path.index(EACH) + 1 :]
+    array = path[: path.index(EACH)]
+    key = path[path.index(EACH) + 1 :]
     tables = _value(job, array)
     assert isinstance(tables, list)
     yield from ((*array, str(number), *key) for number in range(len(tables)))
@@ -129,7 +130,8 @@ def _of_sync(job: Job) -> Iterator[tuple[str, str]]:
 
 
 def _of_optimizers(job: Job) -> Iterator[tuple[str, str]]:
-    inner, outer = job.inner_optimizer, job.outer_optimizer
+    inner = job.inner_optimizer
+    outer = job.outer_optimizer
     if inner.name != "muon":
         yield "inner_optimizer.name", "inner_optimizer.muon_learning_rate inner_optimizer.muon_step_length"
     if inner.name in ("adamw", "adamw8bit", "muon"):

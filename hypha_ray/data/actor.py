@@ -89,7 +89,8 @@ class DataShard:
             self._require_same(index, sha256)
         info = self._slices().get(index)
         if info is None:
-            manifest, allowed = self._files.manifest(), f"{len(self._slices())} slices"
+            manifest = self._files.manifest()
+            allowed = f"{len(self._slices())} slices"
             raise DataError("DATA008", f"dataset {manifest.name!r} has no such slice", str(index), allowed)
         try:
             return self._files.read(info, fresh)
@@ -164,7 +165,8 @@ class DataNode(DataShard):
             DataError: the folder is missing, or contains no dataset or a damaged one.
 
         """
-        since, here = time.monotonic() - READING_S, ray.get_runtime_context()
+        since = time.monotonic() - READING_S
+        here = ray.get_runtime_context()
         readers = tuple(sorted(run for run, at in self._read_at.items() if at >= since))
         manifest = self._files.manifest().model_dump_json()
         address = ray.util.get_node_ip_address()

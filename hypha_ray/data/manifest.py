@@ -158,7 +158,8 @@ class Manifest(BaseModel):
 
         """
         if self.modality == "prompts":
-            what, allowed = f"dataset {self.name!r} has prompts, which have no loss", "language, vision or other"
+            what = f"dataset {self.name!r} has prompts, which have no loss"
+            allowed = "language, vision or other"
             fix = "name a dataset of texts or images"
             raise DataError("DATA035", what, self.modality, allowed, fix)
 
@@ -298,7 +299,8 @@ def _short(number: int) -> str:
 
 
 def _too_large(path: Path | str, size: int) -> DataError:
-    allowed, fix = f"{MOST_BYTES:,} bytes", "prepare the dataset with larger --samples-per-slice"
+    allowed = f"{MOST_BYTES:,} bytes"
+    fix = "prepare the dataset with larger --samples-per-slice"
     return DataError("DATA003", f"{path} is too large", f"{size:,} bytes", allowed, fix)
 
 

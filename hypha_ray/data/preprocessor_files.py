@@ -36,14 +36,16 @@ def same_tokens(one: Path, other: Path) -> bool:
     Special tokens, which models of one family rename, don't count. Without `tokenizer.json` tokens aren't known, and
     nothing differs.
     """
-    known, found = _tokens(one), _tokens(other)
+    known = _tokens(one)
+    found = _tokens(other)
     return all(known[number] == found[number] for number in known.keys() & found.keys())
 
 
 def _tokens(folder: Path) -> dict[int, str]:
     try:
         file = json.loads((folder / "tokenizer.json").read_bytes())
-        vocabulary, special = file["model"]["vocab"], {token["id"] for token in file["added_tokens"]}
+        vocabulary = file["model"]["vocab"]
+        special = {token["id"] for token in file["added_tokens"]}
         ids = (
             vocabulary.items()
             if isinstance(vocabulary, dict)

@@ -30,7 +30,8 @@ class RunDataset:
     @classmethod
     def parse(cls, fields: dict[str, Any]) -> RunDataset:
         """Read the fields of the file; one that is missing or damaged has none."""
-        sha256, each = fields.get("sha256"), fields.get("datasets", ())
+        sha256 = fields.get("sha256")
+        each = fields.get("datasets", ())
         return cls(sha256 if isinstance(sha256, str) else None, tuple(map(str, each)))
 
     def of(self, number: int) -> str | None:

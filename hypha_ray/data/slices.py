@@ -137,12 +137,15 @@ def _positions(data: bytes, info: SliceInfo, manifest: Manifest) -> list[_Positi
 
     """
     length = 8 + int.from_bytes(data[:8], "little")
-    header, positions = json.loads(data[8:length]), list[_Position]()
+    header = json.loads(data[8:length])
+    positions = list[_Position]()
     size = info.samples * manifest.sample_bytes
     if header.keys() - {"__metadata__"} != manifest.shapes.keys() or length + size != len(data):
         raise ValueError("other tensors, or another size")
     for tensor in manifest.tensors:
-        dtype, shape, entry = np.dtype(tensor.dtype), (info.samples, *tensor.shape), header[tensor.name]
+        dtype = np.dtype(tensor.dtype)
+        shape = (info.samples, *tensor.shape)
+        entry = header[tensor.name]
         kind = "BOOL" if dtype.kind == "b" else f"{dtype.kind.upper()}{8 * dtype.itemsize}"
         start, stop = entry["data_offsets"]
         fits = 0 <= start <= stop <= size and stop - start == info.samples * tensor.sample_bytes
@@ -206,7 +209,8 @@ def container(data: bytes, where: str) -> bytes:
         if data.startswith(magic) and not brace:
             raise DataError("DATA011", f"{where}: not a safetensors file", kind, "safetensors", fix)
     if brace:
-        found, allowed = f"{length} bytes", f"{MAX_HEADER_BYTES} bytes"
+        found = f"{length} bytes"
+        allowed = f"{MAX_HEADER_BYTES} bytes"
         raise DataError("DATA013", f"{where}: the header is too long", found, allowed, _CONVERT)
     raise DataError("DATA011", f"{where}: not a safetensors file", "another format", "safetensors", _CONVERT)
 
@@ -223,7 +227,8 @@ def parse(data: bytes, where: str) -> Arrays:
     except SafetensorError as error:
         raise DataError("DATA014", f"{where}: header and content don't fit", str(error), fix=_AGAIN) from None
     except KeyError as error:
-        found, allowed = str(error.args[0]), "whole numbers, bool, or float16 to float64"
+        found = str(error.args[0])
+        allowed = "whole numbers, bool, or float16 to float64"
         raise DataError("DATA019", f"{where}: a tensor has a dtype that slices can't have", found, allowed) from None
 
 
@@ -245,7 +250,8 @@ def describe(arrays: Arrays, where: str) -> tuple[int, tuple[TensorInfo, ...]]:
 
 
 def _describe(name: str, array: npt.NDArray[np.generic], where: str) -> TensorInfo:
-    kind, shape = array.dtype.kind, array.shape[1:]
+    kind = array.dtype.kind
+    shape = array.shape[1:]
     if kind not in "biuf" or (name == "input_ids" and (kind not in "iu" or not shape)):
         allowed = "whole numbers [N, seq_len]" if name == "input_ids" else "whole numbers, bool or floats"
         raise DataError("DATA019", f"{where}: {name} has the wrong dtype or shape", f"{array.dtype} {shape}", allowed)
@@ -259,7 +265,8 @@ def _describe(name: str, array: npt.NDArray[np.generic], where: str) -> TensorIn
             raise DataError("DATA021", f"{where}: {name} isn't finite", "NaN or infinity", "finite numbers")
         return TensorInfo(name, array.dtype.name, shape)
     numbers = array.view(np.uint8) if kind == "b" else array
-    minimum, maximum = int(numbers.min()), int(numbers.max())
+    minimum = int(numbers.min())
+    maximum = int(numbers.max())
     if (kind == "b" and maximum > 1) or (name == "input_ids" and minimum < 0):
         raise DataError("DATA020", f"{where}: {name} is out of bounds", f"{minimum} … {maximum}", "0 and up")
     return TensorInfo(name, array.dtype.name, shape, minimum, maximum)

@@ -94,14 +94,18 @@ def _attempts(
     """Run schedulers one after the other, with one owner for their workers and parameter servers."""
     idle = vain = 0
     while True:
-        before, idle, vain = committed(directory), idle + 1, vain + 1
+        before = committed(directory)
+        idle = idle + 1
+        vain = vain + 1
         try:
             for record in _attempt(job, run, directory, given, control):
                 idle = 0 if record["kind"] == "step" else idle
                 yield record
             return
         except (QuarantinedError, OutbidError) as pause:
-            idle, vain, text = 0, 0, pause.what
+            idle = 0
+            vain = 0
+            text = pause.what
         except (SchedulerLost, LostError) as lost:
             what = lost.what if isinstance(lost, LostError) else "the scheduler died"
             text = f"{what}; going on from the last commit"
@@ -154,7 +158,10 @@ def _stream(scheduler: Any, start_s: float, control: ControlService) -> Iterator
 
     Seconds are counted by waits, so a pause of this process is no silence of the scheduler.
     """
-    stream, pulse, waits, limit = scheduler.run.remote(), None, 0, start_s
+    stream = scheduler.run.remote()
+    pulse = None
+    waits = 0
+    limit = start_s
     while True:
         control.check()
         if ray.wait([stream], timeout=1)[0]:
@@ -163,7 +170,8 @@ def _stream(scheduler: Any, start_s: float, control: ControlService) -> Iterator
                 return
             yield from ray.get(ref)
         else:
-            pulse, waits = pulse or scheduler.ping.remote(), waits + 1
+            pulse = pulse or scheduler.ping.remote()
+            waits = waits + 1
             if waits > limit:
                 raise SchedulerLost(f"silent for {waits} s")
             if not ray.wait([pulse], timeout=0)[0]:
@@ -173,7 +181,9 @@ def _stream(scheduler: Any, start_s: float, control: ControlService) -> Iterator
             except ActorUnavailableError:
                 pulse = None  # Lost on the way: neither a sign of death nor of life.
                 continue
-        pulse, waits, limit = None, 0, SILENCE_S
+        pulse = None
+        waits = 0
+        limit = SILENCE_S
 
 
 def _meant(error: RayTaskError) -> Exception:

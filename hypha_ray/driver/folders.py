@@ -84,7 +84,8 @@ def _require_short() -> None:
     length = len(os.fsencode(folder / _SOCKET.format(pid=os.getpid())))
     if length > LONGEST_SOCKET:
         room = len(os.fsencode(folder)) - (length - LONGEST_SOCKET)
-        got, allowed = f"{len(os.fsencode(folder))} bytes in {folder}", f"{room} bytes"
+        got = f"{len(os.fsencode(folder))} bytes in {folder}"
+        allowed = f"{room} bytes"
         raise ConfigError("CFG008", f"{name} is too long for Ray's sockets", got, allowed, "name a shorter one")
 
 

@@ -38,8 +38,10 @@ class InterruptionReport:
     def __init__(
         self, job: Job, directory: RunDirectory, command: Sequence[str] = (), resume: Sequence[str] | None = None
     ) -> None:
-        self._rounds, self._directory = job.rounds.update_rounds, directory
-        self._command, self._resume = command, command if resume is None else resume
+        self._rounds = job.rounds.update_rounds
+        self._directory = directory
+        self._command = command
+        self._resume = command if resume is None else resume
         self._is_reported = False
 
     @contextmanager

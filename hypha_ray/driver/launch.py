@@ -101,7 +101,8 @@ def run_in(
     job, directory = run
     phases.begin("checking the model and the data")
     with ExitStack() as held:
-        source, new = _opened(job, directory, held), not directory.begun
+        source = _opened(job, directory, held)
+        new = not directory.begun
         job = with_sample_tokens(with_classes(job, source.manifest), source.manifest)
         if loaded.resume and new:
             raise no_run(str(job.run.name), directory.path.parent)
@@ -109,7 +110,8 @@ def run_in(
             held.enter_context(directory.lock())
             settle(job, directory, source.manifest, loaded.resume)
         check_job(job)
-        told, due = job, new or not is_done(job, directory)
+        told = job
+        due = new or not is_done(job, directory)
         plots = held.enter_context(closing(PlotService(command is not None))) if job.telemetry.plots else None
         if due:
             _fork_workers(job, service, interruption)
@@ -127,9 +129,7 @@ def run_in(
                     workers_to_hire(job, possible_nodes(), own_node(), speeds_of(job, source.manifest.shapes))
                     held.enter_context(directory.lock())
                     settle(told, directory, source.manifest, loaded.resume)
-                keep_identity(job, directory)
-                source.keep(directory)
-                record_start(directory, source, command, ray.nodes())
+                _record(job, directory, source, command)
                 held.callback(record_devices, directory)
                 _train(job, directory, source, phases, partial(_with_the_rest, service, plots, directory.path))
         finish(job, directory, source, phases.begin, plots)
@@ -208,11 +208,13 @@ def dry_run(loaded: Loaded, phases: Phases, service: RayService | None = None) -
     with uncollected():
         from hypha_ray.driver.preflight.step_notes import step_notes
 
-    job, where = loaded.job, ", ".join(loaded.files) or "the command line"
+    job = loaded.job
+    where = ", ".join(loaded.files) or "the command line"
     phases.begin("checking the model and the data")
     check_job(job)
     print_notes(check_plugins(job))
-    has_model, has_data = bool(job.model.repository or job.model.config or job.model.factory), job.dataset.given
+    has_model = bool(job.model.repository or job.model.config or job.model.factory)
+    has_data = job.dataset.given
     case = None
     with ExitStack() as held:
         if has_data and is_served(job.dataset):
@@ -322,6 +324,13 @@ def finish(
         begin("copying the run to its mirror")
         if problem := deliver(Mirror(job.checkpoint.mirror, directory.path)):
             print_notes([problem])
+
+
+def _record(job: Job, directory: RunDirectory, source: DataSource, command: Sequence[str] | None) -> None:
+    """Write to the run directory with which inputs, by which command and on which nodes the run starts."""
+    keep_identity(job, directory)
+    source.keep(directory)
+    record_start(directory, source, command, ray.nodes())
 
 
 def _check_upload(job: Job) -> None:

@@ -39,7 +39,9 @@ def post(wanted: str | None, labels: Mapping[str, str]) -> str:
 
 def overview() -> dict[str, Any]:
     """Machines, leases of all runs, runs at the exchange if it is open, and what waits for room, for programs."""
-    nodes, entries, runs = cluster_nodes(), lease_entries(), standings()
+    nodes = cluster_nodes()
+    entries = lease_entries()
+    runs = standings()
     return {
         "nodes": [_machine(node) for node in nodes],
         "leases": [_lease(entry) for entry in entries],

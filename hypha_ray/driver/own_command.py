@@ -10,7 +10,8 @@ from hypha_ray.redaction import redacted
 
 def program() -> list[str]:
     """Return the words before the arguments with which this process was started."""
-    script, words = sys.argv[0], sys.orig_argv
+    script = sys.argv[0]
+    words = sys.orig_argv
     if Path(words[1] if len(words) > 1 else "").name == "hypha-ray":
         return ["hypha-ray", Path(script).stem]
     if words[1:3] == ["-m", "hypha_ray"]:

@@ -132,7 +132,8 @@ def committed(directory: RunDirectory) -> int:
 
 def standing(job: Job, directory: RunDirectory) -> str:
     """Progress of a run, in words; rounds are counted from one, as on the console."""
-    done, wanted = committed(directory), job.rounds.update_rounds
+    done = committed(directory)
+    wanted = job.rounds.update_rounds
     if (reason := ended_early(job, directory)) is not None:
         return f"ended early: {reason}"
     if done >= wanted:

@@ -12,7 +12,8 @@ from hypha_ray.kernels.loading import LANES
 @njit(types.void(types.uint64, types.uint64, types.intp), nogil=True, cache=True)
 def copy(source: int, out: int, size: int) -> None:
     """Copy so many 4-byte elements from one address to another."""
-    here, there = carray(pointer(out), (size,), np.float32), carray(pointer(source), (size,), np.float32)
+    here = carray(pointer(out), (size,), np.float32)
+    there = carray(pointer(source), (size,), np.float32)
     head = int(-out % np.uint64(64)) // 4
     head = size if size < head else head
     middle = head + (size - head) // LANES * LANES

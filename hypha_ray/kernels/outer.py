@@ -43,7 +43,8 @@ class Averaged(NamedTuple):
 
     def each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Averaged:
         """Return the same with all tensors changed."""
-        values, results = [change(value) for value in self.values], (self.new, self.new_velocity)
+        values = [change(value) for value in self.values]
+        results = (self.new, self.new_velocity)
         changed = (None if result is None else change(result) for result in results)
         return Averaged(values, self.portions, change(self.theta), change(self.velocity), *changed)
 
@@ -73,7 +74,8 @@ def _take_step(eta: float, mu: float, block: Averaged, squares: np.ndarray[tuple
     """Take the step with a multiple of `LANES` values, and add squared norms."""
     numba = compiled("outer")
     assert numba is not None
-    state, outs = (block.theta, block.velocity), (block.new, block.new_velocity)
+    state = (block.theta, block.velocity)
+    outs = (block.new, block.new_velocity)
     values, old, new = (_addresses(tensors) for tensors in (block.values, state, outs))
     numba.nesterov(values, block.portions, old, np.array([eta, mu], np.float32), new, len(block.theta), squares)
 

@@ -35,7 +35,8 @@ from hypha_ray.market.speeds import UNKNOWN, Speeds
 from hypha_ray.market.staffing import request_of, trades
 from hypha_ray.market.terms import are_posted
 
-OFFER_S, OFFER_WAITS = 2.0, 15
+OFFER_S = 2.0
+OFFER_WAITS = 15
 """Seconds after which a node that has made an offer is asked whether it still has room, and how often at most."""
 LOOK_AGAIN_S = 1.0
 """Seconds between two looks for an offer."""
@@ -65,8 +66,10 @@ class Leases:
     """
 
     def __init__(self, run: str, resources: Resources | None = None) -> None:
-        self._run, self._resources = run, resources or Resources()
-        self._book, self._buyer = LeaseBook(), Buyer(self._resources)
+        self._run = run
+        self._resources = resources or Resources()
+        self._book = LeaseBook()
+        self._buyer = Buyer(self._resources)
         self._groups: dict[str, tuple[Need, PlacementGroup]] = {}
         """Placement groups of all leases, and of those that still wait for room."""
         self._looking: asyncio.Task[_Look] | None = None
@@ -117,11 +120,14 @@ class Leases:
 
     async def _lease(self, name: str, need: Need, look: _Look, wait_s: float, offer: Offer | None = None) -> Lease:
         """Lease on the node of an offer while it has room, or on any node if it is placed within `wait_s` seconds."""
-        group, lease = self._open(name, need, offer, look), None
+        group = self._open(name, need, offer, look)
+        lease = None
         try:
-            ready, waits = group.ready(), 1
+            ready = group.ready()
+            waits = 1
             while not await _done(ready, wait_s):
-                nodes, waits = (await self._look()).nodes, waits + 1
+                nodes = (await self._look()).nodes
+                waits = waits + 1
                 if offer is None or waits > OFFER_WAITS or not has_room(offer, nodes):
                     raise self._no_room(name, need, nodes)
             amounts = need.bundle() if offer is None else offer.amounts
@@ -140,7 +146,8 @@ class Leases:
         if name in self._asked:
             asked = self._allowed()
             self._asked = {name: need for name, need in self._asked.items() if name not in asked}
-            placed, self._buyer.speeds = {lease for lease, is_there in look.leases.items() if is_there}, look.speeds
+            placed = {lease for lease, is_there in look.leases.items() if is_there}
+            self._buyer.speeds = look.speeds
             self._offers |= self._buyer.choose(asked, look.nodes, own_node(), placed, time.monotonic())
         return self._offers.pop(name, None)
 
@@ -220,7 +227,8 @@ class Leases:
 
     def _agree(self, entry: LeaseEntry) -> None:
         """Hold a lease that began without terms to those of its node, at the run's bid and for no price."""
-        need, since_s = self._groups.get(entry.name, (None, None))[0], self.since_s.get(entry.name)
+        need = self._groups.get(entry.name, (None, None))[0]
+        since_s = self.since_s.get(entry.name)
         if need is not None and entry.node is not None and since_s is not None:
             bid = request_of(self._resources, need).bid
             self._buyer.agree(entry.name, Agreement(entry.node, need.role, entry.amounts, bid, None, since_s))
@@ -292,11 +300,14 @@ class Leases:
 
     def _open(self, name: str, need: Need, offer: Offer | None, look: _Look) -> PlacementGroup:
         """Ask Ray for the group; it says at once if the name is taken."""
-        bundle, selector, full_name = need.bundle(), need.selector(look.nodes), group_name(self._run, name)
+        bundle = need.bundle()
+        selector = need.selector(look.nodes)
+        full_name = group_name(self._run, name)
         if offer is not None:
             if name in look.leases:
                 raise _refused(full_name, "it is there already")
-            bundle, selector = dict(offer.amounts), {ID_LABEL: offer.node.id}
+            bundle = dict(offer.amounts)
+            selector = {ID_LABEL: offer.node.id}
             full_name = group_name(self._run, name, self._buyer.agreement(name))
         try:
             group = placement_group([bundle], "PACK", full_name, bundle_label_selector=[selector])

@@ -63,7 +63,8 @@ class Buyer:
     """
 
     def __init__(self, resources: Resources) -> None:
-        self._resources, self.speeds = resources, UNKNOWN
+        self._resources = resources
+        self.speeds = UNKNOWN
         self._agreed: dict[str, Agreement] = {}
         """Agreement of each lease by its name."""
         self._left_out: dict[str, float] = {}
@@ -102,7 +103,8 @@ class Buyer:
         for choice in plan(requests, free, self._preference(nodes, home)):
             for name, offer in zip(names[choice.request.need], choice.chosen, strict=False):
                 found[name] = offer
-                role, bid = choice.request.need.role, choice.request.bid
+                role = choice.request.need.role
+                bid = choice.request.bid
                 price = offer.price if offer.terms.named_price else None
                 self._agreed[name] = Agreement(offer.node.id, role, offer.amounts, bid, price, now)
         return found

@@ -76,7 +76,8 @@ def _entry(row: dict[str, Any], name: re.Match[str] | None) -> LeaseEntry | None
     """Entry of a row whose name has been read; None if it is another program's."""
     if name is None or len(row["bundles"]) != 1:
         return None
-    node, amounts = row["bundles_to_node_id"].get(0), row["bundles"][0]
+    node = row["bundles_to_node_id"].get(0)
+    amounts = row["bundles"][0]
     agreed = None
     if name["bid"] is not None:
         price = None if name["price"] is None else float(name["price"])

@@ -21,7 +21,9 @@ from hypha_ray.config.folders import with_absolute_folders
 from hypha_ray.market.requirements import NodeResources
 from hypha_ray.market.speeds import UNKNOWN, Speeds, training_key
 
-NAMESPACE, PREFIX, SPEEDS = b"hypha_ray", b"terms/", "speeds"
+NAMESPACE = b"hypha_ray"
+PREFIX = b"terms/"
+SPEEDS = "speeds"
 
 
 def cluster_nodes(leased: Mapping[str, Mapping[str, float]] | None = None) -> list[NodeResources]:
@@ -31,7 +33,9 @@ def cluster_nodes(leased: Mapping[str, Mapping[str, float]] | None = None) -> li
         leased: amounts by node id that are to be counted as free.
 
     """
-    free, leased, posted = available_resources_per_node(), leased or {}, posted_labels()
+    free = available_resources_per_node()
+    leased = leased or {}
+    posted = posted_labels()
     return [
         NodeResources(
             node["NodeManagerAddress"],

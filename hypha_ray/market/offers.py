@@ -78,7 +78,8 @@ def evaluate(node: NodeResources, terms: Terms, request: Request) -> Offer | Ref
     if not room:
         busy = "it is let as a whole, and is in use" if whole else f"it has too little left: {_amounts(node.free)}"
         return Refusal(node, busy)
-    floor, price = terms.floor * part, terms.price * part
+    floor = terms.floor * part
+    price = terms.price * part
     if request.bid < floor:
         return Refusal(node, f"the bid {request.bid:g} is below its floor, {floor:g}")
     if price > request.max_price:

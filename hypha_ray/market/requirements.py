@@ -19,7 +19,8 @@ from hypha_ray.config.tables.resources import WorkerGroup, WorkerResources
 from hypha_ray.errors import CapacityError, ConfigError
 
 GB = 1_000_000_000
-OWN_LABEL, RAY_LABEL = "gpu_type", "ray.io/accelerator-type"
+OWN_LABEL = "gpu_type"
+RAY_LABEL = "ray.io/accelerator-type"
 """The labels that name a node's GPU: the one its owner gives, and the one that Ray finds out by itself."""
 ID_LABEL = "ray.io/node-id"
 """The label in which Ray gives each node its id."""
@@ -136,7 +137,9 @@ def workers_to_start(job: Job, nodes: Sequence[NodeResources]) -> list[int]:
         CapacityError: not even `min_workers` do.
 
     """
-    chosen, numbers, first = {server_need(job): job.sync.fragments}, list[int](), 0
+    chosen = {server_need(job): job.sync.fragments}
+    numbers = list[int]()
+    first = 0
     for group in job.worker_groups:
         need = group_need(group)
         fitting = _most({need: 0, **chosen}, need, group.count, nodes)
@@ -159,9 +162,12 @@ def _most(chosen: Mapping[Need, int], need: Need, count: int, nodes: Sequence[No
     while count > 0 and (missing := shortage({**larger, need: chosen[need] + count}, nodes)) is not None:
         count = count - missing.short if missing.need == need else 0
     # Smaller needs take few of the places that are left, so the search goes down from there in growing steps.
-    least, step = count, 1
+    least = count
+    step = 1
     while least > 0 and not fits(least):
-        count, least, step = least - 1, least - step, 2 * step
+        count = least - 1
+        least = least - step
+        step = 2 * step
     least = max(0, least)
     return least + bisect_left(range(least + 1, count + 1), True, key=lambda more: not fits(more))
 
@@ -187,7 +193,8 @@ def _pack(
     left = [dict(amounts) for amounts in room]
     for need in sorted(wanted, key=_size, reverse=True):
         admitted = [index for index, admits in enumerate(need.admits(nodes)) if admits]
-        short, bundle = wanted[need], need.bundle()
+        short = wanted[need]
+        bundle = need.bundle()
         for index in admitted:
             if not short:
                 break

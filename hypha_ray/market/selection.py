@@ -64,7 +64,8 @@ def select(offers: Sequence[Offer], wanted: int, preference: Preference) -> list
     It begins with the cheapest set. In order of rank, each further lease takes the place of the dearest one that isn't
     confirmed yet, if the sum of prices allows that.
     """
-    reserve, total = dict[tuple[int, int], float](), 0.0
+    reserve = dict[tuple[int, int], float]()
+    total = 0.0
     limit = max(0.0, preference.budget) * (1 + ROUNDING)  # What is free is taken, even if rounding left less than 0.
     for index, number in islice(_ranked(offers, lambda offer, _: (offer.price,)), wanted):
         if total + offers[index].price > limit:
@@ -90,7 +91,8 @@ def plan(
     requests: Sequence[tuple[Request, int]], nodes: Sequence[NodeResources], preference: Preference
 ) -> list[Choice]:
     """Choose machines for one request after the other, each with its number of leases; the first has most to choose."""
-    left, found = list(nodes), list[Choice]()
+    left = list(nodes)
+    found = list[Choice]()
     for request, wanted in requests:
         heard = [_measured(answer, request, preference.speeds) for answer in answers(request, left)]
         offers = [answer for answer in heard if isinstance(answer, Offer)]
@@ -131,7 +133,8 @@ def _ranked(offers: Sequence[Offer], rank: Callable[[Offer, int], Rank]) -> Iter
 
 def _rank_of(offers: Sequence[Offer], preference: Preference) -> Callable[[Offer, int], Rank]:
     """Rank of a lease, less is better: of an offer, and of the number of leases that its node has given before."""
-    sites, held = preference.sites, preference.held
+    sites = preference.sites
+    held = preference.held
     stated = all(offer.terms.throughput for offer in offers)
     measured = any(offer.speed is not None for offer in offers)
     match preference.strategy:

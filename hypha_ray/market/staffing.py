@@ -67,7 +67,8 @@ def workers_to_hire(job: Job, nodes: Sequence[NodeResources], home: str, speeds:
     for choice in found:
         room[choice.request.need] += len(choice.chosen)
     _require_servers(job, found)
-    numbers, first = list[int](), 0
+    numbers = list[int]()
+    first = 0
     for group in job.worker_groups:
         need = group_need(group)
         count = min(group.count, room[need]) if need.bundle() else group.count
@@ -90,14 +91,16 @@ def too_few(found: Sequence[Choice], count: int, least: int) -> CapacityError:
     """The reason that only `count` leases of one role are to be had on terms that the job accepts."""
     short = next(choice for choice in found if len(choice.chosen) < choice.wanted)
     refusals = [answer for answer in short.answers if isinstance(answer, Refusal)]
-    role, asks = short.request.need.role, [refusal.ask for refusal in refusals if refusal.ask is not None]
+    role = short.request.need.role
+    asks = [refusal.ask for refusal in refusals if refusal.ask is not None]
     key = "parameter_server_price" if role == "server" else "worker_price"
     if sum(answer.room for answer in short.answers if isinstance(answer, Offer)) > len(short.chosen):
         what = f"resources.max_price_per_hour pays for {count} of {least} {role}s"
         return CapacityError("CFG004", what, fix="raise it, or wait for cheaper nodes")
     if asks:
         what = "no further node is cheap enough" if count else "no node is cheap enough"
-        got, allowed = f"{min(asks):g} per hour at the cheapest", f"{short.request.max_price:g}"
+        got = f"{min(asks):g} per hour at the cheapest"
+        allowed = f"{short.request.max_price:g}"
         return CapacityError("CFG004", what, got, allowed, fix=f"raise resources.{key}.max, or wait for cheaper nodes")
     why = f"{refusals[0].node.address} is refused: {refusals[0].reason}" if refusals else "no node has room"
     what = f"owners' terms leave {count} of {least} {role}s"

@@ -52,4 +52,5 @@ class ActorCritic(torch.nn.Module):
 
     def __init__(self, actor: PreTrainedModel, critic: PreTrainedModel) -> None:
         super().__init__()
-        self.actor, self.critic = actor, Critic(critic)
+        self.actor = actor
+        self.critic = Critic(critic)

@@ -9,9 +9,11 @@ import random
 import numpy as np
 import torch
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_TRIM_THRESHOLD = -1
+_MMAP_THRESHOLD = -3
 """Names of options in ``malloc.h``."""
-_KEPT_BYTES, _LARGE_BYTES = 1 << 30, 1 << 25
+_KEPT_BYTES = 1 << 30
+_LARGE_BYTES = 1 << 25
 """Freed memory that is kept at most, and the size from which a block is always given back."""
 
 

@@ -51,9 +51,12 @@ def evaluate(
 
     """
     device = torch.device(device)
-    loss_sum, count, labels = torch.zeros((), dtype=torch.float64, device=device), 0, 0
-    correct, own = torch.zeros((), dtype=torch.int64, device=device), Sums()
-    classes, training = task.classifies, model.training
+    loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+    correct = torch.zeros((), dtype=torch.int64, device=device)
+    count = labels = 0
+    own = Sums()
+    classes = task.classifies
+    training = model.training
     model.eval()
     try:
         with _without_gradients(model), torch.autocast(device.type, autocast, enabled=autocast is not None):
@@ -148,7 +151,8 @@ def _without_epoch(keys: SampleKeys) -> SampleKeys:
 
 def _hits(output: Any, inputs: Batch, task: Task) -> torch.Tensor | None:
     """Count labels with the highest score; None unless there is one label for each row of scores."""
-    labels, logits = inputs.get("labels"), getattr(output, "logits", None)
+    labels = inputs.get("labels")
+    logits = getattr(output, "logits", None)
     if labels is None or logits is None or labels.is_floating_point():
         return None
     if labels.shape == (*logits.shape[:-1], 1) and logits.shape[-1] > 1:

@@ -68,11 +68,13 @@ def known_mask(inputs: Mapping[str, Tensor]) -> Iterator[None]:
     from transformers import masking_utils
 
     module: Any = masking_utils
-    mask, ask = inputs.get("attention_mask"), getattr(module, "fast_all", None)
+    mask = inputs.get("attention_mask")
+    ask = getattr(module, "fast_all", None)
     if mask is None or mask.ndim != 2 or ask is None:
         yield
         return
-    shape, shows_all = mask.shape, bool(mask.all())
+    shape = mask.shape
+    shows_all = bool(mask.all())
     module.fast_all = lambda tensor: shows_all if tensor.shape == shape else ask(tensor)
     try:
         yield

@@ -72,7 +72,8 @@ def check_names(layout: Layout, tensors: Mapping[str, Array]) -> None:
     """Raise `CheckpointError` unless the tensors have the layout's names and shapes."""
     wanted = {entry.name: entry.shape for entry in layout.entries}
     wrong = [name for name, shape in wanted.items() if name in tensors and tensors[name].shape != shape]
-    missing, foreign = wanted.keys() - tensors.keys(), tensors.keys() - wanted.keys()
+    missing = wanted.keys() - tensors.keys()
+    foreign = tensors.keys() - wanted.keys()
     if missing or foreign or wrong:
         lists = {"missing": sorted(missing), "unknown": sorted(foreign), "of another shape": wrong}
         found = "; ".join(f"{len(names)} {kind} ({', '.join(names[:3])})" for kind, names in lists.items() if names)

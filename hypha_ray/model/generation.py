@@ -29,7 +29,8 @@ def settle_generation(network: PreTrainedModel, preprocessor: Any | None) -> lis
     rows = network.config.get_text_config().vocab_size
     ends = [one for one in named_ends(network, tokenizer) if one < rows]
     settings.eos_token_id = ends if len(ends) > 1 else next(iter(ends), None)
-    unknown, own = vocabulary_of(tokenizer).unknown(rows), settings.suppress_tokens or []
+    unknown = vocabulary_of(tokenizer).unknown(rows)
+    own = settings.suppress_tokens or []
     if max(own, default=None) == rows - 1:
         own = []  # They were written by an earlier export, whose tokenizer may have had fewer tokens.
     settings.suppress_tokens = sorted({*own, *unknown}) or None

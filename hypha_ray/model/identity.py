@@ -27,7 +27,8 @@ _REPLACEABLE = ("rl.reward.", "trainer ")
 """Beginnings of the keys that a resumed run may change, as it may change other rewards."""
 _WHOLE_BYTES = 1 << 26
 """Size up to which a file is read as a whole."""
-_SPOTS, _SPOT_BYTES = 256, 4096
+_SPOTS = 256
+_SPOT_BYTES = 4096
 """Number of places of a larger file that are read, and the size of each: training changes weights everywhere."""
 _SNAPSHOTS = "snapshots"
 """Folder of a hub's cache that has a folder for each commit."""

@@ -61,7 +61,9 @@ def layout_of(model: torch.nn.Module, fragments: int = 1, partition: str = "cont
     used: dict[tuple[int, str], int] = {}
     entries = []
     for name, tensor in tensors.items():
-        fragment, group, size = fragment_of.get(name, 0), groups[name], tensor.numel()
+        fragment = fragment_of.get(name, 0)
+        group = groups[name]
+        size = tensor.numel()
         offset = used.get((fragment, group), 0)
         used[fragment, group] = offset + size
         dtype = str(tensor.dtype).removeprefix("torch.")

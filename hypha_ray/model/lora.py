@@ -162,7 +162,8 @@ def _new_config(network: PreTrainedModel, model: Model) -> LoraConfig:
     """
     from peft import LoraConfig
 
-    lora, rank = model.lora, model.lora.rank
+    lora = model.lora
+    rank = model.lora.rank
     assert rank is not None
     heads = _heads(network) if trains_head(find_task(model.type)) else []
     _check_names(network, "targets", [name for name in lora.targets if name != "all-linear"])

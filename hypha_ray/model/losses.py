@@ -140,7 +140,8 @@ def fused_cross_entropy(hidden: torch.Tensor, head: torch.nn.Linear, labels: tor
         labels: class of each position, int64 [N].
 
     """
-    device, dtype = hidden.device.type, head.weight.dtype
+    device = hidden.device.type
+    dtype = head.weight.dtype
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
     with torch.autocast(device, enabled=False):
@@ -158,12 +159,14 @@ class _Fused(torch.autograd.Function):
         """Compute chunk by chunk, with matrices of the dtype that is given and all else in float32."""
         hidden, weight, bias, labels, dtype, learns = given
         scored = labels != IGNORE_INDEX
-        chosen, shares = labels.masked_fill(~scored, 0)[:, None], (scored / scored.sum())[:, None]
+        chosen = labels.masked_fill(~scored, 0)[:, None]
+        shares = (scored / scored.sum())[:, None]
         needed = zip(given[:3], ctx.needs_input_grad, strict=False)
         of_hidden, of_weight, of_bias = gradients = [
             torch.zeros_like(one, dtype=torch.float32) if needs and learns else None for one, needs in needed
         ]
-        matrix, shift = weight.to(dtype), None if bias is None else bias.to(dtype)
+        matrix = weight.to(dtype)
+        shift = None if bias is None else bias.to(dtype)
         loss = torch.zeros((), device=hidden.device)
         rows = max(1, CHUNK // len(weight))
         for start in range(0, len(hidden), rows):
@@ -185,7 +188,8 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *factors: torch.Tensor) -> Any:
         """Scale the gradients, which are used up by that."""
-        gradients, ctx.gradients = ctx.gradients, None
+        gradients = ctx.gradients
+        ctx.gradients = None
         return (*(None if one is None else one.mul_(factors[0]) for one in gradients), None, None, None)
 
 

@@ -23,7 +23,8 @@ def contiguous(sizes: Mapping[str, int], fragments: int) -> dict[str, int]:
     """
     _check(fragments, len(sizes), "its trained tensors")
     counts = list(sizes.values())
-    ends, cuts = list(accumulate(counts)), [0]
+    ends = list(accumulate(counts))
+    cuts = [0]
     for part in range(1, fragments):
         goal = ends[-1] * part / fragments
         after = bisect_left(ends, goal)
@@ -59,5 +60,6 @@ def strided(sizes: Mapping[str, int], fragments: int) -> dict[str, int]:
 
 def _check(fragments: int, most: int, of: str) -> None:
     if not 1 <= fragments <= most:
-        allowed, fix = f"1 to {most}, {of}", f"set sync.fragments to {most} or less"
+        allowed = f"1 to {most}, {of}"
+        fix = f"set sync.fragments to {most} or less"
         raise ConfigError("MODEL009", "sync.fragments doesn't fit the model", str(fragments), allowed, fix)

@@ -69,7 +69,8 @@ def export(
     """
     job = job.model_copy(update={"model": job.model.model_copy(update={"quantization": None})})
     trained = build_trained(job)
-    wanted, adapted = job.checkpoint.export_dtype or original_dtype(job.model), has_adapter(job.model)
+    wanted = job.checkpoint.export_dtype or original_dtype(job.model)
+    adapted = has_adapter(job.model)
     if wanted is not None and not adapted:
         trained = trained.to(getattr(torch, wanted))
     load(trained, layout_of(trained), tensors)

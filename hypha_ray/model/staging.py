@@ -86,11 +86,13 @@ class Staging:
     """
 
     def __init__(self, transfers: Transfers, chunk_bytes: int = _CHUNK_BYTES, buffers: int = _BUFFERS) -> None:
-        self._transfers, self._size = transfers, chunk_bytes
+        self._transfers = transfers
+        self._size = chunk_bytes
         self._buffers = [transfers.buffer(chunk_bytes) for _ in range(buffers)]
         self._sent: list[Sent | None] = [None] * buffers
         """Moments after which each buffer is free; None for one that was never sent."""
-        self._turn, self._used = 0, 0
+        self._turn = 0
+        self._used = 0
         """Buffer that is filled at present, and the number of its bytes that are in use."""
 
     def copy(self, source: torch.Tensor, target: torch.Tensor) -> None:
@@ -103,7 +105,8 @@ class Staging:
             target: contiguous, on the device, of the same shape.
 
         """
-        values, places = source.view(-1), target.view(-1)
+        values = source.view(-1)
+        places = target.view(-1)
         done = 0
         for room in self._rooms(len(values), target.dtype):
             part = slice(done, done + len(room))
@@ -126,7 +129,8 @@ class Staging:
     def _pass_on(self) -> None:
         """Go on to the next buffer; wait until what was sent from it last has arrived."""
         self._sent[self._turn] = self._transfers.mark()
-        self._turn, self._used = (self._turn + 1) % len(self._buffers), 0
+        self._turn = (self._turn + 1) % len(self._buffers)
+        self._used = 0
         if (sent := self._sent[self._turn]) is not None:
             sent.synchronize()
 

@@ -29,7 +29,8 @@ def build_trained(job: Job, device: torch.device | None = None) -> Any:
         HyphaError: any error of `build_model`.
 
     """
-    seed, whole = job.run.seed, needs_whole(job.model)
+    seed = job.run.seed
+    whole = needs_whole(job.model)
     return _with_critic(job, lambda: adapted(build_model(job.model, seed, whole=whole, device=device), job.model, seed))
 
 

@@ -123,7 +123,8 @@ class _Printer:
     """
 
     def __init__(self, tokenizer: Any, ends: Sequence[int]) -> None:
-        self._printer, self._ends = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True), ends
+        self._printer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
+        self._ends = ends
 
     def put(self, value: Any) -> None:
         """Print what is certain of the text so far; the prompt comes first, and isn't printed."""

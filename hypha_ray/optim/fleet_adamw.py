@@ -42,7 +42,8 @@ class FleetAdamW(GroupOptimizer):
     def _step(self, group: dict[str, Any], parameters: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
         rate, (first, second), workers = group["lr"], group["betas"], group["workers"]
         states = [self._state(parameter) for parameter in parameters]
-        means, squares = [one["exp_avg"] for one in states], [one["exp_avg_sq"] for one in states]
+        means = [one["exp_avg"] for one in states]
+        squares = [one["exp_avg_sq"] for one in states]
         for state in states:
             state["step"] += 1
         steps = [int(state["step"]) for state in states]

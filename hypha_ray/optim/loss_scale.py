@@ -13,10 +13,12 @@ from hypha_ray.model.flat import Array
 from hypha_ray.types import Flat
 
 INITIAL = 2.0**16
-GROWTH, BACKOFF = 2.0, 0.5
+GROWTH = 2.0
+BACKOFF = 0.5
 INTERVAL = 2000
 """Steps in a row with finite gradients after which the scale grows."""
-_SCALE, _STEPS = "loss_scale", "loss_scale_steps"
+_SCALE = "loss_scale"
+_STEPS = "loss_scale_steps"
 
 
 class LossScale:

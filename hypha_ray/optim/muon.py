@@ -12,7 +12,9 @@ from hypha_ray.optim.group_optimizer import GroupOptimizer
 
 TOGETHER = 1 << 24
 """Most elements that are orthogonalized at once: what is more gains nothing by company, and takes memory."""
-_A, _B, _C = 3.4445, -4.7750, 2.0315
+_A = 3.4445
+_B = -4.7750
+_C = 2.0315
 """Jordan's quintic: the steepest at zero of those that keep singular values between about 0.7 and 1.2."""
 _ITERATIONS = 5
 _LEAST_NORM = 1e-7
@@ -85,7 +87,8 @@ class Muon(GroupOptimizer):
     ) -> None:
         options = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "sideways": False}
         super().__init__(params, options)
-        self._length, self._assembly = length, assembly or Undivided()
+        self._length = length
+        self._assembly = assembly or Undivided()
 
     def _step(self, group: dict[str, Any], parameters: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
         averages = [self._average(parameter) for parameter in parameters]

@@ -60,7 +60,8 @@ def _experts(module: nn.Module) -> Iterator[nn.Parameter]:
 def shares(model: nn.Module) -> dict[str, int]:
     """Count the trained parameters of a model by kind; Muon takes the matrices, and AdamW the others."""
     body: Any = getattr(model, "base_model", model)
-    taken, tables = muon_weights(model), _tables(model, body)
+    taken = muon_weights(model)
+    tables = _tables(model, body)
     counts = dict.fromkeys((MATRICES, "embeddings and head", "vectors", "other tensors"), 0)
     for parameter in model.parameters():
         if not parameter.requires_grad:

@@ -26,7 +26,8 @@ from hypha_ray.plugins import is_own
 Parameters = list[torch.nn.Parameter]
 
 EIGHT_BITS = "adamw8bit"
-_LEAST_IN_EIGHT_BITS, _BLOCK = 4096, 256
+_LEAST_IN_EIGHT_BITS = 4096
+_BLOCK = 256
 """Elements of the smallest tensor whose averages have 8 bits, and of those that share a scale; of bitsandbytes."""
 _FUSED = (torch.optim.Adam, torch.optim.SGD)
 """Classes that compute in one kernel on request; AdamW does so in any case."""
@@ -55,7 +56,8 @@ class Inner:
     def __init__(
         self, optimizers: list[torch.optim.Optimizer], config: InnerOptimizer, total_steps: int | None
     ) -> None:
-        self.optimizers, self._clip_norm = optimizers, config.clip_norm
+        self.optimizers = optimizers
+        self._clip_norm = config.clip_norm
         self._rounds = config.stochastic_rounding
         self._schedules = [build_schedule(optimizer, config, total_steps) for optimizer in optimizers]
         self.parameters: Parameters = [
@@ -156,7 +158,8 @@ def _skipping(optimizer: Any, skipped: torch.Tensor | None) -> Iterator[None]:
     if skipped is None:
         yield
         return
-    optimizer.grad_scale, optimizer.found_inf = None, skipped
+    optimizer.grad_scale = None
+    optimizer.found_inf = skipped
     try:
         yield
     finally:
@@ -215,10 +218,8 @@ def check_eight_bits() -> None:
 
     """
     if importlib.util.find_spec("bitsandbytes") is None:
-        what, fix = (
-            f"inner_optimizer.name = {EIGHT_BITS!r} needs bitsandbytes",
-            "pip install bitsandbytes, or choose adamw",
-        )
+        what = f"inner_optimizer.name = {EIGHT_BITS!r} needs bitsandbytes"
+        fix = "pip install bitsandbytes, or choose adamw"
         raise ConfigError("OPT007", what, "it isn't installed", fix=fix)
 
 
@@ -316,6 +317,8 @@ def _muon(
     optimizers: list[torch.optim.Optimizer] = [_adamw(rest, config, workers)] if rest else []
     if groups:
         options = [{"params": members, "sideways": sideways} for sideways, members in groups.items()]
-        rate, decay, length = config.muon_learning_rate, config.weight_decay, config.muon_step_length
+        rate = config.muon_learning_rate
+        decay = config.weight_decay
+        length = config.muon_step_length
         optimizers.append(Muon(options, rate, weight_decay=decay, length=length, assembly=shards))
     return optimizers

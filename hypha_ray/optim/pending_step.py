@@ -99,7 +99,8 @@ class ReadStep:
     """
 
     def __init__(self, reading: Reading, finish: Callable[[Tensor], Step]) -> None:
-        self._reading, self._finish = reading, finish
+        self._reading = reading
+        self._finish = finish
         self._step: Step | None = None
 
     @property

@@ -46,11 +46,13 @@ def step_rounded(optimizer: torch.optim.Optimizer) -> None:
 
 def _companies(parameters: list[torch.Tensor]) -> Iterator[list[int]]:
     """Places of parameters that are stepped on together, in order."""
-    members, size = list[int](), 0
+    members = list[int]()
+    size = 0
     for place, parameter in enumerate(parameters):
         if members and size + parameter.numel() > TOGETHER:
             yield members
-            members, size = [], 0
+            members = []
+            size = 0
         members.append(place)
         size += parameter.numel()
     if members:

@@ -39,7 +39,8 @@ def build_schedule(
     from hypha_ray.optim.own import own_factor
 
     check_schedule(config, total_steps)
-    warmup, total = config.warmup_steps, config.total_steps or total_steps or 0
+    warmup = config.warmup_steps
+    total = config.total_steps or total_steps or 0
     schedule: LambdaLR
     match config.schedule:
         case "constant":
@@ -110,7 +111,9 @@ def outer_rate(outer: OuterOptimizer, round: int, rounds: int) -> float:
 
 def check_schedule(config: InnerOptimizer, total_steps: int | None = None) -> None:
     """Raise `ConfigError` if a schedule lacks a value, or has values that contradict each other."""
-    name, warmup, total = config.schedule, config.warmup_steps, config.total_steps or total_steps
+    name = config.schedule
+    warmup = config.warmup_steps
+    total = config.total_steps or total_steps
     if warmup and name in ("constant", "linear"):
         fix = "choose a schedule with warm-up, or leave warmup_steps out"
         raise ConfigError(

@@ -65,7 +65,8 @@ def _check_critic(model: Any, prompts: Samples) -> None:
 
 def _alone(found: Responses, row: int) -> Responses:
     """Return a response without any padding."""
-    kept, tokens = found.attention_mask[row].bool(), found.mask[row].bool()
+    kept = found.attention_mask[row].bool()
+    tokens = found.mask[row].bool()
     ids = found.ids[row][kept][None]
     logprobs = found.logprobs[row][tokens][None]
     return Responses(ids, torch.ones_like(ids), torch.ones_like(logprobs), logprobs, found.ended[row : row + 1])

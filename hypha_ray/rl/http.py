@@ -190,7 +190,8 @@ async def _body(answer: ClientResponse, request: _Request, most_bytes: int) -> b
 
 async def _read(answer: ClientResponse, most_bytes: int) -> bytes:
     """Return the first bytes of a body."""
-    pieces, size = [], 0
+    pieces = []
+    size = 0
     while size < most_bytes and (piece := await answer.content.read(min(_PIECE_BYTES, most_bytes - size))):
         pieces.append(piece)
         size += len(piece)
@@ -223,7 +224,8 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
         seconds = float(told)
     except ValueError:
         # By the other side's own clock, if it tells it: the two may differ.
-        until, now = _date(told), _date(headers.get("Date", "")) or datetime.now(UTC)
+        until = _date(told)
+        now = _date(headers.get("Date", "")) or datetime.now(UTC)
         return None if until is None else max(0.0, (until - now).total_seconds())
     return max(0.0, seconds) if math.isfinite(seconds) else None
 

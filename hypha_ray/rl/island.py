@@ -76,7 +76,8 @@ class Island(WholeModel):
         if job.run.mode == "replay":
             compute_reproducibly(self.device)
         self.model: Any = build_trained(job, self.device).to(self.device).eval()
-        self._graph, self._advantage = step_graph(job.rl), Advantage(job.rl)
+        self._graph = step_graph(job.rl)
+        self._advantage = Advantage(job.rl)
         self._roles = roles = {**trained_roles(job, self.model, tokenizer, worker), "advantage": self._advantage}
         beside = tuple(range(1, job.rl.model_workers))
         calls = (*self._graph.calls, *validation_graph(job.rl.model_workers).calls)
@@ -184,15 +185,18 @@ class Island(WholeModel):
         loss, norm = (torch.tensor(actor[name]) for name in ("loss", "norm"))
         bad = batch.keys if damaged else batch.keys[:0]
         moved: Sums = {name: (float(number), 1.0) for name, number in self._master.collectives.items()}
-        sums, rewarded = sums_of(replies) | moved | lag, streamed or replies["rew_inf"]
+        sums = sums_of(replies) | moved | lag
+        rewarded = streamed or replies["rew_inf"]
         shown = rewarded[0].facts["shown"]
-        revived, self._revived = tuple(self._revived), []
+        revived = tuple(self._revived)
+        self._revived = []
         problems = tuple(line for group in replies.values() for reply in group for line in reply.problems)
         return Step(loss, actor["scored"], norm, actor["tokens"], sums, bad, shown, revived, problems)
 
     def _extras(self, arguments: Mapping[str, Any]) -> dict[str, Extras]:
         """Return what the calls of a step need beside the graph; `arguments` are those of training."""
-        merged, self._merged = self._merged, False
+        merged = self._merged
+        self._merged = False
         offload = (Offload("reference"),) if self._rl.offload_reference else ()
         return {
             "actor_gen": Extras(before=generation_hooks(self._rl.model_workers)),

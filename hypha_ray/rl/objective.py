@@ -25,7 +25,8 @@ class Objective:
     """
 
     def __init__(self, rl: RL) -> None:
-        self._rl, self._recipe = rl, rl.recipe
+        self._rl = rl
+        self._recipe = rl.recipe
         self._loss: PolicyLoss = create("rl_losses", rl.recipe.loss, rl.loss_options)
 
     def weights(self, mask: torch.Tensor) -> Weights:
@@ -41,7 +42,9 @@ class Objective:
             scores: the trained policy's view of the responses.
 
         """
-        rl, recipe, mask = self._rl, self._recipe, rollout.mask
+        rl = self._rl
+        recipe = self._recipe
+        mask = rollout.mask
         old = scores.logprobs.detach() if rollout.old is None else rollout.old
         policy = checked(recipe.loss, self._loss, self._inputs(rollout, old, scores))
         loss = policy.losses

@@ -52,7 +52,8 @@ def prompts_of(sample: Sample) -> tuple[Packed, Packed]:
 def packed_responses(ids: Sequence[str], responses: Responses, group: int) -> Sample:
     """Pack responses to prompts, `group` to each."""
     mask = responses.mask.bool()
-    lengths, ones = _grouped(mask.sum(1).tolist(), group), ((1,) * group,) * len(ids)
+    lengths = _grouped(mask.sum(1).tolist(), group)
+    ones = ((1,) * group,) * len(ids)
     columns = {
         "responses": responses.ids[:, responses.prompt_width :][mask],
         "logprobs": responses.logprobs[mask],

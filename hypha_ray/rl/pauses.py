@@ -4,7 +4,8 @@ from __future__ import annotations
 
 MOST_TOLD_S = 60.0
 """Longest time in seconds that one request waits because it was told to, all of its pauses together."""
-_FIRST_S, _LONGEST_S = 0.5, 30.0
+_FIRST_S = 0.5
+_LONGEST_S = 30.0
 
 
 class Pauses:
@@ -16,7 +17,8 @@ class Pauses:
     """
 
     def __init__(self, attempts: int) -> None:
-        self._attempts, self._done = attempts, 0
+        self._attempts = attempts
+        self._done = 0
         self._told_s = 0.0
 
     def after(self, retry_after_s: float | None) -> float | None:

@@ -41,7 +41,9 @@ class Policy:
         autocast: torch.dtype | None,
         vocabulary: Vocabulary = EVERY_ROW,
     ) -> None:
-        self.model, self._temperature, self._autocast = model, temperature, autocast
+        self.model = model
+        self._temperature = temperature
+        self._autocast = autocast
         self.vocabulary = vocabulary
 
     def of(self, model: Any) -> Policy:

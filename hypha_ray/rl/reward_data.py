@@ -30,6 +30,7 @@ def _record(number: int, row: npt.NDArray[np.generic]) -> dict[str, Any]:
     except (ValueError, RecursionError):
         record = None
     if not isinstance(record, dict):
-        what, fix = "a slice of prompts has a damaged record", "prepare the dataset again by jobs/prepare.py"
+        what = "a slice of prompts has a damaged record"
+        fix = "prepare the dataset again by jobs/prepare.py"
         raise DataError("RL029", what, f"row {number} of reward_data", "the JSON of a table", fix)
     return record

@@ -60,11 +60,13 @@ class Scorer:
     """
 
     def __init__(self, rl: RL, tokenizer: Any, model: Evaluator | None = None) -> None:
-        self._names, self._tasks = rl.reward.functions, rl.reward.by_task
+        self._names = rl.reward.functions
+        self._tasks = rl.reward.by_task
         self._weights = np.array(rl.reward.weights or [1.0] * len(self._names))
         self._judge = JudgeCalls(rl.reward.judge, self._tasks) if JUDGE in self._names else None
         self._evaluator = evaluator_of(rl.reward, {JUDGE: self._judge, MODEL: model})
-        self._tokenizer, self._longest = tokenizer, rl.generation.max_response_tokens
+        self._tokenizer = tokenizer
+        self._longest = rl.generation.max_response_tokens
 
     def score(self, prompts: Arrays, responses: Responses) -> Scored:
         """Compute the rewards of all responses to a batch of prompts.
@@ -73,7 +75,8 @@ class Scorer:
             ConfigError: RWD001, a function failed; RWD002, not one response of the batch got a reward.
 
         """
-        given, size = tuple(self._responses(prompts, responses)), len(prompts["input_ids"])
+        given = tuple(self._responses(prompts, responses))
+        size = len(prompts["input_ids"])
         rewards = np.array(self._evaluator.rewards(given))
         parts = {name: rewards[:, place].reshape(size, -1) for place, name in enumerate(self._names)}
         own = [functions_of(one, self._tasks, self._names) for one in given]
@@ -107,11 +110,16 @@ class Scorer:
         return [self._text(ids[mask]) for ids, mask in rows]
 
     def _responses(self, prompts: Arrays, responses: Responses) -> Iterator[Response]:
-        width, samples = responses.prompt_width, len(responses.ids) // len(prompts["input_ids"])
-        ids, masks = responses.ids[:, width:].cpu().numpy(), responses.mask.cpu().numpy().astype(bool)
-        texts, records = self._prompts(prompts), records_of(prompts["reward_data"])
+        width = responses.prompt_width
+        samples = len(responses.ids) // len(prompts["input_ids"])
+        ids = responses.ids[:, width:].cpu().numpy()
+        masks = responses.mask.cpu().numpy().astype(bool)
+        texts = self._prompts(prompts)
+        records = records_of(prompts["reward_data"])
         for row, (tokens, mask, ended) in enumerate(zip(ids, masks, responses.ended.tolist(), strict=True)):
-            text, record, answer = texts[row // samples], records[row // samples], tuple(tokens[mask].tolist())
+            text = texts[row // samples]
+            record = records[row // samples]
+            answer = tuple(tokens[mask].tolist())
             said = answer[:-1] if ended else answer  # The end token may be no special one, which texts have.
             yield Response(text, self._text(said), answer, ended, record, self._longest)
 

@@ -19,7 +19,8 @@ def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
         ConfigError: RL004, there is none.
 
     """
-    rows, vocabulary = model.config.get_text_config().vocab_size, vocabulary_of(tokenizer)
+    rows = model.config.get_text_config().vocab_size
+    vocabulary = vocabulary_of(tokenizer)
     found = frozenset(one for one in named_ends(model, tokenizer) if one < rows and one in vocabulary)
     if not found:
         fix = "name a tokenizer with an end token in preprocessor.repository, or set eos_token_id in [model.config]"

@@ -21,7 +21,8 @@ Traverse: TypeAlias = Callable[[Graph, Sample, Mapping[str, Extras]], Replies]
 
 def validate(traverse: Traverse, batches: Iterable[Samples], model_workers: int = 1) -> Sums:
     """Return reward, pass@1 and length of responses, which are sampled with the same random numbers each time."""
-    graph, hooks = validation_graph(model_workers), generation_hooks(model_workers)
+    graph = validation_graph(model_workers)
+    hooks = generation_hooks(model_workers)
     extras = {call.name: Extras({"evaluation": True}, hooks if call.op == "generate" else ()) for call in graph.calls}
     return added(sums_of(traverse(graph, sample_of(batch), extras)) for batch in batches)
 

@@ -72,7 +72,10 @@ class Scheduler:
     ) -> None:
         arm(job.testing.failpoints, job.testing.failpoint_log)
         search_less_often(job.num_workers)
-        self._job, self._run, self._directory, self._attempt = job, run, Path(directory), attempt
+        self._job = job
+        self._run = run
+        self._directory = Path(directory)
+        self._attempt = attempt
         self._inbox: asyncio.Queue[c.Input] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._commits: set[asyncio.Task[None]] = set()
@@ -154,7 +157,8 @@ class Scheduler:
     async def _recall(self) -> ResumePoint:
         """Read the point from which the log of an earlier scheduler lets the run go on."""
         survey = await (await self._actors.store.ask(lambda store: store.survey.remote()))
-        metrics, past = self._directory / METRICS, ResumePoint(self._attempt)
+        metrics = self._directory / METRICS
+        past = ResumePoint(self._attempt)
         if survey is not None:
             aside = await (await self._actors.store.ask(lambda store: store.quarantined.remote()))
             used = {"epoch": survey.epoch, "used": [span for span in survey.used if span[1] not in aside]}
@@ -261,7 +265,8 @@ class Scheduler:
     async def _persist(self, saving: Awaitable[Saved]) -> None:
         saved = await saving
         failpoint("scheduler.after_commit")
-        self._staffing.begun, commit = True, saved.commit
+        self._staffing.begun = True
+        commit = saved.commit
         fields = {"round": commit.round, "theta_sha256": commit.theta_sha256, "epoch": commit.epoch}
         self._unwritten.append({**fields, "deltas": len(commit.deltas)})
         if saved.written:  # Rounds before it that a full disk had refused are written with it.
@@ -321,7 +326,8 @@ def _meant(error: Exception) -> Exception:
     """Error as the run ends with it: a lost object, which no repeated call brings back, is a `LostError`."""
     if not isinstance(error, GONE):
         return error
-    what, got = "an object of the run is lost with its node", first_line(error)
+    what = "an object of the run is lost with its node"
+    got = first_line(error)
     return LostError("NET012", what, got=got, fix="submit again: the run goes on from its last commit")
 
 

@@ -47,7 +47,9 @@ class SchedulerCore:
     """
 
     def __init__(self, job: Job, run: str, slices: Sequence[t.SliceInfo], sizes: Sizes, past: ResumePoint) -> None:
-        self._job, self._past, self._resources = job, past, job.resources
+        self._job = job
+        self._past = past
+        self._resources = job.resources
         self._needed = job.num_workers if job.run.mode == "replay" else self._resources.min_workers
         self._out = c.Outbox()
         self._roster = Roster(job, run, past.attempt)
@@ -111,7 +113,8 @@ class SchedulerCore:
     def _take_in(self, event: c.Input, now: float) -> None:
         match event:
             case c.Initialised(theta_bytes=size, theta_sha256=theta, layout_sha256=layout, part_bytes=parts):
-                self._strategy.sent_bytes, self._layout_sha256 = (size, parts or (size,)), layout
+                self._strategy.sent_bytes = (size, parts or (size,))
+                self._layout_sha256 = layout
                 self._reject_joiners(self._weight_hashes.record_commit(self._past.next_round - 1, theta), now)
             case c.Reduced(verdict=verdict):
                 for source in self._strategy.reduced(verdict, now):
@@ -174,7 +177,8 @@ class SchedulerCore:
 
     def _give_up_waiting(self, now: float) -> None:
         """At the start deadline continue with the ready workers, if they are enough."""
-        late, self._first = self._first, set()
+        late = self._first
+        self._first = set()
         if self._roster.assignable_count < self._needed:
             self._give_up(self._few("were ready by the start deadline"), now)
             return
@@ -264,7 +268,8 @@ class SchedulerCore:
 
     def _limit_waiting(self, now: float) -> None:
         """Limit the time that the run waits with fewer workers than it needs."""
-        have, strategy = self._roster.assignable_count, self._strategy
+        have = self._roster.assignable_count
+        strategy = self._strategy
         if not (strategy.unevaluated if strategy.final else have < self._needed):
             self._timers.pop("idle", None)
         elif self._roster.eligible < self._needed:
@@ -280,7 +285,8 @@ class SchedulerCore:
         due = self._strategy.next
         if due is None or self._layout_sha256 is None or self._first or self._store_pace.holds(due, now):
             return
-        came, self._unchecked = sorted(self._unchecked, key=lambda one: one.worker), set()
+        came = sorted(self._unchecked, key=lambda one: one.worker)
+        self._unchecked = set()
         self._builds_the_model(filter(None, map(self._roster.member, came)), now)
         if self._roster.assignable_count >= self._needed and not self.over:
             self._timers.pop("start", None)

@@ -22,7 +22,8 @@ def failure(number: int, verdict: Verdict, exact: bool) -> HyphaError | None:
     """
     lost = [one for one in verdict.rejected if not one.blamed]
     if lost and (exact or not verdict.accepted):
-        what, fix = f"round {number + 1} has to be trained again", "submit again: the run goes on from its last commit"
+        what = f"round {number + 1} has to be trained again"
+        fix = "submit again: the run goes on from its last commit"
         return LostError("NET012", what, got=f"of worker {lost[0].worker}: {lost[0].reason}", fix=fix)
     return None if verdict.accepted else diverged(number, verdict.rejected[0].reason)
 
@@ -54,7 +55,8 @@ def another_model(next_round: int, built: set[str], layout_sha256: str | None) -
     """Error of a resumed run if no worker builds the model of its checkpoints; None if one does."""
     if next_round == 0 or built & {"", layout_sha256}:
         return None
-    what, fix = "the checkpoints of this run are of another model than it builds now", "give it the same one again"
+    what = "the checkpoints of this run are of another model than it builds now"
+    fix = "give it the same one again"
     return CheckpointError("CKPT005", what, fix=fix)
 
 

@@ -220,7 +220,8 @@ class Outbox:
 
     def take(self) -> list[Command]:
         """Return and remove all commands."""
-        commands, self._commands = self._commands, []
+        commands = self._commands
+        self._commands = []
         return commands
 
     def put(self, *commands: Command) -> None:

@@ -22,7 +22,8 @@ class StorePace:
     """
 
     def __init__(self, written: int, out: Outbox) -> None:
-        self._written, self._out = written, out
+        self._written = written
+        self._out = out
         self._held_at: float | None = None
         """Time at which a round began to wait; None if none waits, infinity once the wait is reported."""
 

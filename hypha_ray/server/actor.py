@@ -66,7 +66,8 @@ class ParameterServer:
             import torch
 
         arm(job.testing.failpoints, job.testing.failpoint_log)
-        self._job, self._sync = job, job.sync.traits.sends_gradients
+        self._job = job
+        self._sync = job.sync.traits.sends_gradients
         self._stepwise = not job.sync.traits.has_barrier and job.sync.delayed_nesterov
         self._out: dict[str, State] = {}
         self._last: tuple[str, Flat] | None = None
@@ -124,7 +125,8 @@ class ParameterServer:
 
         """
         failpoint("server.before_reduce")
-        self._last, began = None, time.monotonic()
+        self._last = None
+        began = time.monotonic()
         new, state, difference, verdict = self._step(request, theta, momentum, payloads, wanted="theta")
         ended = time.monotonic()
         self._busy_until = ended + COPYING * (ended - began) if self._alone else 0.0
@@ -177,13 +179,17 @@ class ParameterServer:
         from hypha_ray.server.spec import ReduceSpec
 
         self._require_same_sources()
-        layout, fragment, round = request.layout, request.fragment, request.round
+        layout = request.layout
+        fragment = request.fragment
+        round = request.round
         received = [Received(*sender, payload) for sender, payload in zip(request.senders, payloads, strict=True)]
-        sync, rounds = self._job.sync, self._job.rounds.update_rounds
+        sync = self._job.sync
+        rounds = self._job.rounds.update_rounds
         warms_up = round < self._job.rounds.warmup_rounds
         outer = OuterOptimizer(name="average") if warms_up else self._job.outer_optimizer
         optimizer_step = self._descent(layout) if self._sync else None
-        turns, read = outer_steps_before(self._job, round, fragment), upward_codec(sync)
+        turns = outer_steps_before(self._job, round, fragment)
+        read = upward_codec(sync)
         down = difference_codec(sync.downward_codec, sync.downward_codec_options)
         part: Literal["all", "theta", "state"] = wanted if down is None else "all"
         spec = ReduceSpec(

@@ -95,7 +95,8 @@ def square_sum(values: torch.Tensor) -> float:
     """
     array = values.numpy()
     whole = array.size - array.size % _ROW
-    rows, rest = array[:whole].reshape(-1, _ROW), array[whole:]
+    rows = array[:whole].reshape(-1, _ROW)
+    rest = array[whole:]
     with np.errstate(all="ignore"):
         total = float(np.vecdot(rows, rows).sum(dtype=np.float64)) + float(np.vdot(rest, rest))
         if SMALL < total < math.inf:

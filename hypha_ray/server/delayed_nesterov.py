@@ -68,7 +68,8 @@ def delayed(eta: float, mu: float, group: Group, part: Part, moved: tuple[torch.
         return square_sum(change)
 
     def at_the_end(mean: torch.Tensor, room: torch.Tensor, part_: slice) -> float:
-        before, after = group.theta[part_], group.new_theta[part_]
+        before = group.theta[part_]
+        after = group.new_theta[part_]
         whole = mean if old is None else torch.mul(mean, part.share, out=room).add_(old[part_], alpha=part.before)
         velocity = whole
         if group.state:

@@ -53,7 +53,8 @@ def _nesterov(eta: float, mu: float, group: Group) -> Step:
     """
 
     def step(mean: torch.Tensor, room: torch.Tensor, part: slice) -> float:
-        before, after = group.theta[part], group.new_theta[part]
+        before = group.theta[part]
+        after = group.new_theta[part]
         plain = eta == 1 and mu == 0 and not group.relative
         delta = mean if group.relative else torch.sub(mean, before, out=room)
         velocity = delta
@@ -74,7 +75,8 @@ def adam(outer: OuterOptimizer, eta: float, round: int, group: Group) -> Step:
     corrections = 1 - first ** (round + 1), 1 - second ** (round + 1)
 
     def step(mean: torch.Tensor, room: torch.Tensor, part: slice) -> float:
-        before, after = group.theta[part], group.new_theta[part]
+        before = group.theta[part]
+        after = group.new_theta[part]
         delta = mean if group.relative else torch.sub(mean, before, out=room)
         mean_of, mean_of_squares = (new[part] for new in group.new_state)
         torch.lerp(group.state[0][part], delta, 1 - first, out=mean_of)

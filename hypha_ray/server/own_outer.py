@@ -42,7 +42,8 @@ def own_step(outer: OuterOptimizer, eta: float, round: int, group: Group) -> Ste
     optimizer: Outer = create("outer_optimizers", outer.name, outer.name_options)
 
     def step(mean: torch.Tensor, room: torch.Tensor, part: slice) -> float:
-        before, after = group.theta[part], group.new_theta[part]
+        before = group.theta[part]
+        after = group.new_theta[part]
         delta = mean.clone() if group.relative else mean - before
         state = [array[part].clone() for array in group.state]
         theta, new_state = optimizer.step(before.clone(), delta, state, eta, round)
@@ -68,14 +69,16 @@ def try_outer(name: str, options: Mapping[str, Any] | None) -> None:
     theta, delta = (torch.randn(8, generator=torch.Generator().manual_seed(seed)) for seed in range(2))
     results = []
     for parts in ([slice(0, 8)], [slice(0, 3), slice(3, 8)]):
-        old, state = theta.clone(), [torch.zeros(8) for _ in range(slots)]
+        old = theta.clone()
+        state = [torch.zeros(8) for _ in range(slots)]
         for round in range(2):
             group = Group(old, state, torch.empty(8), [torch.empty(8) for _ in range(slots)], relative=True)
             step = own_step(outer, 0.5, round, group)
             changes = [step(delta[part], torch.empty(8)[part], part) for part in parts]
             if not all(map(math.isfinite, changes)):
                 raise ValueError("a step on finite values gives some that aren't")
-            old, state = group.new_theta, list(group.new_state)
+            old = group.new_theta
+            state = list(group.new_state)
         results.append([old, *state])
     if not all(map(torch.equal, *results)):
         raise ValueError("a step depends on other elements of the parameters than its own")

@@ -202,9 +202,11 @@ def _step(
     if part is None or spec.phase is None:
         turn = round if spec.turn is None else spec.turn
         return outer_step(spec.outer, outer_rate(spec.outer, round, spec.rounds), turn, where)
-    eta, mu = outer_rate(spec.outer, spec.phase.round, spec.rounds), spec.outer.momentum
+    eta = outer_rate(spec.outer, spec.phase.round, spec.rounds)
+    mu = spec.outer.momentum
     if spec.outer.name == "average":
-        eta, mu = 1.0, 0.0
+        eta = 1.0
+        mu = 0.0
     if not spec.sync.delayed_nesterov:
         return undelayed(eta, mu, where, part)
     assert sums[1] is not None
@@ -217,7 +219,8 @@ def _at_once(
     """Fused work on a group; None if there is no fused kernel for it."""
     if not is_common(spec.outer, spec.sync):
         return None
-    weights, eta = weights_of(spec.sync, given), outer_rate(spec.outer, round, spec.rounds)
+    weights = weights_of(spec.sync, given)
+    eta = outer_rate(spec.outer, round, spec.rounds)
     wanted = spec.wanted != "state", spec.wanted != "theta"
     return in_one_pass(values, weights, eta, spec.outer.momentum, where, *wanted)
 
@@ -235,7 +238,8 @@ def _descended(round: int, theta: Flat, state: Flat, result: _Result, optimizer_
         return result
     new = result.state[0]
     state = optimizer_step.step(round, theta, state, new)
-    before, after = tensors(theta), tensors(new)
+    before = tensors(theta)
+    after = tensors(new)
     changes = {group: _distance(before[group], after[group]) for group in result.changes if is_trained(group)}
     changes |= {name: 0.0 if np.isfinite(array).all() else math.inf for name, array in state.items()}
     return result._replace(state=(new, state), changes=result.changes | changes)

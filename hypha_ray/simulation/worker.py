@@ -72,8 +72,10 @@ class SimulatedWorker:
     """
 
     def __init__(self, source: Source, world: Surroundings) -> None:
-        self.source, self._world = source, world
-        self.alive, self.leaving = True, False
+        self.source = source
+        self._world = world
+        self.alive = True
+        self.leaving = False
         self.round = self._earliest = 0
         """Round that it is in, and the earliest that it may enter next."""
         self._version: WeightsVersion | None = None
@@ -170,7 +172,10 @@ class SimulatedWorker:
         while self._lacks(wanted := version_due(self._world.job, self._next)):
             if not self._merge(wanted):
                 return False
-        self.round, self._next, self._merged, self._evaluated = self._next, None, True, False
+        self.round = self._next
+        self._next = None
+        self._merged = True
+        self._evaluated = False
         self._earliest = self.round + 1
         return True
 
@@ -210,11 +215,13 @@ class SimulatedWorker:
                 return
             self._restore()
         self._samples = self._reported = 0
-        self._seconds, self._longest = 0.0, plan
+        self._seconds = 0.0
+        self._longest = plan
         if self._ahead is not None and self._ahead.round == plan.round - 1:
             self._samples = self._samples_ahead
             assert window(plan.spans, 0, self._samples) == self._ahead.ahead, "it has begun with other samples"
-        self._ahead, self._samples_ahead = None, 0
+        self._ahead = None
+        self._samples_ahead = 0
         if self._samples < plan.samples:
             self._train(plan)
         else:
@@ -231,7 +238,8 @@ class SimulatedWorker:
     def _train(self, plan: Plan) -> None:
         assert self._longest is not None
         self._longest = max(self._longest, plan, key=lambda one: one.samples)
-        size, seconds = min(plan.batch_size, plan.samples - self._samples), self._world.batch_s(self.source)
+        size = min(plan.batch_size, plan.samples - self._samples)
+        seconds = self._world.batch_s(self.source)
         self._spend(seconds, partial(self._trained, size, seconds))
 
     def _trained(self, size: int, seconds: float) -> None:
@@ -242,7 +250,8 @@ class SimulatedWorker:
         if self.leaving:
             self._hand_over() if self._world.job.run.mode != "replay" else None
         elif self.plan.round != self.round:
-            self._samples, self._merged = 0, False
+            self._samples = 0
+            self._merged = False
         elif self._samples < self.plan.samples:
             if self._world.report_due((self._samples - self._reported) / size, self._seconds):
                 self._report(self.plan)
@@ -251,7 +260,9 @@ class SimulatedWorker:
             self._hand_over()
 
     def _report(self, plan: Plan) -> None:
-        samples, self._reported, self._seconds = self._samples - self._reported, self._samples, 0.0
+        samples = self._samples - self._reported
+        self._reported = self._samples
+        self._seconds = 0.0
         batches = -(-samples // plan.batch_size)
         seconds = batches * self._world.batch_s(self.source)
         figures = (batches, samples, samples, samples, 3.0 * samples, seconds, batches, 0.0, 1e-3)
@@ -263,12 +274,16 @@ class SimulatedWorker:
         if self._samples > self._reported:
             self._report(self._longest)
         self._say(self._delta(self._longest))
-        self._samples, self._merged = 0, False
-        self._ahead, self._samples_ahead = self.plan, 0
+        self._samples = 0
+        self._merged = False
+        self._ahead = self.plan
+        self._samples_ahead = 0
 
     def _delta(self, plan: Plan) -> Delta:
-        samples, replay = self._samples, self._world.job.run.mode == "replay"
-        spans, batches = window(plan.spans, 0, samples), -(-samples // plan.batch_size)
+        samples = self._samples
+        replay = self._world.job.run.mode == "replay"
+        spans = window(plan.spans, 0, samples)
+        batches = -(-samples // plan.batch_size)
         seconds = batches * self._world.batch_s(self.source)
         return Delta(
             self.source, self.round, spans, samples, samples, samples, batches, 3.0, 1, 1000, seconds, 0.0, replay

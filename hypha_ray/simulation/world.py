@@ -38,7 +38,8 @@ class World(ABC):
     """Core of the present attempt."""
 
     def __init__(self, job: Job, clock: VirtualClock | None = None) -> None:
-        self.job, self.clock = job, clock or VirtualClock()
+        self.job = job
+        self.clock = clock or VirtualClock()
         self.workers: dict[int, SimulatedWorker] = {}
         self.hiring: dict[int, Source] = {}
         """Workers that are being started, by number."""

@@ -38,7 +38,9 @@ class Store:
     """
 
     def __init__(self, directory: str, checkpoint: Checkpoint, rounds: Rounds, testing: Testing | None = None) -> None:
-        self._directory, self._checkpoint, self._rounds = Path(directory), checkpoint, rounds
+        self._directory = Path(directory)
+        self._checkpoint = checkpoint
+        self._rounds = rounds
         self._past: tuple[RestorePoint | None] | None = None
         self._lock: Lock | None = None
         if testing is not None:

@@ -45,8 +45,11 @@ class CommitWriter:
         evaluate_every: int = 1,
         may_end_early: bool = False,
     ) -> None:
-        self._directory, self._checkpoint, self._update_rounds = directory, checkpoint, update_rounds
-        self._evaluate_every, self._evaluations = evaluate_every, Evaluations(directory)
+        self._directory = directory
+        self._checkpoint = checkpoint
+        self._update_rounds = update_rounds
+        self._evaluate_every = evaluate_every
+        self._evaluations = Evaluations(directory)
         self._may_be_last = may_end_early or checkpoint.best
         """Whether any evaluated weights may be wanted in the end."""
         for folder in ("commits", "checkpoints"):
@@ -159,7 +162,8 @@ class CommitWriter:
         return label is not None and label.hashes == (commit.theta_sha256, commit.outer_sha256)
 
     def _noted(self, commit: Commit) -> Commit:
-        self._newest, self._parent = commit, commit.theta_sha256
+        self._newest = commit
+        self._parent = commit.theta_sha256
         self._backlog.append(commit)
         return commit
 
@@ -200,7 +204,8 @@ class CommitWriter:
         busy = None if self._courier is None else self._courier.busy
         spared = set() if busy is None else {busy}
         if self._checkpoint.best:
-            newest, best = self._evaluations.newest, self._evaluations.best
+            newest = self._evaluations.newest
+            best = self._evaluations.best
             spared |= {round for round in good if self._is_evaluated(round) and (newest is None or round > newest)}
             spared |= set() if best is None else {best["round"]}
         prune(self._directory, min(good[-self._checkpoint.keep :], default=0), spared)
@@ -235,7 +240,8 @@ class _Parts:
 
     @classmethod
     def of(cls, outcome: Outcome, layout: Layout, inner: tuple[int, ...], flats: tuple[Flat, ...]) -> _Parts:
-        theta, momentum = flats[: layout.fragments], flats[layout.fragments : 2 * layout.fragments]
+        theta = flats[: layout.fragments]
+        momentum = flats[layout.fragments : 2 * layout.fragments]
         state = {"layout_sha256": layout.sha256(), "fragments": layout.fragments, "tied": layout.tied}
         state["entries"] = [astuple(entry) for entry in layout.entries]
         state["frozen_sha256"] = layout.frozen_sha256

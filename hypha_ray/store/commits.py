@@ -96,7 +96,8 @@ class CommitLog:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._folder, self._origin = directory / "commits", directory / "origin.json"
+        self._folder = directory / "commits"
+        self._origin = directory / "origin.json"
         self._last: Commit | None = None
         """The newest record, if this object wrote it; saves listing the folder."""
 
@@ -107,7 +108,8 @@ class CommitLog:
             TryAgainError: the disk is full or can't be written.
 
         """
-        data, temporary = sealed({"theta_sha256": theta_sha256}), self._folder / "round_origin.tmp"
+        data = sealed({"theta_sha256": theta_sha256})
+        temporary = self._folder / "round_origin.tmp"
         with room_for(temporary, len(data)):
             write_file(temporary, data)
             publish(temporary, self._origin)
@@ -128,7 +130,8 @@ class CommitLog:
             TryAgainError: the disk is full or can't be written.
 
         """
-        newest, path = self._last or self.newest(), self.path(commit.round)
+        newest = self._last or self.newest()
+        path = self.path(commit.round)
         if newest == commit:
             with room_for(path, 0):
                 sync_folder(self._folder)

@@ -52,7 +52,8 @@ class Evaluations:
         try:
             with self._file.open("rb") as file:
                 if file.seek(0, 2) < self._read_bytes:
-                    self._read_bytes, self._records = 0, {}
+                    self._read_bytes = 0
+                    self._records = {}
                 file.seek(self._read_bytes)
                 lines = file.read().split(b"\n")
         except OSError:

@@ -26,7 +26,9 @@ class Held(Exception):
 
     def __init__(self, pid: int | None, host: str | None, since: str | None) -> None:
         super().__init__(pid, host, since)
-        self.pid, self.host, self.since = pid, host, since
+        self.pid = pid
+        self.host = host
+        self.since = since
 
     def __str__(self) -> str:
         return f"process {self.pid or '?'} on {self.host or '?'}, since {self.since or '?'}"

@@ -37,7 +37,8 @@ def quarantine(directory: Path, index: int, reason: str) -> None:
 
     """
     slices = {str(known): why for known, why in sorted(({index: reason} | quarantined(directory)).items())}
-    path, data = directory / QUARANTINE, sealed({"slices": slices})
+    path = directory / QUARANTINE
+    data = sealed({"slices": slices})
     temporary = path.with_suffix(".tmp")
     with room_for(path, len(data)):
         write_file(temporary, data)

@@ -78,7 +78,8 @@ class RestorePoint:
                 what = f"the checkpoint in {self.directory} is of another model: {entry.name} differs"
                 got = f"shape {entry.shape}"
                 raise CheckpointError("STORE013", what, got, f"shape {found.shape}" if found is not None else "no such")
-        theta, outer = flattened(layout, self.theta), flattened_outer(layout, self.outer)
+        theta = flattened(layout, self.theta)
+        outer = flattened_outer(layout, self.outer)
         return [*theta, *outer, *(self.inner[worker] for worker in sorted(self.inner))]
 
 
@@ -122,7 +123,8 @@ def usable_rounds(directory: Path, verify: bool = False) -> int:
 def _sound(log: CommitLog) -> tuple[list[Commit], list[str]]:
     """Commits of the chain, and warnings; the newest record counts as absent if it is damaged."""
     present = log.rounds()
-    commits, damaged = [log.load(round) for round in present[:-1]], []
+    commits = [log.load(round) for round in present[:-1]]
+    damaged = []
     if present:
         try:
             commits.append(log.load(present[-1]))
@@ -149,7 +151,8 @@ def _start_anew(directory: Path, damaged: Sequence[str]) -> None:
 
 
 def _newest_usable(directory: Path, commits: Sequence[Commit], skipped: Sequence[str]) -> RestorePoint:
-    present, passed = set(rounds(directory)), []
+    present = set(rounds(directory))
+    passed = []
     for commit in reversed(commits):
         if commit.round not in present:
             continue

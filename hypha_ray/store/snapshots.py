@@ -30,7 +30,9 @@ FORMAT = 1
 
 MISSING = "STORE006"
 """Code of the error for a snapshot that doesn't exist."""
-_MODEL, _OUTER, _STATE = "model.safetensors", "outer.safetensors", "state.json"
+_MODEL = "model.safetensors"
+_OUTER = "outer.safetensors"
+_STATE = "state.json"
 _HEADERS_BYTES = 1_000_000
 
 
@@ -128,7 +130,8 @@ def _advised(error: CheckpointError, directory: Path) -> CheckpointError:
     """Return an error that names the newest good snapshot besides."""
     good = newest_good(directory)
     fix = "start anew, there is no good checkpoint" if good is None else f"newest good checkpoint: round {good + 1}"
-    what, allowed = f"{error.what}, in {directory}", error.allowed
+    what = f"{error.what}, in {directory}"
+    allowed = error.allowed
     if error.code == MISSING and good is not None:
         allowed = f"{rounds_text(rounds(directory))}, which have one"
         fix += "; more are kept by a larger checkpoint.keep"
@@ -228,7 +231,8 @@ def _record(path: Path, round: int) -> dict[str, Any]:
     _require_folder(path, round)
     try:
         record = unsealed((path / _STATE).read_bytes())
-        newer, whole = record["format"] > FORMAT, {_MODEL, _OUTER} <= record["sha256"].keys()
+        newer = record["format"] > FORMAT
+        whole = {_MODEL, _OUTER} <= record["sha256"].keys()
     except FileNotFoundError:
         raise _damaged(round, f"{_STATE} is missing") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -67,7 +67,8 @@ class Live:
         self._live.stop()
 
     def _draw(self) -> RenderableType:
-        waiting, progress = self._waiting, self._progress
+        waiting = self._waiting
+        progress = self._progress
         parts: list[RenderableType] = [self._table()] if self._rows else []
         if waiting is not None:
             text, since_s = waiting

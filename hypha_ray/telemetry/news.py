@@ -92,7 +92,8 @@ class News:
         lines = self._problems.lines(now, everything)
         due = [kind for kind in self._waiting if everything or now >= self._not_before.get(kind, now)]
         if due:
-            told, self._waiting = self._waiting, {}
+            told = self._waiting
+            self._waiting = {}
             self._not_before |= dict.fromkeys(told, now + WINDOW_S)
             lines += [told_of(kind, events) for kind, events in told.items()]
         if self._shortage is not None:
@@ -139,7 +140,8 @@ class Problems:
                 everything = True
             self._told = 0
         room = PROBLEMS - self._told
-        told, self._waiting = self._waiting[:room], self._waiting[room:]
+        told = self._waiting[:room]
+        self._waiting = self._waiting[room:]
         if told:
             self._until = now + WINDOW_S if not self._told else self._until
             self._told += len(told)

@@ -49,15 +49,20 @@ STYLE: Any = {
     "ytick.color": "#4B5563",
     "legend.frameon": False,
 }
-LEFT_IN, TOP_IN, BOTTOM_IN = 0.95, 0.85, 0.55
+LEFT_IN = 0.95
+TOP_IN = 0.85
+BOTTOM_IN = 0.55
 """Room around the panels of a figure, in inches."""
-BETWEEN_COLUMNS_IN, BETWEEN_ROWS_IN = 1.0, 0.5
+BETWEEN_COLUMNS_IN = 1.0
+BETWEEN_ROWS_IN = 0.5
 """Room between panels, in inches."""
-LEGEND_GAP_IN, COLOURBAR_IN = 0.15, 0.75
+LEGEND_GAP_IN = 0.15
+COLOURBAR_IN = 0.75
 """Room at each side of a legend, and for the numbers of a bar of colours, in inches."""
 LEAST_PANELS_IN = 6.0
 """Least width of the panels with the room at their left, in inches: a long legend makes a figure wider."""
-STACKED_WORKERS, STACKED_ROUNDS = len(PALETTE), 60
+STACKED_WORKERS = len(PALETTE)
+STACKED_ROUNDS = 60
 """Most workers and rounds of a stacked bar chart; larger runs get a heat map."""
 
 
@@ -119,7 +124,8 @@ def draw(run_directory: Path) -> list[Path]:
         got = f"{error.filename or run_directory}: {error.strerror}"
         raise DataError("DATA044", f"the plots of {run_directory} can't be drawn", got, fix="see to it") from None
     except (TypeError, ValueError, AttributeError, LookupError) as error:  # Whatever damaged records lead to.
-        what, fix = f"{path} has a round that can't be plotted", "take away what hypha_ray didn't write"
+        what = f"{path} has a round that can't be plotted"
+        fix = "take away what hypha_ray didn't write"
         raise DataError("DATA044", what, " ".join(str(error).split()), fix=fix) from None
 
 
@@ -325,7 +331,8 @@ def _finish(series: Series) -> Figure:
 
 def _bytes(series: Series) -> Figure:
     figure, (each, total) = _panels("Bytes between workers and servers", rows=2, height=3)
-    up, down = series.column("bytes_up"), series.column("bytes_down")
+    up = series.column("bytes_up")
+    down = series.column("bytes_down")
     # The two are often equal; the wider line is then visible on both sides of the other.
     for values, colour, width, label in ((up, SKY, 5, "up: deltas"), (down, BLUE, 1.8, "down: weights")):
         for axes, points in ((each, values), (total, _running(values))):

@@ -96,8 +96,10 @@ def window(spans: Iterable[Span], start: int, stop: int) -> tuple[Span, ...]:
     """Samples ``start … stop - 1`` of the spans taken together."""
     parts: list[Span] = []
     for span in spans:
-        first, last = max(start, 0), min(stop, span.samples)
+        first = max(start, 0)
+        last = min(stop, span.samples)
         if first < last:
             parts.append(Span(span.epoch, span.slice, span.start + first, span.start + last))
-        start, stop = start - span.samples, stop - span.samples
+        start = start - span.samples
+        stop = stop - span.samples
     return tuple(parts)

@@ -9,7 +9,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-_TUPLE, _PAIRS = "hypha_ray:tuple", "hypha_ray:pairs"
+_TUPLE = "hypha_ray:tuple"
+_PAIRS = "hypha_ray:pairs"
 
 
 def to_json(record: Mapping[str, Any]) -> str:

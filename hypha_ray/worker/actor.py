@@ -48,7 +48,9 @@ class TrainWorker:
         self, job: Job, source: Source, specials: SpecialTokens | None = None, samples: Samples | None = None
     ) -> None:
         arm(job.testing.failpoints, job.testing.failpoint_log)
-        self._job, self._specials, self._samples = job, specials, samples
+        self._job = job
+        self._specials = specials
+        self._samples = samples
         self._incarnation = Incarnation(job, source, self._loop)
         self._leaving = threading.Lock()
         """Taken for good by the first order to leave."""
@@ -69,7 +71,8 @@ class TrainWorker:
         use_threads(max(1, int(job.group_of(source.worker).cpu / job.processes_of(source.worker))))
         use_gpus(job.group_of(source.worker).gpu)
         require_same(job, job.begun_with)
-        job, batch_size = settled(job), None
+        job = settled(job)
+        batch_size = None
         if self._samples is not None:
             batch_size = largest_batch(job, source.worker, self._specials, self._samples, inbox.check)
         return TrainingLoop(job, source, batch_source, inbox, emit, self._specials, batch_size)
@@ -83,7 +86,8 @@ class TrainWorker:
     @ray.method(concurrency_group="control")
     def reset(self, source: Source) -> bool:
         """Drop everything, and be ready to `run` as `source` for another scheduler; False if the worker is leaving."""
-        before, self._incarnation = self._incarnation, Incarnation(self._job, source, self._loop, self._incarnation)
+        before = self._incarnation
+        self._incarnation = Incarnation(self._job, source, self._loop, self._incarnation)
         before.abandon()
         return not self._leaving.locked()
 

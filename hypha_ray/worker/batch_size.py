@@ -78,7 +78,8 @@ class TrialProcesses:
     """
 
     def __init__(self, most_bytes: float | None, check: Callable[[], None]) -> None:
-        self._most_bytes, self._check = most_bytes, check
+        self._most_bytes = most_bytes
+        self._check = check
         self._server: subprocess.Popen[bytes] | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 # It is closed with the processes.
 
@@ -179,7 +180,8 @@ def largest_batch(
         CapacityError: TRN004, others have the memory that one sample needs.
 
     """
-    group, most = job.group_of(worker), job.rounds.max_batch_size
+    group = job.group_of(worker)
+    most = job.rounds.max_batch_size
     kind, lease_bytes = _device(job, group)
     file = home() / FOLDER / f"{_key(job, samples, kind, lease_bytes)}.json"
     kept = bounds = _read(file)
@@ -190,7 +192,8 @@ def largest_batch(
             limits = (lease_bytes - own, part, max(1, int(group.cpu)))
             outcome = trials.outcome(Trial(_on(job, kind), specials, samples, size, *limits))
             if outcome == Outcome.FITS:
-                bounds, kept = Bounds(size, bounds.fails), Bounds(size, kept.fails)
+                bounds = Bounds(size, bounds.fails)
+                kept = Bounds(size, kept.fails)
             else:
                 bounds = Bounds(bounds.fits, size)
                 kept = bounds if outcome == Outcome.TOO_LARGE else kept

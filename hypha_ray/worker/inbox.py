@@ -114,7 +114,9 @@ class Inbox(Interruptible):
         """The predecessor's inner state, which is given out once, then None; waits for it."""
         with self._changed:
             self._wait(lambda: self._restored or self._state is not None)
-            state, self._state, self._restored = self._state, None, True
+            state = self._state
+            self._state = None
+            self._restored = True
             return state
 
     def _following(self, due: WeightsVersion | None) -> WeightsVersion | None:

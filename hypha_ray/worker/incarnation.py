@@ -53,7 +53,9 @@ class Incarnation:
     """
 
     def __init__(self, job: Job, source: Source, loop: MakeLoop, before: Incarnation | None = None) -> None:
-        self._job, self.source, self._loop = job, source, loop
+        self._job = job
+        self.source = source
+        self._loop = loop
         self.batch_source = BatchSource(job.run.seed)
         self.inbox = Inbox(job.sync.downward_codec, job.sync.downward_codec_options)
         self._out: SimpleQueue[Item | tuple[Item, ...] | Exception | None] = SimpleQueue()

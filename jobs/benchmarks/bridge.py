@@ -63,7 +63,8 @@ def bridge() -> dict[str, dict[str, Any]]:
         channel = listener.admit(WAIT_S)
         assert channel is not None
         channel.attach(WorkDirectory(folder), lambda path, size: None)
-        message, bulk = bytearray(MESSAGE), bytearray(BULK)
+        message = bytearray(MESSAGE)
+        bulk = bytearray(BULK)
         received = _median(order, "message", lambda: _bare(stream, message), lambda: _framed(stream, message))
         framed = _median(order, "bulk", lambda: _bare(stream, bulk), lambda: _framed(stream, bulk))
         sent = _median(order, "file", lambda: _bare(stream, bulk), lambda: _file(channel, folder / _NAME))
@@ -95,7 +96,8 @@ def _bare(stream: socket.socket, memory: bytearray) -> None:
 
 
 def _framed(stream: socket.socket, memory: bytearray) -> None:
-    frames, body = Frames(stream), memoryview(memory)
+    frames = Frames(stream)
+    body = memoryview(memory)
     while body:
         body = body[frames.read_into(body[:MAX_PART], WAIT_S) :]
     stream.settimeout(None)
@@ -108,12 +110,14 @@ def _file(channel: Channel, path: Path) -> None:
 
 def _send(order: Connection, plain: str, address: str, folder: str) -> None:
     """Send what is ordered, from memory."""
-    stream, channel = dial(plain), Channel(dial(address), "trainer", _TOKEN)
+    stream = dial(plain)
+    channel = Channel(dial(address), "trainer", _TOKEN)
     stream.settimeout(None)
     channel.greet("bench")
     directory = Path(folder)
     channel.attach(WorkDirectory(directory), lambda path, size: None)
-    bulk, recorder = bytes(range(256)) * (BULK // 256), Recorder()
+    bulk = bytes(range(256)) * (BULK // 256)
+    recorder = Recorder()
     ready = {"message": bulk[:MESSAGE], "bulk": bulk, "file": bulk}
     (directory / _NAME).write_bytes(bulk)
     for start in range(0, MESSAGE, MAX_PART):

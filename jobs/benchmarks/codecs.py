@@ -32,7 +32,9 @@ def codecs() -> dict[str, dict[str, Any]]:
 
 
 def _row(name: str, weights: Flat, theta: Flat) -> dict[str, Any]:
-    sender, receiver, copy = encoder(name, 1.0), codec(name), np.empty_like(weights[_GROUP])
+    sender = encoder(name, 1.0)
+    receiver = codec(name)
+    copy = np.empty_like(weights[_GROUP])
     payload, quality = sender.encode(weights, theta)
     views = tensors(payload)
 
@@ -40,7 +42,8 @@ def _row(name: str, weights: Flat, theta: Flat) -> dict[str, Any]:
         for part in blocks(ELEMENTS):
             receiver.decode(views, _GROUP, part)
 
-    plain, coded = payload_bytes(weights), payload_bytes(payload)
+    plain = payload_bytes(weights)
+    coded = payload_bytes(payload)
     copying, *coding = _medians(lambda: np.copyto(copy, weights[_GROUP]), lambda: sender.encode(weights, theta), decode)
     return {
         "value": sum(coding) / ((plain - coded) / LINK),

@@ -37,7 +37,10 @@ from hypha_ray.telemetry.sinks.files import EVENTS, read_jsonl
 from hypha_ray.types import Span
 
 ROWS = ("data_node_killed", "data_node_removed", "data_node_damaged")
-EPOCHS, SAMPLES, ROUNDS, BATCH_S = 3, 600, 13, 0.1
+EPOCHS = 3
+SAMPLES = 600
+ROUNDS = 13
+BATCH_S = 0.1
 AT_ROUND = 5
 """Round after which the fault happens; the run is in the second epoch then."""
 TINY = Path(__file__).parent.parent / "configs" / "tiny.toml"
@@ -49,7 +52,8 @@ class _Lab:
     """A cluster with a dataset that data nodes of it serve."""
 
     def __init__(self, folder: Path, cluster: Cluster) -> None:
-        self._folder, self._cluster = folder, cluster
+        self._folder = folder
+        self._cluster = cluster
         self.data = folder / "corpus"
         options = Options("stdlib", str(self.data), seq_len=32, samples_per_slice=50, max_samples=SAMPLES)
         prepare(options, lambda what, count: None)
@@ -71,7 +75,8 @@ class _Lab:
         """Run a job on the data nodes of a name; `fault` happens once."""
         job = self.job(name)
         directory = RunDirectory.create(self._folder, name, resolved_toml(job))
-        source, found = replace(in_folder(self.data), places=(Place(name, served=True),)), list[Record]()
+        source = replace(in_folder(self.data), places=(Place(name, served=True),))
+        found = list[Record]()
         for record in records(job, name, directory, source):
             found.append(record)
             if (record["kind"], record.get("round")) == ("round", AT_ROUND):
@@ -135,7 +140,8 @@ def removed(lab: _Lab) -> dict[str, Any]:
 
 def damaged(lab: _Lab) -> dict[str, Any]:
     """One of two data nodes has a slice with a flipped bit: slices that were set aside."""
-    nodes, copy = [lab.add(num_cpus=0) for _ in range(2)], lab.data.with_name("copy")
+    nodes = [lab.add(num_cpus=0) for _ in range(2)]
+    copy = lab.data.with_name("copy")
     shutil.copytree(lab.data, copy)
     bad, _ = (serve(str(place), "damaged", node.node_id) for place, node in zip((copy, lab.data), nodes, strict=True))
     for info in load_manifest(lab.data).of("train"):

@@ -22,7 +22,9 @@ from hypha_ray.optim.whole_model import WholeModel
 from hypha_ray.types import Flat, Layout, Samples
 from hypha_ray.worker.training.device_encoding import DeviceEncoding
 
-MILLIONS, WIDTH, TURNS = 100, 1024, 7
+MILLIONS = 100
+WIDTH = 1024
+TURNS = 7
 CODECS = tuple(kind.name for kind in ELEMENTWISE)
 ROWS = ("device_merge", "device_gather", *(f"device_{name}" for name in CODECS))
 _PLENTY = 1 << 60
@@ -34,7 +36,8 @@ class _Trainer(WholeModel):
     def __init__(self, device: torch.device, millions: float, width: int) -> None:
         torch.manual_seed(0)
         layers = [torch.nn.Linear(width, width, bias=False) for _ in range(max(2, round(millions * 1e6 / width**2)))]
-        self.model, self.device = torch.nn.Sequential(*layers).to(device), device
+        self.model = torch.nn.Sequential(*layers).to(device)
+        self.device = device
 
     def step(self, batch: Samples) -> Step:
         """Take no step: there is no data."""
@@ -94,7 +97,8 @@ def _gather(trainer: _Trainer, layout: Layout, turns: int) -> dict[str, Any]:
     out = gather(trainer.model, layout, 0)
     size = sum(array.nbytes for array in out.values())
     source = torch.empty(size // 4, device=trainer.device)
-    pinned, pageable = _pinned(source, trainer.device), torch.empty(size // 4)
+    pinned = _pinned(source, trainer.device)
+    pageable = torch.empty(size // 4)
     times = _times(
         trainer.device,
         turns,
@@ -107,7 +111,8 @@ def _gather(trainer: _Trainer, layout: Layout, turns: int) -> dict[str, Any]:
 
 def _encode(trainer: _Trainer, layout: Layout, codec: str, turns: int) -> dict[str, Any]:
     """Payloads with feedback, made on the device and on the host of the same weights."""
-    host, beside = encoder(codec, 1.0), encoder(codec, 1.0)
+    host = encoder(codec, 1.0)
+    beside = encoder(codec, 1.0)
     device = DeviceEncoding(trainer, layout, [beside], codec, 1.0, lambda: _PLENTY)  # type: ignore[arg-type]
     spent: dict[str, list[float]] = {"device": [], "host": []}
     results: Flat | None = None

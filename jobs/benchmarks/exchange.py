@@ -26,7 +26,8 @@ from hypha_ray.scheduler.runtime.actor_owner import actor_class
 from hypha_ray.server.actor import StepRequest
 from hypha_ray.types import Flat, Layout
 
-TURNS, WARM = 27, 9
+TURNS = 27
+WARM = 9
 """Turns that count, and those before them, in which the store's memory is touched for the first time."""
 EVERY = 3
 """Turns of which one has the peers in it too: hivemind takes seconds to bring its processes together."""
@@ -48,7 +49,8 @@ class _Worker:
     def __init__(self, rank: int, millions: int) -> None:
         torch.set_num_threads(1)
         torch.manual_seed(rank)
-        self._rank, self._model = rank, _model(millions)
+        self._rank = rank
+        self._model = _model(millions)
         self._layout = layout_of(self._model)
         self._flat = gather(self._model, self._layout, 0)
 

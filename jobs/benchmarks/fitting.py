@@ -47,7 +47,8 @@ SIZES = (
     Size("Llama 3.2, 1.2 billion", _llama(2048, 8192, 16, 32, 8, head_dim=64, tie_word_embeddings=True)),
     Size("Llama 3.2, 3.2 billion", _llama(3072, 8192, 28, 24, 8, tie_word_embeddings=True)),
 )
-_LORA, _AGAIN = {"model": {"lora": {"rank": 16}}}, {"worker": {"autocast": "bf16", "gradient_checkpointing": True}}
+_LORA = {"model": {"lora": {"rank": 16}}}
+_AGAIN = {"worker": {"autocast": "bf16", "gradient_checkpointing": True}}
 _NARROW = {"config": {"dtype": "bfloat16"}}
 _ROUNDED = {"model": _NARROW, "inner_optimizer": {"stochastic_rounding": True}}
 SETTINGS: dict[str, Mapping[str, Any]] = {

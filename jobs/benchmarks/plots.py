@@ -128,7 +128,8 @@ def _overlap(axes: Axes, rows: Rows) -> bool:
         "overlap_one_in_flight": "the same, exchanges of 1.5 rounds",
         "overlap_three_in_flight": "up to three of these at a time",
     }
-    found, ours = [row for row in reversed(names) if row in rows], ("overlap", "overlap_three_in_flight")
+    found = [row for row in reversed(names) if row in rows]
+    ours = ("overlap", "overlap_three_in_flight")
     for place, row in enumerate(found):
         axes.barh(place, rows[row]["value"], color=BLUE if row in ours else GREY, height=0.6)
         axes.annotate(f" {rows[row]['value']:.3f}", (rows[row]["value"], place), va="center")

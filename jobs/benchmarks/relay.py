@@ -65,13 +65,16 @@ def _train(result: Connection, told: dict[str, Any], dataset: Path, rounds: Any)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    local, manifest = module.Local(told), load_manifest(dataset)
+    local = module.Local(told)
+    manifest = load_manifest(dataset)
     arrays = read_slice(dataset, manifest.of("train")[0], manifest)
-    size, rate = rounds.max_batch_size, told["inner_optimizer"]["learning_rate"]
+    size = rounds.max_batch_size
+    rate = told["inner_optimizer"]["learning_rate"]
     tokens = 0
     for step in range(-WARM_UP_STEPS, STEPS * (ROUNDS - 1)):
         if step == 0:
-            began, tokens = time.perf_counter(), 0
+            began = time.perf_counter()
+            tokens = 0
         start = step * size % (len(arrays["input_ids"]) - size)
         batch = {name: np.array(array[start : start + size]) for name, array in arrays.items()}
         local.step(batch, rate)

@@ -107,7 +107,8 @@ def _row(paths: Sequence[float], bares: Sequence[float]) -> dict[str, Any]:
 def _seconds(give: Callable[[int], tuple[Any, Any]], reader: Any, numbers: Sequence[int] = range(SLICES)) -> float:
     """Time of slices, a few at a time: each next one is asked for when the reader has taken one."""
     time.sleep(REST_S)
-    began, taken = time.perf_counter(), deque[Any]()
+    began = time.perf_counter()
+    taken = deque[Any]()
     for number in numbers:
         if len(taken) == READS_AT_ONCE:
             ray.get(taken.popleft())

@@ -51,7 +51,8 @@ class BareLoop:
         """Train; return tokens/s and CPU seconds of a step. The first steps warm up and don't count."""
         for step in range(-WARM_UP_STEPS, steps):
             if step == 0:
-                began, worked = time.perf_counter(), time.thread_time()
+                began = time.perf_counter()
+                worked = time.thread_time()
             ids = self._batches[step % len(self._batches)]
             self._optimizer.zero_grad()
             self._model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids).loss.backward()
@@ -67,7 +68,8 @@ def inner_loop() -> dict[str, dict[str, Any]]:
         prepare(Options("stdlib", str(dataset), seq_len=128, max_samples=20_000), lambda what, count: None)
         job = load(["@", str(TINY), *flags(dataset, workers=2)]).job
         batches = _batches(dataset, job.rounds.max_batch_size)
-        plain, turns = [_plain(job, batches)], []
+        plain = [_plain(job, batches)]
+        turns = []
         for turn in range(TURNS):
             turns.append(_turn(job, f"bench-{turn}", Path(scratch), dataset))
             plain.append(_plain(job, batches))

@@ -71,7 +71,10 @@ class Campaign:
     """
 
     def __init__(self, options: Options, rounds: int, arena: Arena, driver: Driver, watch: Watch) -> None:
-        self._options, self._rounds, self._arena, self._driver = options, rounds, arena, driver
+        self._options = options
+        self._rounds = rounds
+        self._arena = arena
+        self._driver = driver
         self.watch = watch
         self.hunter: Hunter | None = None
         self.samples = Samples()
@@ -83,7 +86,8 @@ class Campaign:
         """Return when the job has ended, or doesn't get on."""
         moved_s = sampled_s = time.monotonic()
         while self._driver.exit_code is None:
-            now, before = time.monotonic(), len(self.watch.commits)
+            now = time.monotonic()
+            before = len(self.watch.commits)
             self.watch.look(now)
             moved_s = now if len(self.watch.commits) > before else moved_s
             if now - moved_s > max(STUCK_S, STUCK_ROUNDS * self._options.round_seconds):

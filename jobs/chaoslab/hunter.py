@@ -44,8 +44,11 @@ class Hunter:
     def __init__(
         self, arena: Arena, driver: Driver, watch: Watch, strikes: Iterator[Strike], begin_s: float, patient: bool
     ) -> None:
-        self._arena, self._driver, self._watch = arena, driver, watch
-        self._strikes, self._patient = strikes, patient
+        self._arena = arena
+        self._driver = driver
+        self._watch = watch
+        self._strikes = strikes
+        self._patient = patient
         self.kills: list[Kill] = []
         self.missed: list[str] = []
         """Roles without a live process when they were to be struck."""

@@ -65,7 +65,8 @@ def figures(options: Options, found: Found) -> dict[str, Any]:
 
 def page(got: Mapping[str, Any]) -> str:
     """The figures for reading."""
-    spacing, missed = got["rounds_between_kills"], len(got["missed"])
+    spacing = got["rounds_between_kills"]
+    missed = len(got["missed"])
     lines = [
         _efficiency(got),
         f"T  {_number(got['T_s'], 's')}    kills every {_number(spacing, 'T')} in the measured rounds "

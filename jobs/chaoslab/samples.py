@@ -68,7 +68,8 @@ class Samples:
 
 
 def _line(lives: list[Life]) -> dict[str, Any]:
-    slope, seconds = slope_per_hour(lives), sum(life[-1][0] - life[0][0] for life in lives)
+    slope = slope_per_hour(lives)
+    seconds = sum(life[-1][0] - life[0][0] for life in lives)
     points = sum(len(life) for life in lives)
     return {
         "mb_per_hour": None if slope is None else round(slope, 2),

@@ -55,13 +55,16 @@ def planned(
         kills: how many; None: without end, at random.
 
     """
-    random, mean_s = Random(seed), mean_rounds * round_s
+    random = Random(seed)
+    mean_s = mean_rounds * round_s
     if kills is None:
         return poisson(random, roles, mean_s, signal)
     return islice(even(random, roles, mean_s, round_s, signal), kills)
 
 
 def _strike(random: Random, roles: Sequence[str], after_s: float, signal: str) -> Strike:
-    role, lot, draw = random.choice(roles), random.random(), random.random()
+    role = random.choice(roles)
+    lot = random.random()
+    draw = random.random()
     stop = role in STOPPABLE and (signal == "stop" or (signal == "mixed" and lot < 0.5))
     return Strike(after_s, role, stop, draw)

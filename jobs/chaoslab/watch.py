@@ -34,7 +34,8 @@ class Tail:
             with self._path.open("rb") as file:
                 inode = self._path.stat().st_ino
                 if inode != self._inode:
-                    self._inode, self._offset = inode, 0
+                    self._inode = inode
+                    self._offset = 0
                 file.seek(self._offset)
                 whole, newline, _ = file.read().rpartition(b"\n")
         except FileNotFoundError:
@@ -63,7 +64,8 @@ class Watch:
 
     def __init__(self, run: Path) -> None:
         self._folder = run / "commits"
-        self._metrics, self._events = Tail(run / METRICS), Tail(run / EVENTS)
+        self._metrics = Tail(run / METRICS)
+        self._events = Tail(run / EVENTS)
         self.steps: list[Seen] = []
         self.events: list[Seen] = []
         self.commits: dict[int, float] = {}

@@ -156,7 +156,7 @@ MUTANTS: dict[str, Defect] = {
         "scheduler.planning.worker_plans", "WorkerPlans.correct", iterated("({1}, {2})", 2)
     ),
     "a slice isn't sent to a successor": Defect(
-        "scheduler.fleet.roster", "Roster.ready", statement("overhead", "{0.0}, {0.1.0}.held = ({1.0}, {1.1.0}.held)")
+        "scheduler.fleet.roster", "Roster.ready", statement("overhead", "{0} = {1}; {0.0}.held = {1.0}.held")
     ),
     # ── several exchanges under way
     "two rounds are reduced at a time": Defect(

@@ -85,7 +85,8 @@ def dial(address: str, tls: ssl.SSLContext | None = None, timeout_s: float = 10.
         if stream is not None:
             stream.close()
         if isinstance(error, ssl.SSLError):
-            what, fix = f"{address} can't prove its identity", "give its certificate authority"
+            what = f"{address} can't prove its identity"
+            fix = "give its certificate authority"
             raise BridgeError("NET011", what, error.reason or str(error), fix=fix) from None
         what = f"no process can be reached at {address}"
         raise BridgeError("NET010", what, error.strerror or str(error), fix="is the run still active?") from None

@@ -40,9 +40,13 @@ class Channel:
     """
 
     def __init__(self, stream: socket.socket, side: Side, token: bytes) -> None:
-        self._stream, self._side, self._token = stream, side, token
-        self._frames, self._conversation = Frames(stream), Conversation(side)
-        self._speaking, self._closed = threading.Lock(), threading.Event()
+        self._stream = stream
+        self._side = side
+        self._token = token
+        self._frames = Frames(stream)
+        self._conversation = Conversation(side)
+        self._speaking = threading.Lock()
+        self._closed = threading.Event()
         self.peer = ""
         """Name given by the trainer."""
         self.shares_files = False
@@ -79,7 +83,8 @@ class Channel:
             admit: called with the path and size of each file before it arrives; raises `BridgeError` to refuse it.
 
         """
-        self._directory, self._admit = directory, admit
+        self._directory = directory
+        self._admit = admit
 
     def live(self) -> None:
         """Send signs of life, on a thread that ends with the connection."""
@@ -155,14 +160,17 @@ class Channel:
 
     def _examine(self, silence_s: float) -> None:
         _, hello = self._read(GREETING_S, MAX_GREETING)
-        session, nonce = secrets.token_bytes(SESSION), secrets.token_bytes(NONCE)
+        session = secrets.token_bytes(SESSION)
+        nonce = secrets.token_bytes(NONCE)
         self._write("challenge", pb.Challenge(session=session, nonce=nonce))
         _, answer = self._read(GREETING_S, MAX_GREETING)
         if not proves(answer.proof, prove(self._token, "trainer", session, nonce, hello.nonce)):
             raise _another_token("trainer")
         proof = prove(self._token, "driver", session, nonce, hello.nonce)
         self._write("welcome", pb.Welcome(proof=proof, silence_s=silence_s))
-        self.peer, self.shares_files, self.silence_s = hello.name, hello.shares_files, silence_s
+        self.peer = hello.name
+        self.shares_files = hello.shares_files
+        self.silence_s = silence_s
 
     def _introduce(self, name: str, shares_files: bool) -> None:
         nonce = secrets.token_bytes(NONCE)
@@ -173,7 +181,8 @@ class Channel:
         _, welcome = self._read(GREETING_S, MAX_GREETING)
         if not proves(welcome.proof, prove(self._token, "driver", challenge.session, challenge.nonce, nonce)):
             raise _another_token("driver")
-        self.shares_files, self.silence_s = shares_files, welcome.silence_s
+        self.shares_files = shares_files
+        self.silence_s = welcome.silence_s
 
     # ── frames ────────────────────────────────────────────────────────────────────────────────────────────────────
 

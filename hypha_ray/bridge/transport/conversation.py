@@ -67,13 +67,15 @@ class Conversation:
         """
         envelope = _parsed(body)
         if envelope.version != VERSION:
-            got, allowed = f"version {envelope.version}", f"version {VERSION}"
+            got = f"version {envelope.version}"
+            allowed = f"version {VERSION}"
             raise BridgeError("FRM006", "the other side speaks another version of the protocol", got, allowed)
         content = envelope.WhichOneof("content")
         if content is None:
             raise BridgeError("FRM007", "an empty message, or one of a later version")
         if envelope.sequence != self._heard + 1:
-            got, allowed = str(envelope.sequence), str(self._heard + 1)
+            got = str(envelope.sequence)
+            allowed = str(self._heard + 1)
             raise BridgeError("AUTH003", "a message was repeated or omitted: its sequence number", got, allowed)
         if envelope.session != self.session:
             raise BridgeError("AUTH004", "a message of another session")

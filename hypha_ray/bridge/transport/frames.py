@@ -120,7 +120,8 @@ class Frames:
         return length, checksum
 
     def _body(self, target: memoryview, checksum: int) -> None:
-        deadline, found = time.monotonic() + HEADER_S + len(target) / MIN_RATE, 0
+        deadline = time.monotonic() + HEADER_S + len(target) / MIN_RATE
+        found = 0
         for start in range(0, len(target), _STEP):
             part = target[start : start + _STEP]
             self._all(part, deadline)

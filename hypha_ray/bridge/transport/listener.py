@@ -39,7 +39,9 @@ class Listener:
     """
 
     def __init__(self, address: str, token: bytes, silence_s: float, tls: ssl.SSLContext | None = None) -> None:
-        self._token, self._silence_s, self._tls = token, silence_s, tls
+        self._token = token
+        self._silence_s = silence_s
+        self._tls = tls
         self._admitted: queue.SimpleQueue[Channel] = queue.SimpleQueue()
         self._strangers: list[socket.socket] = []
         """Unauthenticated connections, oldest first."""

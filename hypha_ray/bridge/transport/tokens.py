@@ -41,7 +41,8 @@ def read_token(path: Path) -> bytes:
     """
     try:
         with path.open("rb") as file:
-            mode, content = stat.S_IMODE(os.fstat(file.fileno()).st_mode), file.read(128)
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            content = file.read(128)
     except OSError as error:
         raise AuthenticationError("AUTH010", f"{path}: no token", error.strerror or "", fix=_FIX) from None
     if mode & 0o077:

@@ -54,7 +54,8 @@ class Chunked(ABC):
         """Decode whole chunks; past the end of the group there may be a few zeros, or what a stranger has put there."""
         if not is_trained(group):
             return payload[group][part]
-        start, stop = part.start or 0, part.stop
+        start = part.start or 0
+        stop = part.stop
         first = start // self.chunk
         last = None if stop is None else -(-stop // self.chunk)
         values = self.expand(self.rows(payload, group, slice(first, last))).view(-1)

@@ -10,7 +10,9 @@ from hypha_ray.codec.formats.chunked import Parts
 from hypha_ray.codec.formats.floats import bf16_of_bits, bits_of_bf16
 from hypha_ray.codec.formats.integers import FourBits, pack4, pairs
 
-_BIAS, _MANTISSA, _ONE_AND_A_HALF = 127, 23, 1 << 22
+_BIAS = 127
+_MANTISSA = 23
+_ONE_AND_A_HALF = 1 << 22
 """Constants of float32: exponent bias, bits of the mantissa, and the mantissa of 1.5."""
 _ZERO = 7
 _MAGNITUDES = [*(2.0**-power for power in range(_ZERO)), 0.0]

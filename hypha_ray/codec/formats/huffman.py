@@ -22,7 +22,8 @@ from hypha_ray.types import Flat
 from hypha_ray.types.layout import is_trained
 
 _MOST = 7
-_RAW, _MEMORY = -15, 9
+_RAW = -15
+_MEMORY = 9
 """Parameters of zlib: no header, and trees for as many codes at a time as it can have."""
 _BYTES = BLOCK // 2
 """Bytes of a block's codes before compression: two in a byte with one Huffman code, so half a bit each is possible."""
@@ -75,17 +76,20 @@ class Huffman(FourBits):
 
     def rows(self, payload: Mapping[str, torch.Tensor], group: str, part: slice) -> Parts:
         """Inflate the blocks that they are in; of a damaged one nothing is a number."""
-        scales, streams = payload[f"{group}/scales"].view(-1, 1), payload[f"{group}/codes"]
+        scales = payload[f"{group}/scales"].view(-1, 1)
+        streams = payload[f"{group}/codes"]
         ends = [0, *payload[f"{group}/ends"].tolist()]
         chunks = BLOCK // self.chunk
         stop = len(scales) if part.stop is None else min(part.stop, len(scales))
-        first, last = part.start // chunks, -(-stop // chunks)
+        first = part.start // chunks
+        last = -(-stop // chunks)
         found: list[torch.Tensor] = []
         for block in range(first, last):
             size = min(chunks, len(scales) - block * chunks) * self.chunk // 2
             codes = _inflated(streams, ends[block], ends[block + 1], size)
             if codes is None:
-                scales, codes = torch.full_like(scales, _NO_NUMBER), torch.zeros(size, dtype=torch.uint8)
+                scales = torch.full_like(scales, _NO_NUMBER)
+                codes = torch.zeros(size, dtype=torch.uint8)
             found.append(codes)
         wanted = slice(part.start - first * chunks, stop - first * chunks)
         return {"codes": torch.cat(found).view(-1, self.chunk // 2)[wanted], "scales": scales[part.start : stop]}

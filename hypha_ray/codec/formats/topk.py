@@ -9,7 +9,8 @@ import torch
 from hypha_ray.codec.formats.chunked import Chunked, Parts
 from hypha_ray.codec.formats.floats import bf16_of_bits, bits_of_bf16
 
-_CHUNK, _KEPT = 4096, 128
+_CHUNK = 4096
+_KEPT = 128
 _TWELVE = 0xFFF
 
 
@@ -53,7 +54,8 @@ def _mean(values: torch.Tensor, of: torch.Tensor) -> torch.Tensor:
 
 def _pack12(places: torch.Tensor) -> torch.Tensor:
     """Two 12-bit numbers in three bytes."""
-    first, second = places[:, ::2], places[:, 1::2]
+    first = places[:, ::2]
+    second = places[:, 1::2]
     bytes_ = (first & 255, first >> 8 | (second & 15) << 4, second >> 4)
     return torch.stack(bytes_, dim=2).flatten(1).to(torch.uint8)
 

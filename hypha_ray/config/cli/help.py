@@ -18,7 +18,8 @@ arguments:
 
 Keys, with their defaults:
 """
-_BEGIN, _END = "<!-- keys: made by hypha_ray.config.cli.help -->", "<!-- end of keys -->"
+_BEGIN = "<!-- keys: made by hypha_ray.config.cli.help -->"
+_END = "<!-- end of keys -->"
 
 
 def help_text(doc: str) -> str:

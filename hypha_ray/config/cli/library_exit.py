@@ -26,7 +26,8 @@ _TRIED = "_HYPHA_RAY_BEGUN_ANEW"
 def begun_anew() -> Iterator[None]:
     """Begin this process anew, with the same command, if a library ends it meanwhile by an exit with `CODE`."""
     again = os.environ.pop(_TRIED, None) is not None
-    library, process = ctypes.CDLL(None), os.getpid()
+    library = ctypes.CDLL(None)
+    process = os.getpid()
     if not hasattr(library, "__cxa_atexit") or not hasattr(library, "__cxa_finalize"):
         yield
         return
@@ -37,7 +38,8 @@ def begun_anew() -> Iterator[None]:
             _end() if again else _begin()
 
     kind: Callable[..., Any] = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)
-    callback, mark = kind(on_exit), ctypes.create_string_buffer(1)
+    callback = kind(on_exit)
+    mark = ctypes.create_string_buffer(1)
     library.__cxa_atexit(callback, None, mark)
     try:
         yield
@@ -55,7 +57,8 @@ def _begin() -> None:
 
 def _end() -> None:
     """End this process with the code that asks for another try."""
-    what, fix = "a library couldn't be loaded, twice, and ended the process", "see its message above; submit it again"
+    what = "a library couldn't be loaded, twice, and ended the process"
+    fix = "see its message above; submit it again"
     error = ClusterError("ENV001", what, f"exit code {CODE}", fix=fix)
     print(error, file=sys.stderr, flush=True)
     os._exit(error.exit_code)

@@ -50,7 +50,8 @@ def parse_options(kind: type[T], doc: str | None, arguments: Sequence[str], posi
     if {"-h", "--help"} & set(arguments):
         print(_help(doc or "", known))
         raise SystemExit(0)
-    types, values = get_type_hints(kind), {}
+    types = get_type_hints(kind)
+    values = {}
     for key, text in _given(arguments, known, position).values():
         values[key.name] = _valid(key, text, types[key.name])
     for key in known.values():
@@ -140,7 +141,8 @@ def _unknown(name: str, known: Mapping[str, Key]) -> ConfigError:
 
 
 def _keys(kind: type[DataclassInstance]) -> dict[str, Key]:
-    types, meanings = get_type_hints(kind, include_extras=True), _meanings(kind)
+    types = get_type_hints(kind, include_extras=True)
+    meanings = _meanings(kind)
     return {field.name: _key(field, types[field.name], meanings[field.name]) for field in fields(kind)}
 
 

@@ -32,7 +32,8 @@ class Heartbeat:
     """
 
     def __init__(self, speak: Callable[[], None], silence_s: float = SILENCE_S) -> None:
-        self._speak, self._silence_s = speak, silence_s
+        self._speak = speak
+        self._silence_s = silence_s
         self._wait_s = silence_s
         """Length of the silence that lasts."""
         self._interrupted = threading.Event()
@@ -79,7 +80,10 @@ class Phases:
         silence_s: float = SILENCE_S,
         short_s: float = SHORT_S,
     ) -> None:
-        self._stream, self._clock, self._silence_s, self._short_s = stream, clock, silence_s, short_s
+        self._stream = stream
+        self._clock = clock
+        self._silence_s = silence_s
+        self._short_s = short_s
         self.began_s = process_began_s() if began_s is None else began_s
         self._text = ""
         self._phase_s = self.began_s

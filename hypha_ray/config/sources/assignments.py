@@ -93,7 +93,8 @@ def from_arguments(arguments: Iterable[str]) -> CommandLine:
     """
     files: list[str] = []
     flags: list[Setting] = []
-    dry_run, resume = False, None
+    dry_run = False
+    resume = None
     rest = deque(arguments)
     while rest:
         word = rest.popleft()
@@ -124,7 +125,8 @@ def merged(settings: Sequence[Setting]) -> dict[str, Any]:
     tree = nested((setting.path, setting.value) for setting in settings)
     for setting in settings:
         for array in filter(setting.inside, arrays()):
-            number, length = int(setting.path[len(array)]), len(reduce(dict.__getitem__, array, tree))
+            number = int(setting.path[len(array)])
+            length = len(reduce(dict.__getitem__, array, tree))
             if number >= length:
                 what = f"{setting.place}: the number leaves a gap in the array"
                 raise ConfigError("CFG003", what, str(number), f"up to {length}", "count the tables from 0")
@@ -245,7 +247,8 @@ def _literal(text: str, where: str) -> Any:
 
 
 def _walk(value: Any, raw: KeyPath, document: Document | None) -> Iterator[Setting]:
-    key, path = _known(raw, document), own(raw)
+    key = _known(raw, document)
+    path = own(raw)
     if schema_path(path) in arrays():
         yield from _walk_array(value, raw, document)
     elif path in IGNORED:

@@ -132,7 +132,8 @@ def _bad_syntax(text: str, where: str, reason: str) -> ConfigError:
     position = re.search(r"^(.*) \(at (?:line (\d+), column \d+|end of document)\)$", reason)
     if position is None:
         raise ConfigError("CFG005", f"{where}: {reason.split(';', maxsplit=1)[0][:_LONGEST]}", fix=_SYNTAX)
-    what, line = position[1][:_LONGEST], int(position[2] or text.count("\n") + 1)
+    what = position[1][:_LONGEST]
+    line = int(position[2] or text.count("\n") + 1)
     entries = dict(_entries(text))
     first = next((number for number, path in entries.items() if number < line and path == entries.get(line)), None)
     if first is not None:

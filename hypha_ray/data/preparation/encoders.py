@@ -104,8 +104,11 @@ class TokenizerEncoder:
     """
 
     def __init__(self, tokenizer: Any, name: str, revision: str | None = None) -> None:
-        self._tokenizer, self._name, self._revision = tokenizer, name, revision
-        self._begin, self._end = begin_of(tokenizer), require_end(tokenizer, name)
+        self._tokenizer = tokenizer
+        self._name = name
+        self._revision = revision
+        self._begin = begin_of(tokenizer)
+        self._end = require_end(tokenizer, name)
 
     def encode(self, documents: Sequence[str]) -> Tokens:
         """Ids of all documents in one row."""

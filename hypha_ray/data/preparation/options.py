@@ -13,7 +13,8 @@ from hypha_ray.data.preparation.sources.media_folders import medium_of
 from hypha_ray.errors import ConfigError
 from hypha_ray.plugins import Plugin, is_built_in, require_known
 
-PROBLEMS, GYM = "problems:", "reasoning-gym:"
+PROBLEMS = "problems:"
+GYM = "reasoning-gym:"
 GENERATED: Final = (PROBLEMS, GYM)
 """Beginnings of sources whose prompts are generated."""
 MOST_PARTS = 1000
@@ -299,10 +300,8 @@ class Options:
         if self.kind_name not in ("images", "recordings"):
             self._refuse(("preprocessor", "preprocessor_revision"), f"has no effect on {self.kind_name}")
         elif self.source != "digits" and self.preprocessor is None:
-            what, fix = (
-                f"{self.kind_name} need --preprocessor",
-                "name the model to train, such as google/vit-base-patch16-224",
-            )
+            what = f"{self.kind_name} need --preprocessor"
+            fix = "name the model to train, such as google/vit-base-patch16-224"
             raise ConfigError("PREP012", what, fix=fix)
 
     def _refuse(self, names: tuple[str, ...], why: str) -> None:

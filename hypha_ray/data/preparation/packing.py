@@ -20,7 +20,8 @@ def batches(documents: Iterable[str], size: int) -> Iterator[list[str]]:
         characters += len(document)
         if characters >= size:
             yield group
-            group, characters = [], 0
+            group = []
+            characters = 0
     if group:
         yield group
 
@@ -110,8 +111,11 @@ class _Choice:
         self.parts: list[Tokens] = []
         self.size = self.tokens = 0
         self.too_large = False
-        self._documents, self._window, self._encode = len(groups), window, encode
-        self._seq_len, self._most_tokens = seq_len, most_tokens
+        self._documents = len(groups)
+        self._window = window
+        self._encode = encode
+        self._seq_len = seq_len
+        self._most_tokens = most_tokens
 
     def large(self, group: _Group) -> bool:
         """Whether a document is large compared with all the others."""
@@ -134,7 +138,8 @@ class _Choice:
             return
         self.taken.append(group)
         self.parts.append(ids)
-        self.size, self.tokens = self.size + group.size, self.tokens + len(ids)
+        self.size = self.size + group.size
+        self.tokens = self.tokens + len(ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +194,8 @@ def pack(tokens: Iterable[Tokens], seq_len: int, block: int) -> Iterator[Tokens]
     All blocks but the last are full. A last part that is shorter than a sequence is dropped.
     """
     parts: list[Tokens] = []
-    length, full = 0, block * seq_len
+    length = 0
+    full = block * seq_len
     for ids in tokens:
         parts.append(ids)
         length += len(ids)
@@ -197,6 +203,7 @@ def pack(tokens: Iterable[Tokens], seq_len: int, block: int) -> Iterator[Tokens]
             row = np.concatenate(parts)
             whole = length - length % full
             yield from row[:whole].reshape(-1, block, seq_len)
-            parts, length = [row[whole:].copy()], length - whole
+            parts = [row[whole:].copy()]
+            length = length - whole
     if length >= seq_len:
         yield np.concatenate(parts)[: length - length % seq_len].reshape(-1, seq_len)

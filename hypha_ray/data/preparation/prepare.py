@@ -45,15 +45,18 @@ def prepare(options: Options, report: Report, date: str | None = None) -> Manife
     if is_built_in("dataset_kinds", options.kind_name):
         _check_files(options)
     kind = _kind(options.kind_name)
-    account, part = Account(kind.used), options.numbered_part
+    account = Account(kind.used)
+    part = options.numbered_part
     first = 0 if part is None else part[0] * SLICES_PER_PART
     with ExitStack() as held:
         if is_url(str(options.out)):
             upload = held.enter_context(uploaded(str(options.out), options.overwrite))
-            folder, name = upload.folder, name_of(upload.place.url)
+            folder = upload.folder
+            name = name_of(upload.place.url)
             writer = SliceWriter(folder, options.samples_per_slice, report, first, upload.slice)
         else:
-            folder, name = held.enter_context(staged(options.folder, options.overwrite)), options.folder.resolve().name
+            folder = held.enter_context(staged(options.folder, options.overwrite))
+            name = options.folder.resolve().name
             writer = SliceWriter(folder, options.samples_per_slice, report, first)
         preprocessor = kind.write(options, writer, report, account)
         manifest = Manifest(

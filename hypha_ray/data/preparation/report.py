@@ -17,7 +17,8 @@ from hypha_ray.data.slices import Arrays, read_slice
 from hypha_ray.model.checks.positions import token_counts
 from hypha_ray.model.tasks.task import IGNORE_INDEX
 
-_BARS, _WIDTH = 8, 40
+_BARS = 8
+_WIDTH = 40
 _MARKS = "«", "»"
 _LABELS = "labels"
 
@@ -72,7 +73,8 @@ def lengths_of(folder: Path, manifest: Manifest, *, pairs: bool = False) -> Leng
         DataError: a slice is missing or damaged.
 
     """
-    lengths, scored = [], 0
+    lengths = []
+    scored = 0
     for info in manifest.of("train"):
         arrays = read_slice(folder, info, manifest)
         lengths.append(token_counts(arrays))
@@ -88,7 +90,8 @@ def sample_of(folder: Path, manifest: Manifest, *, pairs: bool = False) -> list[
 
     """
     arrays = read_slice(folder, manifest.slices[0], manifest)
-    ids, tokenizer = arrays["input_ids"][0][: token_counts(arrays)[0]], load_tokenizer(str(folder / FOLDER))
+    ids = arrays["input_ids"][0][: token_counts(arrays)[0]]
+    tokenizer = load_tokenizer(str(folder / FOLDER))
     if pairs:
         target = arrays[_LABELS][0]
         return [(tokenizer.decode(ids), False), (tokenizer.decode(target[target != IGNORE_INDEX]), True)]

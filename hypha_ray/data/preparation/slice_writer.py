@@ -34,12 +34,15 @@ class SliceWriter:
         first: int = 0,
         written: Callable[[Path], None] = lambda file: None,
     ) -> None:
-        self.folder, self._first, self._written = folder, first, written
+        self.folder = folder
+        self._first = first
+        self._written = written
         self.slices: list[SliceInfo] = []
         self.tensors: tuple[TensorInfo, ...] = ()
         self.classes: ClassInfo | None = None
         self.tokens: TokenRules | None = None
-        self._size, self._report = samples_per_slice, report
+        self._size = samples_per_slice
+        self._report = report
 
     def add(self, arrays: Arrays, split: str) -> None:
         """Write samples; only the last slice may be shorter."""

@@ -45,7 +45,8 @@ def split(keys: Sequence[bytes], options: Options, account: Account, what: str) 
     turns = itertools.zip_longest(*groups[:wanted])
     held = [row for turn in turns for row in turn if row is not None]
     account.leave_out(what, f"more repetitions of validation {what}", len(held[options.validation_samples :]))
-    held, rest = held[: options.validation_samples], [row for group in groups[wanted:] for row in group]
+    held = held[: options.validation_samples]
+    rest = [row for group in groups[wanted:] for row in group]
     train = generator.permutation(np.array(rest, np.int64))
     if options.max_samples is not None and len(train) > options.max_samples:
         account.note(f"the source isn't used up: --max-samples {options.max_samples} is reached")

@@ -25,7 +25,8 @@ def staged(out: Path, overwrite: bool) -> Iterator[Path]:
 
     """
     _check(out, overwrite)
-    work, created = out / UNFINISHED, not out.exists()
+    work = out / UNFINISHED
+    created = not out.exists()
     with _explained(out):
         try:
             shutil.rmtree(work, ignore_errors=True)
@@ -46,7 +47,8 @@ def _explained(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason, fix = error.strerror or str(error), "free some space, or choose another --out"
+        reason = error.strerror or str(error)
+        fix = "free some space, or choose another --out"
         raise DataError("DATA009", f"{error.filename or out} can't be written", reason, fix=fix) from error
 
 

@@ -25,12 +25,14 @@ from pathlib import Path
 
 from hypha_ray.modes import make_private, opener
 
-SHARE, MOST_BYTES = 5, 50_000_000_000
+SHARE = 5
+MOST_BYTES = 50_000_000_000
 """Default limit: one part in so many of the free disk, and that many bytes at most."""
 _NAME = re.compile(r"[0-9a-f]{64}(\.[0-9a-f]{32}\.part)?")
 _SUBFOLDER = re.compile(r"[0-9a-f]{2}")
 SECOND_NS = 1_000_000_000
-SETTLED_S, SETTLED_SECONDS_S = 0.1, 2.0
+SETTLED_S = 0.1
+SETTLED_SECONDS_S = 2.0
 """Ages in seconds from which a folder's time of change tells it from any later change.
 
 File systems round times, and some of them to whole seconds, for which the second age holds.
@@ -67,7 +69,8 @@ class DiskCache:
     """
 
     def __init__(self, folder: Path, limit_bytes: int | None = None) -> None:
-        self._folder, self._given = folder, limit_bytes
+        self._folder = folder
+        self._given = limit_bytes
         self._accounts: dict[str, _Account] = {}
         """Account of each subfolder by its name."""
 
@@ -142,7 +145,8 @@ class DiskCache:
 
     def _current(self) -> list[_Account]:
         """Accounts of all subfolders as they are now."""
-        known, self._accounts = self._accounts, {}
+        known = self._accounts
+        self._accounts = {}
         for name, changed_ns in _subfolders(self._folder):
             account = known.get(name)
             if account is None or account.changed_ns != changed_ns:
@@ -167,7 +171,8 @@ def _subfolders(folder: Path) -> Iterable[tuple[str, int]]:
 
 def _listed(folder: Path, changed_ns: int, seen_s: float) -> _Account:
     """Account of a subfolder that is listed now; files that a killed process left half written belong to it."""
-    age_s, files = time.monotonic() - seen_s, list[tuple[int, str, int]]()
+    age_s = time.monotonic() - seen_s
+    files = list[tuple[int, str, int]]()
     settled = age_s > (SETTLED_S if changed_ns % SECOND_NS else SETTLED_SECONDS_S)
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:

@@ -102,7 +102,8 @@ class FolderFiles:
     """Dataset in a folder."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._checker = folder, SliceChecker(near=True)
+        self._folder = folder
+        self._checker = SliceChecker(near=True)
         self._manifest: Manifest | None = None
         self._version: tuple[int, ...] | None = None
         """Version of the manifest's file as it was loaded; None before."""
@@ -144,8 +145,11 @@ class UrlFiles:
     """
 
     def __init__(self, url: str, cache: DiskCache, note: Callable[[str], None] | None = None) -> None:
-        self._folder, self._cache, self._note = UrlFolder(url), cache, note
-        self._noted, self._checker = False, SliceChecker(near=False)
+        self._folder = UrlFolder(url)
+        self._cache = cache
+        self._note = note
+        self._noted = False
+        self._checker = SliceChecker(near=False)
         self._manifest: Manifest | None = None
 
     def manifest(self, fresh: bool = False) -> Manifest:

@@ -36,7 +36,9 @@ def explain(error: Exception, url: str, what: str, cause: Cause | None = None) -
         cause: cause that an object store has told.
 
     """
-    place, got, links = redacted(f"{url}/{what}"), line_of(error, url), list(chain(error))
+    place = redacted(f"{url}/{what}")
+    got = line_of(error, url)
+    links = list(chain(error))
     if cause is not None:
         return _of_store(cause, place, got)
     if (refusal := refusal_of_url(error, url)) is not None:

@@ -75,7 +75,8 @@ class UrlFolder:
         try:
             return self._tried(name, read)
         except TooLargeError as error:
-            place, fix = redacted(f"{self.url}/{name}"), "check the URL, or prepare the dataset again"
+            place = redacted(f"{self.url}/{name}")
+            fix = "check the URL, or prepare the dataset again"
             raise LargeError(UNREADABLE, f"{place} is too large", str(error), f"{limit_bytes:,} bytes", fix) from None
 
     def put(self, file: Path, name: str) -> None:
@@ -114,7 +115,8 @@ class UrlFolder:
         """File system, and the folder in it."""
         if self._opened is None:
             fs, root = open_url(self.url, self._anew)
-            self._opened, self._anew = (fs, root.rstrip("/")), False
+            self._opened = (fs, root.rstrip("/"))
+            self._anew = False
         return self._opened
 
     def _tried(self, name: str, request: Callable[[Any, str], T]) -> T:
@@ -129,7 +131,9 @@ class UrlFolder:
             except Exception as error:  # Each kind of file system has errors of its own.
                 problem = explain(error, self.url, name, self._cause(error, name))
                 if isinstance(problem, AuthenticationError):
-                    self._opened, self._anew = None, True  # There may be new credentials next time.
+                    # There may be new credentials next time.
+                    self._opened = None
+                    self._anew = True
                 if wait_s is None or not isinstance(problem, TryAgainError):
                     raise problem from None
                 time.sleep(max(wait_s, retry_after_s(error, LONGEST_WAIT_S)))

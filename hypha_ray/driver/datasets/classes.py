@@ -26,7 +26,9 @@ def with_classes(job: Job, manifest: Manifest) -> Job:
 
     A job file that sets labels, a task without classes, and a model of a user's own factory leave it as it is.
     """
-    config, classes, task = dict(job.model.config or {}), manifest.classes, find_task(job.model.type)
+    config = dict(job.model.config or {})
+    classes = manifest.classes
+    task = find_task(job.model.type)
     if LABELS & config.keys() or not task.classifies or job.model.factory is not None:
         return job
     if classes is None:
@@ -65,7 +67,8 @@ def relabelled(
         return iter(slices)
     known = {name: number for number, name in id2label.items()}
     if missing := [name for name in classes.names if name not in known]:
-        what, fix = f"the model lacks classes of dataset {manifest.name!r}", "evaluate a model that was trained on them"
+        what = f"the model lacks classes of dataset {manifest.name!r}"
+        fix = "evaluate a model that was trained on them"
         raise DataError("DATA023", what, ", ".join(missing[:5]), ", ".join([*known][:20]), fix)
     numbers = np.array([known[name] for name in classes.names])
     return (

@@ -104,7 +104,8 @@ def _mixed(sources: Sequence[DataSource]) -> DataSource:
         own = replace(info, index=info.index % SLICES_PER_DATASET)
         return sources[dataset_of(info.index)].read(own)
 
-    manifest, places = mixed([source.manifest for source in sources]), [source.places for source in sources]
+    manifest = mixed([source.manifest for source in sources])
+    places = [source.places for source in sources]
     if made_by := manifest.preprocessor:
         require_one_vocabulary([(one.manifest.name, one.folder / (made_by.folder or "")) for one in sources])
     templated = (one for one in sources if one.manifest.tokens and one.manifest.tokens.template_sha256)

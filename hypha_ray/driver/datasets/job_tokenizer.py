@@ -59,7 +59,8 @@ def inherited(model: Model, source: DataSource) -> TokenRules | None:
 
 def _rules(model: Model, source: DataSource, tokenizer: Any) -> TokenRules | None:
     """Return the decisions that hold for a job; None if nothing is known of how its dataset was made."""
-    own, base = source.manifest.tokens, inherited(model, source)
+    own = source.manifest.tokens
+    base = inherited(model, source)
     if own is None and is_silent(source.manifest):
         end = end_of(tokenizer)
         own = TokenRules(ends=() if end is None else (end,))

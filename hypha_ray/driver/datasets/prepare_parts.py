@@ -50,7 +50,8 @@ def prepare_on_nodes(options: Options) -> list[Replica]:
     except RayTaskError:
         raise  # The error of the preparation itself.
     except RayError as error:
-        what, fix = "a part isn't prepared", "give the same command again: each part is prepared anew"
+        what = "a part isn't prepared"
+        fix = "give the same command again: each part is prepared anew"
         raise ClusterError("NET014", what, death_text(error), fix=fix) from None
     return [serve(place, name, node["NodeID"]) for node, place in zip(nodes, places, strict=True)]
 

@@ -160,7 +160,8 @@ def _become_worker(start: dict[str, Any], streams: list[int]) -> NoReturn:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     take_place(start, streams)
     sys.argv, sys.path[0] = start["command"], str(Path(start["command"][0]).parent)
-    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    sys.stdout = sys.__stdout__
+    sys.stderr = sys.__stderr__
     signal.pthread_sigmask(signal.SIG_SETMASK, start["blocked_signals"])
     code = 1
     try:

@@ -83,7 +83,8 @@ def _start() -> Any:
             self._rest.append(lambda: start(**options))
 
         def start_rest(self) -> None:
-            rest, self._rest = self._rest, []
+            rest = self._rest
+            self._rest = []
             for start in rest:
                 start()
 

@@ -36,8 +36,11 @@ def _of_sparse_gradients(job: Job) -> Iterator[str]:
 
 def _of_momentum(job: Job) -> Iterator[str]:
     """Advice on momentum, which steps once per exchange of a fragment, or with every delta without a barrier."""
-    sync, momentum, rounds = job.sync, job.outer_optimizer.momentum, job.rounds.update_rounds
-    steps, whose = min(outer_steps_before(job, rounds, fragment) for fragment in range(sync.fragments)), "there are"
+    sync = job.sync
+    momentum = job.outer_optimizer.momentum
+    rounds = job.rounds.update_rounds
+    steps = min(outer_steps_before(job, rounds, fragment) for fragment in range(sync.fragments))
+    whose = "there are"
     if sync.staggered:
         whose = f"each of {sync.fragments} fragments has"
     if not sync.traits.has_barrier and not sync.delayed_nesterov:
@@ -54,7 +57,8 @@ def _of_delay(job: Job) -> Iterator[str]:
     """Advice on mixing: without it, a worker drops what it learned of a fragment while a result was on its way."""
     sync = job.sync
     batches = math.ceil(job.samples(job.rounds.warmup_rounds) / (job.num_workers * job.rounds.max_batch_size))
-    every, late = batches * (sync.fragments if sync.staggered else 1), batches * (sync.in_flight - 1) + sync.delay_steps
+    every = batches * (sync.fragments if sync.staggered else 1)
+    late = batches * (sync.in_flight - 1) + sync.delay_steps
     if not sync.mixing and 2 * late > every:
         what = f"results come {late} batches late, and are exchanged every {every} or so of a worker"
         yield f"{what}: all that it learns of a fragment meanwhile is dropped; set sync.mixing, or make rounds longer"

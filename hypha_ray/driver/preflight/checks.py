@@ -113,7 +113,8 @@ def check_end(job: Job, dataset: Path) -> None:
             import hypha_ray.telemetry.plots  # noqa: F401
             from hypha_ray.model.loading.preprocess import load_preprocessor
     except ImportError as error:
-        what, got = "a package is missing that saves the model or draws the plots", " ".join(str(error).split())
+        what = "a package is missing that saves the model or draws the plots"
+        got = " ".join(str(error).split())
         raise ConfigError("CFG012", what, got, fix="install hypha_ray again, with what it needs") from None
     load_preprocessor(job.preprocessor, dataset, job.model)
 

@@ -76,7 +76,8 @@ def check_rounding(case: Case) -> None:
     found = sorted({str(one.dtype).removeprefix("torch.") for one in trained})
     if not case.job.inner_optimizer.stochastic_rounding or "bfloat16" in found:
         return
-    what, fix = "inner_optimizer.stochastic_rounding: trained weights are of another dtype", "leave it out"
+    what = "inner_optimizer.stochastic_rounding: trained weights are of another dtype"
+    fix = "leave it out"
     if not has_adapter(case.job.model):  # Adapters are of float32 in any case.
         fix = 'set dtype = "bfloat16" in [model.config], or leave it out'
     raise ConfigError("OPT008", what, ", ".join(found), "bfloat16", fix)
@@ -87,13 +88,15 @@ def check_scaled_loss(case: Case) -> None:
     trained = [parameter for parameter in case.network.parameters() if parameter.requires_grad]
     others = sorted({str(parameter.dtype).removeprefix("torch.") for parameter in trained} - {"float32"})
     if case.job.worker.autocast == "fp16" and others:
-        what, fix = 'worker.autocast = "fp16" trains weights of 32 bits', "leave model.config.dtype out, or autocast"
+        what = 'worker.autocast = "fp16" trains weights of 32 bits'
+        fix = "leave model.config.dtype out, or autocast"
         raise ConfigError("CFG011", what, ", ".join(others), "float32", fix)
 
 
 def check_processes(case: Case) -> None:
     """Refuse models whose gradient is no sum over parts of a batch, if workers have several processes."""
-    job, name = case.job, type(case.network).__name__
+    job = case.job
+    name = type(case.network).__name__
     if all(job.processes_in(group) == 1 for group in job.worker_groups):
         return
     norms = [name for name, module in case.network.named_modules() if isinstance(module, _BatchNorm)]
@@ -134,7 +137,9 @@ def check_ranges(case: Case) -> None:
         "class_labels": case.network.config.num_labels,
     }
     for tensor in case.manifest.tensors:
-        least, largest, most = tensor.minimum or 0, tensor.maximum or 0, limits.get(tensor.name)
+        least = tensor.minimum or 0
+        largest = tensor.maximum or 0
+        most = limits.get(tensor.name)
         if most and not 0 <= least <= largest < most:
             raise _beyond(case, tensor.name, f"{least} … {largest}", most)
         if tensor.name == "labels" and limit is not None and least < 0:
@@ -177,7 +182,8 @@ def check_special_tokens(case: Case) -> None:
 
     A decoder that classifies looks for the last token before padding; a translation begins with a start token.
     """
-    config, texts = case.network.config, case.network.config.get_text_config()
+    config = case.network.config
+    texts = case.network.config.get_text_config()
     pads = case.task.name == "sequence-classification" and case.job.rounds.max_batch_size > 1
     starts = config.is_encoder_decoder and "labels" in case.shapes and "decoder_input_ids" not in case.shapes
     if pads and getattr(texts, "pad_token_id", None) is None and reads(case.network, "pad_token_id"):

@@ -60,7 +60,8 @@ def scored_samples(case: Case) -> tuple[Task, Samples]:
         HyphaError: the loss can't be had as the job wants it, or nothing in the dataset can be scored.
 
     """
-    job, masks = case.job, case.task.labels == "masked"
+    job = case.job
+    masks = case.task.labels == "masked"
     specials = load_special_tokens(job.preprocessor, case.source.folder, job.model) if masks else None
     task = task_of(job.model, case.network, specials)
     require_mean(task, job.sync.traits)

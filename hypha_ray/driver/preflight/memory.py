@@ -180,11 +180,14 @@ def _measured(
     job: Job, task: Task, network: PreTrainedModel, shards: SketchedShards | None, inputs: Mapping[str, Any]
 ) -> StepSizes:
     """Take two steps, and return the peak of the second; AdamW steps for its form with 8 bits, which needs values."""
-    inner, narrow = job.inner_optimizer, job.inner_optimizer.name == EIGHT_BITS
+    inner = job.inner_optimizer
+    narrow = job.inner_optimizer.name == EIGHT_BITS
     inner = inner.model_copy(update={"name": "adamw"}) if narrow else inner
     optimizer = build_optimizer(network, inner, None if inner.total_steps else 100, shards=shards)
     tensors = [*network.parameters(), *network.buffers()]
-    state, head, compiles = 0, _fused_head(job, task, network), job.worker.compile is True
+    state = 0
+    head = _fused_head(job, task, network)
+    compiles = job.worker.compile is True
     kept = _compiled_logits(job, head, inputs) if compiles and head is not None else 0
     with _LiveBytes([*tensors, *(shards.pieces if shards else ()), *inputs.values()]) as live:
         for _ in range(2):
@@ -198,7 +201,8 @@ def _measured(
                 shards.end_backward()
             optimizer.step(torch.ones(()))
             state = sum(_state_bytes(one) for one in optimizer.optimizers)
-        weights, rest = shards.weights if shards else bytes_of(tensors), live.peak - state + kept
+        weights = shards.weights if shards else bytes_of(tensors)
+        rest = live.peak - state + kept
         state = eight_bits_bytes(optimizer.parameters) if narrow else state
         return StepSizes(weights, state, rest, bytes_of(tensors) if shards else None, compiles)
 

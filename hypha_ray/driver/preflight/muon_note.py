@@ -11,7 +11,8 @@ def muon_notes(case: Case) -> list[str]:
     if case.job.inner_optimizer.name != "muon":
         return []
     counts = shares(case.network)
-    total, taken = sum(counts.values()), counts.pop(MATRICES, 0)
+    total = sum(counts.values())
+    taken = counts.pop(MATRICES, 0)
     rest = ", ".join(f"{count:,} of {kind}" for kind, count in counts.items())
     note = f"muon steps on {taken:,} of {total:,} parameters ({taken / max(1, total):.1%}), those of matrices"
     return [f"{note}; AdamW on the rest: {rest}" if rest else note]

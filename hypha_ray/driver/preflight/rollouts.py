@@ -53,7 +53,8 @@ def check_rollouts(case: Case) -> list[str]:
 
 def _check_kind(case: Case) -> None:
     if case.task.name != "causal-lm":
-        what, fix = "reinforcement learning can't train this model.type", "set model.type, or leave rl.algorithm out"
+        what = "reinforcement learning can't train this model.type"
+        fix = "set model.type, or leave rl.algorithm out"
         raise ConfigError("RL001", what, case.task.name, "causal-lm", fix)
     if case.manifest.modality != "prompts":
         fix = "prepare prompts: --source problems:NAME, or --prompt-column and --answer-column"

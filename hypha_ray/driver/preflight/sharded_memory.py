@@ -39,7 +39,8 @@ class SketchedShards:
         """Bytes of all parts of weights in the first process."""
         self._held: dict[Any, Tensor] = {}
         """Memory of gathered weights by block, and that of the latest copy of gradients by None."""
-        blocks, inside = blocks_of(network), set[nn.Parameter]()
+        blocks = blocks_of(network)
+        inside = set[nn.Parameter]()
         for block, following in zip(blocks, [None, *blocks], strict=False):
             own = list(block.parameters())
             inside.update(own)

@@ -72,7 +72,8 @@ def _expected(case: Case, device: str) -> Job | None:
 
 def _settings(job: Job) -> str:
     """Return settings as text, with the reasons of those that are chosen; a reason that all have is there once."""
-    listed, reasons = {name: _text(value) for name, value in settings_of(job).items()}, job.reasons
+    listed = {name: _text(value) for name, value in settings_of(job).items()}
+    reasons = job.reasons
     if len(reasons) == len(listed) and len(set(reasons.values())) == 1:
         pairs = ", ".join(f"{name} {value}" for name, value in listed.items())
         return f"{pairs} ({next(iter(reasons.values()))})"

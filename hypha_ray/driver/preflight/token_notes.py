@@ -18,7 +18,8 @@ def token_notes(case: Case) -> Iterator[str]:
     """Yield notes about tokens for the user of a model that writes text."""
     if case.task.name not in _WRITE:
         return
-    name, rules = case.manifest.name, case.manifest.tokens
+    name = case.manifest.name
+    rules = case.manifest.tokens
     if is_silent(case.manifest):
         what = f"dataset {name!r} is of an earlier release, and doesn't tell which tokens begin its texts and end them"
         yield f"{what}: none begins them, and the tokenizer's end token ends them; prepare it again to change that"

@@ -23,7 +23,8 @@ def check_harness() -> None:
 
     """
     if importlib.util.find_spec("lm_eval") is None:
-        what, fix = "--lm-eval needs the package lm-eval", "pip install 'hypha_ray[eval]', or give a --dataset"
+        what = "--lm-eval needs the package lm-eval"
+        fix = "pip install 'hypha_ray[eval]', or give a --dataset"
         raise ConfigError("EVL001", what, "it isn't installed", fix=fix)
 
 

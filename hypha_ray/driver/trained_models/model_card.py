@@ -38,7 +38,8 @@ def write_cards(folder: Path, job: Job, manifest: Manifest, directory: RunDirect
         OSError: the folder can't be written.
 
     """
-    figures, base = _figures(directory, round), _base(job)
+    figures = _figures(directory, round)
+    base = _base(job)
     for place in (folder, folder / ADAPTER):
         if place.is_dir():
             text = card(job, manifest, round, figures, base, adapter=place != folder)
@@ -88,7 +89,9 @@ def _facts(job: Job, manifest: Manifest, round: int, base: str | None) -> Iterat
 
 
 def _settings(job: Job) -> Iterator[tuple[str, str]]:
-    inner, outer, lora = job.inner_optimizer, job.outer_optimizer, job.model.lora
+    inner = job.inner_optimizer
+    outer = job.outer_optimizer
+    lora = job.model.lora
     yield "task", job.model.type
     yield "exchange", f"{job.sync.strategy}, {job.sync.codec}, {job.num_workers} workers"
     yield "samples of a round", f"{job.rounds.samples_between_updates:,}"

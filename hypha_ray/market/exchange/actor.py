@@ -58,13 +58,15 @@ class Exchange:
         """Standing of each run and ruling on it, in the order in which they came."""
         await asyncio.to_thread(self._forget_ended)
         with self._lock:
-            runs, rulings = self._attendance.standings, self._rulings.latest
+            runs = self._attendance.standings
+            rulings = self._rulings.latest
         return [(one, rulings[one.run]) for one in runs if one.run in rulings]
 
     def _rule(self) -> dict[str, Ruling]:
         """Look at the cluster, and rule on all runs that speak."""
         with self._lock:
-            asked, self._asked = self._asked, set()
+            asked = self._asked
+            self._asked = set()
         self._forget_ended(asked)
         with self._lock:
             runs = self._attendance.standings

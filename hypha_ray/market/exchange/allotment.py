@@ -101,7 +101,8 @@ class Allotment:
         holdings: Mapping[str, Sequence[Holding]],
         order: Order = "bid",
     ) -> None:
-        self._order, self._machines = order, NodeOffers(nodes)
+        self._order = order
+        self._machines = NodeOffers(nodes)
         self._standings = standings
         self._kept = {one.run: sorted(holdings.get(one.run, ()), key=_age) for one in standings}
         self._granted = {run: len(held) for run, held in self._kept.items()}
@@ -129,7 +130,8 @@ class Allotment:
         return {one.run: self._ruling(one, behind.get(one.run)) for one in self._standings}
 
     def _ruling(self, standing: Standing, behind: str | None) -> Ruling:
-        run, missing = standing.run, self._missing[standing.run]
+        run = standing.run
+        missing = self._missing[standing.run]
         may_hold = {need: count - missing[need] for need, count in Counter(standing.needs).items()}
         return Ruling(self._granted[run], self._leave[run], may_hold, behind)
 
@@ -197,7 +199,8 @@ class Allotment:
         freed: dict[str, Counter[str]] = {}
         rank = self._share if self._order == "fair" else (lambda one: -one.bid)
         for victim in sorted(self._standings, key=rank, reverse=True):
-            kept, spare = self._kept[victim.run], self._spare(victim, by)
+            kept = self._kept[victim.run]
+            spare = self._spare(victim, by)
             for held in reversed(kept[max(0, len(kept) - spare) :]):
                 there = taken.setdefault(held.node, [])
                 there.append((victim, held))
@@ -241,7 +244,8 @@ class Allotment:
 
     def _evict(self, leases: Sequence[tuple[Standing, Holding]], reason: str) -> None:
         for victim, held in leases:
-            run, need = victim.run, self._needs[victim.run].get(held.name)
+            run = victim.run
+            need = self._needs[victim.run].get(held.name)
             self._undo.append(partial(self._spare_again, run, held, self._kept[run].index(held)))
             self._kept[run].remove(held)
             self._granted[run] -= 1

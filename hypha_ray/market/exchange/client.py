@@ -52,7 +52,9 @@ class ExchangeClient:
         """
         exchange = await asyncio.to_thread(_exchange)
         if exchange is None:
-            self._last, self._vain, self._refused = Ruling(0), 0, 0
+            self._last = Ruling(0)
+            self._vain = 0
+            self._refused = 0
             return None
         try:
             standing = replace(self.standing, begun=begun, since_s=dict(since_s or {}))
@@ -71,7 +73,8 @@ class ExchangeClient:
 
     def hear(self, ruling: Ruling) -> None:
         """Keep a ruling, and count those that leave the run too few workers because another one comes before it."""
-        self._last, self._vain = replace(ruling, leave={}), 0
+        self._last = replace(ruling, leave={})
+        self._vain = 0
         if ruling.quota >= self.standing.least:
             self._refused = 0
         elif ruling.leave:

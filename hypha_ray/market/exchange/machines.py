@@ -71,7 +71,8 @@ class NodeOffers:
 
     def free_room(self, need: Need, bid: float) -> NodeOffer | None:
         """The first room that is free for a bid."""
-        rooms, full = self._rooms_for(need), set[int]()
+        rooms = self._rooms_for(need)
+        full = set[int]()
         found = None
         for room in rooms.free:
             if room.least_bid > bid:

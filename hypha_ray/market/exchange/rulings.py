@@ -26,7 +26,8 @@ class Rulings:
     """
 
     def __init__(self, rule: Callable[[], Mapping[str, Ruling]], every_s: float = RULING_S) -> None:
-        self._rule, self._every_s = rule, every_s
+        self._rule = rule
+        self._every_s = every_s
         self.latest: Mapping[str, Ruling] = {}
         """Latest ruling by run."""
         self._began_s = self._ruled_s = float("-inf")

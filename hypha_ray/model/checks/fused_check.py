@@ -60,7 +60,8 @@ def untried(network: Any) -> ConfigError:
 
 
 def _check(task: Task, network: Any, samples: Samples) -> None:
-    few, head = choose_samples(task, samples), head_of(task, network)
+    few = choose_samples(task, samples)
+    head = head_of(task, network)
     inputs = task.inputs(tensors_of(few), few.keys, MASKING_SEED)
     inputs.pop("labels", None)
     with torch.inference_mode():

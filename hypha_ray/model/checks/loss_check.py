@@ -112,7 +112,8 @@ def _check_against_own(task: Task, network: Any, inputs: dict[str, Any], ours: L
         logits = ours.output.logits
         if logits.shape[:-1] != inputs["labels"].shape:
             return
-        found, expected = float(ours.reported), [float(token_cross_entropy(logits, inputs["labels"]))]
+        found = float(ours.reported)
+        expected = [float(token_cross_entropy(logits, inputs["labels"]))]
     else:
         return
     if found is not None and not any(_close(found, one) for one in expected):
@@ -155,14 +156,16 @@ def _check_additive(task: Task, network: Any, samples: Samples, whole: float) ->
 def _check_causal(task: Task, network: Any, inputs: dict[str, Any], output: Any) -> None:
     """Change a token that is predicted: if logits before it change, they have seen it; those behind have to."""
     name = "input_ids" if task.labels == "shifted" else "labels"
-    tokens, labels = inputs.get(name), inputs.get("labels")
+    tokens = inputs.get(name)
+    labels = inputs.get("labels")
     if tokens is None or labels is None or tokens.shape != labels.shape or tokens.ndim != 2 or tokens.shape[1] < 2:
         return
     first = getattr(output, "logits", None)
     if not isinstance(first, torch.Tensor) or first.ndim != 3:
         return
     width = tokens.shape[1]
-    changed, places = tokens.clone(), []
+    changed = tokens.clone()
+    places = []
     for row, scored in enumerate(labels != task.ignored):
         found = [place for place in scored.nonzero().flatten().tolist() if place]
         if task.labels == "positions":  # mBART begins with the last label, which is the language.
@@ -205,7 +208,8 @@ def choose_samples(task: Task, samples: Samples) -> Samples:
 
 def _filled(task: Task, inputs: dict[str, Any]) -> int:
     """Return the number of entries of a sample's mask and labels that aren't padding."""
-    mask, labels = inputs.get("attention_mask"), inputs.get("labels")
+    mask = inputs.get("attention_mask")
+    labels = inputs.get("labels")
     return sum(
         int(part.sum()) for part in (mask, None if labels is None else labels != task.ignored) if part is not None
     )
@@ -213,7 +217,8 @@ def _filled(task: Task, inputs: dict[str, Any]) -> int:
 
 def _cut(task: Task, samples: Samples) -> Samples:
     """Cut sequences of tokens behind some scored ones, because logits of a large vocabulary take much memory."""
-    ids, labels = samples.arrays.get("input_ids"), samples.arrays.get("labels")
+    ids = samples.arrays.get("input_ids")
+    labels = samples.arrays.get("labels")
     if task.modality != "text" or not task.perplexity or ids is None or ids.ndim != 2:
         return samples
     length = ids.shape[1]

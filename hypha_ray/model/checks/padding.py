@@ -17,11 +17,13 @@ def check_padding(task: Task, network: Any, samples: Samples) -> None:
         ConfigError: MODEL018, the model has another token for padding, or none.
 
     """
-    ids, mask = samples.arrays.get("input_ids"), samples.arrays.get("attention_mask")
+    ids = samples.arrays.get("input_ids")
+    mask = samples.arrays.get("attention_mask")
     decodes = not network.config.is_encoder_decoder and reads(network, "pad_token_id")
     if task.name != "sequence-classification" or not decodes or ids is None or mask is None or ids.shape != mask.shape:
         return
-    token, padding = network.config.get_text_config().pad_token_id, ids[mask == 0]
+    token = network.config.get_text_config().pad_token_id
+    padding = ids[mask == 0]
     if (wrong := padding[padding != token]).size:
         what = f"{type(network).__name__} classifies by the last token before padding, and takes another for padding"
         fix = f"set pad_token_id = {wrong[0]} in the model's configuration, or prepare the dataset by its tokenizer"

@@ -62,7 +62,8 @@ def require_positions(
             what = f"the sequences of dataset {dataset!r} are too long for the model"
             fix = "prepare the dataset with a shorter --seq-len, or give the model more positions"
             if response:
-                what, fix = f"{what} with a response of {response} tokens", f"allow shorter responses, {fix}"
+                what = f"{what} with a response of {response} tokens"
+                fix = f"allow shorter responses, {fix}"
             raise DataError("DATA024", what, f"{longest + response} tokens", f"up to {limit}", fix)
 
 

@@ -175,7 +175,8 @@ def random_model(model: Model, task: Task, config: PretrainedConfig) -> PreTrain
 
 def describe(model: PreTrainedModel, task: Task) -> Facts:
     """Describe a model, with or without weights."""
-    config, text = model.config, model.config.get_text_config()
+    config = model.config
+    text = model.config.get_text_config()
     size = getattr(config, "image_size", None)
     return Facts(
         task=task.name,

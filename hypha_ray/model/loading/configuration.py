@@ -67,7 +67,8 @@ def configuration_of(model: Model, task: Task, *, weights: bool) -> tuple[Path |
         _check_class(task, config, "[model.config]", trusted=False)
         return None, config
     model, _ = base_of(model)
-    repository, trusted = str(model.repository), remote_code_allowed(model.trust_remote_code)
+    repository = str(model.repository)
+    trusted = remote_code_allowed(model.trust_remote_code)
     given = model.config or {}
     token = model.token.get_secret_value() if model.token else None
     folder = fetch(repository, model.revision, token, weights=weights, code=trusted)
@@ -84,7 +85,8 @@ def sets_labels(model: Model) -> bool:
 
 def _new_configuration(settings: dict[str, Any]) -> PretrainedConfig:
     """Make a configuration from `[model.config]`."""
-    model_type, rest = settings.get("model_type"), {k: v for k, v in settings.items() if k != "model_type"}
+    model_type = settings.get("model_type")
+    rest = {k: v for k, v in settings.items() if k != "model_type"}
     if not isinstance(model_type, str) or model_type not in transformers.CONFIG_MAPPING:
         raise _unknown_model_type("model.config.model_type", model_type)
     with errors_as(ConfigError, "MODEL004", f"[model.config] is no {model_type} configuration"):

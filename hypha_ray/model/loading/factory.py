@@ -58,7 +58,8 @@ def check_factory(model: Model, network: PreTrainedModel) -> None:
     with torch.device("meta"), errors_as(ConfigError, "MODEL026", what):
         config = type(network.config).from_dict(json.loads(network.config.to_json_string(use_diff=False)))
         again = type(network)(config)
-    shapes, others = _shapes(network), _shapes(again)
+    shapes = _shapes(network)
+    others = _shapes(again)
     different = [name for name in shapes | others if shapes.get(name) != others.get(name)]
     if different:
         got = f"other tensors by its configuration: {', '.join(different[:_SHOWN])}"

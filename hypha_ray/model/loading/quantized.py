@@ -24,7 +24,8 @@ def check_quantization() -> None:
 
     """
     if importlib.util.find_spec("bitsandbytes") is None:
-        what, fix = "model.quantization needs bitsandbytes", "pip install 'hypha_ray[quantized]' on each machine"
+        what = "model.quantization needs bitsandbytes"
+        fix = "pip install 'hypha_ray[quantized]' on each machine"
         raise ConfigError("MODEL008", what, "it isn't installed", fix=f"{fix}, or leave it out")
 
 
@@ -56,7 +57,8 @@ def fingerprint(model: Model, folder: Path) -> str:
 
     Quantized weights themselves may depend on the device that has quantized them, in their last bits.
     """
-    sha256, places = hashlib.sha256(repr(model.quantization).encode()), dict[str, Path]()
+    sha256 = hashlib.sha256(repr(model.quantization).encode())
+    places = dict[str, Path]()
     for file in weight_files(folder, str(model.repository)):
         with safe_open(file, "pt") as content:
             places |= dict.fromkeys(content.keys(), file)

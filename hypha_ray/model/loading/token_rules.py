@@ -76,7 +76,8 @@ def named_ends(model: Any, tokenizer: Any) -> list[int]:
 
     Each is named once; a model may have no row for one of them.
     """
-    settings, rules = getattr(model, "generation_config", None), rules_of(tokenizer)
+    settings = getattr(model, "generation_config", None)
+    rules = rules_of(tokenizer)
     own = getattr(settings, "eos_token_id", None)
     found = [*own] if isinstance(own, list) else [own]
     found += [getattr(tokenizer, "eos_token_id", None), *(() if rules is None else rules.ends)]
@@ -88,7 +89,8 @@ def prompt_ids(tokenizer: Any, text: str, *, translates: bool) -> list[int]:
 
     A source for translation ends as it does in prepared pairs: in the end token, and what the tokenizer puts behind it.
     """
-    ids, end = list(tokenizer(text)["input_ids"]), end_of(tokenizer)
+    ids = list(tokenizer(text)["input_ids"])
+    end = end_of(tokenizer)
     if translates:
         return [*ids, end] if ids and end is not None and end not in _around(tokenizer)[1] else ids
     _, behind = _around(tokenizer)

@@ -74,7 +74,8 @@ def meta_tensors(folder: Path, repository: str) -> dict[str, torch.Tensor]:
                     dtype = _DTYPES.get(part.get_dtype(), torch.uint8)
                     tensors[name] = torch.empty(part.get_shape(), device="meta", dtype=dtype)
         except (OSError, SafetensorError) as error:
-            what, got = f"weights of {repository} can't be loaded", f"{file.name}: {error}"
+            what = f"weights of {repository} can't be loaded"
+            got = f"{file.name}: {error}"
             raise CheckpointError("MODEL006", what, got, fix="copy the file afresh") from None
     return tensors
 
@@ -88,11 +89,13 @@ def weight_files(folder: Path, repository: str) -> list[Path]:
     """
     if (folder / WHOLE).is_file():
         return [folder / WHOLE]
-    what, index = f"weights of {repository} can't be loaded", folder / INDEX
+    what = f"weights of {repository} can't be loaded"
+    index = folder / INDEX
     there = sorted(file.name for file in folder.glob("*.safetensors"))
     if not index.is_file():
         refuse_adapter(folder, repository)
-        got, fix = _some(there) or "no *.safetensors", "copy the whole folder that save_pretrained() wrote"
+        got = _some(there) or "no *.safetensors"
+        fix = "copy the whole folder that save_pretrained() wrote"
         raise CheckpointError("MODEL006", what, got, f"{WHOLE}, or {INDEX} and its files", fix)
     try:
         wanted = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
@@ -239,7 +242,8 @@ def _is_needed(network: PreTrainedModel, name: str, others: bool) -> bool:
     """
     if _POOLER.search(name):
         return False
-    prefix, first = network.base_model_prefix, name.partition(".")[0]
+    prefix = network.base_model_prefix
+    first = name.partition(".")[0]
     trunk = network.base_model
     parts = {child for child, _ in trunk.named_children()}
     if (prefix and first == prefix) or (first in parts and (trunk is not network or _is_headless(network))):

@@ -87,13 +87,15 @@ def scored_pairs(task: Task, output: Any, inputs: Batch) -> tuple[torch.Tensor, 
         ConfigError: MODEL024, the model has no logits for each label.
 
     """
-    logits, labels = getattr(output, "logits", None), inputs.get("labels")
+    logits = getattr(output, "logits", None)
+    labels = inputs.get("labels")
     if not isinstance(logits, torch.Tensor) or labels is None:
         raise _without_pairs(task, "no logits or no labels")
     if labels.is_floating_point():
         return logits.float(), labels
     if task.labels == "shifted":
-        logits, labels = logits[:, -labels.shape[1] : -1], labels[:, 1:]
+        logits = logits[:, -labels.shape[1] : -1]
+        labels = labels[:, 1:]
     if labels.shape == (*logits.shape[:-1], 1) and logits.shape[-1] > 1:
         labels = labels.squeeze(-1)
     if labels.shape != logits.shape[:-1]:

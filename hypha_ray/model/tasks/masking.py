@@ -58,7 +58,8 @@ def masking_of(config: Any, preprocessor: Any | None) -> Masking | None:
     """
     text = config.get_text_config()
     tokenizer = getattr(preprocessor, "tokenizer", preprocessor)
-    mask_id, special = getattr(tokenizer, "mask_token_id", None), tuple(getattr(tokenizer, "all_special_ids", ()))
+    mask_id = getattr(tokenizer, "mask_token_id", None)
+    special = tuple(getattr(tokenizer, "all_special_ids", ()))
     if mask_id is None:
         mask_id = getattr(text, "mask_token_id", None)
         special = tuple(sorted({mask_id, *_ids(text)} - {None})) if mask_id is not None else ()

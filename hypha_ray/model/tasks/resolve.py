@@ -37,7 +37,8 @@ def resolve_task(task: Task, network: Any, preprocessor: Any | None, explicit: b
         ConfigError: the mask token is outside of the model's vocabulary.
 
     """
-    config, takes = network.config, parameters(network)
+    config = network.config
+    takes = parameters(network)
     task = replace(task, caches=_caches(network))
     if not explicit:
         task = replace(task, tensors=_pairs(task, takes), accepts=takes)

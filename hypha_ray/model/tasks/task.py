@@ -169,7 +169,8 @@ class Task:
     def _mask(self, ids: Any, batch: Batch, keys: SampleKeys | None, seed: int) -> tuple[Any, Any]:
         if self.masking is None:
             raise missing_mask_token(self.name)
-        labels, tokens = _without_padding(ids, batch), ids.numpy()
+        labels = _without_padding(ids, batch)
+        tokens = ids.numpy()
         if keys is None:
             keys = np.stack([np.zeros(len(ids), np.int64)] * 2 + [np.arange(len(ids))], axis=1)
         fixed = (labels == IGNORE_INDEX).numpy() | np.isin(tokens, self.masking.special_ids)

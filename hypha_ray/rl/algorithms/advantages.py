@@ -45,7 +45,8 @@ def batch_std(rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 
     Arguments are those of `group_std`; a response counts once for each of its tokens.
     """
-    centered, there = group_mean(rewards, lengths), ~rewards.isnan()
+    centered = group_mean(rewards, lengths)
+    there = ~rewards.isnan()
     weights = lengths * there
     tokens = weights.sum()
     mean = (centered * weights).sum() / tokens.clamp(min=1)

@@ -70,7 +70,8 @@ def check_advantages(name: str, options: Mapping[str, Any] | None, apart: bool) 
 
     """
     function: Advantages = create("advantages", name, options)
-    rewards, lengths = torch.tensor(_TRIED), torch.tensor(_LENGTHS)
+    rewards = torch.tensor(_TRIED)
+    lengths = torch.tensor(_LENGTHS)
     present = torch.tensor([True, False, True, True])
     absent = rewards[:1].masked_fill(~present, torch.nan)
     beside = advantages_of(name, function, absent, lengths[:1])[:, present]

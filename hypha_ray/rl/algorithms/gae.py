@@ -28,7 +28,8 @@ def generalized_advantages(
     values = values * mask
     following = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], 1)
     surprises = (rewards + discount * following - values) * mask
-    advantages, last = torch.zeros_like(values), torch.zeros_like(values[:, 0])
+    advantages = torch.zeros_like(values)
+    last = torch.zeros_like(values[:, 0])
     for place in reversed(range(values.shape[1])):
         advantages[:, place] = last = surprises[:, place] + discount * decay * last
     return advantages, advantages + values

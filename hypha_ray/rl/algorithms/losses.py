@@ -49,8 +49,10 @@ def clipped(
         Loss of each token, and whether the clipping has taken its gradient.
 
     """
-    plain, bounded = -advantage * ratio, -advantage * ratio.clamp(1 - low, 1 + high)
-    loss, taken = torch.maximum(plain, bounded), bounded > plain
+    plain = -advantage * ratio
+    bounded = -advantage * ratio.clamp(1 - low, 1 + high)
+    loss = torch.maximum(plain, bounded)
+    taken = bounded > plain
     if dual is None:
         return loss, taken
     limit = -advantage * dual

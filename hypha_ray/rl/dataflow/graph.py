@@ -54,7 +54,8 @@ class Graph:
                 one name. RL012 a key is made by no call and isn't in the dataset.
 
         """
-        listed, given = tuple(calls), tuple(dataset_keys)
+        listed = tuple(calls)
+        given = tuple(dataset_keys)
         makers = _makers(listed, given)
         for call in listed:
             for key in call.takes:

@@ -42,7 +42,9 @@ class Master(Generic[R]):
     """
 
     def __init__(self, meshes: Mapping[str, Mesh], post: Post[R], numbers: Iterator[int]) -> None:
-        self._meshes, self._post, self._numbers = dict(meshes), post, numbers
+        self._meshes = dict(meshes)
+        self._post = post
+        self._numbers = numbers
         self.collectives: Counter[str] = Counter()
         """Number of collectives of each kind that the transfers of the latest batch stand for."""
         self._over: tuple[str, ...] = ()
@@ -83,13 +85,15 @@ class Master(Generic[R]):
 
         """
         self.collectives.clear()
-        buffer, done = Buffer(graph), dict[str, tuple[Reply, ...]]()
+        buffer = Buffer(graph)
+        done = dict[str, tuple[Reply, ...]]()
         self._fetch(graph, batch, buffer)
         for reply in streamed:
             assert reply.meta is not None
             buffer.amend(reply.meta, Shard(reply.worker, reply.request))
         had: set[tuple[int, Shard]] = set()
-        running, begun = dict[int, Call](), set[str]()
+        running = dict[int, Call]()
+        begun = set[str]()
         while len(done) < len(graph.calls):
             for call in [call for call in graph.calls if call.name not in begun]:
                 if len(ids := buffer.ready(call)) == len(batch.ids):
@@ -107,7 +111,8 @@ class Master(Generic[R]):
 
     def _fetch(self, graph: Graph, batch: Sample, buffer: Buffer) -> None:
         """Give each copy of the first call's model its window of the batch; what is over is cleared meanwhile."""
-        mesh, number = self._meshes[graph.levels[0][0].role], next(self._numbers)
+        mesh = self._meshes[graph.levels[0][0].role]
+        number = next(self._numbers)
         ranges = windows(len(batch.ids), mesh.data)
         parts = [batch.take([batch.ids[i] for i in part]) for part in ranges if len(part)]
         heads = zip(mesh.heads, parts, strict=False)  # Fewer prompts than copies leave some without.
@@ -124,7 +129,8 @@ class Master(Generic[R]):
         self, call: Call, ids: Sequence[str], buffer: Buffer, had: set[tuple[int, Shard]], extras: Extras
     ) -> Pending:
         """Hold the requests of a call until the next flush."""
-        mesh, number = self._meshes[call.role], next(self._numbers)
+        mesh = self._meshes[call.role]
+        number = next(self._numbers)
         parts = enumerate(_parts(call, ids, buffer, mesh))
         wanted = {worker: part for rank, part in parts if part for worker in mesh.copy(rank)}
         plan = moves(buffer.where, wanted, call.takes, had)
@@ -160,7 +166,8 @@ class Master(Generic[R]):
     def _clear(self) -> list[Pending]:
         if not self._over:
             return []
-        number, ids = next(self._numbers), self._over
+        number = next(self._numbers)
+        ids = self._over
         workers = sorted({worker for mesh in self._meshes.values() for worker in mesh.workers})
         return [self._post.request(*(Request(number, "clear_data_cache", worker, ids=ids) for worker in workers))]
 

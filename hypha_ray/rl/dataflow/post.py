@@ -62,7 +62,8 @@ class Post(Generic[R]):
     """
 
     def __init__(self, transport: Transport[R], deadline_s: float) -> None:
-        self._transport, self._deadline_s = transport, deadline_s
+        self._transport = transport
+        self._deadline_s = deadline_s
         self._held: list[Pending] = []
         self._sent: dict[R, Pending] = {}
 
@@ -77,7 +78,8 @@ class Post(Generic[R]):
 
     def flush(self) -> None:
         """Send all held requests, those to few workers first, and otherwise in the order in which they were made."""
-        held, self._held = self._held, []
+        held = self._held
+        self._held = []
         for pending in sorted(held, key=lambda pending: len(pending.requests)):
             self._send(pending)
 

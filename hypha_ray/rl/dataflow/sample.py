@@ -88,7 +88,8 @@ class Sample:
             return self
         rows = {name: row for row, name in enumerate(self.ids)}
         places = [rows[name] for name in ids]
-        lengths, data = {}, {}
+        lengths = {}
+        data = {}
         for key, array in self.data.items():
             ends = list(accumulate(self.meta.tokens(key), initial=0))
             lengths[key] = tuple(self.meta.lengths[key][place] for place in places)

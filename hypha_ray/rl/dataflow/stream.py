@@ -46,8 +46,11 @@ class StreamDataset(Generic[R]):
     def __init__(
         self, transport: Transport[R], workers: Sequence[int], call: Call, numbers: Iterator[int], deadline_s: float
     ) -> None:
-        self._transport, self._workers, self._call = transport, tuple(workers), call
-        self._numbers, self._deadline_s = numbers, deadline_s
+        self._transport = transport
+        self._workers = tuple(workers)
+        self._call = call
+        self._numbers = numbers
+        self._deadline_s = deadline_s
         self._ahead: dict[tuple[str, ...], _Batch[R]] = {}
         self._dropped: list[_Batch[R]] = []
 
@@ -94,10 +97,13 @@ class StreamDataset(Generic[R]):
 
     def _begin(self, batch: Sample, version: int) -> _Batch[R]:
         """Store the prompts with worker 0, and let each rollout worker respond to its window of them."""
-        post, fetch, number = Post(self._transport, self._deadline_s), next(self._numbers), next(self._numbers)
+        post = Post(self._transport, self._deadline_s)
+        fetch = next(self._numbers)
+        number = next(self._numbers)
         post.request(Request(fetch, "fetch", 0, ids=batch.ids, arguments={"sample": batch}))
         post.wait()
-        call, before = self._call, (Transfer((Shard(0, fetch),)), Reallocate("actor", self._call.role))
+        call = self._call
+        before = (Transfer((Shard(0, fetch),)), Reallocate("actor", self._call.role))
         parts = [tuple(batch.ids[i] for i in window) for window in windows(len(batch.ids), len(self._workers))]
         requests = tuple(
             Request(number, call.op, worker, call.role, part, call.takes, before, arguments={"version": version})
@@ -114,7 +120,8 @@ class StreamDataset(Generic[R]):
 
     def _clear(self, one: _Batch[R]) -> None:
         """Let workers drop a batch, once they are through with it."""
-        post, number = self._finished(one).post, next(self._numbers)
+        post = self._finished(one).post
+        number = next(self._numbers)
         workers = (0, *(request.worker for request in one.requests))
         cleared = post.request(*(Request(number, "clear_data_cache", worker, ids=one.ids) for worker in workers))
         while not cleared.done:

@@ -105,7 +105,8 @@ def responses_of(
     samples = len(found) // len(ids)
     prompts, masks = (one.long().repeat_interleave(samples, 0) for one in (ids, attention_mask))
     tokens = torch.full((len(found), max(len(one.ids) for one in found)), min(ends))
-    logprobs, mask = torch.zeros(tokens.shape), torch.zeros(tokens.shape)
+    logprobs = torch.zeros(tokens.shape)
+    mask = torch.zeros(tokens.shape)
     for row, one in enumerate(found):
         count = len(one.ids)
         tokens[row, :count], logprobs[row, :count] = torch.tensor(one.ids), torch.tensor(one.logprobs)

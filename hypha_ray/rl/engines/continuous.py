@@ -42,7 +42,8 @@ class ContinuousEngine:
     remedy = "set rl.generation.engine to native"
 
     def __init__(self, seed: int, short: int = SHORT) -> None:
-        self._seed, self._short = seed, short
+        self._seed = seed
+        self._short = short
         self._kept: dict[tuple[Any, ...], PagedBatches] = {}
         """Batches by their settings, those used last at the end."""
         weakref.finalize(self, self._kept.clear)  # Transformers' objects want to end before the interpreter.

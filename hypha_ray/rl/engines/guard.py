@@ -17,7 +17,8 @@ import sys
 import time
 from pathlib import Path
 
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.2
 END_S = 5.0
 """Time that the command has to end by itself once it is asked to."""

@@ -58,9 +58,13 @@ def generate(
 
     """
     ids, mask = (one.long().repeat_interleave(sampling.samples, 0) for one in (ids, attention_mask))
-    end_ids, pad = torch.tensor(sorted(ends), device=ids.device), min(ends)
+    end_ids = torch.tensor(sorted(ends), device=ids.device)
+    pad = min(ends)
     alive = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
-    cache, fed, logprobs, masks = None, ids, [], []
+    cache = None
+    fed = ids
+    logprobs = []
+    masks = []
     for place in range(sampling.max_tokens):
         logits, cache = _next_logits(model, fed, mask, cache)
         if not place and sampling.max_tokens >= _LONG:
@@ -70,7 +74,8 @@ def generate(
         masks.append(alive)
         logprobs.append(logprob * alive)
         alive = alive & ~torch.isin(chosen, end_ids)
-        ids, mask = torch.cat([ids, chosen[:, None]], 1), torch.cat([mask, masks[-1][:, None].long()], 1)
+        ids = torch.cat([ids, chosen[:, None]], 1)
+        mask = torch.cat([mask, masks[-1][:, None].long()], 1)
         fed = ids if cache is None else chosen[:, None]
         if not alive.any():
             break

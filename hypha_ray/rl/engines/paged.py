@@ -41,7 +41,8 @@ class PagedBatches:
     """
 
     def __init__(self, model: Any, sampling: Sampling, ends: Collection[int], tokens: int) -> None:
-        self._model, self._tokens = model, tokens
+        self._model = model
+        self._tokens = tokens
         self._weights = _addresses(model)
         self._flash = model.dtype in (torch.bfloat16, torch.float16)
         self.stays = model.device.type == "cpu" or tokens * _token_bytes(model) <= _KEPT_SHARE * _free_bytes(model)

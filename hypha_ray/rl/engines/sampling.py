@@ -85,7 +85,8 @@ def draws_on_host(device: torch.device) -> bool:
 def _drawn(logits: torch.Tensor, uniform: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     device = logits.device
     if draws_on_host(device):
-        logits, uniform = logits.cpu(), uniform.cpu()
+        logits = logits.cpu()
+        uniform = uniform.cpu()
     return _invert(_truncated(logits, sampling), uniform).to(device)
 
 

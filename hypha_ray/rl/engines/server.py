@@ -63,7 +63,10 @@ class ServerEngine:
     def __init__(
         self, settings: GenerationServer, seed: int, worker: int, tokenizer: Any, log: Path | None = None
     ) -> None:
-        self._settings, self._seed, self._tokenizer, self._log = settings, seed, tokenizer, log
+        self._settings = settings
+        self._seed = seed
+        self._tokenizer = tokenizer
+        self._log = log
         self._dialect = DIALECTS[settings.dialect]
         self._url = settings.urls[worker].rstrip("/") if settings.urls else ""
         self._server: CommandServer | None = None
@@ -137,7 +140,8 @@ class ServerEngine:
                     pauses.begin_anew()
                 pause_s = pauses.after(error.retry_after_s)
                 if pause_s is None:
-                    what, fix = "the server that generates is lost each time", f"see {self._printed()}"
+                    what = "the server that generates is lost each time"
+                    fix = f"see {self._printed()}"
                     raise ClusterError("RL023", what, str(error), fix=fix) from None
                 time.sleep(pause_s)
 
@@ -169,7 +173,8 @@ class ServerEngine:
 
     def _answer(self, batch: Batch, place: int) -> list[Completion] | Unreachable:
         """Return the responses to a prompt, or the error by which this answer was lost."""
-        prompt, sampling = batch.prompts[place], batch.sampling
+        prompt = batch.prompts[place]
+        sampling = batch.sampling
         ask = partial(self._ask, most_bytes=batch.most_bytes(place))
         try:
             group = self._dialect.generate(ask, prompt, batch.seeds[place], sampling, batch.ends)
@@ -190,7 +195,8 @@ class ServerEngine:
             self._url = self._server.url
         if self._loaded is not None:
             return
-        until, reason = time.monotonic() + settings.start_s, ""
+        until = time.monotonic() + settings.start_s
+        reason = ""
         while time.monotonic() < until:
             try:
                 call(f"{self._url}/health", None, _HEALTH_S)
@@ -261,7 +267,8 @@ def _scratch(folder: str | None) -> Scratch:
         sweep(folder)
         return Scratch(WEIGHTS, folder)
     except OSError as error:
-        what, fix = "the folder for a server's weights can't be used", "mend rl.generation.server.folder on this node"
+        what = "the folder for a server's weights can't be used"
+        fix = "mend rl.generation.server.folder on this node"
         raise ClusterError("RL027", what, str(error), fix=fix) from None
 
 

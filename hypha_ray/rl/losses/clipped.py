@@ -11,7 +11,8 @@ def loss(inputs: LossInputs) -> TokenLosses:
 
     A figure is the share of tokens whose gradient the clipping has taken, `clip_share`.
     """
-    rl, recipe = inputs.settings, inputs.settings.recipe
+    rl = inputs.settings
+    recipe = inputs.settings.recipe
     ratio = RATIOS[recipe.ratio](inputs.logprobs, inputs.old_logprobs, inputs.mask)
     losses, taken = clipped(ratio, inputs.advantages, recipe.clip_low, recipe.clip_high, rl.dual_clip)
     if inputs.correction is not None:

@@ -69,7 +69,8 @@ def checked(name: str, loss: PolicyLoss, inputs: LossInputs) -> TokenLosses:
         ConfigError: RL030, the loss raises or returns something else.
 
     """
-    what, fix = f"rl.loss {name} can't be trained on", "see the contract of losses in docs/plugins-training.md"
+    what = f"rl.loss {name} can't be trained on"
+    fix = "see the contract of losses in docs/plugins-training.md"
     try:
         result = loss(inputs)
     except Exception as error:  # Code of users may raise anything.

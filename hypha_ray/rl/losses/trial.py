@@ -29,7 +29,8 @@ def try_loss(name: str, options: Mapping[str, Any] | None) -> None:
         result = checked(name, loss, inputs)
         (gradient,) = torch.autograd.grad((result.losses * inputs.mask).sum(), inputs.logprobs)
         if not gradient.isfinite().all():
-            what, fix = f"rl.loss {name} can't be trained on", "keep logarithms and powers in range"
+            what = f"rl.loss {name} can't be trained on"
+            fix = "keep logarithms and powers in range"
             raise ConfigError("RL030", what, "a gradient that isn't finite", "finite numbers", fix)
 
 

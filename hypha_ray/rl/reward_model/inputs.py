@@ -31,7 +31,9 @@ class ModelInputs:
     """
 
     def __init__(self, settings: RewardModel, tokenizer: Any, tasks: Tasks | None = None) -> None:
-        self._settings, self._tokenizer, self._tasks = settings, tokenizer, tasks or {}
+        self._settings = settings
+        self._tokenizer = tokenizer
+        self._tasks = tasks or {}
         if settings.chat_column is not None and not tokenizer.chat_template:
             raise unfit(settings, "no chat template", "one, as rl.reward.model.chat_column is set")
 
@@ -64,7 +66,8 @@ class ModelInputs:
     def _chat(self, response: Response, column: str) -> str:
         """Return a chat of what the column has and the response, in the form of the template."""
         if (asked := response.data.get(column)) is None:
-            what, fix = f"the record of a prompt has no {column!r}", f"prepare the dataset with --keep-columns {column}"
+            what = f"the record of a prompt has no {column!r}"
+            fix = f"prepare the dataset with --keep-columns {column}"
             raise ConfigError("RWD007", f"{what} for the reward model", ", ".join(response.data), fix=fix)
         messages = asked if isinstance(asked, list) else [{"role": "user", "content": str(asked)}]
         answered = [*messages, {"role": "assistant", "content": response.text}]

@@ -50,7 +50,8 @@ class ModelScores:
     """
 
     def __init__(self, settings: RewardModel, network: Any, tokenizer: Any, tasks: Tasks | None = None) -> None:
-        self._settings, self._network = settings, network
+        self._settings = settings
+        self._network = network
         self._inputs = ModelInputs(settings, tokenizer, tasks)
         if network.config.num_labels != 1:
             raise unfit(settings, f"{network.config.num_labels} labels", "a sequence classifier with one label")
@@ -58,7 +59,8 @@ class ModelScores:
         self._accepted = inspect.signature(network.forward).parameters.keys()
         self._padding = {"input_ids": _pad_token(settings, network, tokenizer)}
         self._padding["token_type_ids"] = getattr(tokenizer, "pad_token_type_id", 0)
-        size, largest = network.config.get_text_config().vocab_size, max(tokenizer.get_vocab().values())
+        size = network.config.get_text_config().vocab_size
+        largest = max(tokenizer.get_vocab().values())
         if largest >= size:
             raise unfit(settings, f"a tokenizer with token {largest}", f"token ids below {size}")
 
@@ -141,7 +143,8 @@ def check_reward_model(reward: Reward, model: Model) -> list[str]:
 
     """
     own = _table(reward.model, model)
-    network, tokenizer = skeleton(own), load_tokenizer(reward.model, own)
+    network = skeleton(own)
+    tokenizer = load_tokenizer(reward.model, own)
     ModelScores(reward.model, network, tokenizer)
     notes = compare_weights(own, whole=True)
     check = partial(_check_padding, settings=reward.model, tokenizer=tokenizer)

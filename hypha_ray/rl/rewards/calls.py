@@ -33,7 +33,8 @@ class Calls:
     """
 
     def __init__(self, names: Sequence[str], tasks: Tasks) -> None:
-        self._names, self._tasks = tuple(names), tasks
+        self._names = tuple(names)
+        self._tasks = tasks
         self._functions = {name: reward_of(name) for name in names}
 
     def row(self, response: Response, begins: Callable[[str], None] = lambda name: None) -> Row:

@@ -55,7 +55,8 @@ def _program(text: str) -> str:
 def _verdict(folder: Path) -> bytes:
     """Run program and tests of a folder, which goes then; return the guard's verdict."""
     command = [sys.executable, "-I", "-S", str(_GUARD), str(folder)]
-    pipe, silent = subprocess.PIPE, subprocess.DEVNULL
+    pipe = subprocess.PIPE
+    silent = subprocess.DEVNULL
     with subprocess.Popen(
         command, env={}, cwd="/", stdin=pipe, stdout=pipe, stderr=silent, start_new_session=True
     ) as process:

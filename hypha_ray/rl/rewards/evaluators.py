@@ -47,7 +47,9 @@ class InPlace:
     """
 
     def __init__(self, names: Sequence[str], tasks: Tasks | None = None) -> None:
-        self._names, self._calls, self._failures = tuple(names), Calls(names, tasks or {}), Failures()
+        self._names = tuple(names)
+        self._calls = Calls(names, tasks or {})
+        self._failures = Failures()
 
     def rewards(self, responses: Sequence[Response]) -> list[tuple[float, ...]]:
         """Return rewards as `Evaluator` says."""
@@ -79,8 +81,12 @@ class Processes:
         start_s: float = START_S,
     ) -> None:
         require_known(names)
-        self._names, self._count, self._deadline_s, self._tasks = tuple(names), count, deadline_s, dict(tasks or {})
-        self._start_s, self._failures = start_s, Failures()
+        self._names = tuple(names)
+        self._count = count
+        self._deadline_s = deadline_s
+        self._tasks = dict(tasks or {})
+        self._start_s = start_s
+        self._failures = Failures()
         self._idle: list[RewardProcess] = []
         self._told: set[str] = set()
         """Functions whose first loss of a reward has been told."""
@@ -92,10 +98,13 @@ class Processes:
 
     def _rows(self, responses: Sequence[Response]) -> list[Row]:
         rows: list[Row] = [(math.nan,) * len(self._names)] * len(responses)
-        waiting, busy, lost = deque(range(len(responses))), dict[RewardProcess, tuple[int, float]](), 0
+        waiting = deque(range(len(responses)))
+        busy = dict[RewardProcess, tuple[int, float]]()
+        lost = 0
         while waiting or busy:
             while waiting and len(busy) < self._count:
-                process, number = self._process(), waiting.popleft()
+                process = self._process()
+                number = waiting.popleft()
                 process.ask(responses[number])
                 busy[process] = number, time.monotonic() + self._deadline_s
             limit_s = min(at for _, at in busy.values()) - time.monotonic()

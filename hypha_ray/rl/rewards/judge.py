@@ -44,7 +44,9 @@ class JudgeCalls:
     """
 
     def __init__(self, settings: Judge, tasks: Tasks | None = None) -> None:
-        self._settings, self._pattern, self._tasks = settings, _compiled(settings.pattern), tasks or {}
+        self._settings = settings
+        self._pattern = _compiled(settings.pattern)
+        self._tasks = tasks or {}
         if settings.url is None or settings.model is None:
             missing = "url" if settings.url is None else "model"
             raise ConfigError("RWD005", "the judge lacks an address or a model", fix=f"set rl.reward.judge.{missing}")

@@ -37,7 +37,9 @@ def main(folder: str) -> None:
     module = types.ModuleType("__main__")
     sys.modules["__main__"], sys.argv = module, ["program.py"]
     # A program may replace what is built in, so names are bound before it runs.
-    translate, run, stop = compile, exec, signal.raise_signal
+    translate = compile
+    run = exec
+    stop = signal.raise_signal
     for file in (Path(folder, "program.py"), Path(folder, "tests.py")):
         run(translate(file.read_bytes(), file.name, "exec", dont_inherit=True), vars(module))
         stop(signal.SIGSTOP)

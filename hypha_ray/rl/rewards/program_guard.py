@@ -102,7 +102,8 @@ def remove(root: int) -> None:
 
     Folders within folders are moved to the top first, so neither the stack nor a path grows with the depth.
     """
-    prefix, number = os.urandom(8).hex(), 0
+    prefix = os.urandom(8).hex()
+    number = 0
     with suppress(OSError):
         os.fchmod(root, 0o700)
         while entries := _entries(root):

@@ -47,13 +47,15 @@ class RewardProcess:
         )
         os.close(its_input)
         os.close(its_output)
-        self._answers, self._requests = Connection(from_it, writable=False), Connection(to_it, readable=False)
+        self._answers = Connection(from_it, writable=False)
+        self._requests = Connection(to_it, readable=False)
         self.running = ""
         """Name of the function that was called last; empty before the first."""
         self._send((tuple(names), dict(tasks)))
         if not self._answers.poll(start_s):
             self.kill()
-            what, fix = "reward functions take too long to load", "see to what their modules do when they are imported"
+            what = "reward functions take too long to load"
+            fix = "see to what their modules do when they are imported"
             raise ConfigError("RWD004", what, f"{', '.join(names)}: more than {start_s:g} s", fix=fix)
         if self.receive() is None:
             self.kill()
@@ -113,7 +115,8 @@ class RewardProcess:
 def _serve() -> None:
     """Answer requests from standard input until it ends; whatever functions print goes to standard error."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # A function that hangs doesn't outlive its worker.
-    requests, answers = Connection(os.dup(0), writable=False), Connection(os.dup(1), readable=False)
+    requests = Connection(os.dup(0), writable=False)
+    answers = Connection(os.dup(1), readable=False)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(2, 1)

@@ -23,7 +23,8 @@ def positions(response: Response) -> float:
 
     A small model finds the way to an exact answer by it: a response that is half right gets half of the reward.
     """
-    got, wanted = response.text.strip(), response.answer.strip()
+    got = response.text.strip()
+    wanted = response.answer.strip()
     same = sum(a == b for a, b in zip(got, wanted, strict=False))
     return (same + (response.ended and len(got) == len(wanted))) / (len(wanted) + 1)
 

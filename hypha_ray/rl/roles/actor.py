@@ -41,7 +41,9 @@ class Actor(Generator, TrainedRole):
         engine: Engine | None = None,
     ) -> None:
         super().__init__(job.rl, job.run.seed, policy, ends, engine)
-        self._job, self._write, self.learner = job, write, Learner(job, policy)
+        self._job = job
+        self._write = write
+        self.learner = Learner(job, policy)
 
     def save(self, folder: str) -> None:
         """Write the policy for `from_pretrained`."""

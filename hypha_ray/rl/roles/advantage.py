@@ -33,7 +33,8 @@ class Advantage(Role):
     """
 
     def __init__(self, rl: RL) -> None:
-        self._rl, self._recipe = rl, rl.recipe
+        self._rl = rl
+        self._recipe = rl.recipe
         self._advantages = None if rl.has_critic else create("advantages", rl.recipe.advantage, rl.advantage_options)
         """Function of rewards and lengths; None with a critic, whose values are the baseline."""
         self.kl = rl.kl
@@ -49,9 +50,12 @@ class Advantage(Role):
         `step` is the number of the step: a repeated request for it is answered as the first one was.
         """
         if (batch := (arguments.get("step"), sample.ids)) != self._batch:
-            self._batch, self._kl_of_batch = batch, self.kl
+            self._batch = batch
+            self._kl_of_batch = self.kl
         rewards = torch.tensor(sample.data["rewards"]).view(len(sample.ids), -1)
-        absent, equal, compared = rewards.isnan(), equal_groups(rewards), compared_groups(rewards)
+        absent = rewards.isnan()
+        equal = equal_groups(rewards)
+        compared = compared_groups(rewards)
         sums: Sums = {}
         if compared.any():
             sums["equal_groups"] = float((equal & compared).sum()), float(compared.sum())
@@ -91,6 +95,7 @@ class Advantage(Role):
             return {"advantages": made.to(mask).reshape(-1, 1).expand_as(mask)}
         by_token = -penalty
         by_token[torch.arange(len(mask)), lengths.long() - 1] += rewards.flatten().nan_to_num()
-        critic, values = self._rl.critic, tokens_of(sample, "values", _CPU)
+        critic = self._rl.critic
+        values = tokens_of(sample, "values", _CPU)
         advantages, returns = generalized_advantages(by_token, values, mask, critic.discount, critic.gae_lambda)
         return {"advantages": whitened(advantages, mask * ~rewards.isnan().flatten()[:, None]), "returns": returns}

@@ -41,7 +41,8 @@ def trained_roles(job: Job, model: torch.nn.Module, tokenizer: Any, worker: int)
     write = partial(_write, job, model, tokenizer)
     actor = Actor(job, policy, end_tokens(policy.model, tokenizer), write, _engine(job, tokenizer, worker))
     roles: dict[str, Role] = {"actor": actor, "learner": actor.learner}
-    evaluates, alone = job.rl.evaluation.every_steps is not None, job.rl.model_workers == 1
+    evaluates = job.rl.evaluation.every_steps is not None
+    alone = job.rl.model_workers == 1
     if evaluates or alone:
         reward = _reward(job, tokenizer)
         roles |= {"evaluation": Rollouts(actor, reward)} if evaluates else {}

@@ -34,7 +34,9 @@ class Values(TrainedRole):
     """
 
     def __init__(self, job: Job, critic: Critic, autocast: torch.dtype | None) -> None:
-        self._job, self._critic, self._autocast = job, critic, autocast
+        self._job = job
+        self._critic = critic
+        self._autocast = autocast
         self._device = critic.head.weight.device
 
     def initialize(self, steps: int) -> None:
@@ -62,7 +64,8 @@ class Values(TrainedRole):
     def _loss(self, part: Valued, weights: torch.Tensor) -> tuple[torch.Tensor, Sums]:
         new = self._values(part.responses)
         loss, taken = clipped_value_loss(new, part.old, part.returns, self._job.rl.critic.value_clip)
-        tokens, figures = float(part.mask.sum()), {"value_loss": loss, "value_clip_share": taken}
+        tokens = float(part.mask.sum())
+        figures = {"value_loss": loss, "value_clip_share": taken}
         sums = {name: (float((figure.detach() * part.mask).sum()), tokens) for name, figure in figures.items()}
         return (loss * weights).sum(), sums
 

@@ -35,7 +35,9 @@ class Learner(Role):
     """
 
     def __init__(self, job: Job, policy: Policy) -> None:
-        self._job, self._policy, self._objective = job, policy, Objective(job.rl)
+        self._job = job
+        self._policy = policy
+        self._objective = Objective(job.rl)
         self.weights_of = self._objective.weights
 
     def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
@@ -44,12 +46,15 @@ class Learner(Role):
         parameters = trained_parameters(self._policy.model)
         gradient = torch.zeros(sum(one.numel() for one in parameters), device=rollout.mask.device)
         weights, weight = self.weights_of(rollout.mask)
-        total, found, place = 0.0, [], 0
+        total = 0.0
+        found = []
+        place = 0
         for part in rollout.parts(self._job.rounds.accumulation, self._job.rl.group_size) if weight else ():
             loss, sums = self.loss(part, weights[place : place + len(part)])
             each = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
             gradient += torch.cat([one.flatten().float() for one in each])
-            total, place = total + float(loss.detach()), place + len(part)
+            total = total + float(loss.detach())
+            place = place + len(part)
             found.append(sums)
         losses = np.array([total, weight, float(rollout.responses.attention_mask.sum())])
         return Outcome(_of_first(sample, {"gradients": gradient.cpu().numpy(), "losses": losses}), added(found))

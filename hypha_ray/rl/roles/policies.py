@@ -34,7 +34,8 @@ class PolicyRole(Role):
     """
 
     def __init__(self, policy: Policy) -> None:
-        self.policy, self.device = policy, policy.model.device
+        self.policy = policy
+        self.device = policy.model.device
         self._offloaded: OffloadedWeights | None = None
 
     def weights(self) -> Mapping[str, torch.Tensor]:
@@ -48,7 +49,8 @@ class PolicyRole(Role):
         """Move the model's weights towards others; with an `eta` of 1 they are equal to them."""
         own = self.policy.model.state_dict()
         for name, given in weights.items():
-            tensor, source = own[name], given.to(own[name].device)
+            tensor = own[name]
+            source = given.to(own[name].device)
             tensor.copy_(torch.lerp(tensor, source, eta) if tensor.is_floating_point() else source)
 
     def offload(self) -> None:
@@ -76,7 +78,10 @@ class Generator(PolicyRole):
 
     def __init__(self, rl: RL, seed: int, policy: Policy, ends: Collection[int], engine: Engine | None = None) -> None:
         super().__init__(policy)
-        self._rl, self._seed, self._ends, self._engine = rl, seed, ends, engine
+        self._rl = rl
+        self._seed = seed
+        self._ends = ends
+        self._engine = engine
         self._compared = False
         """Log-probabilities of the engine were compared with the policy's own."""
 
@@ -122,8 +127,10 @@ class Generator(PolicyRole):
             ConfigError: RL021, with the number.
 
         """
-        taken, rows = responses.mask.bool(), int(self.policy.model.get_input_embeddings().weight.shape[0])
-        ids, logprobs = responses.ids[:, -taken.shape[1] :][taken], responses.logprobs[taken]
+        taken = responses.mask.bool()
+        rows = int(self.policy.model.get_input_embeddings().weight.shape[0])
+        ids = responses.ids[:, -taken.shape[1] :][taken]
+        logprobs = responses.logprobs[taken]
         what = f"{engine.name} has made what can't be a response"
         unknown = torch.tensor(self.policy.vocabulary.unknown(rows), dtype=torch.long, device=ids.device)
         if len(wrong := ids[(ids < 0) | (ids >= rows) | torch.isin(ids, unknown)]):

@@ -27,7 +27,8 @@ class Reward(Role):
     """
 
     def __init__(self, scorer: Scorer, shown: int = 0) -> None:
-        self._scorer, self._shown = scorer, shown
+        self._scorer = scorer
+        self._shown = shown
 
     def inference(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
         """Compute the reward of each response, NaN if absent; with `evaluation` also the shares of right ones."""

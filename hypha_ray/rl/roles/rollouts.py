@@ -23,7 +23,8 @@ class Rollouts(Role):
     """
 
     def __init__(self, generator: Generator, reward: Reward) -> None:
-        self._generator, self._reward = generator, reward
+        self._generator = generator
+        self._reward = reward
 
     def generate(self, sample: Sample, arguments: Mapping[str, Any]) -> Outcome:
         """Respond to prompts and reward the responses; `version` is that of the weights."""

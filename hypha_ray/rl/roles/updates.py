@@ -64,7 +64,8 @@ def train(
 
 def _minibatches(job: Job, rows: T) -> Iterator[T]:
     """Cut the responses into minibatches along groups, in a new order in each epoch."""
-    group, count = job.rl.group_size, job.rl.minibatches
+    group = job.rl.group_size
+    count = job.rl.minibatches
     for _ in range(job.rl.epochs):
         if count == 1:
             yield rows
@@ -76,7 +77,9 @@ def _minibatches(job: Job, rows: T) -> Iterator[T]:
 def _gradient(job: Job, rows: T, optimizer: Inner, weighing: Weights, loss: Loss[T], summed: bool) -> Step:
     """Add the gradient of the mean, or of the sum, over all tokens; micro-batches change nothing."""
     weights, weight = weighing
-    total, found, place = torch.zeros((), device=weights.device), [], 0
+    total = torch.zeros((), device=weights.device)
+    found = []
+    place = 0
     for part in rows.parts(job.rounds.accumulation, job.rl.group_size) if weight else ():
         summand, sums = loss(part, weights[place : place + len(part)])
         (summand if summed else summand / weight).backward()

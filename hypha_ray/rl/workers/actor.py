@@ -58,7 +58,9 @@ class ModelWorkerActor:
 
     def __init__(self, job: Job, number: int, tokenizer: PackedTokenizer) -> None:
         arm(job.testing.failpoints, job.testing.failpoint_log)
-        self._job, self._number, self._tokenizer = job, number, tokenizer
+        self._job = job
+        self._number = number
+        self._tokenizer = tokenizer
         self._building = Lock()
         self._built: Future[ModelWorker] = Future()
         """The worker, or the error by which it couldn't be built."""
@@ -139,7 +141,9 @@ class Actors:
     """
 
     def __init__(self, local: ModelWorker, job: Job, tokenizer: PackedTokenizer) -> None:
-        self._local, self._arguments, self._replies = local, (job, tokenizer), count()
+        self._local = local
+        self._arguments = (job, tokenizer)
+        self._replies = count()
         self._ping_s = min(_LONGEST_PING_S, job.worker.stall_s / 3)
         self._actors = {number: self._start(number) for number in range(1, job.rl.model_workers)}
         self._waiting: dict[Reference, Request] = {}

@@ -24,7 +24,8 @@ class Local:
     """
 
     def __init__(self, workers: Mapping[int, ModelWorker]) -> None:
-        self._workers, self._numbers = dict(workers), count()
+        self._workers = dict(workers)
+        self._numbers = count()
         self._made: dict[Shard, Sample] = {}
         self._replies: dict[int, Reply] = {}
 

@@ -30,7 +30,9 @@ class ModelWorker:
     """
 
     def __init__(self, number: int, roles: Mapping[str, Role], spec: Mapping[str, Any]) -> None:
-        self._number, self._roles, self._spec = number, dict(roles), dict(spec)
+        self._number = number
+        self._roles = dict(roles)
+        self._spec = dict(spec)
         self._storage = Storage()
 
     def handle(self, request: Request, *objects: Any) -> Answer:

@@ -21,7 +21,8 @@ class Decayed:
     """
 
     def __init__(self, half_life: float = 3.0, outlier: float = 2.0) -> None:
-        self._half_life, self._outlier = half_life, outlier
+        self._half_life = half_life
+        self._outlier = outlier
         self._weight = 0.0
         self._doubted: float | None = None
         self.mean: float | None = None
@@ -43,18 +44,21 @@ class Decayed:
         """
         if self.mean is not None:
             self.mean *= factor
-            self._weight, self._doubted = 0.0, None
+            self._weight = 0.0
+            self._doubted = None
 
     def _is_duration(self, seconds: float) -> bool:
         return 0 <= seconds <= SECONDS[1]
 
     def _restart(self, seconds: float, count: int) -> None:
-        self.mean, self._doubted = seconds, None
+        self.mean = seconds
+        self._doubted = None
         self._weight = self._gain(count)
 
     def _follow(self, mean: float, seconds: float, count: int) -> None:
         believed = min(max(seconds, mean / self._outlier), mean * self._outlier)
-        earlier, self._doubted = self._doubted, None if believed == seconds else seconds
+        earlier = self._doubted
+        self._doubted = None if believed == seconds else seconds
         if self._doubted is not None and earlier is not None and (earlier > mean) == (seconds > mean):
             self._restart(min(earlier, seconds) if seconds > mean else max(earlier, seconds), count)
             return

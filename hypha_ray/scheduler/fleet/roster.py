@@ -41,7 +41,9 @@ class Roster:
     """
 
     def __init__(self, job: Job, run: str, attempt: int) -> None:
-        self._job, self._run, self._attempt = job, run, attempt
+        self._job = job
+        self._run = run
+        self._attempt = attempt
         self.most_strikes = job.sync.strikes
         self.book = LeaseBook()
         self.slots = {number: Slot(number) for number in range(job.num_workers)}
@@ -111,7 +113,8 @@ class Roster:
             self._vacant.discard(slot.number)
             slot.starts += 1
             slot.source = Source(self._run, slot.number, self._attempt * STARTS_PER_ATTEMPT + slot.starts)
-            slot.progress_at, slot.retry_at = now, None
+            slot.progress_at = now
+            slot.retry_at = None
             slot.work = ""
         return [slot.source for slot in due if slot.source is not None]
 
@@ -127,7 +130,8 @@ class Roster:
         size = batch_size(self._job)
         slot.member = WorkerState(source, size if most is None else min(size, most))
         if before is not None:  # Probably the same machine.
-            slot.member.batch_time, slot.member.overhead = before.batch_time, before.overhead
+            slot.member.batch_time = before.batch_time
+            slot.member.overhead = before.overhead
         slot.lease = self.book.grant(f"worker-{slot.number}", {}, now, self._job.lease_s)
         slot.progress_at = now
         self._count(joins=True)
@@ -158,7 +162,8 @@ class Roster:
             return
         if limited or (work and work != slot.work):
             slot.progress_at = now
-        slot.work, slot.machine = work, machine
+        slot.work = work
+        slot.machine = machine
 
     def lost_at(self, source: Source) -> tuple[str, int]:
         """Record that a worker was lost at its work; return this, and how many were lost at it."""
@@ -220,7 +225,10 @@ class Roster:
         if slot.lease is not None:
             self.book.release(slot.lease)
         wait_s = _wait_s(slot.failures) if blame else 0.0
-        slot.source, slot.lease, slot.leaving, self._members = None, None, False, None
+        slot.source = None
+        slot.lease = None
+        slot.leaving = False
+        self._members = None
         slot.failures += blame
         slot.retry_at = now + wait_s
         if not slot.done and not slot.excluded:

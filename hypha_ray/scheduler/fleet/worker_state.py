@@ -77,12 +77,14 @@ class WorkerState:
 
     def start(self, plan: Plan) -> None:
         """Begin a round."""
-        self.assigned, self.progress = plan.spans, Progress()
+        self.assigned = plan.spans
+        self.progress = Progress()
         self.follow(plan)
 
     def follow(self, plan: Plan) -> None:
         """Replace the plan by another version."""
-        self.plan, self.planned_samples = plan, plan.samples
+        self.plan = plan
+        self.planned_samples = plan.samples
 
     def report(self, report: Report, now: float) -> None:
         """Add a report's progress and batch times."""
@@ -123,7 +125,9 @@ class ExpectedProgress:
 
 def batch_size(job: Job) -> int:
     """Samples of a batch; in synchronous training evened out, so that each worker has a part in every step."""
-    most, target, workers = job.rounds.max_batch_size, job.rounds.samples_between_updates, job.num_workers
+    most = job.rounds.max_batch_size
+    target = job.rounds.samples_between_updates
+    workers = job.num_workers
     if not job.sync.traits.sends_gradients:
         return most
     return -(-target // (workers * -(-target // (workers * most))))

@@ -25,7 +25,8 @@ class Epoch:
     """
 
     def __init__(self, number: int, sizes: Mapping[int, int], seed: int) -> None:
-        self._number, self._sizes = number, sizes
+        self._number = number
+        self._sizes = sizes
         self._order = sorted(sizes)
         random.Random(f"{seed}/{number}").shuffle(self._order)
         self._place = {index: place for place, index in enumerate(self._order)}

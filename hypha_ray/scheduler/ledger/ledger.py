@@ -38,7 +38,8 @@ class Ledger:
         self._sizes = {info.index: info.samples for info in slices}
         if not self._sizes or len(self._sizes) < len(slices) or min(self._sizes.values()) < 1:
             raise LedgerError("LED001", "there are no slices, or one is empty or listed twice")
-        self._seed, self._most = seed, most
+        self._seed = seed
+        self._most = most
         self._oldest = 0
         self._epochs: dict[int, Epoch] = {}
         self.held: dict[int, list[Span]] = {}

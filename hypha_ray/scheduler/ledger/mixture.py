@@ -39,7 +39,8 @@ class Mixture:
         used: Mapping[str, Any],
         shares: Mapping[str, Sequence[int]],
     ) -> None:
-        self._weights, self._most = [weight / sum(weights) for weight in weights], most
+        self._weights = [weight / sum(weights) for weight in weights]
+        self._most = most
         self._ledgers = []
         for number in range(len(weights)):
             own = [info for info in slices if dataset_of(info.index) == number]

@@ -36,7 +36,8 @@ class AsyncPlanner:
     """Makes and resizes the plans of local rounds."""
 
     def __init__(self, job: Job, slices: Sequence[SliceInfo], sizes: Sizes, past: ResumePoint) -> None:
-        self._job, self._equal = job, has_equal_batches(job)
+        self._job = job
+        self._equal = has_equal_batches(job)
         self._target = job.rounds.samples_between_updates
         self._beat: float | None = None
         """Time at which local rounds that begin now should end; None before the first."""
@@ -130,7 +131,9 @@ class AsyncPlanner:
         self._look_at(fleet, now)
         if self._equal:
             return -(-self._target // (self.size * member.batch_size))
-        allotted, batch_s, worker = self._allocation, member.batch_time.mean, member.source.worker
+        allotted = self._allocation
+        batch_s = member.batch_time.mean
+        worker = member.source.worker
         batches = allotted.batches.get(worker, int(allotted.finish_s / (batch_s or self._typical_s)))
         if batch_s is None:
             self._ends.pop(worker, None)

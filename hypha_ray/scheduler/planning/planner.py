@@ -131,19 +131,23 @@ class _Table:
         """
         order = np.argsort(self.offset_s)
         rate = (self.sizes / self.batch_s)[order]
-        starts, rates = np.cumsum(rate * self.offset_s[order]), np.cumsum(rate)
+        starts = np.cumsum(rate * self.offset_s[order])
+        rates = np.cumsum(rate)
         low_s = float(np.min((target + starts) / rates)) * (1 - RELAXATION_MARGIN)
         high_s = float(np.min((target + int(self.sizes.sum()) + starts) / rates)) * (1 + RELAXATION_MARGIN)
-        low, high = self.delivered(low_s), self.delivered(high_s)
+        low = self.delivered(low_s)
+        high = self.delivered(high_s)
         while (high - low).sum() > 64 + 2 * len(low):
             middle_s = (low_s + high_s) / 2
             if not low_s < middle_s < high_s:
                 break
             middle = self.delivered(middle_s)
             if middle @ self.sizes < target:
-                low_s, low = middle_s, middle
+                low_s = middle_s
+                low = middle
             else:
-                high_s, high = middle_s, middle
+                high_s = middle_s
+                high = middle
         return low, high
 
     def by_worker(self, batches: Counts) -> dict[int, int]:

@@ -35,7 +35,8 @@ class RoundPlanner:
     """Makes and corrects the plans of a round with a barrier."""
 
     def __init__(self, job: Job, slices: Sequence[SliceInfo], sizes: Sizes, past: ResumePoint) -> None:
-        self._job, self._equal = job, has_equal_batches(job)
+        self._job = job
+        self._equal = has_equal_batches(job)
         self._fixed = job.run.mode == "replay"
         """Whether plans are never corrected."""
         self._first = WeightsVersion(past.next_round)
@@ -57,7 +58,8 @@ class RoundPlanner:
 
         The weights due in the round are evaluated if they, or versions skipped since the round before, are to be.
         """
-        final, weights = number == self._job.rounds.update_rounds, self.due(number)
+        final = number == self._job.rounds.update_rounds
+        weights = self.due(number)
         since = self.due(number - 1) + 1 if number > self._first else weights
         evaluated = any(map(self._validation.is_due, range(since, weights + 1)))
         # A worker that was sent newer weights with all fragments may merge those instead.

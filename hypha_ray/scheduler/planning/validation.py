@@ -21,18 +21,17 @@ class ValidationSamples:
     """
 
     def __init__(self, job: Job, slices: Sequence[SliceInfo], past: ResumePoint) -> None:
-        self._every, self._last, self._equal = (
-            job.rounds.evaluate_every,
-            job.rounds.update_rounds,
-            has_equal_batches(job),
-        )
+        self._every = job.rounds.evaluate_every
+        self._last = job.rounds.update_rounds
+        self._equal = has_equal_batches(job)
         self._spans = tuple(Span(0, s.index, 0, s.samples) for s in slices if s.split == "validation")
         self._evaluated = past.next_round if past.evaluated else None
         """Version of the weights whose evaluation an earlier attempt has recorded; None without one."""
 
     def is_due(self, number: int) -> bool:
         """Whether the weights that round `number` starts from are to be evaluated."""
-        every, last = self._every, number == self._last
+        every = self._every
+        last = number == self._last
         due = number > 0 and (last or (every > 0 and number % every == 0))
         return bool(self._spans) and due and number != self._evaluated
 
@@ -42,7 +41,9 @@ class ValidationSamples:
         speeds = {member.source.worker: member.batch_size / seconds[member.source.worker] for member in members}
         samples = sum(span.samples for span in self._spans)
         shares: dict[int, tuple[Span, ...]] = {}
-        start, before, total = 0, 0.0, sum(speeds.values())
+        start = 0
+        before = 0.0
+        total = sum(speeds.values())
         for worker, speed in speeds.items():
             before += speed
             stop = round(samples * before / total)

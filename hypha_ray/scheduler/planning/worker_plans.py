@@ -43,7 +43,9 @@ class WorkerPlans:
     """
 
     def __init__(self, job: Job, slices: Sequence[SliceInfo], sizes: Sizes, past: ResumePoint, most: int) -> None:
-        self._sizes, self._fixed, self._behind = sizes, job.run.mode == "replay", job.sync.in_flight - 1
+        self._sizes = sizes
+        self._fixed = job.run.mode == "replay"
+        self._behind = job.sync.in_flight - 1
         self._samples = {info.index: info.samples for info in slices}
         self._assigned: set[int] = set()
         """Workers that were given samples since the last commit."""
@@ -58,7 +60,8 @@ class WorkerPlans:
         """Assign samples to a worker; in replay mode regardless of its cache, so that every run assigns the same."""
         self._assigned.add(member.source.worker)
         cached = () if self._fixed else member.cached_slices
-        worker, near = member.source.worker, self._sizes.near.get(member.source.worker)
+        worker = member.source.worker
+        near = self._sizes.near.get(member.source.worker)
         if near and isinstance(self.ledger, Ledger):
             return self.ledger.assign(worker, samples, cached, member.batch_size, near)
         return self.ledger.assign(worker, samples, cached, member.batch_size)
@@ -76,7 +79,8 @@ class WorkerPlans:
         upcoming = deque(self.ledger.upcoming(sum(self._samples.values()) if near else samples))
         commands: list[Command] = []
         for member in members:
-            need, own = member.planned_samples, near.get(member.source.worker)
+            need = member.planned_samples
+            own = near.get(member.source.worker)
             if own:  # A stable order: what is near comes first.
                 upcoming = deque(sorted(upcoming, key=lambda index: index not in own))
             while need > 0 and upcoming:
@@ -87,7 +91,8 @@ class WorkerPlans:
 
     def start(self, member: WorkerState, plan: Plan, newest: WeightsVersion) -> list[Command]:
         """Send a worker its plan of a round, the weights and, if needed, the inner state."""
-        worker, restores = member.source.worker, member.needs_inner_state and bool(plan.spans)
+        worker = member.source.worker
+        restores = member.needs_inner_state and bool(plan.spans)
         member.start(
             replace(plan, keep=frozenset(member.cached_slices), restores=restores, rejections=member.rejections)
         )
@@ -105,7 +110,8 @@ class WorkerPlans:
             return []
         merged = member.merged_version
         whole = member.sent_version != newest - 1 or merged is None or merged < newest - 1 - self._behind
-        member.sent_version, member.full_version = newest, newest if whole else member.full_version
+        member.sent_version = newest
+        member.full_version = newest if whole else member.full_version
         return [Merge(member.source.worker, newest, whole)]
 
     def correct(self, member: WorkerState, batches: int, now: float) -> list[Command]:
@@ -115,7 +121,8 @@ class WorkerPlans:
             return []
         if member.idle:
             member.progress.heard_at = now  # It didn't report because it had nothing to do.
-        worker, samples = member.source.worker, batches * member.batch_size
+        worker = member.source.worker
+        samples = batches * member.batch_size
         missing = samples - sum(span.samples for span in member.assigned)
         if missing > 0:
             member.assigned += self.assign(member, missing)

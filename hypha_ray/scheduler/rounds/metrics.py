@@ -39,7 +39,8 @@ class RoundMetrics:
         self, commit: CommitMetrics, deltas: Collection[Delta], time_s: float, rounds: int, elapsed_s: float
     ) -> dict[str, Any]:
         """Fields common to all strategies, from accepted deltas, in a run of so many `rounds`."""
-        train_s, number = sum(delta.train_s for delta in deltas), commit.verdict.round
+        train_s = sum(delta.train_s for delta in deltas)
+        number = commit.verdict.round
         return {
             "kind": "round",
             "round": number,
@@ -91,7 +92,8 @@ def train_speeds(deltas: Iterable[Delta]) -> dict[str, float]:
     by_worker: dict[int, list[Delta]] = {}
     for delta in deltas:
         by_worker.setdefault(delta.source.worker, []).append(delta)
-    samples, tokens = 0.0, [0.0]
+    samples = 0.0
+    tokens = [0.0]
     for own in by_worker.values():
         if seconds := sum(delta.train_s for delta in own):
             samples += sum(delta.samples for delta in own) / seconds
@@ -109,9 +111,13 @@ def utilisation(deltas: Iterable[Delta], time_s: float) -> dict[str, Any]:
     by_worker: dict[int, list[Delta]] = {}
     for delta in deltas:
         by_worker.setdefault(delta.source.worker, []).append(delta)
-    found, operations, peak = dict[int, float](), 0.0, 0.0
+    found = dict[int, float]()
+    operations = 0.0
+    peak = 0.0
     for worker, own in sorted(by_worker.items()):
-        count, own_peak, seconds = _operations(own), own[-1].peak_operations, sum(delta.train_s for delta in own)
+        count = _operations(own)
+        own_peak = own[-1].peak_operations
+        seconds = sum(delta.train_s for delta in own)
         if count is not None and own_peak is not None and seconds:
             found[worker] = count / (seconds * own_peak)
             operations += count

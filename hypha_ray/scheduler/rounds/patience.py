@@ -20,16 +20,19 @@ class Patience:
     """
 
     def __init__(self, rounds: Rounds, evaluations: Iterable[Mapping[str, Any]] = ()) -> None:
-        self._limit, self._min_delta = rounds.patience, rounds.min_delta
+        self._limit = rounds.patience
+        self._min_delta = rounds.min_delta
         self._best: tuple[int, float] | None = None
         """Round and objective of the best evaluation; None before the first with a finite objective."""
-        self._name, self._newest = "val_loss", -1
+        self._name = "val_loss"
+        self._newest = -1
         for record in evaluations:
             self.take(record)
 
     def take(self, record: Mapping[str, Any]) -> None:
         """Add an evaluation; one whose objective isn't finite is no better than any other."""
-        objective, self._newest = objective_of([record]), record["round"]
+        objective = objective_of([record])
+        self._newest = record["round"]
         value = record.get(objective.name)
         if value is None:
             return
@@ -49,5 +52,6 @@ class Patience:
             return None
         if self._best is None:
             return f"no finite {self._name} in {counted(since, 'round')}"
-        best_round, best = self._best[0] + 1, self._best[1]
+        best_round = self._best[0] + 1
+        best = self._best[1]
         return f"no better {self._name} than {best:.4g} after round {best_round}, in {counted(since, 'more round')}"

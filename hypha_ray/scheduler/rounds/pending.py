@@ -52,7 +52,10 @@ class PendingRounds(Generic[C]):
     """
 
     def __init__(self, job: Job, past: ResumePoint, tally: RunTotals, ledger: Ledger | Mixture, out: Outbox) -> None:
-        self._rounds, self._totals, self._ledger, self._out = job.rounds.update_rounds, tally, ledger, out
+        self._rounds = job.rounds.update_rounds
+        self._totals = tally
+        self._ledger = ledger
+        self._out = out
         self._signs = LearningReports()
         self.patience = Patience(job.rounds, past.evaluations)
         self._perplexity = find_task(job.model.type).perplexity and job.model.loss is None

@@ -108,7 +108,8 @@ class CommittedRound:
             return
         self.merging.discard(worker)
         self.last_merged_at = now
-        figures, delivered_at = self.round.figures, self.round.delivered_at
+        figures = self.round.figures
+        delivered_at = self.round.delivered_at
         figures.bytes_down += sent_bytes
         if worker in delivered_at:
             figures.waited_s[worker] = now - delivered_at[worker] if waited_s is None else waited_s
@@ -116,7 +117,8 @@ class CommittedRound:
 
     def record(self, rounds: int, elapsed_s: float, epoch: int) -> dict[str, Any]:
         """Record of the round in a run of so many `rounds`; see docs/telemetry.md."""
-        done, verdict = self.round, self.commit.verdict
+        done = self.round
+        verdict = self.commit.verdict
         accepted = {contribution.worker for contribution in verdict.accepted}
         deltas = {worker: delta for worker, delta in sorted(done.deltas.items()) if worker in accepted}
         actual_s = done.ready_at - done.started_at

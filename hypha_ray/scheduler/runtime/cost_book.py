@@ -21,7 +21,9 @@ class CostBook:
     """
 
     def __init__(self, actors: RunActors, telemetry: TelemetryClient, directory: Path) -> None:
-        self._actors, self._telemetry, self._events = actors, telemetry, directory / EVENTS
+        self._actors = actors
+        self._telemetry = telemetry
+        self._events = directory / EVENTS
 
     async def recall(self) -> None:
         """Read the time up to which an earlier scheduler has billed the leases that were taken over."""

@@ -22,7 +22,8 @@ _NODE_DIED = re.compile("node has died|node it was running on is dead")
 def death_text(error: BaseException) -> str:
     """Write the death of an actor's process in one line, with its machine and its cause as far as Ray tells them."""
     text = str(error)
-    process, address = _PROCESS.search(text), _ADDRESS.search(text)
+    process = _PROCESS.search(text)
+    address = _ADDRESS.search(text)
     machine = f" on {address[1]}" if address else ""
     if _NODE_DIED.search(text):
         return f"its machine{f' {address[1]}' if address else ''} is gone"
@@ -86,5 +87,6 @@ class NodeAttendance:
 
 def _name(node: Mapping[str, Any]) -> str:
     """Host name and address of a node; one of them if they are the same."""
-    host, address = str(node.get("NodeManagerHostname") or ""), str(node["NodeManagerAddress"])
+    host = str(node.get("NodeManagerHostname") or "")
+    address = str(node["NodeManagerAddress"])
     return address if host in ("", address) else f"{host} ({address})"

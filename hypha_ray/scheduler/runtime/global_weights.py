@@ -25,7 +25,8 @@ class GlobalWeights:
     """θ and momentum of a run, one object in the store for each fragment and round; and workers' inner states."""
 
     def __init__(self, job: Job, actors: RunActors) -> None:
-        self._job, self._actors = job, actors
+        self._job = job
+        self._actors = actors
         self._theta: list[Any] = []
         self._momentum: list[asyncio.Future[Any]] = []
         """Momentum of each fragment, which a server returns after θ, because workers wait for θ."""
@@ -35,7 +36,8 @@ class GlobalWeights:
         """θ, momentum and difference of a step that isn't reported to the core yet, by fragment."""
         self.inner: dict[int, Any] = {}
         """Inner states after the last committed round, by worker; in replay mode."""
-        self._saving, self._described = asyncio.Lock(), asyncio.Event()
+        self._saving = asyncio.Lock()
+        self._described = asyncio.Event()
         self.bytes: int | None = None
         """Size of θ in bytes, once it is known."""
 

@@ -65,7 +65,11 @@ class RunActors:
         note: Callable[[str, str], None],
         from_dataset: FromDataset = (None, None),
     ) -> None:
-        self._job, self._run, self._owner, self._note, self._from_dataset = job, run, owner, note, from_dataset
+        self._job = job
+        self._run = run
+        self._owner = owner
+        self._note = note
+        self._from_dataset = from_dataset
         self.leases = Leases(run, job.resources)
         self._held: dict[str, Lease] = {}
         self._needs = outliving(job)
@@ -133,7 +137,8 @@ class RunActors:
 
     def shard_near(self, node_id: str | None, url: str) -> SupervisedActor:
         """A further shard, which reads a URL on a node, or on another one if that is gone; None: on this node."""
-        name, options = f"shard-{len(self.shards)}", on_this_node()
+        name = f"shard-{len(self.shards)}"
+        options = on_this_node()
         if node_id is not None:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id, soft=True)
         options["max_concurrency"] = READS_AT_ONCE

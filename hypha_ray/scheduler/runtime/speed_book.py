@@ -52,7 +52,9 @@ class SpeedBook:
     """
 
     def __init__(self, job: Job, run: str, actors: RunActors) -> None:
-        self._job, self._run, self._actors = job, run, actors
+        self._job = job
+        self._run = run
+        self._actors = actors
         self._training: str | None = None
         self._measured: dict[Source, _Measured] = {}
         self._post_at = 0.0
@@ -90,7 +92,8 @@ class SpeedBook:
 
     def _write(self, speeds: Mapping[str, float]) -> None:
         """Post speeds by name of the lease."""
-        nodes, found = {node.id: node for node in cluster_nodes()}, dict[str, float]()
+        nodes = {node.id: node for node in cluster_nodes()}
+        found = dict[str, float]()
         for entry in lease_entries(self._run):
             if entry.name in speeds and entry.node in nodes:
                 found |= dict.fromkeys(places(nodes[entry.node], entry.amounts), speeds[entry.name])

@@ -32,7 +32,9 @@ class Staffing:
     """
 
     def __init__(self, job: Job, run: str, actors: RunActors) -> None:
-        self._job, self._actors, self._exchange = job, actors, ExchangeClient(job, run)
+        self._job = job
+        self._actors = actors
+        self._exchange = ExchangeClient(job, run)
         self.begun = False
         """Whether this scheduler has committed a round."""
 

@@ -8,7 +8,8 @@ from typing import Any
 import ray
 from ray import ObjectRefGenerator
 
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.002, 0.05
+FIRST_WAIT_S = 0.002
+LONGEST_WAIT_S = 0.05
 """Seconds between two checks for the next item: the first, and the most."""
 
 

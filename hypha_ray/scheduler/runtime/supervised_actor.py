@@ -47,8 +47,11 @@ class SupervisedActor:
         note: Callable[[str, str], None],
     ) -> None:
         self.name = name
-        self._start, self._end, self._note = start, end, note
-        self._silence_s, self._start_s = silence_s, start_s
+        self._start = start
+        self._end = end
+        self._note = note
+        self._silence_s = silence_s
+        self._start_s = start_s
         self._lock = asyncio.Lock()
         self._actor: Any = None
         self._awake = False
@@ -72,7 +75,8 @@ class SupervisedActor:
         """
         lost = deaths = 0
         while deaths < PATIENCE:
-            actor, silence_s = await self._living(), self._silence_s * 2**deaths
+            actor = await self._living()
+            silence_s = self._silence_s * 2**deaths
             try:
                 refs = call(actor)
                 await self._watched(actor, refs[-1] if isinstance(refs, Sequence) else refs, silence_s)
@@ -80,7 +84,8 @@ class SupervisedActor:
             except RayTaskError:
                 raise  # The actor lives, and says this: an argument may be lost, with an actor that has died.
             except ActorUnavailableError as error:  # Lost on the way, or its answer was; or a death not yet certain.
-                reason, lost = first_line(error), lost + 1
+                reason = first_line(error)
+                lost = lost + 1
                 if lost < LOST:
                     await asyncio.sleep(AGAIN_S)
                     continue
@@ -89,7 +94,8 @@ class SupervisedActor:
             except TimeoutError:
                 reason = f"silent for {silence_s if self._awake else self._start_s:g} s"
             await self._replace(actor, reason)
-            lost, deaths = 0, deaths + 1
+            lost = 0
+            deaths = deaths + 1
         fix = "look into Ray's logs: it may lack memory"
         raise ClusterError("NET004", f"{self.name} died {PATIENCE} times in a row", got=reason, fix=fix)
 

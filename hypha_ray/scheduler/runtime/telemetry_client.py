@@ -16,7 +16,8 @@ from hypha_ray.telemetry.sinks.files import Record, stamped
 
 BACKLOG = 1000
 """Most records and events that wait while the telemetry actor is replaced; more are dropped."""
-BATCH_S, BATCH = 0.5, 100
+BATCH_S = 0.5
+BATCH = 100
 """Longest wait of step records, and the number that is sent at once: a call costs 0.7 ms of CPU."""
 FINISH_S = 10.0
 """Longest wait for telemetry at the end of a run."""
@@ -85,7 +86,9 @@ class TelemetryClient:
         news = [{"kind": "news", "text": text} for text in self._news.lines(now, everything)]
         if not news and not everything and now < self._show_at:
             return []
-        shown, self._shown, self._show_at = self._shown, [], math.inf
+        shown = self._shown
+        self._shown = []
+        self._show_at = math.inf
         return [*shown, *news]
 
     def replaced(self, name: str, reason: str) -> None:
@@ -126,8 +129,10 @@ class TelemetryClient:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-            records, self._records = self._records, []
-            events, self._events = self._events, []
+            records = self._records
+            self._records = []
+            events = self._events
+            self._events = []
             if records or events:
                 await self._hand_on(records, events)
 

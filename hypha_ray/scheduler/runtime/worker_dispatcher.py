@@ -56,8 +56,12 @@ class WorkerDispatcher:
         inbox: Callable[[c.Input], None],
         spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
-        self._actors, self._weights, self._slice_cache, self._telemetry = actors, weights, slice_cache, telemetry
-        self._inbox, self._spawn = inbox, spawn
+        self._actors = actors
+        self._weights = weights
+        self._slice_cache = slice_cache
+        self._telemetry = telemetry
+        self._inbox = inbox
+        self._spawn = spawn
         self._hiring: dict[Source, asyncio.Task[None]] = {}
         self._listening: dict[int, asyncio.Task[None]] = {}
         """Task that reads the newest stream of each worker."""
@@ -157,9 +161,11 @@ class WorkerDispatcher:
         except Exception as error:
             cause = getattr(error, "cause", error)
             text = " ".join(f"{type(cause).__name__}: {cause}".split())
-            reason, exception = f"the inner loop broke: {text}", text if cause is not error else None
+            reason = f"the inner loop broke: {text}"
+            exception = text if cause is not error else None
             if isinstance(cause, ProcessLostError):
-                reason, exception = first_line(cause), None
+                reason = first_line(cause)
+                exception = None
         finally:
             self._securing.pop(source, None)
         self._inbox(c.Lost(source, reason, exception))

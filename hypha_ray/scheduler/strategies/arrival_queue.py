@@ -28,7 +28,8 @@ class ArrivalQueue:
     """
 
     def __init__(self, job: Job, size: int, past: ResumePoint) -> None:
-        self._sync, self._target = job.sync, job.rounds.samples_between_updates
+        self._sync = job.sync
+        self._target = job.rounds.samples_between_updates
         self._patience = PATIENCE * size if job.sync.max_staleness is None else job.sync.max_staleness
         self._size = size
         self.version = WeightsVersion(int(past.state.get("step", 0)))
@@ -105,7 +106,8 @@ class ArrivalQueue:
             since: oldest version that a worker still trains from; None: no worker trains.
 
         """
-        self.reducing, self.arrived = dict(sorted(self.arrived.items())), {}
+        self.reducing = dict(sorted(self.arrived.items()))
+        self.arrived = {}
         self._unaged.clear()
         deltas = [arrival.delta for arrival in self.reducing.values()]
         unit = self._size if self._sync.weighting == "uniform" else self._target
@@ -124,7 +126,8 @@ class ArrivalQueue:
 
     def take_verdict(self, verdict: Verdict) -> list[tuple[Contribution, ReceivedDelta, int]]:
         """Advance the version; return the accepted deltas with their staleness."""
-        batch, self.reducing = self.reducing, {}
+        batch = self.reducing
+        self.reducing = {}
         arrivals = [(one, batch[one.worker]) for one in verdict.accepted]
         taken = [(counted(one, arrival.delta), arrival, self._staleness(arrival)) for one, arrival in arrivals]
         self.samples -= sum(arrival.delta.samples for arrival in batch.values())

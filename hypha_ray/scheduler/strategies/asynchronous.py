@@ -169,7 +169,8 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
             waited_s = None if local.handed_over_at is None else now - local.handed_over_at
             since = local.began_at if member.merged_at is None else member.merged_at
             self.current.began(member.source.worker, waited_s, now - since, self.sent_bytes[0])
-        member.merged_at, member.merged_version = now, event.version
+        member.merged_at = now
+        member.merged_version = event.version
         if member.plan is not None and not member.plan.evaluate:
             member.progress.heard_at = now
             self._done_if_final(member)
@@ -194,7 +195,9 @@ class AsyncRounds(RoundStrategy[AsyncRound, CommittedAsyncRound]):
 
     def _plan_local_round(self, member: WorkerState, now: float) -> None:
         assert self.current is not None
-        worker, share, version = member.source.worker, self._share(member), self.queue.version
+        worker = member.source.worker
+        share = self._share(member)
+        version = self.queue.version
         handed_over_at = self._handed_over_at.pop(worker, None)
         at = self._trained() / self._job.rounds.samples_between_updates
         commands = self._planner.plan_local_round(version, member, self._roster.assignable_and(member), share, at, now)

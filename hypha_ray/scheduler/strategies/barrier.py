@@ -81,7 +81,8 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
         assert isinstance(self.state, Waiting)
         if self._end_early(now):  # An earlier attempt recorded the last evaluation, and was killed.
             return
-        number, before = self.state.number, self.state.before
+        number = self.state.number
+        before = self.state.before
         self._totals.begin(now)
         members = self._roster.assignable
         for member in members:
@@ -112,7 +113,8 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
 
     def forget(self, member: WorkerState, now: float) -> None:
         """Stop waiting for a lost worker. Its delivered deltas stay; others, or its successor, do the rest."""
-        worker, current = member.source.worker, self._taking
+        worker = member.source.worker
+        current = self._taking
         self.reported_samples -= member.progress.samples
         self.pending.forget(worker)
         delivered = self._delivered_by(worker)
@@ -169,7 +171,8 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
             self.correct_plans(now)
 
     def _delivered(self, member: WorkerState, delta: Delta, now: float) -> None:
-        worker, state = member.source.worker, self.state
+        worker = member.source.worker
+        state = self.state
         if not isinstance(state, Training) or worker in state.round.deltas or worker not in state.round.awaiting:
             self._out.stale(delta, now)
             return
@@ -247,7 +250,8 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
         excluded = strike(self._roster, self._out, verdict, now)
         totals = self._commit(done, verdict, now)
         self._owe(done, verdict, now)
-        members, accepted = self._roster.members, {one.worker for one in verdict.accepted}
+        members = self._roster.members
+        accepted = {one.worker for one in verdict.accepted}
         self._inner_states -= self._roster.refused(done.refused(verdict))
         for member in members if self._job.sync.overlaps else ():
             if member.source.worker in done.awaiting - accepted:
@@ -274,7 +278,8 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
 
     def _spans_of_later_rounds(self) -> dict[int, tuple[Span, ...]]:
         """Samples of later rounds, by worker: delivered, planned or trained ahead."""
-        current, kept = self._taking, {worker: self._delivered_by(worker) for worker in self._roster.slots}
+        current = self._taking
+        kept = {worker: self._delivered_by(worker) for worker in self._roster.slots}
         for member in self._roster.members:
             worker = member.source.worker
             if current is not None and worker in current.awaiting - current.deltas.keys():
@@ -303,7 +308,8 @@ class BarrierRounds(RoundStrategy[Round, CommittedRound]):
             if one.number < event.version:
                 size = received_bytes(self._job, self.sent_bytes, one, member, event.version)
                 one.merged(member.source.worker, member.merged_at, now, size, event.waited_s)
-        member.merged_at, member.merged_version = now, event.version
+        member.merged_at = now
+        member.merged_version = event.version
         if member.plan is not None and not member.plan.evaluate:
             member.progress.heard_at = now
             self._done_if_final(member)

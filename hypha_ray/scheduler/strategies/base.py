@@ -29,7 +29,10 @@ class RoundStrategy(Generic[R, C]):
     """
 
     def __init__(self, job: Job, past: ResumePoint, roster: Roster, plans: WorkerPlans, out: Outbox) -> None:
-        self._job, self._roster, self.plans, self._out = job, roster, plans, out
+        self._job = job
+        self._roster = roster
+        self.plans = plans
+        self._out = out
         self.state: State[R] = Waiting(past.next_round, None)
         self.latest_version = WeightsVersion(past.next_round)
         """Version of the newest committed weights."""
@@ -125,7 +128,8 @@ class RoundStrategy(Generic[R, C]):
 
     def _persist(self, number: int, verdict: Verdict, used: c.Used, now: float, **more: int) -> dict[str, Any]:
         """Persist a round's weights and the state that a later scheduler needs; return the run's totals."""
-        totals, ledger = self._totals.totals(now), self.plans.ledger
+        totals = self._totals.totals(now)
+        ledger = self.plans.ledger
         state = {"totals": totals, "workers": self._roster.state(), **self.plans.state(), **more}
         figures = (ledger.cursors(), ledger.epoch, ledger.ahead(), state)
         self._out.put(c.Persist(number, verdict, used, *figures))

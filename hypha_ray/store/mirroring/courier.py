@@ -28,7 +28,9 @@ class Courier:
     """
 
     def __init__(self, mirror: Mirror, wait_s: float = WAIT_S, deadline_s: float = DEADLINE_S) -> None:
-        self._mirror, self._wait_s, self._deadline_s = mirror, wait_s, deadline_s
+        self._mirror = mirror
+        self._wait_s = wait_s
+        self._deadline_s = deadline_s
         self._changed = threading.Condition()
         self._next: tuple[int, int] | None = None
         """Round of the next commit to copy, and number of snapshots to keep at the mirror."""
@@ -87,7 +89,8 @@ class Courier:
             self._problem = (
                 f"the copy of round {self._busy[0] + 1} to {self._mirror.place} doesn't end; training goes on"
             )
-        text, self._problem = self._problem, None
+        text = self._problem
+        self._problem = None
         self._ill |= text is not None
         return text
 
@@ -101,7 +104,8 @@ class Courier:
                 self._busy = round, time.monotonic() + limit_s
             problem = self._mirror.push(round, keep)
             with self._changed:
-                self._busy, self._patient = None, True
+                self._busy = None
+                self._patient = True
                 self._ill &= problem is not None
                 self._problem = None if self._ill else problem
                 self._changed.notify_all()

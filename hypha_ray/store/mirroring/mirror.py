@@ -49,7 +49,9 @@ class Mirror:
     """
 
     def __init__(self, url: str, directory: Path) -> None:
-        self._url, self._directory, self._log = url, directory, CommitLog(directory)
+        self._url = url
+        self._directory = directory
+        self._log = CommitLog(directory)
         self._place: _Place | None = None
         """The destination with its known files; None: they have to be listed."""
         self._anew = False
@@ -83,13 +85,16 @@ class Mirror:
         try:
             self._push(self._looked_at(), round, keep)
         except Exception as error:  # Each kind of file system has its own errors.
-            why, self._place, self._anew = self._why(error), None, True
+            why = self._why(error)
+            self._place = None
+            self._anew = True
             return f"the copy of round {round + 1} to {self.place} failed: {why}; the next one includes it"
         return None
 
     def _why(self, error: Exception) -> str:
         """Reason of a failure, with its remedy if the destination tells one."""
-        place, line = self._place, line_of(error, self._url)
+        place = self._place
+        line = line_of(error, self._url)
         cause = cause_of(error, place.fs, f"{place.root}/{_STATE}") if place and is_s3(place.fs) else cause_of(error)
         return line if cause is None else f"{cause.what} ({line}): {cause.fix}"
 
@@ -140,7 +145,8 @@ class Mirror:
     def _first_missing(self, place: _Place) -> int:
         """Remove the mirror's records that differ from the run's, newest first; returns the first missing round."""
         for round in reversed(place.rounds(_RECORD)):
-            name, here = f"commits/{self._log.path(round).name}", self._log.path(round)
+            name = f"commits/{self._log.path(round).name}"
+            here = self._log.path(round)
             if here.exists() and place.read(name) == here.read_bytes():
                 return round + 1  # Records form a chain of hashes, so all earlier ones are equal, too.
             place.remove(name)
@@ -269,7 +275,8 @@ def _reachable(what: str, url: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        cause, got = cause_of(error), line_of(error, url)
+        cause = cause_of(error)
+        got = line_of(error, url)
         if cause is None and (refusal := refusal_of_url(error, url)) is not None:
             raise refusal from error
         what = f"{_shown(what)} can't be read" if cause is None else f"{_shown(what)}: {cause.what}"

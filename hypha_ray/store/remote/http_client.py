@@ -58,7 +58,8 @@ class Client:
         cookies: Mapping[str, str] | None = None,
         **options: Any,
     ) -> None:
-        self._headers, self._cookies = dict(headers or {}), cookies
+        self._headers = dict(headers or {})
+        self._cookies = cookies
         if auth is not None:
             self._headers["Authorization"] = auth.encode()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S)
@@ -93,7 +94,8 @@ class Client:
         **options: Any,
     ) -> Any:
         """Answer of the server at the end of all redirects."""
-        first, own = url.origin(), self._headers | dict(headers or {})
+        first = url.origin()
+        own = self._headers | dict(headers or {})
         if url.user is not None:
             own["Authorization"] = _basic(url)
         plain = {name: value for name, value in own.items() if name.lower() in _PLAIN}
@@ -138,14 +140,16 @@ class _Limited:
     """An answer whose content has a largest size."""
 
     def __init__(self, answer: aiohttp.ClientResponse, limit_bytes: int) -> None:
-        self._answer, self._limit_bytes = answer, limit_bytes
+        self._answer = answer
+        self._limit_bytes = limit_bytes
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._answer, name)
 
     async def read(self) -> bytes:
         """Content of the answer."""
-        told, content = self._answer.content_length or 0, bytearray()
+        told = self._answer.content_length or 0
+        content = bytearray()
         if told > self._limit_bytes:
             raise TooLargeError(f"{told:,} bytes")
         async for piece in self._answer.content.iter_any():

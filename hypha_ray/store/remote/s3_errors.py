@@ -76,7 +76,8 @@ def cause_of(error: BaseException, fs: Any = None, path: str = "") -> Cause | No
         path: path of the file, or of its folder.
 
     """
-    found, bare = None, False
+    found = None
+    bare = False
     for link in chain(error):
         code, message = _code(link)
         found = found or _OF_CLIENT.get(type(link).__name__) or _known(code, message)

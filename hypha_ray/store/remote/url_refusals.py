@@ -24,7 +24,8 @@ def refusal_of_url(error: Exception, url: str) -> ConfigError | None:
     """
     if is_malformed(url):
         return malformed(url)
-    kind, got = url.partition("://")[0], line_of(error, url)
+    kind = url.partition("://")[0]
+    got = line_of(error, url)
     if isinstance(error, ImportError):
         fix = f"pip install 'hypha_ray[{EXTRAS[kind]}]'" if kind in EXTRAS else "install it on all machines"
         return ConfigError("DATA064", f"{kind}:// needs a package that isn't installed here", got, fix=fix)

@@ -30,7 +30,8 @@ CAPACITY = 4096
 """Records that wait for a slow sink; a worker makes about one a second."""
 PATIENCE_S = 5.0
 """Longest wait for all sinks together at the end of a run."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 60.0
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 60.0
 """Pauses between attempts to start a sink whose server isn't there; each is twice as long as the one before."""
 
 
@@ -210,7 +211,8 @@ class Isolated:
 
     def _open(self) -> bool:
         """Start the sink; return whether it was started before the run ended."""
-        pause_s, waits = _FIRST_PAUSE_S, False
+        pause_s = _FIRST_PAUSE_S
+        waits = False
         while True:
             ends = self._closing.is_set()
             try:

@@ -41,7 +41,8 @@ class Lines:
 
     def __init__(self, stream: TextIO, clock: Callable[[], float], began_s: float) -> None:
         self._stream = stream
-        self._clock, self._began_s = clock, began_s
+        self._clock = clock
+        self._began_s = began_s
         self._phase = ""
         self._columns: Sequence[table.Column] = ()
         """Columns for all figures so far; none before the first round."""
@@ -110,7 +111,8 @@ class Console:
         began_s: float | None = None,
         silence_s: float = SILENCE_S,
     ) -> None:
-        self._total, self._shows_rounds = total_rounds, rounds
+        self._total = total_rounds
+        self._shows_rounds = rounds
         self._clock = clock
         self._stream = stream or sys.stdout
         interactive = rounds and _can_draw(self._stream) if interactive is None else interactive
@@ -165,7 +167,8 @@ class Console:
             self._begin_round(record["round"])
         for name in self._reported:
             self._reported[name] += record.get(name) or 0
-        samples, target = record.get("round_samples") or 0, record.get("round_target") or 0
+        samples = record.get("round_samples") or 0
+        target = record.get("round_target") or 0
         part = (self._round + (min(1.0, samples / target) if target else 0.0)) / self._total
         self._samples = f"{table.si(samples)}/{table.si(target)} samples" if target else ""
         self._is_training = True

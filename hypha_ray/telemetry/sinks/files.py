@@ -190,8 +190,10 @@ def summary(
         The fields of summary.json; None where a run has no such figure.
 
     """
-    records, events = list(records), list(events)
-    rounds, evaluations = by_round(records, "round"), by_round(records, "eval")
+    records = list(records)
+    events = list(events)
+    rounds = by_round(records, "round")
+    evaluations = by_round(records, "eval")
     return {
         "rounds": len(rounds),
         **_work(rounds),

@@ -33,8 +33,10 @@ def listening(job: Job, worker: int) -> Listener:
         ClusterError: NET001 the address can't be had.
 
     """
-    token, path = kept_token(job, worker), _folder(job) / f"worker-{worker}.address"
-    wanted, found = address(job, worker), None
+    token = kept_token(job, worker)
+    path = _folder(job) / f"worker-{worker}.address"
+    wanted = address(job, worker)
+    found = None
     host, _, port = wanted.rpartition(":")
     if port == "0" and path.exists():
         before = path.read_text(encoding="utf-8").strip().rpartition(":")[2]
@@ -53,11 +55,13 @@ def tls(job: Job) -> ssl.SSLContext | None:
         ConfigError: CFG012 half of it is missing, SEC005 it can't be used.
 
     """
-    certificate, key = job.bridge.certificate, job.bridge.key
+    certificate = job.bridge.certificate
+    key = job.bridge.key
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:
-        what, fix = "the bridge has a certificate or a key, but not both", "give bridge.certificate and bridge.key"
+        what = "the bridge has a certificate or a key, but not both"
+        fix = "give bridge.certificate and bridge.key"
         raise ConfigError("CFG012", what, fix=fix)
     return server_tls(Path(certificate), Path(key))
 

@@ -62,7 +62,10 @@ class Inbound:
         figures: Mapping[str, Bounds] | None = None,
     ) -> None:
         self._figures = figures
-        self._source, self._directory, self._encoders, self._now = source, directory, encoders, now
+        self._source = source
+        self._directory = directory
+        self._encoders = encoders
+        self._now = now
         self.layout: Layout | None = None
         """Layout of the tensors; nothing is accepted before it is known."""
         self.proven = False
@@ -83,7 +86,8 @@ class Inbound:
             theta_sha256: hash of them, if the trainer's first merge is to prove that it has them.
 
         """
-        self._round, self._files = Told(number, self._now, theta, theta_sha256, self._now()), 0
+        self._round = Told(number, self._now, theta, theta_sha256, self._now())
+        self._files = 0
 
     def assigned(self, plan: Plan, contents: Contents = UNKNOWN) -> None:
         """The trainer is about to be told of a plan; no sample of it has more contents than these."""
@@ -136,8 +140,10 @@ class Inbound:
                     self._directory.unlink(message.update.model_path)
 
     def _report(self, message: pb.MetricSet, told: Told) -> Report:
-        items, samples = message.items, message.data_processed
-        first, tokens = int(told.samples == 0), told.tokens(items.get("tokens"), samples)
+        items = message.items
+        samples = message.data_processed
+        first = int(told.samples == 0)
+        tokens = told.tokens(items.get("tokens"), samples)
         batches, scored = told.report(samples, items)
         timed = batches - first if "seconds" in items else 0  # The first batch of a round is slower than the others.
         return Report(
@@ -159,7 +165,8 @@ class Inbound:
         tokens = told.tokens(message.tokens or None, message.samples)
         told.hand_over(message)
         assert told.plan is not None and self.layout is not None
-        train_s, data_wait_s = told.train_s, told.data_wait_s
+        train_s = told.train_s
+        data_wait_s = told.data_wait_s
         tensors = self._read(message.update.model_path, message.content, self.layout)
         payloads, quality = encoded(self._encoders, flattened(self.layout, tensors), told.theta)
         yield Delta(
@@ -208,6 +215,7 @@ class Inbound:
 
     def _forget(self) -> None:
         """Remove the file that the trainer has sent last."""
-        path, self._newest = self._newest, None
+        path = self._newest
+        self._newest = None
         if path is not None:
             self._directory.unlink(path)

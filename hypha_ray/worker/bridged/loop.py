@@ -65,8 +65,12 @@ class BridgedLoop:
         emit: Emit,
         specials: SpecialTokens | None = None,
     ) -> None:
-        self._job, self._source, self._specials = job, source, specials
-        self._batch_source, self._inbox, self._emit = batch_source, inbox, emit
+        self._job = job
+        self._source = source
+        self._specials = specials
+        self._batch_source = batch_source
+        self._inbox = inbox
+        self._emit = emit
         self._changed = threading.Condition()
         self._heard: dict[str, Any] = {}
         """The newest message of each kind."""

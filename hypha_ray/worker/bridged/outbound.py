@@ -27,7 +27,9 @@ class Outbound:
     """
 
     def __init__(self, channel: Channel, directory: WorkDirectory, batch_source: BatchSource) -> None:
-        self._channel, self._directory, self._batch_source = channel, directory, batch_source
+        self._channel = channel
+        self._directory = directory
+        self._batch_source = batch_source
         self._files: list[tuple[int, str]] = []
         """With the rounds that they are for."""
         self._slices: dict[tuple[Span, bool], pb.Slice] = {}

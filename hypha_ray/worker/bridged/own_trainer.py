@@ -46,7 +46,8 @@ def train(trainer: client.Trainer, device: str) -> None:
     specials = told and SpecialTokens(told["mask_token_id"], tuple(told["all_special_ids"]))
     own = trainer_of(job, trainer.job["worker"], specials)
     trainer.ready(str(own.device), own.parameters)
-    chosen, peak = strategy(job, own), job.inner_optimizer.learning_rate
+    chosen = strategy(job, own)
+    peak = job.inner_optimizer.learning_rate
     try:
         for count, work in enumerate(trainer.rounds()):
             own.seed(job.run.seed, work.number, trainer.job["worker"])
@@ -56,7 +57,8 @@ def train(trainer: client.Trainer, device: str) -> None:
 
 
 def _go_through(work: Round, own: Trainer, chosen: Strategy, peak: float, *, first: bool) -> None:
-    layout, began = layout_of(own.model), time.monotonic()
+    layout = layout_of(own.model)
+    began = time.monotonic()
     load(own.model, layout, work.parameters())
     own.merged(work.number)
     work.merged(time.monotonic() - began)

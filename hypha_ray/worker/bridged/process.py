@@ -32,7 +32,9 @@ from hypha_ray.worker.bridged.endpoint import listening
 from hypha_ray.worker.bridged.policies import told_of_policies
 from hypha_ray.worker.bridged.printed import Printed, trainer_log
 
-JOB_FILE, TOKEN_FILE, SOCKET_FILE = "job.json", "token", "socket"
+JOB_FILE = "job.json"
+TOKEN_FILE = "token"
+SOCKET_FILE = "socket"
 END_S = 2.0
 """Time that a process has to end by itself once it is asked to."""
 _POLL_S = 0.1
@@ -136,11 +138,13 @@ class TrainerProcess:
 
 def command(job: Job, worker: int) -> list[str]:
     """The command line of an external trainer, taken apart as a shell would; there is no shell."""
-    line, key = job.group_of(worker).command or "", _command_key(job)
+    line = job.group_of(worker).command or ""
+    key = _command_key(job)
     try:
         words = shlex.split(line)
     except ValueError as error:
-        words, why = [], str(error)
+        words = []
+        why = str(error)
     else:
         why = "no words"
     if not words:

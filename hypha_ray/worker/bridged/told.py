@@ -120,16 +120,19 @@ class Told:
 
     def report(self, samples: int, items: Mapping[str, float]) -> tuple[int, int]:
         """Record progress; returns its numbers of batches and of scored positions."""
-        batches, scored = items.get("batches", 1.0), items.get("scored", samples)
+        batches = items.get("batches", 1.0)
+        scored = items.get("scored", samples)
         self._work(self.samples + samples, self.batches + int(batches))
         _limit("batches", batches, 1, samples)
         _limit("scored positions", scored, 0, samples * self.contents.positions)
         for name in NOT_NEGATIVE & items.keys():
             _limit(f"metric {name}", items[name], 0, LARGEST)
-        seconds, waited_s = self.seconds + items.get("seconds", 0.0), self.waited_s + items.get("data_wait_s", 0.0)
+        seconds = self.seconds + items.get("seconds", 0.0)
+        waited_s = self.waited_s + items.get("data_wait_s", 0.0)
         _limit("seconds of all batches", seconds, 0, self._passed_s())
         _limit("seconds of all waits for data", waited_s, 0, self._passed_s())
-        self.samples, self.batches = self.samples + samples, self.batches + int(batches)
+        self.samples = self.samples + samples
+        self.batches = self.batches + int(batches)
         self.seconds, self.waited_s, self.reported_at = seconds, waited_s, self.now()
         self.scored += int(scored)
         return int(batches), int(scored)

@@ -42,7 +42,10 @@ class Member:
 
     def __init__(self, job: Job, specials: SpecialTokens | None, worker: int, rank: int) -> None:
         _begin(job)
-        self._job, self._specials, self._worker, self._rank = job, specials, worker, rank
+        self._job = job
+        self._specials = specials
+        self._worker = worker
+        self._rank = rank
         self._collectives: Any = None
 
     def build(self) -> str:
@@ -65,7 +68,8 @@ class Member:
         """Connect to the other processes, whose store has this port."""
         from hypha_ray.worker.group.collectives import Collectives, find_store
 
-        size, limit_s = self._job.processes_of(self._worker), self._job.worker.stall_s
+        size = self._job.processes_of(self._worker)
+        limit_s = self._job.worker.stall_s
         store = find_store(port, limit_s)
         self._collectives = Collectives(store, self._rank, size, self._trainer.device, limit_s)
         self._trainer.join(self._collectives)
@@ -198,8 +202,10 @@ class Members:
             HyphaError: whatever one of them raises.
 
         """
-        refs, self._replies = self._replies, []
-        waiting, errors = list(refs), list[Exception]()
+        refs = self._replies
+        self._replies = []
+        waiting = list(refs)
+        errors = list[Exception]()
         limit_s = self._deadline_s if limit_s is None else limit_s
         while waiting:
             ready, waiting = ray.wait(waiting, timeout=limit_s)

@@ -39,7 +39,8 @@ class Collectives:
     """
 
     def __init__(self, store: Store, rank: int, size: int, device: torch.device, deadline_s: float) -> None:
-        self._rank, self._device = rank, device
+        self._rank = rank
+        self._device = device
         limit = timedelta(seconds=deadline_s)
         with _told():
             self._counts: Any = gloo(PrefixStore("counts", store), rank, size, limit)

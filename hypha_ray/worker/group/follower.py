@@ -36,14 +36,19 @@ class Follower:
     """
 
     def __init__(self, job: Job, specials: SpecialTokens | None, worker: int, rank: int) -> None:
-        self._job, self._specials, self._worker, self._rank = job, specials, worker, rank
+        self._job = job
+        self._specials = specials
+        self._worker = worker
+        self._rank = rank
         self._norm: Tensor | None = None
         """Norm of the latest gradients."""
 
     def build(self, port: int) -> str:
         """Connect to the other processes, whose store has this port, and build the model; return its fingerprint."""
-        job, limit_s = self._job, self._job.worker.stall_s
-        store, size = find_store(port, limit_s), job.processes_of(self._worker)
+        job = self._job
+        limit_s = self._job.worker.stall_s
+        store = find_store(port, limit_s)
+        size = job.processes_of(self._worker)
         device = device_of(job.worker.device)
         mesh = connect(store, self._rank, size, device, limit_s)
         self._trainer = SupervisedTrainer(job, self._specials, mesh)

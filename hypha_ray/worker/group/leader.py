@@ -77,7 +77,8 @@ class ShardedTrainer(SupervisedTrainer):
         """Orders that are sent with the next one whose result matters."""
         try:
             store, port = open_store()
-            device, limit_s = device_of(job.worker.device), job.worker.stall_s
+            device = device_of(job.worker.device)
+            limit_s = job.worker.stall_s
             team.call("begin", team.alike())
             team.call("build", team.alike(port))
             super().__init__(job, specials, connect(store, 0, team.processes, device, limit_s))
@@ -177,7 +178,8 @@ class ShardedTrainer(SupervisedTrainer):
         """Give an order to all others, which they carry out before the next one that is sent; or send it at once."""
         self._orders.append((name, *arguments))
         if now:
-            orders, self._orders = self._orders, []
+            orders = self._orders
+            self._orders = []
             self._team.call("perform", self._team.alike(orders))
 
     @contextmanager
@@ -189,7 +191,8 @@ class ShardedTrainer(SupervisedTrainer):
             HyphaError: whatever one of them raises.
 
         """
-        orders, self._orders = self._orders, []
+        orders = self._orders
+        self._orders = []
         self._team.call("perform", [([*orders, (name, *own)],) for own in each])
         try:
             yield

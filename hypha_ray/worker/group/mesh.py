@@ -33,7 +33,8 @@ def connect(store: Store, rank: int, size: int, device: torch.device, deadline_s
     """
     if _LOOPBACK not in Backend.backend_list:
         Backend.register_backend(_LOOPBACK, _made, extended_api=True, devices=["cpu"])
-    backend, limit = "nccl" if device.type == "cuda" else _LOOPBACK, timedelta(seconds=deadline_s)
+    backend = "nccl" if device.type == "cuda" else _LOOPBACK
+    limit = timedelta(seconds=deadline_s)
     dist.init_process_group(backend, store=PrefixStore("shards", store), rank=rank, world_size=size, timeout=limit)
     group: Any = dist.group.WORLD
     return DeviceMesh.from_group(group, device.type)

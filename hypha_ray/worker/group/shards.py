@@ -104,7 +104,8 @@ class Shards:
         for entry, tensor in live_tensors(self._model, layout, fragment):
             source = None if flat is None else source_of(view(entry, flat))
             if isinstance(tensor, DTensor):
-                own, part = tensor.to_local(), self._part(source, tensor, getattr(torch, dtype_of(entry.group)))
+                own = tensor.to_local()
+                part = self._part(source, tensor, getattr(torch, dtype_of(entry.group)))
                 if mixing and is_trained(entry.group):
                     part = torch.lerp(part, own.to(part.dtype), mixing)
                 copy(part, own)
@@ -209,5 +210,6 @@ def _pieces_of(inner: Inner) -> list[list[Tensor]]:
 def _take_gradient(piece: nn.Parameter, parameter: Any) -> None:
     """Move a gradient that was summed over all processes to the shard that an optimizer knows."""
     piece.data = parameter.detach().to_local()  # FSDP2 may move a shard once, in the first forward pass.
-    gradient, parameter.grad = parameter.grad.to_local(), None
+    gradient = parameter.grad.to_local()
+    parameter.grad = None
     piece.grad = gradient if piece.grad is None else piece.grad.add_(gradient)

@@ -146,7 +146,8 @@ class GroupTrainer(SupervisedTrainer):
             HyphaError: whatever one of them raises.
 
         """
-        stale, self._stale = self._stale, False
+        stale = self._stale
+        self._stale = False
         self._members.call(name, [(part, stale, *arguments) for part in parts])
         try:
             if stale:

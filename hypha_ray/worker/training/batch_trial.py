@@ -29,7 +29,8 @@ from hypha_ray.model.tasks.masking import SpecialTokens
 from hypha_ray.types import Samples
 from hypha_ray.worker.training.supervised import SupervisedTrainer
 
-TOO_LARGE, NO_MEMORY = 3, 4
+TOO_LARGE = 3
+NO_MEMORY = 4
 """Exit codes: beyond the worker's own limit, and for want of memory that others have."""
 COPIES = 3
 """Copies of the trained weights that a worker keeps besides: new global weights, its result, and that encoded."""

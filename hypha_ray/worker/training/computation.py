@@ -43,7 +43,9 @@ class Computation:
     """
 
     def __init__(self, job: Job, task: Task, model: Any, keeps_copies: bool) -> None:
-        self._task, self._model, self._keeps_copies = task, model, keeps_copies
+        self._task = task
+        self._model = model
+        self._keeps_copies = keeps_copies
         self.head = head_of(task, model) if job.worker.fused_loss is True else None
         """Layer that the loss is fused with; None: it isn't fused."""
         self.autocast = _MIXED.get(job.worker.autocast)
@@ -55,7 +57,8 @@ class Computation:
 
     def __call__(self, inputs: Mapping[str, torch.Tensor], device: torch.device) -> Losses:
         """Return the losses of a batch on its device."""
-        tried, self._tried = self._tried, set()
+        tried = self._tried
+        self._tried = set()
         if not tried:
             return self._losses(inputs, device)
         try:

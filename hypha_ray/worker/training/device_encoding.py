@@ -55,8 +55,12 @@ class DeviceEncoding:
         decay: float,
         free_bytes: Callable[[], int],
     ) -> None:
-        self._trainer, self._layout, self._host = trainer, layout, encoders
-        self._codec, self._decay, self._free_bytes = codec, decay, free_bytes
+        self._trainer = trainer
+        self._layout = layout
+        self._host = encoders
+        self._codec = codec
+        self._decay = decay
+        self._free_bytes = free_bytes
         self._enabled: bool | None = None
         """Whether there is memory for it; None before the first round is over."""
         self._theta: dict[int, dict[str, torch.Tensor]] = {}
@@ -168,7 +172,8 @@ def device_encoding(job: Job, trainer: Trainer, layout: Layout, encoders: list[E
     The host encodes results of a model that is on the CPU, is sharded or has weights of 16 bits. It encodes gradients,
     and in replay mode all results: there a successor takes over what a payload has left out.
     """
-    codec, device = job.sync.codec, trainer.device
+    codec = job.sync.codec
+    device = trainer.device
     gathers: Any = type(trainer).gather
     whole = gathers is WholeModel.gather
     wide = all(entry.dtype == dtype_of(entry.group) for entry in layout.entries if is_trained(entry.group))

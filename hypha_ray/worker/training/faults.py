@@ -27,7 +27,8 @@ class Throttle:
     """
 
     def __init__(self, job: Job, worker: int) -> None:
-        slowdown, times = job.testing.slowdown, job.testing.batch_times_s
+        slowdown = job.testing.slowdown
+        times = job.testing.batch_times_s
         self._slowdown = slowdown[worker] if worker < len(slowdown) else 1.0
         self._least_s = times[worker] if worker < len(times) else job.testing.batch_s or 0.0
 

@@ -29,7 +29,8 @@ def import_inner_state(trainer: Trainer, encoders: Sequence[Encoder], state: Fla
         CheckpointError: as `load_state`.
 
     """
-    own, left_out = _part(state, _TRAINER), _part(state, _LEFT_OUT)
+    own = _part(state, _TRAINER)
+    left_out = _part(state, _LEFT_OUT)
     trainer.load_optimizer_state({n: array for n, array in state.items() if not n.startswith((_TRAINER, _LEFT_OUT))})
     trainer.restore(own)
     for name, array in left_out.items():

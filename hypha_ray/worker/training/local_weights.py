@@ -32,7 +32,10 @@ class LocalWeights:
     """
 
     def __init__(self, trainer: Trainer, layout: Layout, mixing: float, keeps: bool) -> None:
-        self._trainer, self._layout, self._mixing, self._keeps = trainer, layout, mixing, keeps
+        self._trainer = trainer
+        self._layout = layout
+        self._mixing = mixing
+        self._keeps = keeps
         load_ahead("copy", max((entry.size for entry in layout.entries), default=0))
         self.theta: dict[int, Flat] = {}
         """Newest global weights by fragment, as they came."""

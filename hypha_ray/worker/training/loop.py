@@ -96,15 +96,21 @@ class TrainingLoop:
         batch_size: int | None = None,
     ) -> None:
         job = settled(job)
-        self._job, self._source, self._batch_size = job, source, batch_size
-        self._batch_source, self._inbox, self._emit = batch_source, inbox, emit
+        self._job = job
+        self._source = source
+        self._batch_size = batch_size
+        self._batch_source = batch_source
+        self._inbox = inbox
+        self._emit = emit
         self._trainer = trainer_of(job, source.worker, specials, job.processes_of(source.worker))
-        self._model, self._optimizer = self._trainer.model, self._trainer.optimizer
+        self._model = self._trainer.model
+        self._optimizer = self._trainer.optimizer
         self._token_operations = token_operations(job, self._model, self._trainer.parameters)
         self._peak_operations = peak_operations(job.group_of(source.worker), self._trainer.device)
         self._strategy = strategy(job, self._trainer)
         self._layout = layout_of(self._model, job.sync.fragments, job.sync.partition)
-        self._encoders, self._relative = encoders(job.sync), sends_differences(job.sync)
+        self._encoders = encoders(job.sync)
+        self._relative = sends_differences(job.sync)
         self._device_encoding = device_encoding(job, self._trainer, self._layout, self._encoders)
         self._results: dict[int, Flat] = {}
         """Arrays that results were made in, by fragment."""
@@ -144,7 +150,8 @@ class TrainingLoop:
 
     def _round(self) -> bool:
         """Go through one round, idle or not; False after the final plan."""
-        begun, evaluated = self._go_to_next(), False
+        begun = self._go_to_next()
+        evaluated = False
         self._begin_anew_if_rejected(begun)
         plan: Plan | None = begun
         while plan is not None and plan.round == begun.round:
@@ -210,9 +217,11 @@ class TrainingLoop:
 
         A worker that is leaving hands over what it has done, but for replay mode: there a successor does all of it.
         """
-        number, longest = plan.round, plan
+        number = plan.round
+        longest = plan
         self._restore(plan)
-        meter, self._begun = self._begun, None
+        meter = self._begun
+        self._begun = None
         if meter is None or meter.round != number:
             meter = self._begin(number)
         try:
@@ -253,7 +262,8 @@ class TrainingLoop:
 
     def _batch(self, plan: Plan, meter: Meter, round_samples: int | None = None) -> None:
         """Train on the plan's next batch; the round has so many samples, if not just the plan's."""
-        done, of = meter.begun, round_samples or plan.samples
+        done = meter.begun
+        of = round_samples or plan.samples
         size = min(plan.batch_size, plan.samples - done)
         with meter.waiting():
             batch = self._batch_source.batch(plan.spans, done, size)
@@ -284,7 +294,8 @@ class TrainingLoop:
 
     def _take_in(self, begun: Begun, result: Step) -> None:
         """Count a step and its result, and tell what there is to tell of it."""
-        number, meter = begun.round, begun.meter
+        number = begun.round
+        meter = begun.meter
         meter.step(result, begun.samples, begun.rate)
         self._see_to_damage(number, result)
         if result.shown and meter.batches == 1:

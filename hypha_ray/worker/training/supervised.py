@@ -74,12 +74,14 @@ class SupervisedTrainer(WholeModel):
         set_execution(self.model, job.worker)
         if specials is None and find_task(job.model.type).labels == "masked":
             specials = load_special_tokens(job.preprocessor, None, job.model)
-        self._task, self._masking_seed = task_of(job.model, self.model, specials), job.run.seed
+        self._task = task_of(job.model, self.model, specials)
+        self._masking_seed = job.run.seed
         require_mean(self._task, job.sync.traits)
         self._metrics = metrics_named(job.model.metrics)
         self.shards = None if mesh is None else _sharded(self.model, mesh)
         trained = self.model if self.shards is None else self.shards.pieces
-        inner, fuses = job.inner_optimizer, job.run.mode != "replay"
+        inner = job.inner_optimizer
+        fuses = job.run.mode != "replay"
         self.optimizer = build_optimizer(self.model, inner, inner_steps(job), job.num_workers, self.shards, fuses)
         self._build_copy = partial(random_model, job.model, self._task)
         # Copies of weights in 16 bits would outlive the shards' weights, which are freed.
@@ -92,7 +94,8 @@ class SupervisedTrainer(WholeModel):
         self._copies = InputCopies(self.device)
         goes_on = mesh is None and job.run.mode != "replay" and self.optimizer.skips
         self._reading = reading_from(self.device) if goes_on else None
-        is_decoder, is_compiled = self._task.labels == "shifted", job.worker.compile is True
+        is_decoder = self._task.labels == "shifted"
+        is_compiled = job.worker.compile is True
         self._tells_masks = self._reading is not None and is_decoder and not is_compiled
 
     @property
@@ -146,7 +149,8 @@ class SupervisedTrainer(WholeModel):
         result = self._completed(self.add_gradient(batch, summed=False), batch)
         if result.scored == 0:
             return FinishedStep(result)
-        figures, rates = self._figures(result), self.optimizer.rates
+        figures = self._figures(result)
+        rates = self.optimizer.rates
         finite = figures.isfinite().all()
         self.optimizer.step(result.norm, finite.logical_not().float())
         self.update_scale(figures)
@@ -236,7 +240,8 @@ class SupervisedTrainer(WholeModel):
         made = [self._inputs(part) for part in parts]
         counts = [self._task.count(inputs) for inputs in made[: len(made) - idle]] + [0] * idle
         summed |= self._task.summed
-        scored, total = self._reduction.total(sum(counts)), torch.zeros((), device=self.device)
+        scored = self._reduction.total(sum(counts))
+        total = torch.zeros((), device=self.device)
         sums = summed and self.loss_scale is None  # The sum of many losses would overflow.
         earlier = self._set_aside()
         for inputs, count in zip(made, counts, strict=True):
@@ -257,7 +262,9 @@ class SupervisedTrainer(WholeModel):
     def evaluate(self, batches: Iterable[Samples]) -> Sums:
         """The model's loss, and what it got right, over these batches."""
         computation = self._computation
-        autocast, head, metrics = computation.autocast, computation.head, self._metrics
+        autocast = computation.autocast
+        head = computation.head
+        metrics = self._metrics
         return evaluate(self.model, self._task, batches, self.device, autocast, head, metrics)
 
     def announce(self, upcoming: Iterator[Samples]) -> None:

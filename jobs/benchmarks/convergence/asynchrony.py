@@ -21,7 +21,10 @@ from hypha_ray.driver.ray_cluster import connected
 from hypha_ray.store.directory import RunDirectory
 
 BATCH_S = (0.116, 0.15, 0.302, 0.666)
-ROUNDS, STEPS, BATCH_SIZE, SEQ_LEN = 40, 12, 8, 64
+ROUNDS = 40
+STEPS = 12
+BATCH_SIZE = 8
+SEQ_LEN = 64
 """`STEPS` is of each worker in a round, where all have equally many."""
 SEEDS = 3
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -64,7 +67,8 @@ def asynchrony() -> dict[str, dict[str, Any]]:
     conditions = {"workers": len(BATCH_S), "rounds": ROUNDS, "steps": STEPS, "seeds": SEEDS}
     rows: dict[str, dict[str, Any]] = {}
     for kind, (time, loss) in _TARGETS.items():
-        row, name = f"asynchrony{kind}", _RUNS[kind]
+        row = f"asynchrony{kind}"
+        name = _RUNS[kind]
         seconds = {"seconds": round(times[name], 1), "barrier": round(times["barrier"], 1)}
         rows[row] = {"value": times[name] / times["barrier"], "target": time, **seconds, **conditions}
         spread = {f"seed_{seed}": round(one, 4) for seed, (_, one) in enumerate(found[name])}

@@ -11,7 +11,11 @@ from typing import Any
 
 from benchmarks.convergence.quality import Side, diloco, outcomes
 
-STEPS, ROUND, DELAY, FRAGMENTS, WARM_UP = 1200, 20, 10, 2, 100
+STEPS = 1200
+ROUND = 20
+DELAY = 10
+FRAGMENTS = 2
+WARM_UP = 100
 SEEDS = (1, 2)
 OPTIONS: dict[str, dict[str, dict[str, Any]]] = {
     "plain": {},

@@ -38,12 +38,17 @@ from hypha_ray.model.evaluation import evaluate
 from hypha_ray.model.loading.build import task_of
 from hypha_ray.store.directory import RunDirectory
 
-WORKERS, BATCH, SEQ_LEN, STEPS = 4, 8, 64, 4800
-SEEDS, TUNING_SEEDS = (1, 2, 3), (0,)
+WORKERS = 4
+BATCH = 8
+SEQ_LEN = 64
+STEPS = 4800
+SEEDS = (1, 2, 3)
+TUNING_SEEDS = (0,)
 WARMUP = 0.2
 """Part of the steps in which the learning rate rises."""
 HELD_OUT = 16_384
-FOUR_BITS, HUFFMAN = ("int4", "int4"), ("huffman2", "huffman3")
+FOUR_BITS = ("int4", "int4")
+HUFFMAN = ("huffman2", "huffman3")
 """Codecs, up and down. What is lost upward is averaged over the workers, so it may be more."""
 _MODEL = {
     "model_type": "gpt2",
@@ -255,7 +260,8 @@ def _held_out(job: Job, model: PreTrainedModel, dataset: Path) -> tuple[float, f
     manifest = read_manifest(dataset)
     slices = [read_slice(dataset, info, manifest) for info in manifest.slices if info.split == "validation"]
     held = {name: np.concatenate([one[name] for one in slices]) for name in slices[0]}
-    samples, task = len(held["input_ids"]), task_of(job.model, model)
+    samples = len(held["input_ids"])
+    task = task_of(job.model, model)
     losses = []
     for half in (slice(samples // 2), slice(samples // 2, None)):
         parts = {name: torch.from_numpy(array[half]).split(8 * BATCH) for name, array in held.items()}

@@ -15,7 +15,8 @@ from hypha_ray.model.trained import build_trained
 from hypha_ray.rl.engines.native import generate
 from hypha_ray.rl.engines.sampling import Sampling, draw
 
-PROMPTS, WIDTH = 8, 16
+PROMPTS = 8
+WIDTH = 16
 """Prompts of a batch, and tokens of each."""
 NO_END = 299
 """Token that ends responses. It is drawn so rarely that nearly all are as long as they may be."""
@@ -27,7 +28,8 @@ def generation(size: Size) -> dict[str, dict[str, Any]]:
     model = build_trained(size.job(OFF)).to(size.device, torch.bfloat16).eval()
     ids = torch.from_numpy(texts(size, PROMPTS * WIDTH // size.step_tokens + 1)).flatten()[: PROMPTS * WIDTH].clone()
     ids = ids.reshape(PROMPTS, WIDTH).to(size.device)
-    mask, keys = torch.ones_like(ids), np.arange(3 * PROMPTS, dtype=np.int64).reshape(PROMPTS, 3)
+    mask = torch.ones_like(ids)
+    keys = np.arange(3 * PROMPTS, dtype=np.int64).reshape(PROMPTS, 3)
 
     def native() -> int:
         sampling = Sampling(samples=1, max_tokens=size.respond)

@@ -24,7 +24,10 @@ from hypha_ray.worker.training.loop import TrainingLoop
 SOURCE = Source("bench", 0, 1)
 VALIDATION = 1
 """Batches of the evaluation after the last step."""
-BETAS, EPSILON, DECAY, CLIP = (0.9, 0.95), 1e-8, 0.1, 1.0
+BETAS = (0.9, 0.95)
+EPSILON = 1e-8
+DECAY = 0.1
+CLIP = 1.0
 """Settings of AdamW and of clipping that a job has by default."""
 
 
@@ -74,7 +77,8 @@ class Sides:
 
     def __init__(self, size: Size, job: Job, ids: npt.NDArray[np.int64]) -> None:
         self._size = size
-        self.batch_source, self.inbox = BatchSource(job.run.seed), Inbox()
+        self.batch_source = BatchSource(job.run.seed)
+        self.inbox = Inbox()
         self.deltas: list[Delta] = []
         self.evaluated: list[Evaluated] = []
         self.batch_source.put(0, {"input_ids": ids, "attention_mask": np.ones_like(ids)})
@@ -98,7 +102,9 @@ class Sides:
         self.inbox.assign(self._plan(version))
 
     def _plan(self, number: int) -> Plan:
-        batch, warm, steps = self._size.batch, self._size.warm, self._size.steps
+        batch = self._size.batch
+        warm = self._size.warm
+        steps = self._size.steps
         spans = [Span(0, 0, 0, batch * warm), Span(0, 0, batch * warm, batch * steps)]
         held_out = Span(0, 0, batch * steps, batch * (steps + VALIDATION))
         if number < len(spans):

@@ -34,7 +34,8 @@ BESIDE: tuple[dict[str, Value], ...] = (
 
 def loop(size: Size) -> dict[str, dict[str, Any]]:
     """Seconds of a step of a plain loop ÷ those of the worker's loop, with equal settings."""
-    ids, rows = texts(size, size.steps + VALIDATION), {}
+    ids = texts(size, size.steps + VALIDATION)
+    rows = {}
     for given in BESIDE[: len(BESIDE) if size.device == "cuda" else 1]:
         settings = OFF | given
         job = size.job(settings)

@@ -111,7 +111,8 @@ def now_s(size: Size) -> float:
 
 def texts(size: Size, batches: int) -> npt.NDArray[np.int64]:
     """Return so many batches of the standard library's source code as bytes, int64 [samples, tokens]."""
-    needed, content = batches * size.step_tokens, bytearray()
+    needed = batches * size.step_tokens
+    content = bytearray()
     files = sorted(Path(json.__file__).parents[1].glob("*.py"))
     while len(content) < needed:
         content += b"".join(file.read_bytes() for file in files)

@@ -26,7 +26,9 @@ class Clock(TrainerCallback):  # type: ignore[misc]
     """
 
     def __init__(self, size: Size) -> None:
-        self._size, self._began_s, self.step_s = size, 0.0, 0.0
+        self._size = size
+        self._began_s = 0.0
+        self.step_s = 0.0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         """Look at the clock after the first steps, and after the last one."""
@@ -40,7 +42,8 @@ def trainer(size: Size) -> dict[str, dict[str, Any]]:
     """Seconds of a step of the Trainer ÷ those of the worker's loop."""
     ids = texts(size, size.steps + VALIDATION)
     job = size.job(SETTINGS)
-    theirs_s, ours_s = _theirs(size, ids), train(size, job, ids).step_s
+    theirs_s = _theirs(size, ids)
+    ours_s = train(size, job, ids).step_s
     shown = {"trainer_ms": round(1e3 * theirs_s, 2), "ours_ms": round(1e3 * ours_s, 2)}
     return {"gpu_trainer": {"value": theirs_s / ours_s, "target": ">= 1", **shown, **SETTINGS}}
 

@@ -24,13 +24,16 @@ from benchmarks.rl.task import batches, sorting, tiny_job
 from hypha_ray.driver.ray_cluster import connected
 from hypha_ray.rl.island import Island
 
-SEEDS, ROUNDS, STEPS = 2, 20, 10
+SEEDS = 2
+ROUNDS = 20
+STEPS = 10
 SLOWED = 6
 """Rounds with a slow generator; the first one, in which processes warm up, isn't counted."""
 STALENESS = (0, 1, 2)
 """Steps that responses may be behind, of each run; 0: synchronous."""
 ROWS = tuple(f"rl_ahead_{ahead}{what}" for ahead in STALENESS[1:] for what in ("", "_pass"))
-LEAST, CLOSE = 1.5, 0.03
+LEAST = 1.5
+CLOSE = 0.03
 """Least gain in steps/s, and largest loss of right responses."""
 
 
@@ -50,7 +53,8 @@ class Run:
         hits = ",".join(map(str, range(1, SLOWED * STEPS + 1)))
         slow = [f'--testing.failpoints=["rl.generate=triple@{hits}"]', f"--testing.failpoint_log={log}"]
         job, tokenizer = tiny_job(dataset, *flags, *slow)
-        self._island, self._prompts = Island(job, tokenizer), batches(dataset, job.rounds.max_batch_size)
+        self._island = Island(job, tokenizer)
+        self._prompts = batches(dataset, job.rounds.max_batch_size)
         self._validation = list(islice(batches(dataset, 64, "validation"), 4))
         self._global = [one.detach().clone().requires_grad_() for one in self._island.model.parameters()]
         outer = job.outer_optimizer
@@ -66,7 +70,9 @@ class Run:
 
     def take_round(self, number: int) -> None:
         """Take the steps of a round, and the outer step, which isn't counted."""
-        prompts, generators, trained = list(islice(self._prompts, STEPS)), _generators_s(), time.process_time()
+        prompts = list(islice(self._prompts, STEPS))
+        generators = _generators_s()
+        trained = time.process_time()
         began = time.perf_counter()
         for step, batch in enumerate(prompts):
             self._island.announce(iter(prompts[step + 1 :]))

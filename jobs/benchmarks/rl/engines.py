@@ -24,9 +24,12 @@ from hypha_ray.rl.policy import Policy
 from hypha_ray.rl.tokens import end_tokens
 from hypha_ray.types import Samples
 
-ROUNDS, STEPS, CALLS = 7, 10, 2
+ROUNDS = 7
+STEPS = 10
+CALLS = 2
 """Turns that are counted, after one that isn't: rounds, steps of a round, and calls of long responses."""
-PROMPTS, SAMPLES = 32, 8
+PROMPTS = 32
+SAMPLES = 8
 TOKENS = (64, 128)
 """Most tokens of long responses; random weights end one after fourteen in the mean."""
 SIZES = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "max_position_embeddings": 256}
@@ -70,10 +73,12 @@ def _long(dataset: Path, tokens: int) -> dict[str, Any]:
     sizes = [f"--model.config.{name}={value}" for name, value in SIZES.items()]
     job, tokenizer = tiny_job(dataset, *sizes)
     policy = Policy(build_trained(job).eval(), 1.0, None, vocabulary_of(tokenizer))
-    ends, sampling = end_tokens(policy.model, tokenizer), Sampling(SAMPLES, tokens, vocabulary=policy.vocabulary)
+    ends = end_tokens(policy.model, tokenizer)
+    sampling = Sampling(SAMPLES, tokens, vocabulary=policy.vocabulary)
     batch = next(batches(dataset, PROMPTS))
     ids, mask = (torch.from_numpy(batch.arrays[name]).long() for name in ("input_ids", "attention_mask"))
-    kept, anew = ContinuousEngine(0), ContinuousEngine(0)
+    kept = ContinuousEngine(0)
+    anew = ContinuousEngine(0)
 
     def set_up_anew() -> Any:
         anew.close()

@@ -47,7 +47,8 @@ class StraightLine:
         self._job, self._model = job, build_trained(job).eval()
         self._policy = Policy(self._model, 1.0, None, vocabulary_of(tokenizer))
         self._ends = end_tokens(self._model, tokenizer)
-        self._scorer, self._objective = Scorer(job.rl, tokenizer), Objective(job.rl)
+        self._scorer = Scorer(job.rl, tokenizer)
+        self._objective = Objective(job.rl)
         self._optimizer = build_optimizer(self._model, job.inner_optimizer, inner_steps(job), job.num_workers)
 
     def step(self, batch: Samples) -> None:
@@ -124,7 +125,8 @@ def _times(
     times: dict[str, list[float]] = {way: [] for way in ways}
     names = list(ways)
     for turn in range(WARM_UP + turns):
-        batch, start = next(prompted), turn % len(names)
+        batch = next(prompted)
+        start = turn % len(names)
         for way in names[start:] + names[:start]:
             began = time.perf_counter()
             ways[way](batch)

@@ -41,7 +41,8 @@ class Fleet(World):
 
     def __init__(self, workers: int, strategy: str, clock: VirtualClock | None = None) -> None:
         search_less_often(workers)
-        dice, samples = random.Random(workers), workers * BATCH * BATCHES
+        dice = random.Random(workers)
+        samples = workers * BATCH * BATCHES
         rounds = {"update_rounds": ROUNDS, "samples_between_updates": samples, "max_batch_size": BATCH}
         tables: dict[str, Any] = {
             "run": {"name": "bench"},
@@ -55,7 +56,8 @@ class Fleet(World):
         self.committed_at_cpu_s: list[float] = []
         self.cpu_s = 0.0
         slices = [SliceInfo(index, "", "", SLICE) for index in range(max(20, 3 * samples // SLICE))]
-        core, past = SchedulerCore(self.job, "bench", slices, Sizes(10_000), ResumePoint()), ResumePoint()
+        core = SchedulerCore(self.job, "bench", slices, Sizes(10_000), ResumePoint())
+        past = ResumePoint()
         self.begin(core, past, c.Initialised(1000, "theta", "layout"), 0.05, workers)
 
     def batch_s(self, source: Source) -> float:

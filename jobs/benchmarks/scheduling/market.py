@@ -26,12 +26,15 @@ from hypha_ray.market.requirements import ID_LABEL, Need, NodeResources
 from hypha_ray.market.selection import Preference, plan
 
 WORKERS = 5
-TURNS, WARM = 9, 1
+TURNS = 9
+WARM = 1
 """Turns that count, and those before them."""
-NODES, WANTED = 10_000, 1_000
+NODES = 10_000
+WANTED = 1_000
 STRATEGIES: tuple[MarketStrategy, ...] = ("cheapest", "value", "near", "spread")
 DEADLINE_S = 60.0
-NEED, RUN = Need("worker", 1.0), "bench"
+NEED = Need("worker", 1.0)
+RUN = "bench"
 NAMES = [f"worker-{number}" for number in range(WORKERS)]
 JOB = Job.model_validate({"run": {"name": RUN}, "resources": {"num_workers": WORKERS, "min_workers": WORKERS}})
 Way = Callable[[], Awaitable[float]]
@@ -46,7 +49,8 @@ class _Worker:
 
 async def _bare() -> float:
     """Time of a hire by Ray alone."""
-    began, groups = time.perf_counter(), list[Any]()
+    began = time.perf_counter()
+    groups = list[Any]()
 
     async def hire(name: str) -> None:
         group = placement_group([NEED.bundle()], "PACK", f"{RUN}/{name}")
@@ -64,7 +68,8 @@ async def _bare() -> float:
 
 async def _leased(starts: bool) -> float:
     """Time of a hire as a job does it, or of its leases alone."""
-    leases, began = Leases(RUN), time.perf_counter()
+    leases = Leases(RUN)
+    began = time.perf_counter()
     leases.obey(await ExchangeClient(JOB, RUN).attend(begun=False))
 
     async def hire(name: str) -> None:
@@ -122,7 +127,8 @@ async def _turns(ways: Mapping[str, Way]) -> dict[str, float]:
 
 def _selection() -> dict[str, dict[str, Any]]:
     """Longest CPU time of a selection among many nodes, of all strategies."""
-    dice, times = random.Random(0), dict[str, float]()
+    dice = random.Random(0)
+    times = dict[str, float]()
     nodes = [
         NodeResources(
             f"10.0.{number // 256}.{number % 256}",

@@ -24,10 +24,12 @@ from hypha_ray.scheduler.runtime.worker_dispatcher import WorkerDispatcher
 from hypha_ray.telemetry.actor import Telemetry
 from hypha_ray.types import Report, Source
 
-WORKERS, HOSTS = 500, 4
+WORKERS = 500
+HOSTS = 4
 EVERY_S = 1.0
 """Seconds between two reports of a worker."""
-WARM_UP_S, SECONDS = 20.0, 60.0
+WARM_UP_S = 20.0
+SECONDS = 60.0
 NEWS_S = 0.1
 """Seconds between two looks at what is due for the driver."""
 
@@ -76,7 +78,8 @@ class _Scheduler:
         none: Any = None
         self._dispatcher = WorkerDispatcher(fleet, none, none, self._client, self._hear, self._spawn)
         self._heard: dict[int, float] = {}
-        self._events, self._silent_s = 0, 0.0
+        self._events = 0
+        self._silent_s = 0.0
 
     async def run(self) -> AsyncIterator[list[dict[str, Any]]]:
         """Hire all workers, and yield what a driver is shown."""
@@ -90,10 +93,13 @@ class _Scheduler:
 
     async def measure(self, seconds: float) -> dict[str, float]:
         """CPU of this process, events, and the longest silence of a worker, from now on."""
-        self._events, self._silent_s = 0, 0.0
-        began, worked = time.monotonic(), time.process_time()
+        self._events = 0
+        self._silent_s = 0.0
+        began = time.monotonic()
+        worked = time.process_time()
         await asyncio.sleep(seconds)
-        passed, worked = time.monotonic() - began, time.process_time() - worked
+        passed = time.monotonic() - began
+        worked = time.process_time() - worked
         silent_s = max(self._silent_s, *(time.monotonic() - at for at in self._heard.values()))
         figures = {"events_per_s": self._events / passed, "longest_silence_s": silent_s, "heard": len(self._heard)}
         return {"cores": worked / passed, "ms_per_event": 1e3 * worked / max(1, self._events), **figures}
@@ -102,7 +108,8 @@ class _Scheduler:
         if isinstance(event, Lost):
             raise RuntimeError(event.reason)
         assert isinstance(event, Report)
-        now, worker = time.monotonic(), event.source.worker
+        now = time.monotonic()
+        worker = event.source.worker
         self._silent_s = max(self._silent_s, now - self._heard.get(worker, now))
         self._heard[worker] = now
         self._events += 1
@@ -124,7 +131,8 @@ def streams() -> dict[str, dict[str, Any]]:
         ray.get(scheduler.measure.remote(WARM_UP_S))
         found = ray.get(scheduler.measure.remote(SECONDS))
         assert shown is not None  # The stream ends with its last reference.
-    cores, lease_s = found.pop("cores"), Job().worker.lease_s
+    cores = found.pop("cores")
+    lease_s = Job().worker.lease_s
     lost = found["longest_silence_s"] > lease_s or found["heard"] < WORKERS
     figures = {name: round(value, 3) for name, value in found.items()}
     conditions = {"lease_s": lease_s, "lease_lost": lost, "workers": WORKERS, "seconds": SECONDS}

@@ -35,11 +35,14 @@ def train(config: dict[str, Any]) -> None:
     """Train in one of Ray Train's workers."""
     torch.set_num_threads(1)
     job = load(["@", config["job"]]).job
-    rank, workers = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    rank = torch.distributed.get_rank()
+    workers = torch.distributed.get_world_size()
     model = build_trained(job).train()
-    task, optimizer = task_of(job.model, model), build_optimizer(model, job.inner_optimizer, config["steps"])
+    task = task_of(job.model, model)
+    optimizer = build_optimizer(model, job.inner_optimizer, config["steps"])
     parallel = prepare_model(model, move_to_device=False)
-    folder, size = Path(str(job.dataset.path)), job.rounds.max_batch_size
+    folder = Path(str(job.dataset.path))
+    size = job.rounds.max_batch_size
     held_out = list(_batches(_samples(folder, "validation")[rank::workers], size))
     samples = _samples(folder, "train")
     order = np.random.default_rng(job.run.seed).permutation(len(samples))[rank::workers]

@@ -22,9 +22,14 @@ from contextlib import suppress
 from pathlib import Path
 
 # From <linux/if_tun.h> and <sched.h>.
-_TUNSETIFF, _TUNSETOFFLOAD = 0x400454CA, 0x400454D0
-_TAP, _NO_PACKET_INFO, _VNET_HEADER = 0x0002, 0x1000, 0x4000
-_CHECKSUM, _SEGMENTS_4, _SEGMENTS_6 = 1, 2, 4
+_TUNSETIFF = 0x400454CA
+_TUNSETOFFLOAD = 0x400454D0
+_TAP = 0x0002
+_NO_PACKET_INFO = 0x1000
+_VNET_HEADER = 0x4000
+_CHECKSUM = 1
+_SEGMENTS_4 = 2
+_SEGMENTS_6 = 4
 _CLONE_NEWNET = 0x40000000
 LARGEST = (64 << 10) + 64
 """Bytes of the largest packet, with its headers."""

@@ -60,7 +60,9 @@ class Site:
     """
 
     def __init__(self, namespace: str, address: str, link: Link) -> None:
-        self.namespace, self.address, self.link = namespace, address, link
+        self.namespace = namespace
+        self.address = address
+        self.link = link
 
     def start(
         self, command: Sequence[str | Path], env: Mapping[str, str] | None = None, output: IO[Any] | int | None = None
@@ -120,7 +122,8 @@ class Network:
 
     def _join(self, site: Site, port: str) -> None:
         _run("ip", "netns", "add", site.namespace)
-        inside, outside = ("ip", "-n", site.namespace), ("ip", "-n", self._bridge)
+        inside = ("ip", "-n", site.namespace)
+        outside = ("ip", "-n", self._bridge)
         _run(*inside, "link", "set", "lo", "up")
         if site.link.delay_s:
             self._stretch(site, port)
@@ -171,7 +174,8 @@ def _alive(pid: int) -> bool:
 
 
 def _limit(namespace: str, device: str, link: Link) -> None:
-    rate, queue = f"{link.mbit_s * 1e6:.0f}bit", f"{QUEUE_S * 1e3:.0f}ms"
+    rate = f"{link.mbit_s * 1e6:.0f}bit"
+    queue = f"{QUEUE_S * 1e3:.0f}ms"
     bucket = ("tbf", "rate", rate, "burst", str(BURST_BYTES), "latency", queue)
     _run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *bucket)
 

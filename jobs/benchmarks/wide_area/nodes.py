@@ -29,7 +29,8 @@ JOBS = Path(__file__).parents[2]
 """Folder of the job scripts."""
 STORE_BYTES = 300_000_000
 """Object store of each node."""
-START_S, END_S = 90.0, 15.0
+START_S = 90.0
+END_S = 15.0
 """Longest waits for a node to start, and for it to end."""
 SERVER_ON_HEAD = ("--resources.parameter_server.memory_gb", "0.2")
 """Flags of a job whose servers are to be on the head."""
@@ -129,7 +130,8 @@ def nodes(network: Network) -> Iterator[Cluster]:
 
 def _start(cluster: Cluster, number: int, held: ExitStack) -> tuple[subprocess.Popen[str], Path]:
     """Start a node; it ends with `held`. Returns its process and its log."""
-    site, folder = cluster.sites[number], cluster.folder / str(number)
+    site = cluster.sites[number]
+    folder = cluster.folder / str(number)
     folder.mkdir()
     # Nodes of one machine must not share their files: they would take each other's sockets.
     command: list[str | Path] = [

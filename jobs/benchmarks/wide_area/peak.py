@@ -25,7 +25,8 @@ FRAGMENTS = 4
 BATCHES = 30
 """Batches of a worker in a round, which lasts a good deal longer than `WINDOW_S`: no window has two exchanges in it."""
 ROUNDS = 10
-WINDOW_S, EVERY_S = 1.0, 0.1
+WINDOW_S = 1.0
+EVERY_S = 0.1
 """Time that peaks are sums over, and the time between two looks at the counters."""
 TIMEOUT_S = 200.0
 Counted = Sequence[tuple[float, int]]
@@ -48,7 +49,8 @@ def peak() -> dict[str, dict[str, Any]]:
 def most(counted: Counted, began: float, ended: float) -> int:
     """Most bytes in a window of `WINDOW_S`, of those windows that lie between two times."""
     times = [at for at, _ in counted]
-    first, last = bisect_left(times, began), bisect_left(times, ended)
+    first = bisect_left(times, began)
+    last = bisect_left(times, ended)
     found = 0
     for start in range(first, last):
         end = bisect_left(times, times[start] + WINDOW_S, hi=last)
@@ -59,7 +61,8 @@ def most(counted: Counted, began: float, ended: float) -> int:
 
 def _peak(cluster: Cluster, dataset: Path, fragments: int) -> int:
     """Most bytes in a second, from the first commit to the one before the last: then all fragments go at once."""
-    name, rounds = f"peak-{fragments}", {"update_rounds": ROUNDS, "samples_between_updates": WORKERS * BATCHES}
+    name = f"peak-{fragments}"
+    rounds = {"update_rounds": ROUNDS, "samples_between_updates": WORKERS * BATCHES}
     own = flags({"rounds": rounds, "sync": {"fragments": fragments}})
     with _counting(cluster.sites[0]) as counted:
         cluster.job(name, [*job_flags(dataset), *own], TIMEOUT_S)

@@ -39,7 +39,8 @@ def time_to_loss() -> dict[str, dict[str, Any]]:
         print(f"time_to_loss: skipped, {reason}", file=sys.stderr)
         return {}
     with linked(LINK, WORKERS, seq_len=128) as (cluster, dataset):
-        ours, theirs = _ours(cluster, dataset), _theirs(cluster, dataset)
+        ours = _ours(cluster, dataset)
+        theirs = _theirs(cluster, dataset)
         size = layout_of(build_model(load(_flags(dataset)).job.model, 0)).bytes()
     if ours["s"] is None or theirs["s"] is None:
         print(f"time_to_loss: no figure, a loss of {TARGET} wasn't reached: {ours}, {theirs}", file=sys.stderr)
@@ -76,7 +77,8 @@ def _ours(cluster: Cluster, dataset: Path) -> dict[str, Any]:
 
 def _theirs(cluster: Cluster, dataset: Path) -> dict[str, Any]:
     """The same of Ray Train's."""
-    file, curve = cluster.folder / "job.toml", cluster.folder / "ddp.jsonl"
+    file = cluster.folder / "job.toml"
+    curve = cluster.folder / "ddp.jsonl"
     file.write_text(resolved_toml(load(_flags(dataset)).job), encoding="utf-8")
     before = _sent(cluster)
     arguments: list[str | Path] = [file, curve, str(STEPS), str(STEPS * ROUNDS), str(TARGET)]

@@ -58,10 +58,13 @@ def account(commits: Sequence[Commit], sizes: Mapping[int, int]) -> Account:
 
 def breaks(commits: Sequence[Commit]) -> int:
     """Places where a record is missing, or doesn't begin with the weights that the one before it ended with."""
-    count, due, parent = 0, 0, None
+    count = 0
+    due = 0
+    parent = None
     for commit in commits:
         count += commit.round != due or (due > 0 and commit.parent_sha256 != parent)
-        due, parent = commit.round + 1, commit.theta_sha256
+        due = commit.round + 1
+        parent = commit.theta_sha256
     return count
 
 
@@ -79,7 +82,8 @@ def _use(uses: Uses, span: Span, sizes: Mapping[int, int]) -> int:
     """Enter a span; returns how many of its samples the dataset doesn't have."""
     size = sizes.get(span.slice, 0)
     counts = uses.setdefault((span.epoch, span.slice), np.zeros(size, np.int32))
-    start, stop = min(max(span.start, 0), size), min(max(span.stop, 0), size)
+    start = min(max(span.start, 0), size)
+    stop = min(max(span.stop, 0), size)
     counts[start:stop] += 1
     return span.samples - max(0, stop - start)
 

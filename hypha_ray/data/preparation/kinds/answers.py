@@ -45,7 +45,9 @@ def find_answers(
         they are in the messages.
 
     """
-    text, marked, marks = render(messages, False), [*messages], [_MARK.format(place) for place in places]
+    text = render(messages, False)
+    marked = [*messages]
+    marks = [_MARK.format(place) for place in places]
     answers = []
     for place, mark in zip(places, marks, strict=True):
         thought, answer = _THOUGHT_AND_REST.fullmatch(messages[place]["content"]).groups(default="")  # type: ignore[union-attr]
@@ -54,7 +56,8 @@ def find_answers(
     pieces = re.split("|".join(marks), render(marked, False))
     if any(mark in text for mark in marks) or len(pieces) != len(answers) + 1 or not text.startswith(pieces[0]):
         return None
-    parts, at = [], len(pieces[0])
+    parts = []
+    at = len(pieces[0])
     for place, answer, (before, after) in zip(places, answers, pairwise(pieces), strict=True):
         start = _opening(render, messages[:place], before)
         found = next((one for one in _forms(answer, after) if text.startswith("".join(one), at)), None)
@@ -78,7 +81,8 @@ def _opening(render: Render, earlier: Messages, before: str) -> int | None:
 
     If there is no prompt, as behind results of tools in some templates, the answer begins where the earlier text ends.
     """
-    opened, plain = render(earlier, True), render(earlier, False)
+    opened = render(earlier, True)
+    plain = render(earlier, False)
     if opened == plain and before and plain.endswith(before):
         return len(before)
     shared = sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(opened, plain, strict=False)))

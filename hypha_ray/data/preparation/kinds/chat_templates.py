@@ -35,7 +35,8 @@ class ChatTemplate:
     """The chat template of a tokenizer."""
 
     def __init__(self, tokenizer: Any, name: str) -> None:
-        self._tokenizer, self._name = tokenizer, name
+        self._tokenizer = tokenizer
+        self._name = name
         self._ends = tuple(token for token in tokenizer.all_special_tokens if token)
         self._added: tuple[str, ...] = ()
         with suppress(NotImplementedError):  # Tokenizers of mistral-common don't tell theirs.
@@ -136,7 +137,8 @@ class ChatTemplate:
                 with suppress(Exception):
                     return self._filled(chat, [with_texts(message) for message in messages], opened, marked)
             got = reason_of(error)
-            what, fix = f"{chat.where}: the chat template of {self._name!r} refuses the chat", "mend or remove the row"
+            what = f"{chat.where}: the chat template of {self._name!r} refuses the chat"
+            fix = "mend or remove the row"
             raise DataError("DATA034", what, got, fix=fix) from None
 
     def _filled(self, chat: Chat, messages: Messages, opened: bool, marked: bool) -> tuple[str, list[tuple[int, int]]]:

@@ -91,8 +91,10 @@ def _encoded(
 ) -> Iterator[ScoredTokens]:
     """Tokens of chats, rendered by the template; without one, of prompt and completion with an end token."""
     templated = options.is_templated
-    template, end = ChatTemplate(tokenizer, options.tokenizer), require_end(tokenizer, options.tokenizer)
-    begin, texts_tokenizer = begin_of(tokenizer), TextTokenizer(tokenizer, literal=not templated)
+    template = ChatTemplate(tokenizer, options.tokenizer)
+    end = require_end(tokenizer, options.tokenizer)
+    begin = begin_of(tokenizer)
+    texts_tokenizer = TextTokenizer(tokenizer, literal=not templated)
     for start in range(0, len(found), _AT_ONCE):
         part = found[start : start + _AT_ONCE]
         texts = [template.rendered(chat) if templated else _plain(chat) for chat in part]
@@ -162,7 +164,8 @@ def _last_scored(sample: ScoredTokens) -> list[int]:
 def _arrays(samples: Sequence[ScoredTokens], rows: Rows, length: int, padding: int) -> Arrays:
     """Tensors of some samples, padded on the right."""
     tokens = np.full((len(rows), length), padding, np.int32)
-    mask, labels = np.zeros_like(tokens), np.full_like(tokens, IGNORE_INDEX)
+    mask = np.zeros_like(tokens)
+    labels = np.full_like(tokens, IGNORE_INDEX)
     for place, (ids, scored) in enumerate(samples[row] for row in rows):
         tokens[place, : len(ids)], mask[place, : len(ids)] = ids, 1
         labels[place, : len(ids)] = np.where(scored, ids, IGNORE_INDEX)

@@ -16,7 +16,8 @@ def write_digits(options: Options, writer: SliceWriter) -> None:
 
     arrays = digits()
     labels = arrays["labels"]
-    train, validation = np.random.default_rng(options.seed).permutation(len(labels)), np.empty(0, np.int64)
+    train = np.random.default_rng(options.seed).permutation(len(labels))
+    validation = np.empty(0, np.int64)
     held_out = min(options.validation_samples, round(options.validation_fraction * len(labels)))
     if held_out:
         try:

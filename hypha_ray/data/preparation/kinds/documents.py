@@ -50,7 +50,8 @@ def write_documents(options: Options, writer: SliceWriter, report: Report, accou
     source = _of_part(_documents(options, account), options.numbered_part, account)
     window = next(batches(source, WINDOW_CHARACTERS), [])
     generator.shuffle(window)
-    limit, fraction = options.validation_samples, options.validation_fraction if _has_validation(options) else 0.0
+    limit = options.validation_samples
+    fraction = options.validation_fraction if _has_validation(options) else 0.0
     held = hold_out(window, encoder.encode, options.seq_len, fraction, limit)
     account.leave_out("tokens", "left over from validation documents", held.cut_tokens)
     rest = shuffle(itertools.chain(window, source), generator, WINDOW_CHARACTERS)
@@ -137,7 +138,8 @@ def _encoded(documents: Iterable[str], encoder: Encoder, report: Report) -> Iter
 
 def _too_small(options: Options, account: Account) -> DataError:
     if not account.documents:
-        what, fix = f"there is no text in {options.source}", "name another --source, or another --text-column"
+        what = f"there is no text in {options.source}"
+        fix = "name another --source, or another --text-column"
         return DataError("DATA033", what, account.left_out or "an empty source", "text", fix)
     what = f"{options.source} is too small for one training sample"
     fix = "give more documents, or a smaller --seq-len"

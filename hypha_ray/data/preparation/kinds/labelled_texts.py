@@ -62,7 +62,8 @@ def write_texts(options: Options, writer: SliceWriter, report: Report, account: 
     names: list[str] = []
     found = list(labelled_texts(options, names, account))
     if not found:
-        what, fix = f"there are no labelled texts in {options.source}", "name another --source, or other columns"
+        what = f"there are no labelled texts in {options.source}"
+        fix = "name another --source, or other columns"
         raise DataError("DATA033", what, account.left_out or "an empty source", fix=fix)
     kind = _common_kind(found)
     tokenizer = tokenizer_of(options, _characters(found))
@@ -77,7 +78,8 @@ def write_texts(options: Options, writer: SliceWriter, report: Report, account: 
         writer.classes = classes_of(classes, names, kind == "several", options.source)
     samples = list(_encoded(tokenizer, found, writer.classes, options, report, account))
     splits = split([ids.tobytes() for ids, _, _ in samples], options, account, "texts")
-    padding, longest = padding_of(tokenizer, options.tokenizer), max(len(ids) for ids, _, _ in samples)
+    padding = padding_of(tokenizer, options.tokenizer)
+    longest = max(len(ids) for ids, _, _ in samples)
     typed = options.second_column is not None and "token_type_ids" in tokenizer.model_input_names
     left = samples[0][0][-1] == tokenizer.cls_token_id  # XLNet classifies by the last token, which is none of padding.
 
@@ -147,7 +149,8 @@ def _encoded(
 ) -> Iterator[Sample]:
     """Tokens and label of each text. Text is taken literally, and the tokenizer adds its special tokens."""
     numbers = {} if classes is None else {name: number for number, name in enumerate(classes.names)}
-    several, cut = classes is not None and classes.several, 0
+    several = classes is not None and classes.several
+    cut = 0
     separator = word_separator(tokenizer)
     for start in range(0, len(found), _AT_ONCE):
         part = found[start : start + _AT_ONCE]
@@ -156,7 +159,8 @@ def _encoded(
             beyond = _beyond(tokenizer, one, encoding)
             account.leave_out("tokens", f"behind the first {options.seq_len} of a text, see --seq-len", beyond)
             cut += beyond > 0
-            ids, types = np.array(encoding.ids, np.int32), np.array(encoding.type_ids, np.int32)
+            ids = np.array(encoding.ids, np.int32)
+            types = np.array(encoding.type_ids, np.int32)
             yield ids, types, _labels(one, encoding.word_ids, numbers, several)
         report("texts", len(part))
     if cut:
@@ -214,7 +218,9 @@ def _labels(one: LabelledText, words: Sequence[int | None], numbers: dict[str, i
 def _arrays(samples: Sequence[Sample], length: int, padding: int, typed: bool, left: bool) -> Arrays:
     """Tensors of some samples, padded on the left or on the right; types of tokens if they are wanted."""
     tokens = np.full((len(samples), length), padding, np.int32)
-    mask, types, labels = np.zeros_like(tokens), np.zeros_like(tokens), []
+    mask = np.zeros_like(tokens)
+    types = np.zeros_like(tokens)
+    labels = []
     for place, (ids, kinds, label) in enumerate(samples):
         lacks = length - len(ids)
         part, ends = (slice(lacks, length), (lacks, 0)) if left else (slice(0, len(ids)), (0, lacks))

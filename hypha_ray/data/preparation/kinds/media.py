@@ -107,7 +107,8 @@ def write_media(options: Options, writer: SliceWriter, report: Report, account: 
     names: list[str] = []
     found = list(_usable(media_files(options, names, account), medium, report, account, options.kind_name))
     if not found:
-        what, fix = f"there are no {options.kind_name} in {options.source}", "name another --source, or another column"
+        what = f"there are no {options.kind_name} in {options.source}"
+        fix = "name another --source, or another column"
         raise DataError("DATA033", what, account.left_out or "an empty source", fix=fix)
     files = [file for file, _ in found]
     numbers = _numbers(files, names, writer, options.source)

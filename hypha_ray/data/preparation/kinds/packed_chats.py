@@ -58,7 +58,8 @@ def pack_chats(chats: Iterable[ScoredTokens], most: int) -> list[Parts]:
 
 def _arrays(packed: Sequence[Parts], length: int, padding: int) -> Arrays:
     tokens = np.full((len(packed), length), padding, np.int32)
-    positions, labels = np.zeros_like(tokens), np.full_like(tokens, IGNORE_INDEX)
+    positions = np.zeros_like(tokens)
+    labels = np.full_like(tokens, IGNORE_INDEX)
     for place, parts in enumerate(packed):
         start = 0
         for ids, scored in parts:

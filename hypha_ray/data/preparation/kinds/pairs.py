@@ -52,7 +52,8 @@ def write_pairs(options: Options, writer: SliceWriter, report: Report, account: 
     """
     found = list(pairs(options, account))
     if not found:
-        what, fix = f"there are no pairs in {options.source}", "name another --source, or other columns"
+        what = f"there are no pairs in {options.source}"
+        fix = "name another --source, or other columns"
         raise DataError("DATA033", what, account.left_out or "an empty source", fix=fix)
     tokenizer = tokenizer_of(options, (text for pair in found for text in pair))
     require_fast(tokenizer, options.tokenizer)
@@ -77,7 +78,9 @@ def _encoded(
     tokenizer: Any, found: Sequence[Pair], options: Options, report: Report, account: Account
 ) -> Iterator[Sample]:
     """Tokens of pairs, taken literally; source and target end as the tokenizer ends a text, even if cut off."""
-    end, most, cut = require_end(tokenizer, options.tokenizer), options.seq_len, 0
+    end = require_end(tokenizer, options.tokenizer)
+    most = options.seq_len
+    cut = 0
     tails = _tail(_ids(tokenizer, [""])[0], end), _tail(_ids(tokenizer, text_target=[""])[0], end)
     for start in range(0, len(found), _AT_ONCE):
         part = found[start : start + _AT_ONCE]

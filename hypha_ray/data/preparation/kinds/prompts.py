@@ -141,7 +141,8 @@ def _opened(tokenizer: Any, messages: Messages) -> str:
         return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
     except Exception as error:  # Templates raise errors of their own, for instance without system messages.
         got = reason_of(error)
-        what, fix = "the tokenizer's chat template doesn't take these prompts", "leave out --system, or --chat"
+        what = "the tokenizer's chat template doesn't take these prompts"
+        fix = "leave out --system, or --chat"
         raise DataError("DATA034", what, got, fix=fix) from None
 
 
@@ -149,7 +150,8 @@ def _fitting(
     found: Iterable[Prompt], encoded: Iterable[list[int]], most: int, account: Account
 ) -> tuple[list[Tokens], list[dict[str, Any]]]:
     """Prompts that have tokens and aren't too long, and their records; the others are put into the account."""
-    ids, records = [], []
+    ids = []
+    records = []
     for prompt, tokens in zip(found, encoded, strict=True):
         if not 0 < len(tokens) <= most:
             account.leave_out("prompts", f"longer than {most} tokens, see --seq-len" if tokens else "without tokens")

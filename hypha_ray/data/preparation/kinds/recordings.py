@@ -25,7 +25,8 @@ class Recordings:
     """Makes tensors of recordings by a feature extractor; `max_seconds` is the length at which they are cut off."""
 
     def __init__(self, extractor: Any, max_seconds: float) -> None:
-        self._extractor, self._rate = extractor, int(extractor.sampling_rate)
+        self._extractor = extractor
+        self._rate = int(extractor.sampling_rate)
         self._most = min(round(max_seconds * self._rate), getattr(extractor, "n_samples", sys.maxsize))
         padding = inspect.signature(type(extractor).__call__).parameters.get("padding")
         self._padding = (padding and padding.default) or True  # Whisper's is up to the one length that it takes.

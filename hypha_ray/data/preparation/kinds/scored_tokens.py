@@ -76,7 +76,8 @@ class TextTokenizer:
 
     def __init__(self, tokenizer: Any, literal: bool) -> None:
         self.joined = 0
-        self._tokenizer, self._literal = tokenizer, literal
+        self._tokenizer = tokenizer
+        self._literal = literal
         added = tokenizer.added_tokens_decoder.items()
         self._added = {number for number, token in added if not (literal and token.special)}
         self._without_prefix = _without_prefix(tokenizer, literal)

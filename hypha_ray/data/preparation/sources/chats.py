@@ -40,9 +40,11 @@ _ROLES: Final = {
 _CONVERSATIONS = ("messages", "conversations")
 _EXCHANGES = (("prompt", "completion"), ("instruction", "output"))
 _KINDS = "messages; conversations; prompt and completion; instruction and output"
-_SYSTEM, _TOOLS = "system", "tools"
+_SYSTEM = "system"
+_TOOLS = "tools"
 _EXTRA = {_SYSTEM, _TOOLS}
-_INSTRUCTION, _INPUT = "instruction", "input"
+_INSTRUCTION = "instruction"
+_INPUT = "input"
 _FLAGS: Final = ("weight", "train")
 """Keys of a message that is scored or not: those of services, and of other trainers."""
 
@@ -183,7 +185,8 @@ def _messages(where: str, column: Column, value: Any) -> Messages:
 
 def _message(where: str, column: Column, given: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: value for name, value in given.items() if value is not None}
-    role, content = found.pop("role", found.pop("from", None)), found.pop("content", found.pop("value", None))
+    role = found.pop("role", found.pop("from", None))
+    content = found.pop("content", found.pop("value", None))
     if not isinstance(role, str) or role not in _ROLES:
         raise _useless(where, column, f"role {role!r}", ", ".join(_ROLES))
     if isinstance(content, list) and content and all(map(_is_text_part, content)):

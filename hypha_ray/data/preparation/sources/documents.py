@@ -162,7 +162,8 @@ def _folder(folder: Path, options: Options, reader: Reader[T], account: Account)
 
 def _files(files: Sequence[Path], folder: Path, options: Options, reader: Reader[T], account: Account) -> Iterator[T]:
     """Loose files, read by type; a table without text is left out as a whole."""
-    taken, refused = False, None
+    taken = False
+    refused = None
     for path in texts_among(files, folder, account):
         own = Account()
         found = _file(path, reader, own, alone=len(files) == 1)
@@ -182,12 +183,14 @@ def _files(files: Sequence[Path], folder: Path, options: Options, reader: Reader
     if refused and not taken:
         raise refused
     if not taken:
-        what, fix = f"{options.source} contains no texts or tables", "name another --source"
+        what = f"{options.source} contains no texts or tables"
+        fix = "name another --source"
         raise DataError("DATA030", what, account.left_out, fix=fix)
 
 
 def _file(path: Path, reader: Reader[T], account: Account, alone: bool) -> Iterator[T]:
-    kind, columns = kind_of(path), reader.columns
+    kind = kind_of(path)
+    columns = reader.columns
     account.files += 1
     try:
         if kind == ".parquet":

@@ -61,7 +61,9 @@ def _draw() -> None:
     """Write the entries that the command line asks for to standard output, a line each."""
     import reasoning_gym
 
-    name, seed, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    name = sys.argv[1]
+    seed = int(sys.argv[2])
+    count = int(sys.argv[3])
     with os.fdopen(os.dup(1), "w", encoding="utf-8", errors="surrogatepass") as lines:
         os.dup2(2, 1)  # The package may print.
         for entry in reasoning_gym.create_dataset(name, size=count, seed=seed):

@@ -54,7 +54,8 @@ class LabelledTextReader:
         self._text = Column(options.text_column, TEXT_FLAG)
         second = options.second_column
         self._second: tuple[Column, ...] = () if second is None else (Column(second, "--second-column"),)
-        self._regression, self._marks = options.regression, tuple(options.label_columns)
+        self._regression = options.regression
+        self._marks = tuple(options.label_columns)
         names, flag = (self._marks, "--label-columns") if self._marks else ((options.label_column,), "--label-column")
         known = None if self._marks or options.regression else classes
         self._labels = tuple(Column(str(name), flag, known) for name in names)
@@ -73,7 +74,8 @@ class LabelledTextReader:
 
         """
         for where, row in complete(rows, self.columns, account):
-            text, labels = _words_or_text(row[self._text.name]), [list_of(row[column.name]) for column in self._labels]
+            text = _words_or_text(row[self._text.name])
+            labels = [list_of(row[column.name]) for column in self._labels]
             seconds = [row[column.name] for column in self._second]
             if text is None or text == [] or any(isinstance(one, str) and not one.strip() for one in (text, *seconds)):
                 account.leave_out("rows", "without text")

@@ -60,7 +60,8 @@ class MediaReader:
 
     def __init__(self, options: Options, classes: list[str]) -> None:
         flag = "--image-column" if options.image_column is not None else "--audio-column"
-        self._file, label = Column(str(options.media_column), flag), options.label_column
+        self._file = Column(str(options.media_column), flag)
+        label = options.label_column
         self._label = None if label is None else Column(label, "--label-column", classes)
         source = Path(options.source).expanduser()
         self._folder = source if source.is_dir() else source.parent
@@ -102,5 +103,6 @@ class MediaReader:
             return self._folder / Path(value).expanduser()
         if isinstance(value, bytes):
             return value
-        what, allowed = f"{where}: column {self._file.name!r} is of no use", "a path, or the content of a file"
+        what = f"{where}: column {self._file.name!r} is of no use"
+        allowed = "a path, or the content of a file"
         raise DataError("DATA031", what, type(value).__name__, allowed, f"name another with {self._file.flag}")

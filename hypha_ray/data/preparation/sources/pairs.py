@@ -71,6 +71,7 @@ def _text(where: str, column: Column, value: object) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        what, fix = f"{where}: column {column.name!r} is of no use", f"name another with {column.flag}"
+        what = f"{where}: column {column.name!r} is of no use"
+        fix = f"name another with {column.flag}"
         raise DataError("DATA031", what, type(value).__name__, "text", fix)
     return value.encode("utf-8", "replace").decode() if value.strip() else ""

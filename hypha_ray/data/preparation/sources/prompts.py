@@ -189,5 +189,6 @@ def _clean(text: str) -> str:
 
 
 def _useless(where: str, column: Column, value: Any, allowed: str) -> DataError:
-    what, got = f"{where}: column {column.name!r} is of no use", type(value).__name__
+    what = f"{where}: column {column.name!r} is of no use"
+    got = type(value).__name__
     return DataError("DATA031", what, got, allowed, f"name another with {column.flag}")

@@ -19,7 +19,8 @@ from hypha_ray.errors import DataError
 JSON = frozenset({".jsonl", ".ndjson", ".json"})
 CSV = frozenset({".csv", ".tsv"})
 
-DEFAULT_COLUMN, TEXT_FLAG = "text", "--text-column"
+DEFAULT_COLUMN = "text"
+TEXT_FLAG = "--text-column"
 _OF_CHATS = frozenset({"messages", "conversations"})
 _DELIMITERS = ",;\t|"
 _SAMPLE_ROWS = 1000
@@ -89,7 +90,9 @@ def texts(rows: Iterable[Row], wanted: Column, account: Account) -> Iterator[str
 
     """
     column = wanted.name
-    found, unused, problem = False, set[str](), None
+    found = False
+    unused = set[str]()
+    problem = None
     for where, row in rows:
         if not unused.issuperset(row.keys() - {column}):
             account.drop(sorted(row.keys() - unused - {column}))
@@ -112,7 +115,8 @@ def texts(rows: Iterable[Row], wanted: Column, account: Account) -> Iterator[str
 
 def no_column(where: str, column: Column, names: Iterable[str]) -> DataError:
     """The error for a table without a column."""
-    names, fix = set(names), f"name one with {column.flag}"
+    names = set(names)
+    fix = f"name one with {column.flag}"
     if column.flag == TEXT_FLAG and names & _OF_CHATS:
         fix = f"train on chats with --chat, or {fix}"
     found = ", ".join(sorted(map(readable, names))) or "no columns"
@@ -147,9 +151,11 @@ def json_rows(file: IO[str], path: Path) -> Iterator[Row]:
         DataError: it contains anything else.
 
     """
-    begin, first = 1, file.readline()
+    begin = 1
+    first = file.readline()
     while first and not first.strip():
-        begin, first = begin + 1, file.readline()
+        begin = begin + 1
+        first = file.readline()
     if kind_of(path) == ".json" and not _whole(first):
         for place, record in enumerate(_document(first + file.read(), path), 1):
             yield _row(record, f"{path}, object {place}")

@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-_CALLS, _FUNCTION, _ARGUMENTS = "tool_calls", "function", "arguments"
+_CALLS = "tool_calls"
+_FUNCTION = "function"
+_ARGUMENTS = "arguments"
 
 
 def count_calls(messages: list[dict[str, Any]]) -> int:

@@ -83,7 +83,8 @@ def described(name: str) -> Replica:
         fix = "wait until its machine is back, or serve the dataset from another one"
         raise ClusterError("DATA061", f"the data node {name} doesn't answer", first_line(error), fix=fix) from None
     if told.protocol != PROTOCOL:
-        what, fix = f"the data node {name} is of another release of hypha_ray", "withdraw it and serve it again"
+        what = f"the data node {name} is of another release of hypha_ray"
+        fix = "withdraw it and serve it again"
         raise DataError("DATA041", what, f"protocol {told.protocol}", f"{PROTOCOL}", fix)
     manifest = parse_manifest(told.manifest.encode(), f"the manifest of {name}")
     return Replica(name, actor, told.actor_id, told.node_id, told.address, manifest, told.readers)
@@ -102,7 +103,9 @@ def look_up(dataset: str) -> tuple[list[Replica], list[LostReplica]]:
         DataError: there is no such dataset.
 
     """
-    known, found, lost = names(), list[Replica](), list[LostReplica]()
+    known = names()
+    found = list[Replica]()
+    lost = list[LostReplica]()
     if dataset not in known:
         raise unknown(dataset, known)
     for name in known[dataset]:
@@ -142,7 +145,8 @@ def require_equal(dataset: str, replicas: Sequence[Replica]) -> None:
     seen = {first.manifest.part: first}
     for other in replicas[1:]:
         same = seen.setdefault(other.manifest.part, other)
-        one, two = first.manifest.part, other.manifest.part
+        one = first.manifest.part
+        two = other.manifest.part
         divided_alike = (one is None) == (two is None) and (one is None or two is None or one[1] == two[1])
         if same.manifest.identity != other.manifest.identity or not divided_alike:
             same = same if divided_alike else first

@@ -19,7 +19,8 @@ class Patience:
     """
 
     def __init__(self, idle_s: float, problem: Callable[[str], None]) -> None:
-        self.idle_s, self._problem = idle_s, problem
+        self.idle_s = idle_s
+        self._problem = problem
         self._told: set[str] = set()
 
     def deadline(self) -> float:

@@ -64,9 +64,13 @@ class ReplicaReader:
     def __init__(
         self, dataset: str, job: Job, actors: RunActors, problem: Callable[[str], None], identity: str | None = None
     ) -> None:
-        self._dataset, self._run, self._identity = dataset, str(job.run.name), identity
-        self._silence_s, self._patience = job.lease_s, Patience(job.resources.max_idle_s, problem)
-        self._actors, self._problem = actors, problem
+        self._dataset = dataset
+        self._run = str(job.run.name)
+        self._identity = identity
+        self._silence_s = job.lease_s
+        self._patience = Patience(job.resources.max_idle_s, problem)
+        self._actors = actors
+        self._problem = problem
         self._nodes: dict[str, _Node] = {}
         """Data nodes with the samples that the run began with, by name."""
         self._others: dict[str, str] = {}
@@ -82,7 +86,8 @@ class ReplicaReader:
         self._bytes: Counter[str] = Counter()
         self._looking: asyncio.Task[None] | None = None
         """Look-up beside reads, for data nodes that come back; None before the first."""
-        self._look_at, self._pause_s = 0.0, AWAY_S
+        self._look_at = 0.0
+        self._pause_s = AWAY_S
         """Monotonic time of the next look-up beside reads, and the pause before the one after that."""
 
     async def manifest(self) -> Manifest:
@@ -101,7 +106,9 @@ class ReplicaReader:
 
     async def read(self, index: int, worker: int) -> Any:
         """See `SliceReader` of `slice_readers`."""
-        place, deadline, reads = await self._actors.node_of(worker), self._patience.deadline(), 0
+        place = await self._actors.node_of(worker)
+        deadline = self._patience.deadline()
+        reads = 0
         while True:
             self._look_for_lost()
             asked = sorted(
@@ -128,18 +135,21 @@ class ReplicaReader:
 
     async def near(self, worker: int) -> frozenset[int]:
         """Slices that are served on a worker's node, or on its site."""
-        place, manifest = await self._actors.node_of(worker), await self.manifest()
+        place = await self._actors.node_of(worker)
+        manifest = await self.manifest()
         close = [one.replica for one in self._nodes.values() if self._is_near(one.replica, place)]
         return frozenset(info.index for info in manifest.slices if any(one.has(info.index) for one in close))
 
     def traffic(self) -> dict[str, int]:
         """See `SliceReader` of `slice_readers`."""
-        counted, self._bytes = dict(self._bytes), Counter()
+        counted = dict(self._bytes)
+        self._bytes = Counter()
         return counted
 
     def _distance(self, node: _Node, place: str | None) -> tuple[bool, bool, bool, int, str]:
         """Order of data nodes for a worker on a node."""
-        away, replica = time.monotonic() < node.away_until, node.replica
+        away = time.monotonic() < node.away_until
+        replica = node.replica
         return away, replica.node_id != place, not self._is_near(replica, place), node.busy, replica.name
 
     def _is_near(self, replica: Replica, place: str | None) -> bool:
@@ -156,7 +166,8 @@ class ReplicaReader:
             TimeoutError: it doesn't answer.
 
         """
-        actor, info = node.replica.actor, self._slices[index]
+        actor = node.replica.actor
+        info = self._slices[index]
         tensors, receipt = actor.serve_to.options(num_returns=2).remote(self._run, index, info.sha256)
         answer = asyncio.ensure_future(value(receipt))
         node.busy += 1
@@ -167,7 +178,8 @@ class ReplicaReader:
         finally:
             answer.cancel()
             node.busy -= 1
-        node.away_until, name = 0.0, node.replica.name
+        node.away_until = 0.0
+        name = node.replica.name
         self._refusals.pop(name, None)
         assert self._manifest is not None
         self._bytes[name] += info.samples * self._manifest.sample_bytes
@@ -265,7 +277,8 @@ class ReplicaReader:
 
     def _begin(self, manifest: Manifest) -> None:
         """Keep the slices of the dataset that the run is trained on."""
-        self._manifest, self._identity = manifest, manifest.identity
+        self._manifest = manifest
+        self._identity = manifest.identity
         self._slices = {info.index: info for info in manifest.slices}
 
     def _is_same(self, manifest: Manifest) -> bool:
@@ -284,7 +297,8 @@ class ReplicaReader:
         if not lost:
             self._pause_s = AWAY_S
         elif now >= self._look_at and (self._looking is None or self._looking.done()):
-            self._look_at, self._pause_s = now + self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
+            self._look_at = now + self._pause_s
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
             self._looking = asyncio.ensure_future(self._look_again())
 
     async def _look_again(self) -> None:

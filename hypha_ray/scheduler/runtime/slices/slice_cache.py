@@ -30,7 +30,9 @@ class SliceCache:
     """
 
     def __init__(self, job: Job, actors: RunActors, reader: SliceReader) -> None:
-        self._job, self._actors, self._reader = job, actors, reader
+        self._job = job
+        self._actors = actors
+        self._reader = reader
         self._slices: dict[int, asyncio.Task[Any]] = {}
         self.near: dict[int, frozenset[int]] = {}
         """Slices by worker that it is to get before others; empty unless the job prefers those near to it."""

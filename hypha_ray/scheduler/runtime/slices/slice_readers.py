@@ -69,7 +69,8 @@ def reader_of(
     """
     readers: list[SliceReader] = []
     for number, place in enumerate(places):
-        identity, patience = begun.of(number), Patience(job.resources.max_idle_s, problem)
+        identity = begun.of(number)
+        patience = Patience(job.resources.max_idle_s, problem)
         if place.served:
             readers.append(ReplicaReader(place.where, job, actors, problem, identity))
         elif is_url(place.where):
@@ -110,7 +111,8 @@ class ShardSlices:
     """
 
     def __init__(self, patience: Patience, identity: str | None) -> None:
-        self._patience, self._identity = patience, identity
+        self._patience = patience
+        self._identity = identity
         self._manifest: Manifest | None = None
         self._was_served = False
         """Whether a slice has been read, so that credentials were good."""
@@ -194,7 +196,8 @@ class ShardReader:
     """Reads from the shards of the run, by turns; for the other arguments see `ShardSlices`."""
 
     def __init__(self, shards: Sequence[SupervisedActor], patience: Patience, identity: str | None) -> None:
-        self._shards, self._slices = shards, ShardSlices(patience, identity)
+        self._shards = shards
+        self._slices = ShardSlices(patience, identity)
 
     async def manifest(self) -> Manifest:
         """See `SliceReader`."""
@@ -227,7 +230,9 @@ class UrlReader:
     def __init__(
         self, url: str, actors: RunActors, problem: Callable[[str], None], patience: Patience, identity: str | None
     ) -> None:
-        self._url, self._actors, self._problem = url, actors, problem
+        self._url = url
+        self._actors = actors
+        self._problem = problem
         self._slices = ShardSlices(patience, identity)
         self._shards: dict[str | None, SupervisedActor] = {}
         """Shard of each node that has one; None: of this node."""
