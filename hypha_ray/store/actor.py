@@ -41,7 +41,9 @@ class Store:
         self._directory = Path(directory)
         self._checkpoint = checkpoint
         self._rounds = rounds
-        self._past: tuple[RestorePoint | None] | None = None
+        self._has_read = False
+        self._restore_point: RestorePoint | None = None
+        """State to resume from, with its tensors until the run begins; None: nothing was read, or there is nothing."""
         self._lock: Lock | None = None
         if testing is not None:
             arm(testing.failpoints, testing.failpoint_log)
@@ -54,13 +56,13 @@ class Store:
             TryAgainError: the disk is full or can't be written.
 
         """
-        past = self._read()
-        return None if past is None else past.outline()
+        restore_point = self._read()
+        return None if restore_point is None else restore_point.outline()
 
     def inner(self) -> tuple[int, ...]:
         """Numbers of the workers with a saved inner state."""
-        past = self._read()
-        return tuple(sorted(past.inner)) if past else ()
+        restore_point = self._read()
+        return tuple(sorted(restore_point.inner)) if restore_point else ()
 
     def recall(self, layout: Layout) -> tuple[Flat | int, ...]:
         """Return the weights to resume from, as `RestorePoint.flats`, and the number of the next round as a receipt.
@@ -71,31 +73,33 @@ class Store:
             CheckpointError: there is no checkpoint, or it is one of another model.
 
         """
-        past = self._read()
-        if past is None:
+        restore_point = self._read()
+        if restore_point is None:
             raise CheckpointError("STORE006", f"there is no checkpoint in {self._directory}", fix="start anew")
-        return (*past.flats(layout), past.next_round)
+        return (*restore_point.flats(layout), restore_point.next_round)
 
     def begin(self, layout: Layout, *theta: Flat) -> str:
         """See `CommitWriter.begin`; `CheckpointError` as well if another process has the lock."""
-        self._past = None  # Frees the tensors read for a resume.
-        return self._keeper.begin(layout, *theta)
+        self._has_read = False
+        self._restore_point = None  # Frees the tensors read for a resume.
+        return self._writer.begin(layout, *theta)
 
     def commit(self, outcome: Outcome, layout: Layout, inner: tuple[int, ...], *flats: Flat) -> Saved:
         """See `CommitWriter.commit`; `CheckpointError` as well if another process has the lock."""
-        return self._keeper.commit(outcome, layout, inner, *flats)
+        return self._writer.commit(outcome, layout, inner, *flats)
 
     def settle(self) -> str | None:
         """See `CommitWriter.settle`; does nothing before the run has begun."""
-        return self._keeper.settle() if self._lock is not None and self._past is None else None
+        has_begun = self._lock is not None and not self._has_read
+        return self._writer.settle() if has_begun else None
 
     def quarantined(self) -> dict[int, str]:
         """See `quarantine.quarantined`; `CheckpointError` as well if another process has the lock."""
-        return quarantined(self._held_directory())
+        return quarantined(self._locked_directory())
 
     def quarantine(self, index: int, reason: str) -> None:
         """See `quarantine.quarantine`; `CheckpointError` as well if another process has the lock."""
-        quarantine(self._held_directory(), index, reason)
+        quarantine(self._locked_directory(), index, reason)
 
     @ray.method(concurrency_group="intake")
     def receive(self, flat: Flat) -> None:
@@ -109,19 +113,23 @@ class Store:
     def _read(self) -> RestorePoint | None:
         """Read the log, only once until the run begins."""
         failpoint("resume.before_read")
-        if self._past is None:
-            self._past = (restart(self._held_directory()),)
-            if self._past[0] is not None:
-                self._past[0].rewind()
+        if not self._has_read:
+            self._restore_point = restart(self._locked_directory())
+            self._has_read = True
+            if self._restore_point is not None:
+                self._restore_point.rewind()
         failpoint("resume.after_read")
-        return self._past[0]
+        return self._restore_point
 
     @cached_property
-    def _keeper(self) -> CommitWriter:
-        counts = self._rounds.update_rounds, self._rounds.evaluate_every, self._rounds.patience is not None
-        return CommitWriter(self._held_directory(), self._checkpoint, *counts)
+    def _writer(self) -> CommitWriter:
+        rounds = self._rounds
+        may_end_early = rounds.patience is not None
+        directory = self._locked_directory()
+        return CommitWriter(directory, self._checkpoint, rounds.update_rounds, rounds.evaluate_every, may_end_early)
 
-    def _held_directory(self) -> Path:
+    def _locked_directory(self) -> Path:
+        """Path of the run directory, whose lock is taken if need be."""
         if self._lock is None:
             self._lock = lock_store(self._directory)
         return self._directory

@@ -9,7 +9,7 @@ from typing import Any
 from hypha_ray.config.tables.outputs import Checkpoint
 from hypha_ray.errors import CheckpointError, TryAgainError
 from hypha_ray.failpoints import failpoint
-from hypha_ray.store.commits import CommitLog, Outcome, broken_chain, commit_of
+from hypha_ray.store.commits import CommitLog, Outcome, commit_of, wrong_round
 from hypha_ray.store.disk import sweep
 from hypha_ray.store.evaluations import Evaluations
 from hypha_ray.store.mirroring.courier import Courier
@@ -80,14 +80,14 @@ class CommitWriter:
         """
         if self._newest is not None:
             failpoint("resume.before_begin")
-        found = digest(named(layout, theta))
-        if self._newest is not None and self._newest.theta_sha256 != found:
-            what = f"weights differ from those of the newest commit in {self._directory}"
-            raise CheckpointError("STORE007", what, got=found, allowed=self._newest.theta_sha256)
+        theta_sha256 = digest(named(layout, theta))
+        if self._newest is not None and self._newest.theta_sha256 != theta_sha256:
+            problem = f"weights differ from those of the newest commit in {self._directory}"
+            raise CheckpointError("STORE007", problem, got=theta_sha256, allowed=self._newest.theta_sha256)
         if self._newest is None:
-            self._log.begin(found)
-        self._parent = found
-        return found
+            self._log.begin(theta_sha256)
+        self._parent = theta_sha256
+        return theta_sha256
 
     def commit(self, outcome: Outcome, layout: Layout, inner: tuple[int, ...], *flats: Flat) -> Saved:
         """Write a round's results: first the snapshot, if it is due, then the record.
@@ -109,32 +109,34 @@ class CommitWriter:
             TryAgainError: too many rounds in a row couldn't be written, or the last one; earlier files are intact.
 
         """
-        parts = _Parts.of(outcome, layout, inner, flats)
-        again = self._newest if self._newest and outcome.round == self._newest.round else None
-        if again:
-            _compare(again, outcome, parts)
+        parts = _SnapshotParts.of(outcome, layout, inner, flats)
+        repeated = self._newest if self._newest and outcome.round == self._newest.round else None
+        if repeated:
+            _compare(repeated, outcome, parts)
         else:
-            self._expect(outcome.round)
+            self._require_next(outcome.round)
         failpoint("store.before_snapshot")
-        hashes, refusal = self._snapshot(outcome.round, parts)
+        hashes, refusal = self._save_snapshot(outcome.round, parts)
         failpoint("store.before_record")
-        return self._recorded(again or self._noted(commit_of(outcome, self._parent, *hashes)), refusal)
+        commit = repeated or self._queue_record(commit_of(outcome, self._parent, *hashes))
+        return self._save_records(commit, refusal)
 
-    def _expect(self, round: int) -> None:
+    def _require_next(self, round: int) -> None:
         """Raise an error unless this is the number of the next round."""
-        due = self._newest.round + 1 if self._newest else 0
-        if round < due:
-            raise broken_chain(round, f"round {round + 1}", f"round {due + 1}")
-        if round > due:
-            what = f"what {self._directory} has ends before round {due + 1}: a store died before the disk took more"
+        next_round = self._newest.round + 1 if self._newest else 0
+        if round < next_round:
+            raise wrong_round(round, round, next_round)
+        if round > next_round:
+            missing = f"round {next_round + 1}"
+            problem = f"what {self._directory} has ends before {missing}: a store died before the disk took more"
             fix = "make room, and start the run again; it goes on from there"
-            raise TryAgainError("STORE010", what, f"round {round + 1}", f"round {due + 1}", fix)
+            raise TryAgainError("STORE010", problem, f"round {round + 1}", missing, fix)
 
-    def _snapshot(self, round: int, parts: _Parts) -> tuple[tuple[str, str], TryAgainError | None]:
+    def _save_snapshot(self, round: int, parts: _SnapshotParts) -> tuple[tuple[str, str], TryAgainError | None]:
         """Write a snapshot if it is due; returns the hashes of weights and momentum, and the error if it failed."""
         try:
             if self._written:
-                self._catch_up()
+                self._write_backlog()
             if self._is_due(round):
                 state = {**parts.state, "records": self._written}
                 return write_snapshot(self._directory, round, parts.theta, parts.outer, parts.inner, state), None
@@ -144,7 +146,8 @@ class CommitWriter:
 
     def _is_due(self, round: int) -> bool:
         """Whether a snapshot is due: by its interval, or because an earlier one failed, and there is no good one."""
-        regular = (round + 1) % self._checkpoint.every_rounds == 0 or round in (0, self._update_rounds - 1)
+        last = self._update_rounds - 1
+        regular = (round + 1) % self._checkpoint.every_rounds == 0 or round in (0, last)
         regular = regular or (self._may_be_last and self._is_evaluated(round))
         return (regular or self._failures > 0) and not self._is_good(round)
 
@@ -158,59 +161,73 @@ class CommitWriter:
             commit = self._log.load(round)
         except CheckpointError:
             return False
-        label = read_header(self._directory, round)
-        return label is not None and label.hashes == (commit.theta_sha256, commit.outer_sha256)
+        header = read_header(self._directory, round)
+        return header is not None and header.hashes == (commit.theta_sha256, commit.outer_sha256)
 
-    def _noted(self, commit: Commit) -> Commit:
+    def _good_rounds(self) -> list[int]:
+        return [round for round in rounds(self._directory) if self._is_good(round)]
+
+    def _queue_record(self, commit: Commit) -> Commit:
+        """Make a commit the newest one, whose record is written next; returns it."""
         self._newest = commit
         self._parent = commit.theta_sha256
         self._backlog.append(commit)
         return commit
 
-    def _catch_up(self) -> None:
+    def _write_backlog(self) -> None:
         """Write the waiting records, oldest first."""
         while self._backlog:
             self._log.append(self._backlog[0])
             self._written = self._backlog[0].round + 1
             del self._backlog[0]
 
-    def _recorded(self, commit: Commit, refusal: TryAgainError | None) -> Saved:
+    def _save_records(self, commit: Commit, refusal: TryAgainError | None) -> Saved:
         """Write the newest record, and return the result of the commit."""
         try:
             if refusal is None or self._written:  # A log without any snapshot is useless.
-                self._catch_up()
+                self._write_backlog()
         except TryAgainError as error:
             refusal = refusal or error
         if refusal is not None:
-            return self._refused(commit, refusal)
+            return self._count_failure(commit, refusal)
         failpoint("store.after_record")
         self._failures = 0
-        good = [round for round in rounds(self._directory) if self._is_good(round)]
+        good = self._good_rounds()
         if self._courier is not None and commit.round in good:
             self._courier.send(commit.round, self._checkpoint.keep)
         self._prune(good)
-        return Saved(commit, None if self._courier is None else self._courier.news())
+        if self._courier is None:
+            return Saved(commit, None)
+        return Saved(commit, self._courier.news())
 
     def settle(self) -> str | None:
         """Wait until the mirror has the newest snapshot, or is late; returns a problem that wasn't reported yet."""
         if self._courier is None:
             return None
         problem = self._courier.settle()
-        self._prune([round for round in rounds(self._directory) if self._is_good(round)])
+        self._prune(self._good_rounds())
         return problem
 
     def _prune(self, good: list[int]) -> None:
-        """Remove old snapshots, except the one that is being copied, the best, and those that may turn out to be it."""
-        busy = None if self._courier is None else self._courier.busy
-        spared = set() if busy is None else {busy}
+        """Remove old snapshots, except one that is being copied, and those that are or may become the best."""
+        copied_round = None if self._courier is None else self._courier.busy
+        spared = set() if copied_round is None else {copied_round}
         if self._checkpoint.best:
-            newest = self._evaluations.newest
-            best = self._evaluations.best
-            spared |= {round for round in good if self._is_evaluated(round) and (newest is None or round > newest)}
-            spared |= set() if best is None else {best["round"]}
-        prune(self._directory, min(good[-self._checkpoint.keep :], default=0), spared)
+            spared |= self._best_candidates(good)
+        newest = good[-self._checkpoint.keep :]
+        prune(self._directory, min(newest, default=0), spared)
 
-    def _refused(self, commit: Commit, refusal: TryAgainError) -> Saved:
+    def _best_candidates(self, good: list[int]) -> set[int]:
+        """Round of the best evaluation, and those of `good` whose evaluation is still to come."""
+        last_evaluated = self._evaluations.newest
+        best = self._evaluations.best
+        candidates = set() if best is None else {best["round"]}
+        for round in good:
+            if self._is_evaluated(round) and (last_evaluated is None or round > last_evaluated):
+                candidates.add(round)
+        return candidates
+
+    def _count_failure(self, commit: Commit, refusal: TryAgainError) -> Saved:
         """Tolerate a disk that can't be written for `checkpoint.failures` rounds, but not in the last round."""
         self._failures += 1
         if self._failures >= self._checkpoint.failures or commit.round == self._update_rounds - 1:
@@ -220,17 +237,18 @@ class CommitWriter:
         return Saved(commit, text, written=not self._backlog)
 
 
-def _compare(commit: Commit, outcome: Outcome, parts: _Parts) -> None:
+def _compare(commit: Commit, outcome: Outcome, parts: _SnapshotParts) -> None:
     """Raise `CheckpointError` unless a commit has this outcome."""
-    found = commit_of(outcome, commit.parent_sha256, *parts.hashes())
-    if found != commit:
-        what = f"round {commit.round + 1} is committed already, with another outcome"
+    repeated = commit_of(outcome, commit.parent_sha256, *parts.hashes())
+    if repeated != commit:
+        problem = f"round {commit.round + 1} is committed already, with another outcome"
+        got = f"weights {repeated.theta_sha256}"
         fix = "is another run writing to this directory?"
-        raise CheckpointError("STORE003", what, f"weights {found.theta_sha256}", f"weights {commit.theta_sha256}", fix)
+        raise CheckpointError("STORE003", problem, got, f"weights {commit.theta_sha256}", fix)
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
+class _SnapshotParts:
     """Contents of a snapshot."""
 
     theta: dict[str, Array]
@@ -239,17 +257,23 @@ class _Parts:
     state: dict[str, Any]
 
     @classmethod
-    def of(cls, outcome: Outcome, layout: Layout, inner: tuple[int, ...], flats: tuple[Flat, ...]) -> _Parts:
+    def of(cls, outcome: Outcome, layout: Layout, inner: tuple[int, ...], flats: tuple[Flat, ...]) -> _SnapshotParts:
         theta = flats[: layout.fragments]
         momentum = flats[layout.fragments : 2 * layout.fragments]
-        state = {"layout_sha256": layout.sha256(), "fragments": layout.fragments, "tied": layout.tied}
-        state["entries"] = [astuple(entry) for entry in layout.entries]
-        state["frozen_sha256"] = layout.frozen_sha256
+        inner_states = flats[2 * layout.fragments :]
+        state = {
+            "layout_sha256": layout.sha256(),
+            "fragments": layout.fragments,
+            "tied": layout.tied,
+            "entries": [astuple(entry) for entry in layout.entries],
+            "frozen_sha256": layout.frozen_sha256,
+            "scheduler": dict(outcome.state),
+        }
         return cls(
             named(layout, theta),
             named_outer(layout, momentum),
-            dict(zip(inner, flats[2 * layout.fragments :], strict=True)),
-            {**state, "scheduler": dict(outcome.state)},
+            dict(zip(inner, inner_states, strict=True)),
+            state,
         )
 
     def hashes(self) -> tuple[str, str]:

@@ -18,6 +18,7 @@ from hypha_ray.store.disk import publish, publish_once, room_for, sealed, sync_f
 from hypha_ray.types import Commit, Span, Verdict
 
 _COMMIT = TypeAdapter(Commit)
+_RECORD = re.compile(r"round_(\d{6,})\.json")
 
 
 class Outcome(Protocol):
@@ -76,11 +77,11 @@ def check_chain(commits: Sequence[Commit]) -> None:
 
     """
     parent = None
-    for due, commit in enumerate(commits):
-        if commit.round != due:
-            raise broken_chain(due, f"round {commit.round + 1}", f"round {due + 1}")
-        if due > 0 and commit.parent_sha256 != parent:
-            raise broken_chain(due, f"parent {commit.parent_sha256}", f"parent {parent}")
+    for round, commit in enumerate(commits):
+        if commit.round != round:
+            raise wrong_round(round, commit.round, round)
+        if round > 0 and commit.parent_sha256 != parent:
+            raise broken_chain(round, f"parent {commit.parent_sha256}", f"parent {parent}")
         parent = commit.theta_sha256
 
 
@@ -117,7 +118,8 @@ class CommitLog:
     def origin(self) -> str | None:
         """Sha256 of the weights with which round 0 begins; None if it isn't known."""
         try:
-            return str(unsealed(self._origin.read_bytes())["theta_sha256"])
+            record = unsealed(self._origin.read_bytes())
+            return str(record["theta_sha256"])
         except (OSError, ValueError, KeyError):
             return None
 
@@ -136,12 +138,13 @@ class CommitLog:
             with room_for(path, 0):
                 sync_folder(self._folder)
             return
-        due = max(self.rounds(), default=-1) + 1 if self._last is None else self._last.round + 1
-        if commit.round != due:
-            raise broken_chain(commit.round, f"round {commit.round + 1}", f"round {due + 1}")
+        next_round = 0 if newest is None else newest.round + 1
+        if commit.round != next_round:
+            raise wrong_round(commit.round, commit.round, next_round)
         if newest is not None and commit.parent_sha256 != newest.theta_sha256:
             raise broken_chain(commit.round, f"parent {commit.parent_sha256}", f"parent {newest.theta_sha256}")
-        temporary = path.with_suffix(f".{uuid4().hex}.tmp")  # Unique, so that two writers never mix their bytes.
+        writer = uuid4().hex  # Two writers never mix their bytes.
+        temporary = path.with_suffix(f".{writer}.tmp")
         try:
             self._write(sealed(_encoded(commit)), temporary, path)
         except HyphaError:
@@ -169,21 +172,28 @@ class CommitLog:
 
         The newest is moved first, so that a crash in between leaves a chain.
         """
-        self._last, rounds = None, [round for round in self.rounds() if round >= first]
+        self._last = None
+        rounds = [round for round in self.rounds() if round >= first]
         if not rounds:
             return
         numbers = [int(path.name) for path in self._folder.glob("rewound/*") if path.name.isdecimal()]
-        folder = self._folder / "rewound" / str(max(numbers, default=0) + 1)
+        number = max(numbers, default=0) + 1
+        folder = self._folder / "rewound" / str(number)
         with room_for(folder / "record", 0):
             for round in reversed(rounds):
-                self.path(round).rename(folder / self.path(round).name)
+                path = self.path(round)
+                path.rename(folder / path.name)
                 sync_folder(folder)
                 sync_folder(self._folder)
 
     def rounds(self) -> list[int]:
         """Numbers of all records, ascending, damaged ones included; other files are ignored."""
-        names = (re.fullmatch(r"round_(\d{6,})\.json", path.name) for path in self._folder.glob("round_*.json"))
-        return sorted(int(name[1]) for name in names if name)
+        rounds = []
+        for path in self._folder.glob("round_*.json"):
+            match = _RECORD.fullmatch(path.name)
+            if match:
+                rounds.append(int(match[1]))
+        return sorted(rounds)
 
     def path(self, round: int) -> Path:
         """File of a round's record."""
@@ -200,8 +210,8 @@ class CommitLog:
         try:
             commit = _decoded(unsealed(path.read_bytes()))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            what = f"commit record {path} is damaged"
-            raise CheckpointError("STORE002", what, got=first_line(error), fix="restore the file") from error
+            problem = f"commit record {path} is damaged"
+            raise CheckpointError("STORE002", problem, got=first_line(error), fix="restore the file") from error
         if commit.round != round:
             raise broken_chain(round, f"the record of round {commit.round + 1}", f"round {round + 1}")
         return commit
@@ -213,28 +223,39 @@ class CommitLog:
             try:
                 publish_once(temporary, path)
             except FileExistsError:
-                what = f"another run writes to {self._folder.parent}"
+                problem = f"another run writes to {self._folder.parent}"
                 fix = "end it, or give this one another run.name"
-                raise CheckpointError("STORE008", what, got=f"a record {path.name}", fix=fix) from None
+                raise CheckpointError("STORE008", problem, got=f"a record {path.name}", fix=fix) from None
 
 
 def _encoded(commit: Commit) -> dict[str, Any]:
     """Fields of a JSON record. A span is [epoch, slice, start, stop]; `blamed` is written only if it is false."""
-    rejected = [{"worker": one.worker, "reason": one.reason} for one in commit.rejected]
-    for one, record in zip(commit.rejected, rejected, strict=True):
-        if not one.blamed:
+    rejected = []
+    for rejection in commit.rejected:
+        record: dict[str, Any] = {"worker": rejection.worker, "reason": rejection.reason}
+        if not rejection.blamed:
             record["blamed"] = False
-    spans = {worker: [list(span) for span in spans] for worker, spans in commit.spans}
+        rejected.append(record)
+    spans = {}
+    for worker, worker_spans in commit.spans:
+        spans[worker] = [list(span) for span in worker_spans]
     return {**asdict(commit), "spans": spans, "rejected": rejected}
 
 
 def _decoded(record: dict[str, Any]) -> Commit:
     """Commit of a JSON record, with names and types checked."""
-    spans = [(int(worker), [Span(*span) for span in spans]) for worker, spans in record["spans"].items()]
+    spans = []
+    for worker, worker_spans in record["spans"].items():
+        spans.append((int(worker), [Span(*span) for span in worker_spans]))
     return _COMMIT.validate_python({**record, "spans": spans})
 
 
 def broken_chain(round: int, got: str, allowed: str) -> CheckpointError:
     """Error for a round, counted from 0, that doesn't follow the previous one."""
-    what = f"the commit log's chain breaks at round {round + 1}"
-    return CheckpointError("STORE003", what, got, allowed, fix="is another run writing to this directory?")
+    problem = f"the commit log's chain breaks at round {round + 1}"
+    return CheckpointError("STORE003", problem, got, allowed, fix="is another run writing to this directory?")
+
+
+def wrong_round(round: int, got: int, allowed: int) -> CheckpointError:
+    """Error for a record of another round than the next one; all rounds are counted from 0."""
+    return broken_chain(round, f"round {got + 1}", f"round {allowed + 1}")

@@ -23,7 +23,8 @@ _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
 def sealed(record: Mapping[str, Any]) -> bytes:
     """Encode a record as JSON; its last field, ``checksum``, is the sha256 of the other fields in compact form."""
     body = json.loads(json.dumps(record))
-    checksum = hashlib.sha256(json.dumps(body, separators=(",", ":")).encode()).hexdigest()
+    compact = json.dumps(body, separators=(",", ":"))
+    checksum = hashlib.sha256(compact.encode()).hexdigest()
     return json.dumps({**body, "checksum": checksum}, indent=1).encode()
 
 
@@ -43,7 +44,8 @@ def unsealed(data: bytes) -> dict[str, Any]:
 @contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
     """Open a new file for writing, readable only by its owner; fsyncs it at the end."""
-    failpoint("store.write", path.name.partition(".")[0].replace("-", "_"))
+    stem, _, _ = path.name.partition(".")
+    failpoint("store.write", stem.replace("-", "_"))
     with open(path, "wb", opener=opener) as file:
         yield file
         file.flush()
@@ -100,13 +102,13 @@ def make_folder(folder: Path) -> None:
 
     A new folder is accessible only to its owner; new parents get the umask's mode.
     """
-    missing = [one for one in (folder, *folder.parents) if not one.is_dir()]
-    for one in reversed(missing):
-        one.mkdir(exist_ok=True)
-        if one == folder:
-            make_private(one)
+    missing = [path for path in (folder, *folder.parents) if not path.is_dir()]
+    for path in reversed(missing):
+        path.mkdir(exist_ok=True)
+        if path == folder:
+            make_private(path)
         with suppress(PermissionError):  # A folder may be writable and not readable; fsync needs it readable.
-            sync_folder(one.parent)
+            sync_folder(path.parent)
 
 
 def sweep(folder: Path) -> None:
@@ -138,12 +140,14 @@ def room_for(path: Path, need_bytes: int) -> Iterator[None]:
 
 
 def _unwritable(path: Path, need_bytes: int, error: OSError) -> TryAgainError:
-    folder = next(folder for folder in path.absolute().parents if folder.is_dir())
-    free = shutil.disk_usage(folder).free
+    parents = path.absolute().parents
+    folder = next(parent for parent in parents if parent.is_dir())
+    free_mb = shutil.disk_usage(folder).free / _MEGABYTE
+    need_mb = need_bytes / _MEGABYTE
     return TryAgainError(
         "STORE001",
         f"{path} can't be written: {error.strerror or error}",
-        got=f"{free / _MEGABYTE:.1f} MB of free space",
-        allowed=f"at least {need_bytes / _MEGABYTE:.1f} MB in a folder that can be written",
+        got=f"{free_mb:.1f} MB of free space",
+        allowed=f"at least {need_mb:.1f} MB in a folder that can be written",
         fix="make room there, or choose another run.dir; what was saved before is intact",
     )

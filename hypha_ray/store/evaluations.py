@@ -42,13 +42,18 @@ class Evaluations:
     @property
     def best(self) -> dict[str, Any] | None:
         """Record of the best evaluation, the earliest of equal ones; None as long as none has a finite objective."""
-        name = self.objective.name
-        known = [record for _, record in sorted(self._records.items()) if record.get(name) is not None]
-        found: dict[str, Any] | None = self.objective.best(known, key=lambda record: record[name]) if known else None
-        return found
+        objective = self.objective
+        records = []
+        for round in sorted(self._records):
+            if self._records[round].get(objective.name) is not None:
+                records.append(self._records[round])
+        if not records:
+            return None
+        best: dict[str, Any] = objective.best(records, key=lambda record: record[objective.name])
+        return best
 
     def _read(self) -> None:
-        """Read what has been written since; all of it, if the file was cut."""
+        """Read the lines that are new since the last call; all lines if the file was cut."""
         try:
             with self._file.open("rb") as file:
                 if file.seek(0, 2) < self._read_bytes:
@@ -61,9 +66,9 @@ class Evaluations:
         for line in lines[:-1]:
             self._read_bytes += len(line) + 1
             if b'"eval"' in line:
-                self._take(line)
+                self._add_record(line)
 
-    def _take(self, line: bytes) -> None:
+    def _add_record(self, line: bytes) -> None:
         with suppress(ValueError):
             record = json.loads(line)
             if isinstance(record, dict) and record.get("kind") == "eval" and isinstance(record.get("round"), int):

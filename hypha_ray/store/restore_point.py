@@ -15,7 +15,7 @@ from hypha_ray.store.commits import CommitLog, check_chain
 from hypha_ray.store.disk import sweep
 from hypha_ray.store.snapshots import Snapshot, is_good, read_header, read_snapshot, rounds
 from hypha_ray.store.tensorfile import Array, flattened, flattened_outer
-from hypha_ray.types import Commit, Entry, Flat, Layout
+from hypha_ray.types import Commit, Entry, Flat, Layout, Span
 from hypha_ray.wording import ranges
 
 log = logging.getLogger(__name__)
@@ -73,14 +73,15 @@ class RestorePoint:
 
         """
         for entry in layout.entries:
-            found = self.theta.get(entry.name)
-            if found is None or found.shape != entry.shape:
-                what = f"the checkpoint in {self.directory} is of another model: {entry.name} differs"
-                got = f"shape {entry.shape}"
-                raise CheckpointError("STORE013", what, got, f"shape {found.shape}" if found is not None else "no such")
+            tensor = self.theta.get(entry.name)
+            if tensor is None or tensor.shape != entry.shape:
+                problem = f"the checkpoint in {self.directory} is of another model: {entry.name} differs"
+                saved = "no such" if tensor is None else f"shape {tensor.shape}"
+                raise CheckpointError("STORE013", problem, f"shape {entry.shape}", saved)
         theta = flattened(layout, self.theta)
         outer = flattened_outer(layout, self.outer)
-        return [*theta, *outer, *(self.inner[worker] for worker in sorted(self.inner))]
+        inner = [self.inner[worker] for worker in sorted(self.inner)]
+        return [*theta, *outer, *inner]
 
 
 def restart(directory: Path) -> RestorePoint | None:
@@ -96,11 +97,11 @@ def restart(directory: Path) -> RestorePoint | None:
     """
     for folder in _OURS:
         sweep(directory / folder)
-    commits, damaged = _sound(CommitLog(directory))
+    commits, damaged = _read_chain(CommitLog(directory))
     if not commits or _is_half_begun(directory, commits):
-        _start_anew(directory, damaged)
+        _set_all_aside(directory, damaged)
         return None
-    return _newest_usable(directory, commits, (*damaged, *_foreign(directory)))
+    return _newest_usable(directory, commits, (*damaged, *_unknown_files(directory)))
 
 
 def usable_rounds(directory: Path, verify: bool = False) -> int:
@@ -112,7 +113,8 @@ def usable_rounds(directory: Path, verify: bool = False) -> int:
 
     """
     log = CommitLog(directory)
-    for round in sorted(set(log.rounds()) & set(rounds(directory)), reverse=True):
+    complete = set(log.rounds()) & set(rounds(directory))
+    for round in sorted(complete, reverse=True):
         with suppress(CheckpointError):
             _require_agreement(directory, log.load(round))
             if not verify or is_good(directory, round):
@@ -120,7 +122,7 @@ def usable_rounds(directory: Path, verify: bool = False) -> int:
     return 0
 
 
-def _sound(log: CommitLog) -> tuple[list[Commit], list[str]]:
+def _read_chain(log: CommitLog) -> tuple[list[Commit], list[str]]:
     """Commits of the chain, and warnings; the newest record counts as absent if it is damaged."""
     present = log.rounds()
     commits = [log.load(round) for round in present[:-1]]
@@ -137,11 +139,13 @@ def _sound(log: CommitLog) -> tuple[list[Commit], list[str]]:
 def _is_half_begun(directory: Path, commits: Sequence[Commit]) -> bool:
     """Whether the first snapshot was written late, and a crash prevented the records that waited for it."""
     present = rounds(directory)
-    labels = [read_header(directory, round) for round in present]
-    return min(present, default=0) >= len(commits) and any(label and not label.state.get("records") for label in labels)
+    headers = [read_header(directory, round) for round in present]
+    if min(present, default=0) < len(commits):
+        return False
+    return any(header and not header.state.get("records") for header in headers)
 
 
-def _start_anew(directory: Path, damaged: Sequence[str]) -> None:
+def _set_all_aside(directory: Path, damaged: Sequence[str]) -> None:
     """Set all records aside, to begin with round 0."""
     for line in damaged:
         log.warning("%s", line)
@@ -152,31 +156,36 @@ def _start_anew(directory: Path, damaged: Sequence[str]) -> None:
 
 def _newest_usable(directory: Path, commits: Sequence[Commit], skipped: Sequence[str]) -> RestorePoint:
     present = set(rounds(directory))
-    passed = []
+    problems = []
     for commit in reversed(commits):
         if commit.round not in present:
             continue
         try:
-            snapshot = _agreeing(directory, commit)
+            snapshot = _read_committed(directory, commit)
         except CheckpointError as error:
             if error.code == _NEWER:
                 raise
-            passed.append(error.what)
+            problems.append(error.what)
             continue
-        gaps = (*passed, *_without(commits, commit, present))
+        gaps = (*problems, *_missing_snapshots(commits, commit, present))
         lines = [f"{line}; using round {commit.round + 1}" for line in gaps]
-        return _restart(directory, commits[: commit.round + 1], snapshot, (*skipped, *lines))
-    what = f"none of the checkpoints in {directory} can be used"
-    raise CheckpointError("STORE006", what, got="; ".join(passed) or "none at all", fix="restore one, or start anew")
+        return _restore_point(directory, commits[: commit.round + 1], snapshot, (*skipped, *lines))
+    got = "; ".join(problems) or "none at all"
+    fix = "restore one, or start anew"
+    raise CheckpointError("STORE006", f"none of the checkpoints in {directory} can be used", got=got, fix=fix)
 
 
-def _without(commits: Sequence[Commit], used: Commit, present: set[int]) -> list[str]:
+def _missing_snapshots(commits: Sequence[Commit], used: Commit, present: set[int]) -> list[str]:
     """Warning about later rounds without a snapshot, if there are any."""
-    missing = [commit.round + 1 for commit in commits[used.round + 1 :] if commit.round not in present]
-    return [f"commit round {', '.join(ranges(missing))}: no checkpoint"] if missing else []
+    later = commits[used.round + 1 :]
+    missing = [commit.round + 1 for commit in later if commit.round not in present]
+    if not missing:
+        return []
+    numbers = ", ".join(ranges(missing))
+    return [f"commit round {numbers}: no checkpoint"]
 
 
-def _agreeing(directory: Path, commit: Commit) -> Snapshot:
+def _read_committed(directory: Path, commit: Commit) -> Snapshot:
     """Read an undamaged snapshot that has the hashes of the commit record."""
     _require_agreement(directory, commit)
     return read_snapshot(directory, commit.round)
@@ -184,15 +193,20 @@ def _agreeing(directory: Path, commit: Commit) -> Snapshot:
 
 def _require_agreement(directory: Path, commit: Commit) -> None:
     """Refuse a snapshot whose header has other hashes than the commit record."""
-    label = read_header(directory, commit.round)
-    if label is not None and label.hashes != (commit.theta_sha256, commit.outer_sha256):
-        what = f"checkpoint round {commit.round + 1}: it isn't the one that the commit names"
-        raise CheckpointError("STORE004", what)
+    header = read_header(directory, commit.round)
+    if header is not None and header.hashes != (commit.theta_sha256, commit.outer_sha256):
+        problem = f"checkpoint round {commit.round + 1}: it isn't the one that the commit names"
+        raise CheckpointError("STORE004", problem)
 
 
-def _restart(directory: Path, commits: Sequence[Commit], snapshot: Snapshot, skipped: tuple[str, ...]) -> RestorePoint:
+def _restore_point(
+    directory: Path, commits: Sequence[Commit], snapshot: Snapshot, skipped: tuple[str, ...]
+) -> RestorePoint:
     last = commits[-1]
-    spans = sorted(span for commit in commits for _, part in commit.spans for span in part if span.epoch >= last.epoch)
+    spans: list[Span] = []
+    for commit in commits:
+        for _, worker_spans in commit.spans:
+            spans += [span for span in worker_spans if span.epoch >= last.epoch]
     return RestorePoint(
         directory=directory,
         next_round=last.round + 1,
@@ -204,19 +218,27 @@ def _restart(directory: Path, commits: Sequence[Commit], snapshot: Snapshot, ski
         layout_sha256=snapshot.state["layout_sha256"],
         layout=_layout(snapshot.state),
         epoch=last.epoch,
-        used=[[span.epoch, span.slice, span.start, span.stop] for span in spans],
+        used=[[span.epoch, span.slice, span.start, span.stop] for span in sorted(spans)],
         skipped=skipped,
     )
 
 
 def _layout(state: Mapping[str, Any]) -> Layout | None:
-    entries = (Entry(name, dtype, tuple(shape), *place) for name, dtype, shape, *place in state.get("entries", ()))
+    entries = []
+    for name, dtype, shape, *position in state.get("entries", ()):
+        entries.append(Entry(name, dtype, tuple(shape), *position))
     tied = tuple((alias, name) for alias, name in state["tied"])
     layout = Layout(tuple(entries), tied, state["fragments"], state.get("frozen_sha256"))
-    return layout if layout.sha256() == state["layout_sha256"] else None
+    if layout.sha256() != state["layout_sha256"]:
+        return None
+    return layout
 
 
-def _foreign(directory: Path) -> list[str]:
+def _unknown_files(directory: Path) -> list[str]:
     """Warnings about unknown files, one line each."""
-    names = [(folder, path.name) for folder in _OURS for path in sorted((directory / folder).glob("*"))]
-    return [f"{folder}/{name}: none of ours, left alone" for folder, name in names if not _OURS[folder].fullmatch(name)]
+    warnings = []
+    for folder, pattern in _OURS.items():
+        for path in sorted((directory / folder).glob("*")):
+            if not pattern.fullmatch(path.name):
+                warnings.append(f"{folder}/{path.name}: none of ours, left alone")
+    return warnings

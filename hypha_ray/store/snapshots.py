@@ -33,6 +33,9 @@ MISSING = "STORE006"
 _MODEL = "model.safetensors"
 _OUTER = "outer.safetensors"
 _STATE = "state.json"
+_WORKER = "worker-"
+_SUFFIX = ".safetensors"
+_FOLDER = re.compile(r"round_(\d{6,})")
 _HEADERS_BYTES = 1_000_000
 
 
@@ -82,8 +85,12 @@ def write_snapshot(
 
     """
     path = snapshot_path(directory, round)
-    parts = {_MODEL: tensors, _OUTER: outer, **{f"worker-{worker}.safetensors": inner[worker] for worker in inner}}
-    need_bytes = sum(array.nbytes for part in parts.values() for array in part.values()) + _HEADERS_BYTES
+    parts = {_MODEL: tensors, _OUTER: outer}
+    for worker, inner_state in inner.items():
+        parts[f"{_WORKER}{worker}{_SUFFIX}"] = inner_state
+    need_bytes = _HEADERS_BYTES
+    for part in parts.values():
+        need_bytes += sum(array.nbytes for array in part.values())
     temporary = path.with_suffix(".tmp")
     try:
         with room_for(path, need_bytes):
@@ -110,7 +117,7 @@ def load_snapshot(directory: Path, round: int) -> Snapshot:
     try:
         return read_snapshot(directory, round)
     except CheckpointError as error:
-        raise _advised(error, directory) from error
+        raise _name_newest_good(error, directory) from error
 
 
 def require_snapshot(directory: Path, round: int) -> None:
@@ -123,27 +130,33 @@ def require_snapshot(directory: Path, round: int) -> None:
     try:
         _require_folder(snapshot_path(directory, round), round)
     except CheckpointError as error:
-        raise _advised(error, directory) from error
+        raise _name_newest_good(error, directory) from error
 
 
-def _advised(error: CheckpointError, directory: Path) -> CheckpointError:
+def _name_newest_good(error: CheckpointError, directory: Path) -> CheckpointError:
     """Return an error that names the newest good snapshot besides."""
     good = newest_good(directory)
-    fix = "start anew, there is no good checkpoint" if good is None else f"newest good checkpoint: round {good + 1}"
-    what = f"{error.what}, in {directory}"
     allowed = error.allowed
-    if error.code == MISSING and good is not None:
-        allowed = f"{rounds_text(rounds(directory))}, which have one"
-        fix += "; more are kept by a larger checkpoint.keep"
-    return CheckpointError(error.code, what, error.got, allowed, fix)
+    if good is None:
+        fix = "start anew, there is no good checkpoint"
+    else:
+        fix = f"newest good checkpoint: round {good + 1}"
+        if error.code == MISSING:
+            allowed = f"{rounds_text(rounds(directory))}, which have one"
+            fix += "; more are kept by a larger checkpoint.keep"
+    return CheckpointError(error.code, f"{error.what}, in {directory}", error.got, allowed, fix)
 
 
 def read_snapshot(directory: Path, round: int) -> Snapshot:
     """Like `load_snapshot`, but the error doesn't look for another snapshot."""
     path = snapshot_path(directory, round)
-    record = _verified(path, round)
+    record = _verify_files(path, round)
     try:
-        inner = {int(name[7:-12]): read(path / name) for name in record["sha256"] if name.startswith("worker-")}
+        inner = {}
+        for name in record["sha256"]:
+            if name.startswith(_WORKER):
+                worker = int(name.removeprefix(_WORKER).removesuffix(_SUFFIX))
+                inner[worker] = read(path / name)
         return Snapshot(round, read(path / _MODEL), read(path / _OUTER), inner, record["state"])
     except (OSError, ValueError, SafetensorError) as error:
         raise _damaged(round, f"can't be read: {error}") from error
@@ -152,21 +165,25 @@ def read_snapshot(directory: Path, round: int) -> Snapshot:
 def read_header(directory: Path, round: int) -> SnapshotHeader | None:
     """Read a snapshot's header; None if it is missing or damaged."""
     try:
-        record = _record(snapshot_path(directory, round), round)
+        record = _read_record(snapshot_path(directory, round), round)
     except CheckpointError:
         return None
-    return SnapshotHeader((record["sha256"][_MODEL], record["sha256"][_OUTER]), record["state"])
+    hashes = record["sha256"]
+    return SnapshotHeader((hashes[_MODEL], hashes[_OUTER]), record["state"])
 
 
 def newest_good(directory: Path) -> int | None:
     """Round of the newest undamaged snapshot; None if there is none."""
-    return next((round for round in reversed(rounds(directory)) if is_good(directory, round)), None)
+    for round in reversed(rounds(directory)):
+        if is_good(directory, round):
+            return round
+    return None
 
 
 def is_good(directory: Path, round: int) -> bool:
     """Whether a round has an undamaged snapshot; its files are read."""
     try:
-        _verified(snapshot_path(directory, round), round)
+        _verify_files(snapshot_path(directory, round), round)
     except CheckpointError:
         return False
     return True
@@ -174,8 +191,12 @@ def is_good(directory: Path, round: int) -> bool:
 
 def rounds(directory: Path) -> list[int]:
     """Rounds that have a snapshot, oldest first, damaged ones included."""
-    names = (re.fullmatch(r"round_(\d{6,})", path.name) for path in (directory / "checkpoints").glob("round_*"))
-    return sorted(int(name[1]) for name in names if name)
+    numbers = []
+    for path in (directory / "checkpoints").glob("round_*"):
+        match = _FOLDER.fullmatch(path.name)
+        if match:
+            numbers.append(int(match[1]))
+    return sorted(numbers)
 
 
 def prune(directory: Path, first: int, spared: Container[int] = ()) -> None:
@@ -206,17 +227,17 @@ def _write_parts(folder: Path, parts: Mapping[str, Mapping[str, Array]]) -> dict
     return hashes
 
 
-def _verified(path: Path, round: int) -> dict[str, Any]:
+def _verify_files(path: Path, round: int) -> dict[str, Any]:
     """Read a snapshot's record, and compare the files with its hashes."""
-    record = _record(path, round)
+    record = _read_record(path, round)
     for name, expected in record["sha256"].items():
         try:
-            found = file_sha256(path / name)
+            sha256 = file_sha256(path / name)
         except FileNotFoundError:
             raise _damaged(round, f"{name} is missing") from None
         except OSError as error:
             raise _damaged(round, f"{name} can't be read: {error.strerror}") from error
-        if found != expected:
+        if sha256 != expected:
             raise _damaged(round, f"{name} has other bytes than were written")
     return record
 
@@ -226,7 +247,7 @@ def _require_folder(path: Path, round: int) -> None:
         raise CheckpointError(MISSING, f"there is no checkpoint of round {round + 1}")
 
 
-def _record(path: Path, round: int) -> dict[str, Any]:
+def _read_record(path: Path, round: int) -> dict[str, Any]:
     """Read and check ``state.json``."""
     _require_folder(path, round)
     try:
@@ -238,12 +259,13 @@ def _record(path: Path, round: int) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(round, f"{_STATE} has other bytes than were written") from error
     if newer:
-        what = f"checkpoint round {round + 1} is newer than this program"
-        raise CheckpointError("STORE005", what, f"format {record['format']}", f"format {FORMAT}")
+        problem = f"checkpoint round {round + 1} is newer than this program"
+        raise CheckpointError("STORE005", problem, f"format {record['format']}", f"format {FORMAT}")
     if not whole or record["round"] != round:
         raise _damaged(round, f"{_STATE} is that of another one")
     return record
 
 
-def _damaged(round: int, how: str) -> CheckpointError:
-    return CheckpointError("STORE004", f"checkpoint round {round + 1}: {how.splitlines()[0]}")
+def _damaged(round: int, damage: str) -> CheckpointError:
+    line = damage.splitlines()[0]
+    return CheckpointError("STORE004", f"checkpoint round {round + 1}: {line}")

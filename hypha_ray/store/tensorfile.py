@@ -74,42 +74,52 @@ def file_sha256(path: Path) -> str:
 
 def named(layout: Layout, flats: Sequence[Flat], kind: str = "") -> dict[str, Array]:
     """Views of the tensors by name; all of the layout, or those of a kind such as ``parameters/``."""
-    return {
-        entry.name: flats[entry.fragment][entry.group][entry.offset : entry.offset + entry.size].reshape(entry.shape)
-        for entry in layout.entries
-        if entry.group.startswith(kind)
-    }
+    tensors = {}
+    for entry in layout.entries:
+        if entry.group.startswith(kind):
+            group = flats[entry.fragment][entry.group]
+            tensors[entry.name] = group[entry.offset : entry.offset + entry.size].reshape(entry.shape)
+    return tensors
 
 
 def flattened(layout: Layout, tensors: Mapping[str, Array], kind: str = "") -> list[Flat]:
     """Copy tensors into new arrays, one for each fragment and group: the reverse of `named`."""
-    flats: list[Flat] = [
-        {group: np.empty(size, dtype_of(group)) for group, size in layout.groups(fragment).items()}
-        for fragment in range(layout.fragments)
-    ]
+    flats: list[Flat] = []
+    for fragment in range(layout.fragments):
+        sizes = layout.groups(fragment)
+        flats.append({group: np.empty(sizes[group], dtype_of(group)) for group in sizes if group.startswith(kind)})
     for entry in layout.entries:
         if entry.group.startswith(kind):
-            flats[entry.fragment][entry.group][entry.offset : entry.offset + entry.size] = tensors[entry.name].ravel()
-    return [{group: flat[group] for group in flat if group.startswith(kind)} for flat in flats]
+            group = flats[entry.fragment][entry.group]
+            group[entry.offset : entry.offset + entry.size] = tensors[entry.name].ravel()
+    return flats
 
 
 def named_outer(layout: Layout, flats: Sequence[Flat]) -> dict[str, Array]:
     """Name outer momentum like the weights; other states get the fragment's number and their own name."""
-    trained = [{group for group in layout.groups(f) if is_trained(group)} for f in range(len(flats))]
-    if [flat.keys() for flat in flats] == trained:
+    if all(flat.keys() == _trained_groups(layout, fragment) for fragment, flat in enumerate(flats)):
         return named(layout, flats, "parameters/")
-    return {f"{fragment}/{name}": array for fragment, flat in enumerate(flats) for name, array in flat.items()}
+    tensors = {}
+    for fragment, flat in enumerate(flats):
+        for name, array in flat.items():
+            tensors[f"{fragment}/{name}"] = array
+    return tensors
 
 
 def flattened_outer(layout: Layout, tensors: Mapping[str, Array]) -> list[Flat]:
     """Reverse of `named_outer`."""
-    if tensors.keys() == {entry.name for entry in layout.entries if is_trained(entry.group)}:
+    trained = {entry.name for entry in layout.entries if is_trained(entry.group)}
+    if tensors.keys() == trained:
         return flattened(layout, tensors, "parameters/")
     flats: list[Flat] = [{} for _ in range(layout.fragments)]
     for name, array in tensors.items():
-        fragment, _, own = name.partition("/")
-        flats[int(fragment)][own] = array
+        fragment, _, state_name = name.partition("/")
+        flats[int(fragment)][state_name] = array
     return flats
+
+
+def _trained_groups(layout: Layout, fragment: int) -> set[str]:
+    return {group for group in layout.groups(fragment) if is_trained(group)}
 
 
 def chunks(tensors: Mapping[str, Array], notes: Mapping[str, str] | None = None) -> Iterator[memoryview | bytes]:
@@ -121,10 +131,11 @@ def chunks(tensors: Mapping[str, Array], notes: Mapping[str, str] | None = None)
 
     """
     ranks = list(_DTYPES)
-    ordered = sorted(tensors.items(), key=lambda item: ranks.index(item[1].dtype.name))
+    names = sorted(tensors, key=lambda name: ranks.index(tensors[name].dtype.name))
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **(notes or {})}}
     start = 0
-    for name, tensor in ordered:
+    for name in names:
+        tensor = tensors[name]
         stop = start + tensor.nbytes
         kind = _DTYPES[tensor.dtype.name]
         header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [start, stop]}
@@ -132,5 +143,6 @@ def chunks(tensors: Mapping[str, Array], notes: Mapping[str, str] | None = None)
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text
-    for _, tensor in ordered:
-        yield np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data
+    for name in names:
+        flat = np.ascontiguousarray(tensors[name]).reshape(-1)
+        yield flat.view(np.uint8).data
