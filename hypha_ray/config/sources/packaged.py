@@ -6,12 +6,15 @@ import re
 from pathlib import Path
 from typing import Final
 
-_INSTALLED: Final = Path(__file__).parents[2] / "jobs"
+import hypha_ray
+
+_PACKAGE: Final = Path(hypha_ray.__file__).parent
+_INSTALLED: Final = _PACKAGE / "jobs"
 
 
 def jobs_folder() -> Path:
     """Return the folder of the job scripts."""
-    return _INSTALLED if _INSTALLED.is_dir() else Path(__file__).parents[3] / "jobs"
+    return _INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent / "jobs"
 
 
 def find_file(file: str) -> Path:
