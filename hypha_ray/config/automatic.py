@@ -10,7 +10,7 @@ settings exclude: `conflicts` is asked before. What was measured is in docs/gpu.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -112,7 +112,9 @@ def left_off(job: Job, device: DeviceFacts) -> str | None:
         return "replay mode: equal bits come first"
     if device.type != "cuda":
         return "no GPU"
-    return None if device.capability is not None else "nothing was measured on such a GPU"
+    if device.capability is None:
+        return "nothing was measured on such a GPU"
+    return None
 
 
 def choose(job: Job, device: DeviceFacts, model: ModelFacts | None = None) -> dict[str, Choice]:
@@ -128,14 +130,15 @@ def choose(job: Job, device: DeviceFacts, model: ModelFacts | None = None) -> di
 
     """
     reason = left_off(job, device)
-    if reason is not None or model is None:
-        return {name: Choice(OFF[name], reason or "nothing is known of the model") for name in automatic(job)}
+    if model is None or reason is not None:
+        reason = reason or "nothing is known of the model"
+        return {name: Choice(OFF[name], reason) for name in automatic(job)}
     chosen: dict[str, Choice] = {}
     for name in automatic(job):
         choice = _DECISIONS[name](job, device, model)
-        other = _excluding(job, name, choice.value)
-        if other is not None:
-            choice = Choice(OFF[name], f"{other} excludes it")
+        excluding_key = _excluding_key(job, name, choice.value)
+        if excluding_key is not None:
+            choice = Choice(OFF[name], f"{excluding_key} excludes it")
         chosen[name] = choice
         job = job.with_worker({name: choice.value}, {})
     return chosen
@@ -145,7 +148,8 @@ def chosen_job(job: Job, device: DeviceFacts, model: ModelFacts | None = None) -
     """Return the job with the chosen settings in the place of ``auto``, and the reasons for them."""
     choices = choose(job, device, model)
     values = {name: choice.value for name, choice in choices.items()}
-    return job.with_worker(values, {name: choice.reason for name, choice in choices.items()})
+    reasons = {name: choice.reason for name, choice in choices.items()}
+    return job.with_worker(values, reasons)
 
 
 def settings_of(job: Job) -> dict[str, Value]:
@@ -164,25 +168,21 @@ def steps_of(job: Job) -> int:
     """Number of a worker's steps in the whole run, if all workers are equally fast."""
     if job.sync.traits.sends_gradients:
         return job.rounds.update_rounds
-    batches = -(-job.rounds.samples_between_updates // (job.num_workers * job.rounds.max_batch_size))
-    return job.rounds.update_rounds * batches
+    samples_of_all = job.num_workers * job.rounds.max_batch_size
+    steps_in_round = -(-job.rounds.samples_between_updates // samples_of_all)
+    return job.rounds.update_rounds * steps_in_round
 
 
 def step_operations(job: Job, model: ModelFacts) -> float | None:
     """Operations of a step: 6 for each parameter and token; None if samples have no known length."""
     if job.sample_tokens is None:
         return None
-    return 6.0 * model.parameters * job.rounds.max_batch_size * job.sample_tokens
+    batch_size = job.rounds.max_batch_size
+    return 6.0 * model.parameters * batch_size * job.sample_tokens
 
 
 def _autocast(job: Job, device: DeviceFacts, model: ModelFacts) -> Choice:
-    reasons = (
-        (model.narrow, "weights have 16 bits already"),
-        (job.model.quantization is not None, "not measured with quantized weights"),
-        (model.foreign, "the model's code isn't that of transformers"),
-        (model.task not in MIXED_TASKS, f"not tried with {model.task}"),
-    )
-    reason = next((reason for excluded, reason in reasons if excluded), None)
+    reason = next(_reasons_against_autocast(job, model), None)
     if reason is not None:
         return Choice("none", reason)
     assert device.capability is not None
@@ -193,43 +193,61 @@ def _autocast(job: Job, device: DeviceFacts, model: ModelFacts) -> Choice:
     return Choice("none", "the card multiplies no matrices of 16 bits faster")
 
 
+def _reasons_against_autocast(job: Job, model: ModelFacts) -> Iterator[str]:
+    if model.narrow:
+        yield "weights have 16 bits already"
+    if job.model.quantization is not None:
+        yield "not measured with quantized weights"
+    if model.foreign:
+        yield "the model's code isn't that of transformers"
+    if model.task not in MIXED_TASKS:
+        yield f"not tried with {model.task}"
+
+
 def _compile(job: Job, device: DeviceFacts, model: ModelFacts) -> Choice:
-    reason = _uncompiled(job, device, model)
+    reason = next(_reasons_against_compiling(job, device, model), None)
     if reason is not None:
         return Choice(False, reason)
     operations = step_operations(job, model)
     if operations is None or model.layers is None or model.features is None:
         return Choice(False, "the length of a step isn't known")
     steps = steps_of(job)
-    saved_s = steps * operations * SAVED_S * SAVED_FEATURES / max(model.features, SAVED_FEATURES)
+    wide_features = max(model.features, SAVED_FEATURES)
+    saved_s = steps * operations * SAVED_S * SAVED_FEATURES / wide_features
     needed_s = COMPILE_S + COMPILE_LAYER_S * model.layers
     estimate = f"{steps} steps would save about {saved_s:.2g} s, and compiling takes about {needed_s:.0f} s"
     return Choice(saved_s > needed_s, estimate)
 
 
-def _uncompiled(job: Job, device: DeviceFacts, model: ModelFacts) -> str | None:
-    """Return why a model isn't compiled however long the run is; None if that depends on it."""
+def _reasons_against_compiling(job: Job, device: DeviceFacts, model: ModelFacts) -> Iterator[str]:
+    """Reasons not to compile a model however long the run is."""
     assert device.capability is not None
-    processes = max(job.processes_in(group) for group in job.worker_groups)
-    reasons = (
-        (device.capability < FIRST_WITH_BF16, "not measured on cards before Ampere"),
-        (not device.compiles, "the machine lacks Triton, a C compiler or Python's headers"),
-        (model.task != "causal-lm" or model.foreign or model.routed, "measured with dense causal models alone"),
-        (model.adapted or job.model.lora.rank is not None, "not measured with adapters"),
-        (job.worker.gradient_checkpointing, "not measured with worker.gradient_checkpointing"),
-        (job.worker.attention not in (AUTO, "none", "sdpa"), f"not measured with {job.worker.attention}"),
-        (job.worker.probe_batch_size, "each trial of worker.probe_batch_size would compile"),
-        (processes > 1, "not measured with several processes of a worker"),
-    )
-    return next((reason for excluded, reason in reasons if excluded), None)
+    worker = job.worker
+    if device.capability < FIRST_WITH_BF16:
+        yield "not measured on cards before Ampere"
+    if not device.compiles:
+        yield "the machine lacks Triton, a C compiler or Python's headers"
+    if model.task != "causal-lm" or model.foreign or model.routed:
+        yield "measured with dense causal models alone"
+    if model.adapted or job.model.lora.rank is not None:
+        yield "not measured with adapters"
+    if worker.gradient_checkpointing:
+        yield "not measured with worker.gradient_checkpointing"
+    if worker.attention not in (AUTO, "none", "sdpa"):
+        yield f"not measured with {worker.attention}"
+    if worker.probe_batch_size:
+        yield "each trial of worker.probe_batch_size would compile"
+    if any(job.processes_in(group) > 1 for group in job.worker_groups):
+        yield "not measured with several processes of a worker"
 
 
 def _fused_loss(job: Job, device: DeviceFacts, model: ModelFacts) -> Choice:
     if not model.fuses:
         return Choice(False, f"the model ({model.task}) has no loss that can be fused with its head")
-    tokens = job.sample_tokens and job.sample_tokens * job.rounds.max_batch_size // job.rounds.accumulation
-    if tokens and model.vocabulary and tokens * model.vocabulary <= CHUNK:
-        return Choice(False, "the logits of a batch are one chunk")
+    if job.sample_tokens and model.vocabulary:
+        tokens = job.sample_tokens * job.rounds.max_batch_size // job.rounds.accumulation
+        if 0 < tokens * model.vocabulary <= CHUNK:
+            return Choice(False, "the logits of a batch are one chunk")
     return Choice(True, "saves the memory of all logits, in the same time")
 
 
@@ -247,10 +265,10 @@ _DECISIONS: Final[dict[str, Decision]] = {
 }
 
 
-def _excluding(job: Job, name: str, value: Value) -> str | None:
-    """Return what excludes a value of a setting; None if nothing does."""
-    before = set(conflicts(job.with_worker({name: OFF[name]}, {})))
-    after = [conflict for conflict in conflicts(job.with_worker({name: value}, {})) if conflict not in before]
-    if not after:
-        return None
-    return after[0].other if after[0].one == f"worker.{name}" else after[0].one
+def _excluding_key(job: Job, name: str, value: Value) -> str | None:
+    """Return the key that excludes a value of a setting; None if nothing does."""
+    without_setting = set(conflicts(job.with_worker({name: OFF[name]}, {})))
+    for conflict in conflicts(job.with_worker({name: value}, {})):
+        if conflict not in without_setting:
+            return conflict.second if conflict.first == f"worker.{name}" else conflict.first
+    return None

@@ -105,8 +105,8 @@ def _agree(job: Job, settings: Sequence[Setting]) -> None:
         (new, *_) = (setting for setting in settings if setting.path[0] == "workers")
         fix = "give number, needs and commands of workers in [[workers]] alone"
         raise ConfigError("CFG011", f"{old[-1].place} and {new.place} exclude each other", fix=fix)
-    for one, other, fix in conflicts(job):
-        what = f"{_place(settings, one)} and {_place(settings, other)} exclude each other"
+    for first, second, fix in conflicts(job):
+        what = f"{_place(settings, first)} and {_place(settings, second)} exclude each other"
         raise ConfigError("CFG011", what, fix=fix)
 
 

@@ -46,6 +46,8 @@ _KINDS = {
     Path: "path",
     dict: "table",
 }
+_TEXTS: Final = frozenset({str, Literal, SecretStr, Path})
+"""Types whose values a flag gives as they are."""
 _BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 _LONGEST = 80
 
@@ -70,7 +72,9 @@ class Key:
     @property
     def default_text(self) -> str:
         """The default as a job file would have it; empty for an absent value."""
-        return "" if self.default is None else json.dumps(self.default, ensure_ascii=False)
+        if self.default is None:
+            return ""
+        return json.dumps(self.default, ensure_ascii=False)
 
     @property
     def secret(self) -> bool:
@@ -80,7 +84,7 @@ class Key:
     @property
     def text(self) -> bool:
         """Whether a flag's value is taken literally."""
-        return bool not in self.types and any(kind in self.types for kind in (str, Literal, SecretStr, Path))
+        return bool not in self.types and not _TEXTS.isdisjoint(self.types)
 
     @property
     def many(self) -> bool:
@@ -108,17 +112,22 @@ def arrays() -> frozenset[KeyPath]:
 @cache
 def keys() -> dict[KeyPath, Key]:
     """Every key, in the order of the schema."""
-    fields = ((path, table.model_fields.items()) for path, table in tables().items())
-    named = [((*path, name), field) for path, items in fields for name, field in items]
-    return {path: key_of(path, field) for path, field in named if path not in tables() and path not in arrays()}
+    all_keys: dict[KeyPath, Key] = {}
+    for table_path, table in tables().items():
+        for name, field in table.model_fields.items():
+            path = (*table_path, name)
+            if path not in tables() and path not in arrays():
+                all_keys[path] = key_of(path, field)
+    return all_keys
 
 
 def schema_path(path: Sequence[str]) -> KeyPath:
     """A path of a job file with `EACH` for the numbers of tables in arrays."""
-    found: KeyPath = ()
+    in_schema: KeyPath = ()
     for part in path:
-        found = (*found, EACH if found in arrays() and is_number(part) else part)
-    return found
+        is_index = in_schema in arrays() and is_number(part)
+        in_schema = (*in_schema, EACH if is_index else part)
+    return in_schema
 
 
 @cache
@@ -129,8 +138,11 @@ def free_tables() -> frozenset[KeyPath]:
 
 def free_table(path: Sequence[str]) -> KeyPath | None:
     """The free table that a path is or leads into; None if there is none."""
-    heads = (tuple(path[:length]) for length in range(1, len(path) + 1))
-    return next((head for head in heads if head in free_tables()), None)
+    for length in range(1, len(path) + 1):
+        table = tuple(path[:length])
+        if table in free_tables():
+            return table
+    return None
 
 
 def is_number(part: str) -> bool:
@@ -148,13 +160,13 @@ def values(table: Table, path: KeyPath = ()) -> Iterator[tuple[Key, Any]]:
     """Every key of a job, or of a table at `path`, with its value; of arrays the keys of each of their tables."""
     for name in type(table).model_fields:
         value = getattr(table, name)
-        at = (*path, name)
+        value_path = (*path, name)
         if isinstance(value, Table):
-            yield from values(value, at)
-        elif schema_path(at) in arrays():
-            for number, one in enumerate(value):
-                yield from values(one, (*at, str(number)))
-        elif key := key_at(at):
+            yield from values(value, value_path)
+        elif schema_path(value_path) in arrays():
+            for number, inner in enumerate(value):
+                yield from values(inner, (*value_path, str(number)))
+        elif key := key_at(value_path):
             yield key, value
 
 
@@ -162,20 +174,38 @@ def nearest(path: Sequence[str]) -> str | None:
     """The known key that was probably meant: a similar one in that table, in any table, or one of the same name."""
     table = tuple(path[:-1])
     last = path[-1][:_LONGEST]
+    siblings: dict[str, KeyPath] = {}
+    by_full_name: dict[str, KeyPath] = {}
+    by_name: dict[str, KeyPath] = {}
+    for candidate in _nameable_paths():
+        name = candidate[-1]
+        by_name.setdefault(name, candidate)
+        if candidate[:-1] == schema_path(table):
+            siblings[name] = (*table, name)
+        if schema_path(table) not in tables():
+            by_full_name[".".join(candidate)] = candidate
+    full_name = ".".join(path)[:_LONGEST]
+    for name, candidates in ((last, siblings), (full_name, by_full_name), (last, by_name)):
+        for match in get_close_matches(name, candidates, n=1):
+            return ".".join(candidates[match]).replace(EACH, "N")
+    return None
+
+
+def _nameable_paths() -> Iterator[KeyPath]:
+    """Paths of all tables, arrays and keys that have a name, and of the labels of a model."""
     labels = [(*CONFIG[:1], name) for name in sorted(LABELS)]
-    known = [candidate for candidate in (*tables(), *arrays(), *keys(), *labels) if candidate[-1:] not in ((), (EACH,))]
-    siblings = {candidate[-1]: (*table, candidate[-1]) for candidate in known if candidate[:-1] == schema_path(table)}
-    whole = {".".join(candidate): candidate for candidate in known if schema_path(table) not in tables()}
-    anywhere = {candidate[-1]: candidate for candidate in reversed(known)}
-    wanted = ((last, siblings), (".".join(path)[:_LONGEST], whole), (last, anywhere))
-    found = (names[close] for name, names in wanted for close in get_close_matches(name, names, n=1))
-    return next((".".join(path).replace(EACH, "N") for path in found), None)
+    for path in (*tables(), *arrays(), *keys(), *labels):
+        if path and path[-1] != EACH:
+            yield path
 
 
 def dotted(path: Sequence[str]) -> str:
     """A key as text for a message: one short line."""
-    name = ".".join(part if re.fullmatch(r"[\w-]+", part) else repr(part) for part in path)
-    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
+    parts = []
+    for part in path:
+        is_bare = re.fullmatch(r"[\w-]+", part)
+        parts.append(part if is_bare else repr(part))
+    return _shortened(".".join(parts))
 
 
 def shown(value: object) -> str:
@@ -185,6 +215,10 @@ def shown(value: object) -> str:
     text = str(value).lower() if isinstance(value, bool) else repr(value)
     text = re.sub(r"hf_\w+", "hf_***", redacted(text))
     text = re.sub(r"^(['\"][^\s/:@]*):\S+@", r"\1:***@", text)  # An address with a password, but without a scheme.
+    return _shortened(text)
+
+
+def _shortened(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
@@ -192,11 +226,12 @@ def _tables(path: KeyPath, table: type[Table]) -> Iterator[tuple[KeyPath, type[T
     yield path, table
     for name, field in table.model_fields.items():
         kind = field.annotation
-        at = (*path, name)
+        inner_path = (*path, name)
         if get_origin(kind) is list:
-            (kind,), at = get_args(kind), (*at, EACH)
+            (kind,) = get_args(kind)
+            inner_path = (*inner_path, EACH)
         if isinstance(kind, type) and issubclass(kind, Table):
-            yield from _tables(at, kind)
+            yield from _tables(inner_path, kind)
 
 
 def key_of(path: KeyPath, field: FieldInfo) -> Key:
@@ -216,7 +251,11 @@ def _family(annotation: Any, metadata: Sequence[Any] = ()) -> str | None:
     arguments = get_args(annotation)
     if get_origin(annotation) is Annotated:
         return _family(arguments[0], arguments[1:])
-    return next(filter(None, map(_family, arguments)), None)
+    for argument in arguments:
+        family = _family(argument)
+        if family is not None:
+            return family
+    return None
 
 
 def _types(annotation: Any) -> Iterator[Any]:
@@ -225,18 +264,23 @@ def _types(annotation: Any) -> Iterator[Any]:
     if origin in (Union, UnionType):
         for argument in arguments:
             yield from _types(argument)
+    elif origin is Annotated:
+        yield from _types(arguments[0])
     else:
-        yield from _types(arguments[0]) if origin is Annotated else (origin or annotation,)
+        yield origin or annotation
 
 
 def _kind(annotation: Any, limits: Sequence[Any] = ()) -> str:
     origin = get_origin(annotation)
     arguments = get_args(annotation)
     if origin is Annotated:
-        nested = [limit for one in arguments[1:] for limit in getattr(one, "metadata", [one])]
-        return _kind(arguments[0], [*limits, *nested])
+        inner_limits = list(limits)
+        for mark in arguments[1:]:
+            inner_limits += getattr(mark, "metadata", [mark])
+        return _kind(arguments[0], inner_limits)
     if origin in (Union, UnionType):
-        return " | ".join(_kind(argument, limits) for argument in arguments if argument is not NoneType)
+        present = [argument for argument in arguments if argument is not NoneType]
+        return " | ".join(_kind(argument, limits) for argument in present)
     if origin is Literal:
         return " | ".join(arguments)
     if origin is list:
@@ -245,5 +289,9 @@ def _kind(annotation: Any, limits: Sequence[Any] = ()) -> str:
         return f"[{', '.join(map(_kind, arguments))}]"
     members = [mark.kind for mark in limits if isinstance(mark, Plugin)]
     (kind,) = members or [_KINDS[origin or annotation]]
-    bounds = (f"{_BOUNDS[name]} {getattr(limit, name)}" for limit in limits for name in _BOUNDS if hasattr(limit, name))
+    bounds = []
+    for limit in limits:
+        for name, symbol in _BOUNDS.items():
+            if hasattr(limit, name):
+                bounds.append(f"{symbol} {getattr(limit, name)}")
     return f"{kind} {' and '.join(bounds)}".rstrip()

@@ -18,7 +18,7 @@ import tomli_w
 from hypha_ray.config.checks import build, in_groups, require_complete
 from hypha_ray.config.cli.help import help_text
 from hypha_ray.config.keys import KeyPath, dotted, key_at, shown, values
-from hypha_ray.config.no_effect import idle
+from hypha_ray.config.no_effect import keys_without_effect
 from hypha_ray.config.schema import Job
 from hypha_ray.config.sources.aliases import GUIDE_NAMES, IGNORED, inside
 from hypha_ray.config.sources.assignments import Setting, from_arguments, from_document, in_force, nested
@@ -84,7 +84,8 @@ def load(arguments: Sequence[str], find_run: FindRun | None = None, defaults: Se
     job = build(in_force(setting for setting in settings if setting.path not in IGNORED))
     if command.resume and job.run.name is None:
         raise ConfigError("CFG015", "--resume names no run", fix="give it a name or directory, or set run.name")
-    return Loaded(job, command.dry_run, bool(command.resume), command.files, (*_notes(settings), *_idle(settings, job)))
+    notes = (*_notes(settings), *_no_effect_notes(settings, job))
+    return Loaded(job, command.dry_run, bool(command.resume), command.files, notes)
 
 
 def from_tables(tables: Mapping[str, Any]) -> Job:
@@ -200,7 +201,7 @@ def _notes(settings: Sequence[Setting]) -> Iterator[str]:
             yield f"{setting.where}: {dotted(name)} is read as {key.name}"
 
 
-def _idle(settings: Sequence[Setting], job: Job) -> Iterator[str]:
-    last = {setting.path: setting for setting in settings}
-    for path, why in idle(job).items():
-        yield f"CFG103: {last[path].place} has no effect {why}"
+def _no_effect_notes(settings: Sequence[Setting], job: Job) -> Iterator[str]:
+    setting_by_path = {setting.path: setting for setting in settings}
+    for path, reason in keys_without_effect(job).items():
+        yield f"CFG103: {setting_by_path[path].place} has no effect {reason}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import reduce
+from typing import Any
 
 from hypha_ray.config.keys import EACH, KeyPath, arrays, keys, schema_path, shown
 from hypha_ray.config.schema import Job
@@ -17,12 +17,20 @@ _OF_TRAINERS = (
 )
 
 
-def idle(job: Job) -> dict[KeyPath, str]:
+def keys_without_effect(job: Job) -> dict[KeyPath, str]:
     """The keys that aren't at their default but have no effect, each with the reason."""
-    named = ((name, beside) for beside, names in _idle(job) for name in names.split())
-    found = {path: beside for name, beside in named for path in _paths(job, tuple(name.split(".")))}
-    reasons = {path: f"beside {_shown(job, beside)}" for path, beside in found.items()}
-    return {path: why for path, why in reasons.items() if _value(job, path) != keys()[schema_path(path)].default}
+    causes: dict[KeyPath, str] = {}
+    """Name of the key that makes each key idle; if several do, the last of them."""
+    for cause, names in _idle_keys(job):
+        for name in names.split():
+            for path in _paths(job, tuple(name.split("."))):
+                causes[path] = cause
+    reasons = {}
+    for path, cause in causes.items():
+        default = keys()[schema_path(path)].default
+        if _value(job, path) != default:
+            reasons[path] = f"beside {_shown(job, cause)}"
+    return reasons
 
 
 def _paths(job: Job, path: KeyPath) -> Iterator[KeyPath]:
@@ -30,14 +38,21 @@ def _paths(job: Job, path: KeyPath) -> Iterator[KeyPath]:
     if EACH not in path:
         yield path
         return
-    array = path[: path.index(EACH)]
-    key = path[path.index(EACH) + 1 :]
+    index = path.index(EACH)
+    array = path[:index]
+    key = path[index + 1 :]
     tables = _value(job, array)
     assert isinstance(tables, list)
-    yield from ((*array, str(number), *key) for number in range(len(tables)))
+    for number in range(len(tables)):
+        yield (*array, str(number), *key)
 
 
-def _idle(job: Job) -> Iterator[tuple[str, str]]:
+def _names_below(*table: str) -> str:
+    """Names of all keys in a table of the schema and in those below it, separated by spaces."""
+    return " ".join(".".join(path) for path in keys() if path[: len(table)] == table)
+
+
+def _idle_keys(job: Job) -> Iterator[tuple[str, str]]:
     """Pairs of a key and the names of the keys that have no effect beside its value."""
     yield from _of_sync(job)
     yield from _of_optimizers(job)
@@ -56,7 +71,7 @@ def _idle(job: Job) -> Iterator[tuple[str, str]]:
     if job.model.repository is None:
         yield "model.repository", "model.revision"
     if job.model.lora.rank is None:
-        yield "model.lora.rank", " ".join(f"model.lora.{name}" for name in type(job.model.lora).model_fields)
+        yield "model.lora.rank", _names_below("model", "lora")
     if job.preprocessor.repository is None:
         yield "preprocessor.repository", "preprocessor.revision"
     if job.model.repository is None and job.preprocessor.repository is None:
@@ -70,14 +85,11 @@ def _idle(job: Job) -> Iterator[tuple[str, str]]:
 def _of_rl(job: Job) -> Iterator[tuple[str, str]]:
     rl = job.rl
     if rl.algorithm is None:
-        yield "rl.algorithm", " ".join(".".join(path) for path in keys() if path[0] == "rl")
+        yield "rl.algorithm", _names_below("rl")
         return
     yield "rl.algorithm", "worker.compile worker.attention model.input_names"
     if rl.generation.engine != "server":
-        yield (
-            "rl.generation.engine",
-            " ".join(".".join(path) for path in keys() if path[:3] == ("rl", "generation", "server")),
-        )
+        yield "rl.generation.engine", _names_below("rl", "generation", "server")
     yield from _of_processes(rl)
     if rl.reference == "none":
         yield "rl.reference", "rl.kl_estimator rl.offload_reference"
@@ -90,7 +102,7 @@ def _of_rl(job: Job) -> Iterator[tuple[str, str]]:
     if rl.recipe.kl_place == "loss":
         yield "rl.kl_place", "rl.kl_target"
     if not rl.has_critic:
-        yield "rl.algorithm", " ".join(".".join(path) for path in keys() if path[:2] == ("rl", "critic"))
+        yield "rl.algorithm", _names_below("rl", "critic")
     if rl.kl_target is None:
         yield "rl.kl_target", "rl.kl_horizon"
     if not rl.evaluation.temperature:
@@ -101,8 +113,7 @@ def _of_processes(rl: RL) -> Iterator[tuple[str, str]]:
     """Keys about rewards and model workers."""
     for name in (JUDGE, MODEL):
         if name not in rl.reward.functions:
-            table = ("rl", "reward", name)
-            yield "rl.reward.functions", " ".join(".".join(path) for path in keys() if path[:3] == table)
+            yield "rl.reward.functions", _names_below("rl", "reward", name)
     if rl.reward.deadline_s == "none":
         yield "rl.reward.deadline_s", "rl.reward.processes"
     if rl.model_workers == 1:
@@ -147,14 +158,19 @@ def _of_optimizers(job: Job) -> Iterator[tuple[str, str]]:
     if outer.schedule == "constant":
         yield "outer_optimizer.schedule", "outer_optimizer.final_learning_rate"
     if outer.name == "average":
-        names = ("learning_rate", "schedule", "final_learning_rate")
-        yield "outer_optimizer.name", " ".join(f"outer_optimizer.{name}" for name in names)
+        yield (
+            "outer_optimizer.name",
+            "outer_optimizer.learning_rate outer_optimizer.schedule outer_optimizer.final_learning_rate",
+        )
     if job.sync.traits.sends_gradients:
-        yield "sync.strategy", " ".join(".".join(path) for path in keys() if path[0] == "outer_optimizer")
+        yield "sync.strategy", _names_below("outer_optimizer")
 
 
 def _value(job: Job, path: KeyPath) -> object:
-    return reduce(lambda table, part: table[int(part)] if isinstance(table, list) else getattr(table, part), path, job)
+    value: Any = job
+    for part in path:
+        value = value[int(part)] if isinstance(value, list) else getattr(value, part)
+    return value
 
 
 def _shown(job: Job, name: str) -> str:

@@ -208,7 +208,7 @@ def test_processes_of_a_worker_share_the_scale(high: None) -> None:
 def test_what_scales_no_losses_is_refused(tables: dict[str, Any]) -> None:
     worker = {"autocast": "fp16", **tables.get("worker", {})}
     job = Job.model_validate({**tables, "worker": worker})
-    assert any(one.one == 'worker.autocast = "fp16"' for one in conflicts(job))
+    assert any(one.first == 'worker.autocast = "fp16"' for one in conflicts(job))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
