@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,19 +58,19 @@ class Difference:
 
 def defines_training(path: KeyPath) -> bool:
     """Whether another value of a key makes it another training."""
-    if any(path[: len(key)] == key for key in _OF_EVALUATIONS):
-        return False
-    return any(path[: len(key)] == key for key in _OF_A_TRAINING)
+    return _is_below(path, _OF_A_TRAINING) and not _is_below(path, _OF_EVALUATIONS)
 
 
 def differences(here: Job, there: Job) -> tuple[Difference, ...]:
     """Compare two jobs key by key, as their resolved job files have them; secrets are in neither."""
     ours = dict(_leaves(resolved(here), ()))
     theirs = dict(_leaves(resolved(there), ()))
-    paths = [path for path in (ours | theirs) if not any(path[: len(skip)] == skip for skip in _OF_A_COMMAND)]
-    return tuple(
-        Difference(path, ours.get(path), theirs.get(path)) for path in paths if ours.get(path) != theirs.get(path)
-    )
+    changed = []
+    for path in ours | theirs:
+        difference = Difference(path, ours.get(path), theirs.get(path))
+        if difference.here != difference.there and not _is_below(path, _OF_A_COMMAND):
+            changed.append(difference)
+    return tuple(changed)
 
 
 def refuse_changes(changed: Sequence[Difference], job: Job) -> None:
@@ -86,14 +86,22 @@ def refuse_changes(changed: Sequence[Difference], job: Job) -> None:
         raise ConfigError("RUN001", what, fix=fix)
 
 
-def _leaves(tree: Mapping[str, Any], above: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
-    for name, there in tree.items():
-        path = (*above, name)
-        value = {str(number): table for number, table in enumerate(there)} if path in arrays() else there
-        if isinstance(value, dict) and (value or path in free_tables()):
-            yield from _leaves(value, path)
+def _is_below(path: KeyPath, keys: Iterable[KeyPath]) -> bool:
+    """Whether a path is one of the keys, or leads into one of them."""
+    return any(path[: len(key)] == key for key in keys)
+
+
+def _leaves(tree: Mapping[str, Any], table: KeyPath) -> Iterator[tuple[KeyPath, Any]]:
+    """Values by their paths; tables of an array are numbered."""
+    for name, value in tree.items():
+        path = (*table, name)
+        inner = value
+        if path in arrays():
+            inner = {str(number): element for number, element in enumerate(value)}
+        if isinstance(inner, dict) and (inner or path in free_tables()):
+            yield from _leaves(inner, path)
         else:
-            yield path, value
+            yield path, inner
 
 
 def _value(value: Any) -> str:

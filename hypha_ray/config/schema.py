@@ -281,7 +281,9 @@ class Job(Table):
     @property
     def num_workers(self) -> int:
         """Workers wanted, in all groups."""
-        return sum(group.count for group in self.workers) if self.workers else self.resources.num_workers
+        if not self.workers:
+            return self.resources.num_workers
+        return sum(group.count for group in self.workers)
 
     @property
     def worker_groups(self) -> list[WorkerGroup]:

@@ -6,9 +6,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-import hypha_ray
-
-_PACKAGE: Final = Path(hypha_ray.__file__).parent
+_PACKAGE: Final = next(folder for folder in Path(__file__).parents if folder.name == "hypha_ray")
 _INSTALLED: Final = _PACKAGE / "jobs"
 
 

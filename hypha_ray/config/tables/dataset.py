@@ -44,5 +44,8 @@ class Dataset(Table):
     @property
     def parts(self) -> list[Dataset]:
         """Datasets of the mixture, or this one alone."""
-        named: list[dict[str, Any]] = [{"path": share.path, "name": share.name, "mix": []} for share in self.mix]
-        return [self.model_copy(update=place) for place in named] or [self]
+        parts = []
+        for share in self.mix:
+            source: dict[str, Any] = {"path": share.path, "name": share.name, "mix": []}
+            parts.append(self.model_copy(update=source))
+        return parts or [self]

@@ -64,7 +64,9 @@ class Price(Table):
     @property
     def public_bid(self) -> float:
         """Bid that owners see."""
-        return min(100.0, self.max) if self.bid is None else self.bid
+        if self.bid is None:
+            return min(100.0, self.max)
+        return self.bid
 
 
 class Resources(Table):
@@ -154,12 +156,17 @@ def groups_of(resources: Resources, bridge: Bridge) -> list[WorkerGroup]:
     Resources are those of a worker, merged with the training guide's keys for them; the larger of two minima wins.
     """
     worker = resources.worker
-    one = WorkerGroup(
+    min_memory_gb = (resources.min_memory_mb or 0) / MB_PER_GB
+    group = WorkerGroup(
         cpu=worker.cpu,
         gpu=max(worker.gpu, float(resources.min_gpus or 0)),
-        memory_gb=max(worker.memory_gb, (resources.min_memory_mb or 0) / MB_PER_GB),
+        memory_gb=max(worker.memory_gb, min_memory_gb),
         gpu_type=worker.gpu_type or resources.gpu_type,
     )
-    ours = resources.num_workers - len(bridge.commands)
-    trained = [one.model_copy(update={"count": ours})] if ours > 0 else []
-    return [*trained, *(one.model_copy(update={"kind": "bridged", "command": line}) for line in bridge.commands)]
+    groups = []
+    count_in_ray = resources.num_workers - len(bridge.commands)
+    if count_in_ray > 0:
+        groups.append(group.model_copy(update={"count": count_in_ray}))
+    for command in bridge.commands:
+        groups.append(group.model_copy(update={"kind": "bridged", "command": command}))
+    return groups

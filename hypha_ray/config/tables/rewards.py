@@ -28,10 +28,10 @@ RewardName: TypeAlias = Annotated[str, Plugin("rewards", checked=False)]
 def server_url(url: str) -> str:
     """Check the address of a server."""
     try:
-        is_one = re.fullmatch(r"https?://[^\s/@?#]+(/[^\s?#]*)?", url) and urlsplit(url).port != 0
+        is_valid = re.fullmatch(r"https?://[^\s/@?#]+(/[^\s?#]*)?", url) and urlsplit(url).port != 0
     except ValueError:  # Such as a bracket that isn't closed, or a port that is no number.
-        is_one = False
-    if not is_one:
+        is_valid = False
+    if not is_valid:
         raise ValueError("http://host:port or https://host:port")
     return url
 
@@ -42,8 +42,8 @@ JUDGE: Final = "judge"
 
 def judge_template(text: str) -> str:
     """Check the text for a judge."""
-    found = set(re.findall(r"\{(\w+)\}", text))
-    if "response" not in found or found - {"prompt", "response", "answer"}:
+    fields = set(re.findall(r"\{(\w+)\}", text))
+    if "response" not in fields or fields - {"prompt", "response", "answer"}:
         raise ValueError("a text with {response}, and if wanted with {prompt} and {answer}")
     return text
 

@@ -38,7 +38,8 @@ def server_command(line: str) -> str:
         words = shlex.split(line)
     except ValueError:
         words = []
-    if not words or "{port}" not in line or set(re.findall(r"\{(\w*)\}", line)) - {"model", "port"}:
+    fields = set(re.findall(r"\{(\w*)\}", line))
+    if not words or "port" not in fields or fields - {"model", "port"}:
         raise ValueError("a command line with {port}, and with {model} for the folder of the model")
     return line
 
@@ -206,7 +207,7 @@ class RL(Table):
 
     @property
     def reference_is_trainers(self) -> bool:
-        """Whether the reference is with the trained policy: it is there alone, or takes weights of that one."""
+        """Whether the trainer's process has the reference: it is the only one, or the policy's weights enter it."""
         return self.model_workers == 1 or self.reference != "initial" or self.is_asynchronous
 
     @property
@@ -216,17 +217,17 @@ class RL(Table):
 
     @property
     def corrects(self) -> bool:
-        """Whether tokens are weighed by the trained policy's probability of them ÷ that of what sampled them."""
+        """Whether to correct for stale samples by importance weights π_train / π_sample."""
         return self.behaviour_cap is not None or self.is_asynchronous
 
     @property
     def scores_again(self) -> bool:
         """Whether the policy computes log-probabilities of responses before it is trained on them.
 
-        Those that a batch's only step computes are the same, and do if no reward needs them before.
+        If a batch has a single step and no reward needs them earlier, those that the step computes are the same.
         """
-        rewarded = self.reference != "none" and self.recipe.kl_place == "reward"
-        return self.corrects and (self.epochs * self.minibatches > 1 or rewarded)
+        needed_for_reward = self.reference != "none" and self.recipe.kl_place == "reward"
+        return self.corrects and (self.epochs * self.minibatches > 1 or needed_for_reward)
 
     @property
     def has_critic(self) -> bool:
@@ -237,5 +238,9 @@ class RL(Table):
     def recipe(self) -> Recipe:
         """The algorithm's recipe, with the parts that the job file sets itself."""
         assert self.algorithm is not None
-        own = {name: value for name in Recipe._fields if (value := getattr(self, name)) is not None}
-        return RECIPES[self.algorithm]._replace(**own)
+        overrides = {}
+        for name in Recipe._fields:
+            value = getattr(self, name)
+            if value is not None:
+                overrides[name] = value
+        return RECIPES[self.algorithm]._replace(**overrides)
