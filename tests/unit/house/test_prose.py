@@ -13,9 +13,8 @@ def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("path", CODE, ids=name)
-def test_docstrings_keep_the_rules_of_prose(path: Path) -> None:
-    assert offences(path) == []
+def test_docstrings_keep_the_rules_of_prose() -> None:
+    assert [f"{name(path)}:{offence}" for path in CODE for offence in offences(path)] == []
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name)
